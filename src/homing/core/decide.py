@@ -1,0 +1,237 @@
+"""The one decision: what is to become of a claim. Everything that follows an attempt is a Settlement.
+
+Retry, failover, dead letter, expiry and doubt are not branches elsewhere: they are what `decide` returns.
+`judge` decides, before an attempt, whether there is to be one at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.backoff import bounds_ms, delay_ms
+from homing.core.failover import Route, Stop, next_stop
+from homing.core.model import (
+    AttemptRecord,
+    Channel,
+    Claim,
+    Mode,
+    Outcome,
+    OutcomeKind,
+    Reason,
+    RegistryPut,
+    Settlement,
+    Status,
+)
+from homing.core.policy import OnTimeout, RetryPolicy
+
+LONGEST_RETRY_AFTER_MS = 24 * 3_600_000
+
+_PERMANENT: dict[OutcomeKind, Reason] = {
+    OutcomeKind.BAD_CONTENT: Reason.BAD_CONTENT,
+    OutcomeKind.BAD_RECIPIENT: Reason.BAD_RECIPIENT,
+    OutcomeKind.DEAD_ADDRESS: Reason.DEAD_ADDRESS,
+    OutcomeKind.OPTED_OUT: Reason.OPTED_OUT,
+}
+_UNSURE = frozenset({OutcomeKind.AMBIGUOUS, OutcomeKind.LOST})
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What the guard learned about one claim from its ports."""
+
+    skip: Reason | None = None
+    """It must not be sent: suppressed, unsubscribed, device inactive."""
+    postpone_ms: int = 0
+    postpone_reason: Reason | None = None
+
+
+NOTHING_AGAINST_IT = Facts()
+
+
+def decide(
+    claim: Claim,
+    outcome: Outcome,
+    policy: RetryPolicy,
+    route: Route,
+    *,
+    elapsed_ms: int,
+    latency_ms: int,
+    u: float,
+) -> Settlement:
+    """The settlement of one attempt. `elapsed_ms` counts from the claim, `u` is chance in [0, 1)."""
+    record = _record(claim, outcome, latency_ms)
+    if outcome.kind is OutcomeKind.ACCEPTED:
+        return _end(claim, policy, Status.DELIVERED if outcome.delivered else Status.SENT, None, record)
+    if outcome.kind in _PERMANENT:
+        puts = _effects(claim, outcome.kind)
+        return _end(claim, policy, Status.FAILED, _PERMANENT[outcome.kind], record, puts=puts)
+    if claim.mode is Mode.SYNCHRONOUS:
+        timed_out = outcome.kind in _UNSURE or outcome.error_code == "timeout"
+        reason = Reason.DELIVERY_TIMEOUT if timed_out else Reason.DELIVERY_FAILED
+        return _end(claim, policy, Status.FAILED, reason, record)
+    if outcome.kind in _UNSURE and policy.on_timeout is OnTimeout.HOLD:
+        return _end(claim, policy, Status.IN_DOUBT, Reason.UNCONFIRMED, record)
+    if claim.attempt >= allowed_attempts(claim, policy):
+        return _end(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
+    return _try_again(claim, outcome, policy, route, record, elapsed_ms, u)
+
+
+def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settlement | None:
+    """What the guard decides before an attempt; None: go ahead."""
+    if claim.expires_at is not None and now >= claim.expires_at:
+        return _unattempted(claim, policy, Status.EXPIRED, Reason.EXPIRED)
+    if facts.skip is not None:
+        return _unattempted(claim, policy, Status.SKIPPED, facts.skip)
+    if now - claim.aged_from >= policy.max_age_ms and claim.mode is not Mode.SYNCHRONOUS:
+        return _unattempted(claim, policy, Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
+    if not claim.overdue and claim.attempt > allowed_attempts(claim, policy):
+        return _unattempted(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED)
+    if facts.postpone_ms > 0:
+        return postpone(claim, policy, facts.postpone_ms, facts.postpone_reason)
+    if claim.overdue:  # the policy has grown more patient since: look again at the new deadline
+        return postpone(claim, policy, max(0, claim.due_at - now), None)
+    return None
+
+
+def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | None) -> Settlement:
+    """Not now: the row waits on, and the attempt that the claim counted is given back."""
+    return _unattempted(claim, policy, waiting_status(attempts_made(claim)), reason, delay_ms=for_ms)
+
+
+def allowed_attempts(claim: Claim, policy: RetryPolicy) -> int:
+    """The policy's maximum, or more where a receipt or an operator granted it."""
+    return max(policy.max_attempts, claim.attempt_floor)
+
+
+def attempts_made(claim: Claim) -> int:
+    """Attempts before the one that the claim is for."""
+    return claim.attempt if claim.overdue else claim.attempt - 1
+
+
+def waiting_status(attempts: int) -> Status:
+    return Status.RETRYING if attempts else Status.PENDING
+
+
+def _try_again(
+    claim: Claim,
+    outcome: Outcome,
+    policy: RetryPolicy,
+    route: Route,
+    record: AttemptRecord,
+    elapsed_ms: int,
+    u: float,
+) -> Settlement:
+    failures = claim.failures_here + 1
+    sure = outcome.kind not in _UNSURE
+    other, wrapped = (None, False) if claim.pinned else next_stop(route, claim.provider)
+    may_move = other is not None and (sure or policy.on_timeout is OnTimeout.FAILOVER)
+    faulty = outcome.kind is OutcomeKind.PROVIDER_FAULT
+    move = may_move and (faulty or not sure or failures >= policy.failover_after)
+    retry_after_ms = min(outcome.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
+
+    wait_ms = delay_ms(policy, claim.attempt, u, claim.last_delay_ms)
+    backoff_ms = wait_ms
+    if move and faulty and not wrapped:
+        wait_ms = 0
+    elif not move and retry_after_ms:
+        floor_ms, _ = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
+        wait_ms = max(wait_ms, retry_after_ms + wait_ms - floor_ms)
+
+    now = claim.started_at + elapsed_ms
+    if claim.expires_at is not None and now + wait_ms >= claim.expires_at:
+        if not may_move or wrapped or now >= claim.expires_at:
+            return _end(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
+        move, wait_ms = True, 0
+
+    stop = other if move and other is not None else Stop(claim.provider)
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=Status.RETRYING,
+        attempt=record,
+        delay_ms=wait_ms,
+        provider=stop.provider,
+        outlet=stop.outlet(claim.address) if move else claim.outlet,
+        failures_here=0 if move else failures,
+        last_delay_ms=backoff_ms,
+        hold_ms=retry_after_ms if move else 0,
+        max_age_ms=policy.max_age_ms,
+    )
+
+
+def _end(
+    claim: Claim,
+    policy: RetryPolicy,
+    status: Status,
+    reason: Reason | None,
+    record: AttemptRecord,
+    *,
+    puts: tuple[RegistryPut, ...] = (),
+) -> Settlement:
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=status,
+        reason=reason,
+        attempt=record,
+        provider=claim.provider,
+        outlet=claim.outlet,
+        max_age_ms=policy.max_age_ms,
+        puts=puts,
+    )
+
+
+def _unattempted(
+    claim: Claim, policy: RetryPolicy, status: Status, reason: Reason | None, *, delay_ms: int = 0
+) -> Settlement:
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=status,
+        reason=reason,
+        give_back=not claim.overdue,
+        delay_ms=delay_ms,
+        provider=claim.provider,
+        outlet=claim.outlet,
+        failures_here=claim.failures_here,
+        last_delay_ms=claim.last_delay_ms,
+        max_age_ms=policy.max_age_ms,
+    )
+
+
+def _record(claim: Claim, outcome: Outcome, latency_ms: int) -> AttemptRecord:
+    return AttemptRecord(
+        number=claim.attempt,
+        provider=claim.provider,
+        outcome=outcome.kind,
+        started_at=claim.started_at,
+        latency_ms=latency_ms,
+        worker=claim.worker,
+        error_code=outcome.error_code,
+        error=outcome.error,
+        provider_message_id=outcome.provider_message_id,
+    )
+
+
+def _effects(claim: Claim, kind: OutcomeKind) -> tuple[RegistryPut, ...]:
+    """A dead address is deactivated, an opt-out suppressed, together with the settlement."""
+    if kind is OutcomeKind.DEAD_ADDRESS and claim.channel is Channel.PUSH:
+        value: dict[str, Any] = {"token": claim.address, "active": False, "why": f"dead at {claim.provider}"}
+        return (RegistryPut(tenant=claim.tenant, kind="device", key=claim.address, value=value),)
+    if kind in (OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT):
+        scope = "*"
+        value = {
+            "channel": claim.channel.value,
+            "address": claim.address,
+            "category": scope,
+            "why": kind.value,
+        }
+        key = suppression_key(claim.channel, claim.address, scope)
+        return (RegistryPut(tenant=claim.tenant, kind="suppression", key=key, value=value),)
+    return ()
+
+
+def suppression_key(channel: Channel, address: str, category: str) -> str:
+    """Where a suppression is filed; category `*` holds for all."""
+    return f"{channel.value}:{address}:{category}"

@@ -1,0 +1,78 @@
+"""Events as data: their names and payloads, the same whichever store writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from homing.core.model import AttemptRecord, Channel, Message, Reason, Status
+
+STATUS_CHANGED = "StatusChanged"
+NOTIFICATION_FAILED = "NotificationFailed"
+ALERT = "Alert"
+
+EVENT_NAMES = frozenset({STATUS_CHANGED, NOTIFICATION_FAILED, ALERT})
+
+
+def iso(at: int) -> str:
+    """An epoch-millisecond time as people read it."""
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def status_changed(
+    *,
+    notification_id: str,
+    batch_id: str,
+    before: Status | None,
+    after: Status,
+    attempts: int,
+    reason: Reason | None,
+    at: int,
+) -> dict[str, Any]:
+    return {
+        "eventType": STATUS_CHANGED,
+        "notificationId": notification_id,
+        "batchId": batch_id,
+        "statusBefore": before.value if before else None,
+        "status": after.value,
+        "attemptCount": attempts,
+        "reason": reason.value if reason else None,
+        "at": iso(at),
+    }
+
+
+def notification_failed(
+    *,
+    notification_id: str,
+    tenant: str,
+    channel: Channel,
+    message: Message,
+    attempts: Sequence[AttemptRecord],
+    attempt_count: int,
+    reason: Reason | None,
+    last_error: str | None,
+    at: int,
+) -> dict[str, Any]:
+    """The alert that a dead letter raises."""
+    return {
+        "eventType": NOTIFICATION_FAILED,
+        "notificationId": notification_id,
+        "tenantId": tenant,
+        "userId": message.recipient.id,
+        "channel": channel.value,
+        "templateKey": message.template_key,
+        "attemptCount": attempt_count,
+        "reason": reason.value if reason else None,
+        "lastError": last_error,
+        "failedAt": iso(at),
+        "providerAttempts": [
+            {"provider": a.provider, "messageId": a.provider_message_id, "error": a.error_code or a.error}
+            for a in attempts
+        ],
+    }
+
+
+def alert(name: str, message: str, at: int, **details: Any) -> dict[str, Any]:
+    """Something an operator should look at."""
+    return {"eventType": ALERT, "alert": name, "message": message, "at": iso(at), **details}

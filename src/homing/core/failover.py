@@ -1,0 +1,75 @@
+"""Which provider the next attempt goes to. Pure: breaker states come in as a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+
+class Stop(Struct, frozen=True):
+    """One provider on a channel's route."""
+
+    provider: str
+    per_host: bool = False
+    """Each target host has slots of its own (webhooks): one slow endpoint does not hold the others."""
+
+    def outlet(self, address: str) -> str:
+        """What has capacity of its own for this address."""
+        if not self.per_host:
+            return self.provider
+        return f"{self.provider}@{urlsplit(address).netloc.rpartition('@')[2].lower()}"
+
+
+Route = tuple[Stop, ...]
+"""A channel's providers, in the order in which they are tried."""
+
+
+class Choice(Struct, frozen=True):
+    """The provider for an attempt, or why there is none now."""
+
+    stop: Stop | None
+    wait_ms: int | None = None
+    """Set when a provider is usable but asked to be left alone: try again then."""
+
+
+def rotation(route: Route, start: str) -> Route:
+    """The route from `start` on, then from its beginning; a start that is not on it changes nothing."""
+    for index, stop in enumerate(route):
+        if stop.provider == start:
+            return route[index:] + route[:index]
+    return route
+
+
+def next_stop(route: Route, provider: str) -> tuple[Stop | None, bool]:
+    """The stop after `provider` and whether the round began anew. None: there is no other."""
+    turned = rotation(route, provider)
+    others = [stop for stop in turned if stop.provider != provider]
+    if not others:
+        return None, False
+    order = [stop.provider for stop in route]
+    here = order.index(provider) if provider in order else -1
+    return others[0], order.index(others[0].provider) < here
+
+
+def choose(
+    route: Route,
+    start: str,
+    *,
+    pinned: bool,
+    usable: Callable[[str], bool],
+    holds: Mapping[str, int],
+    now: int,
+) -> Choice:
+    """The first provider from `start` on that is usable and not on hold."""
+    turned = tuple(stop for stop in route if stop.provider == start) if pinned else rotation(route, start)
+    waits: list[int] = []
+    for stop in turned:
+        if not usable(stop.provider):
+            continue
+        wait_ms = holds.get(stop.provider, 0) - now
+        if wait_ms <= 0:
+            return Choice(stop)
+        waits.append(wait_ms)
+    return Choice(None, min(waits, default=None))

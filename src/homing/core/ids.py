@@ -1,0 +1,15 @@
+"""Ids: UUIDv7, so they sort by time. Time and random bits are handed in."""
+
+from __future__ import annotations
+
+_MAX_MS = (1 << 48) - 1
+
+
+def uuid7(now_ms: int, bits: int) -> str:
+    """A UUIDv7 from a time and 74 random bits."""
+    ms = max(0, min(now_ms, _MAX_MS))
+    rand_a = (bits >> 62) & 0xFFF
+    rand_b = bits & ((1 << 62) - 1)
+    value = (ms << 80) | (0x7 << 76) | (rand_a << 64) | (0b10 << 62) | rand_b
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,0 +1,290 @@
+"""Retry policies and the rules that choose between them.
+
+A policy is resolved anew at each decision from what the notification is matched by: the most specific
+rule wins; a field it leaves out comes from the preset's own best rule, then from the mode, then from
+the defaults of `RetryPolicy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from homing.core.errors import ConfigError
+from homing.core.model import Channel, Mode, Priority
+
+
+class Backoff(StrEnum):
+    EXPONENTIAL = "exponential"
+    LINEAR = "linear"
+    FIBONACCI = "fibonacci"
+    FIXED = "fixed"
+    CALLABLE = "callable"
+
+
+class Jitter(StrEnum):
+    NONE = "none"
+    PROPORTIONAL = "proportional"
+    ADDITIVE = "additive"
+    FULL = "full"
+    EQUAL = "equal"
+    DECORRELATED = "decorrelated"
+
+
+class OnTimeout(StrEnum):
+    """What an ambiguous or lost attempt leads to."""
+
+    RETRY = "retry"
+    FAILOVER = "failover"
+    HOLD = "hold"
+
+
+class BounceFailover(StrEnum):
+    """Whether a bounce that is the recipient's fault still goes to the next provider."""
+
+    UNLESS_RECIPIENT = "unless_recipient"
+    ALWAYS = "always"
+
+
+DelayCall = Callable[[int], float]
+
+
+class RetryPolicy(Struct, frozen=True, kw_only=True):
+    """How often, how soon and how long. `max_attempts` counts all attempts at all providers."""
+
+    max_attempts: int = 6
+    backoff: Backoff = Backoff.EXPONENTIAL
+    base_ms: int = 30_000
+    factor: float = 2.0
+    steps_ms: tuple[int, ...] = ()
+    """For `fixed`: the delay after each attempt; the last one repeats."""
+    cap_ms: int = 0
+    """0: none (but never longer than seven days)."""
+    jitter: Jitter = Jitter.NONE
+    jitter_ratio: float = 0.3
+    jitter_ms: int = 0
+    failover_after: int = 2
+    timeout_ms: int = 30_000
+    on_timeout: OnTimeout = OnTimeout.RETRY
+    max_age_ms: int = 86_400_000
+    bounce_failover: BounceFailover = BounceFailover.UNLESS_RECIPIENT
+    call: DelayCall | None = None
+    """For `callable`: attempt number → milliseconds. Only from Python or as `module:name` in the config."""
+
+    def __post_init__(self) -> None:
+        for name, problem in problems(self):
+            raise ConfigError(name, problem)
+
+
+class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Some fields of a policy; the others come from the next layer."""
+
+    max_attempts: int | UnsetType = UNSET
+    backoff: Backoff | UnsetType = UNSET
+    base_ms: int | UnsetType = UNSET
+    factor: float | UnsetType = UNSET
+    steps_ms: tuple[int, ...] | UnsetType = UNSET
+    cap_ms: int | UnsetType = UNSET
+    jitter: Jitter | UnsetType = UNSET
+    jitter_ratio: float | UnsetType = UNSET
+    jitter_ms: int | UnsetType = UNSET
+    failover_after: int | UnsetType = UNSET
+    timeout_ms: int | UnsetType = UNSET
+    on_timeout: OnTimeout | UnsetType = UNSET
+    max_age_ms: int | UnsetType = UNSET
+    bounce_failover: BounceFailover | UnsetType = UNSET
+    call: DelayCall | UnsetType = UNSET
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are set."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
+
+
+class Keys(Struct, frozen=True):
+    """What a notification is matched by. The order is the order in which ties are broken."""
+
+    tenant: str
+    type: str
+    origin: str
+    channel: Channel
+    priority: Priority
+
+
+class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A patch for what matches; a key that is left out (or `*`) matches anything."""
+
+    name: str
+    tenant: str = "*"
+    type: str = "*"
+    origin: str = "*"
+    channel: str = "*"
+    priority: str = "*"
+    policy: PolicyPatch = PolicyPatch()
+
+    @property
+    def specificity(self) -> tuple[int, tuple[bool, ...]]:
+        """How many keys it names; ties go to the one that names the earlier keys."""
+        named = tuple(getattr(self, key) != "*" for key in Keys.__struct_fields__)
+        return sum(named), named
+
+    def matches(self, keys: Keys) -> bool:
+        return all(getattr(self, key) in ("*", getattr(keys, key)) for key in Keys.__struct_fields__)
+
+
+class Preset(Struct, frozen=True, kw_only=True):
+    """A named set of rules; `fallback` names the rule for what none of them matches."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    fallback: str
+    reject_unmatched_locale: bool = False
+
+
+class Resolution(Struct, frozen=True, kw_only=True):
+    """A policy, and where each of its fields came from."""
+
+    policy: RetryPolicy
+    rule: str | None
+    """The user's rule that won, if any matched."""
+    preset_rule: str
+    sources: dict[str, str]
+    """Field → `rule NAME`, `preset NAME/RULE`, `mode NAME` or `default`."""
+    passed_over: tuple[str, ...]
+    """Rules that matched too but were less specific."""
+
+
+class PolicyBook:
+    """The preset and the user's rules. Immutable; a change at runtime makes a new book."""
+
+    def __init__(self, preset: Preset, rules: Iterable[Rule] = ()) -> None:
+        self.preset = preset
+        self.rules = tuple(rules)
+        self._cached = lru_cache(maxsize=4096)(self._resolve)
+        _check_names(self.rules)
+        for mode in Mode:
+            for rule in (*self.preset.rules, *self.rules):
+                self._check(rule, mode)
+        self.longest_timeout_ms = max(
+            [MODES[mode]["timeout_ms"] for mode in Mode]
+            + [t for rule in (*preset.rules, *self.rules) if (t := rule.policy.timeout_ms) is not UNSET]
+        )
+
+    def resolve(self, keys: Keys, mode: Mode) -> Resolution:
+        return self._cached(keys, mode)
+
+    def policy(self, keys: Keys, mode: Mode) -> RetryPolicy:
+        return self._cached(keys, mode).policy
+
+    def _resolve(self, keys: Keys, mode: Mode) -> Resolution:
+        mine = _best(self.rules, keys)
+        others = tuple(
+            r.name for r in self.rules if r.matches(keys) and (mine is None or r.name != mine.name)
+        )
+        preset = _best(self.preset.rules, keys) or self._fallback()
+        return self._layer(mine, preset, mode, others)
+
+    def _fallback(self) -> Rule:
+        return next(rule for rule in self.preset.rules if rule.name == self.preset.fallback)
+
+    def _layer(self, mine: Rule | None, preset: Rule, mode: Mode, others: tuple[str, ...]) -> Resolution:
+        layers: list[tuple[str, dict[str, Any]]] = [
+            (f"mode {mode.value}", dict(MODES[mode])),
+            (f"preset {self.preset.name}/{preset.name}", preset.policy.given()),
+        ]
+        if mine is not None:
+            layers.append((f"rule {mine.name}", mine.policy.given()))
+        values: dict[str, Any] = {}
+        sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
+        for source, given in layers:
+            values.update(given)
+            sources.update(dict.fromkeys(given, source))
+        return Resolution(
+            policy=RetryPolicy(**values),
+            rule=mine.name if mine else None,
+            preset_rule=preset.name,
+            sources=sources,
+            passed_over=others,
+        )
+
+    def _check(self, rule: Rule, mode: Mode) -> None:
+        """A rule whose numbers contradict each other, or the layers below it, is refused when written."""
+        for preset in (rule,) if rule in self.preset.rules else self.preset.rules:
+            try:
+                self._layer(rule, preset, mode, ())
+            except ConfigError as error:
+                raise ConfigError(
+                    f"policy.{rule.name}.{error.field}", error.message.partition(": ")[2]
+                ) from None
+
+
+MODES: dict[Mode, dict[str, int]] = {
+    Mode.SYNCHRONOUS: {"timeout_ms": 2_000, "max_attempts": 1},
+    Mode.PRIORITY: {"timeout_ms": 15_000, "max_attempts": 3},
+    Mode.STANDARD: {"timeout_ms": 30_000, "max_attempts": 6},
+    Mode.BULK: {"timeout_ms": 30_000, "max_attempts": 6},
+}
+"""What a mode gives to a policy whose rules do not say it."""
+
+
+def problems(policy: RetryPolicy) -> list[tuple[str, str]]:
+    """(field, what is wrong and what is allowed) for every number that cannot be meant."""
+    p = policy
+    checks = (
+        (1 <= p.max_attempts <= 1000, "max_attempts", f"is {p.max_attempts}; allowed are 1 to 1000"),
+        (p.base_ms >= 0, "base_ms", f"is {p.base_ms}; a delay cannot be negative"),
+        (p.cap_ms >= 0, "cap_ms", f"is {p.cap_ms}; a cap cannot be negative (0 means none)"),
+        (
+            not (p.backoff is not Backoff.FIXED and 0 < p.cap_ms < p.base_ms),
+            "cap_ms",
+            f"is {p.cap_ms}, below base_ms {p.base_ms}; the cap must be at least the base",
+        ),
+        (1 <= p.factor <= 100, "factor", f"is {p.factor}; allowed are 1 to 100"),
+        (all(s >= 0 for s in p.steps_ms), "steps_ms", "has a negative delay; delays are 0 or more"),
+        (
+            p.backoff is not Backoff.FIXED or bool(p.steps_ms),
+            "steps_ms",
+            "is empty; a fixed backoff needs at least one delay",
+        ),
+        (
+            p.backoff is not Backoff.CALLABLE or p.call is not None,
+            "call",
+            "is missing; a callable backoff needs a function of the attempt number",
+        ),
+        (0 <= p.jitter_ratio <= 1, "jitter_ratio", f"is {p.jitter_ratio}; allowed are 0 to 1"),
+        (p.jitter_ms >= 0, "jitter_ms", f"is {p.jitter_ms}; jitter cannot be negative"),
+        (p.failover_after >= 1, "failover_after", f"is {p.failover_after}; it must be at least 1"),
+        (p.timeout_ms >= 1, "timeout_ms", f"is {p.timeout_ms}; it must be at least 1"),
+        (p.max_age_ms >= 1, "max_age_ms", f"is {p.max_age_ms}; it must be at least 1"),
+        (
+            p.timeout_ms <= p.max_age_ms,
+            "max_age_ms",
+            f"is {p.max_age_ms}, below timeout_ms {p.timeout_ms}; not even one attempt would fit",
+        ),
+    )
+    return [(name, problem) for ok, name, problem in checks if not ok]
+
+
+def decode_rule(raw: Any, where: str) -> Rule:
+    """A rule from configuration or a command; a wrong or misspelt key is named."""
+    try:
+        return msgspec.convert(raw, Rule)
+    except msgspec.ValidationError as error:
+        raise ConfigError(where, str(error)) from None
+
+
+def _best(rules: tuple[Rule, ...], keys: Keys) -> Rule | None:
+    matching = [rule for rule in rules if rule.matches(keys)]
+    return max(matching, key=lambda rule: rule.specificity, default=None)
+
+
+def _check_names(rules: tuple[Rule, ...]) -> None:
+    seen: set[str] = set()
+    for rule in rules:
+        if rule.name in seen:
+            raise ConfigError(f"policy.{rule.name}", "appears twice; rule names must differ")
+        seen.add(rule.name)

@@ -1,0 +1,278 @@
+"""The seams of Homing, declared by those who use them. A store implements three: Store, Registry, Shared."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from msgspec import Struct, field
+
+from homing.core.breaker import Breaker
+from homing.core.decide import Facts
+from homing.core.limits import RateLimit
+from homing.core.model import (
+    Acceptance,
+    AmendResult,
+    Channel,
+    Claim,
+    ClaimBatch,
+    ClaimRequest,
+    Command,
+    Content,
+    Entry,
+    ErrorGroup,
+    Event,
+    Filter,
+    History,
+    Lease,
+    Outcome,
+    Page,
+    Priority,
+    Receipt,
+    ReceiptResult,
+    Recipient,
+    Retention,
+    RollUp,
+    Settlement,
+    SettleResult,
+    Submission,
+    Tally,
+)
+
+
+class Clock(Protocol):
+    """Time, handed in. `now_ms` is the wall clock; `monotonic_ms` never jumps."""
+
+    def now_ms(self) -> int: ...
+    def monotonic_ms(self) -> int: ...
+    async def sleep_ms(self, duration_ms: int) -> None: ...
+
+
+class Chance(Protocol):
+    """Randomness, handed in (`random.Random` is one)."""
+
+    def random(self) -> float: ...
+    def getrandbits(self, k: int, /) -> int: ...
+
+
+class Store(Protocol):
+    """The only truth. Every call is one transaction, bounded, and safe to repeat after an error.
+
+    The store owns the clock: callers pass durations. Errors are `StoreError`s; after a
+    `StoreUnavailable` nothing was changed, or the same call repeated finds that it was.
+    """
+
+    async def open(self) -> None:
+        """Connects; raises `SchemaError` for a schema that this code does not know."""
+
+    async def close(self) -> None: ...
+
+    async def migrate(self) -> tuple[str, ...]:
+        """Brings the schema up to date; the names of the migrations applied. Idempotent, forward only."""
+
+    async def now_ms(self) -> int:
+        """The store's clock."""
+
+    def subscribe(self, names: Collection[str]) -> None:
+        """Events of these names are written to the outbox, each with the change that it tells of."""
+
+    # The line -----------------------------------------------------------------------------------
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        """Stores each submission whole, or answers with what was stored before under its key.
+
+        (tenant, idempotency key) is unique, also within the batch: same fingerprint, the same ids;
+        another, `conflict`. A dedup key inside its window answers with the earlier id and stores
+        nothing. `tx` joins the caller's transaction. `lease_to` leases at once (attempt 1).
+        """
+
+    async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        """Leases due rows: attempt + 1, new token, status `sending`, committed before it returns.
+
+        Disjoint between workers; oldest first within a tenant and outlet; fair between the tenants of
+        a lane (round robin, no tenant starves); at most the room that the request gives.
+        """
+
+    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+        """Takes what no claim will: expired leases, and waiting rows whose deadline passed (`overdue`).
+
+        New token, new lease, no new attempt. A lost lease keeps the provider, worker and start of the
+        attempt that was lost. The deadline is the earlier of `expires_at` and `aged_from + max_age_ms`
+        (as last settled); synchronous ones have none.
+        """
+
+    async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+        """Prolongs leases whose token still matches, and records a changed provider; ids still held."""
+
+    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        """Applies each settlement whose token matches a live lease: state, due time, attempt row,
+        reference data and events in one transaction. A requested cancel turns what would wait into
+        `cancelled`. Receipts that came early are applied in the same transaction.
+        """
+
+    async def amend(
+        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
+    ) -> AmendResult:
+        """Applies a command to ids, or to at most `limit` notifications that a filter finds and that
+        the command is possible for. Recorded with who and why."""
+
+    async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
+        """Applies callbacks by (provider, provider message id) with `core.receipts.absorb`; unknown
+        messages, and those whose notification is `sending`, are kept and applied by a later settle."""
+
+    # Events --------------------------------------------------------------------------------------
+
+    async def emit(self, events: Sequence[Event]) -> None:
+        """Writes events that belong to no notification (alerts)."""
+
+    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        """Oldest unpublished events, leased to this relay so that others leave them alone meanwhile."""
+
+    async def published(self, ids: Sequence[str]) -> None:
+        """Removes events that every sink has taken."""
+
+    # Reads ---------------------------------------------------------------------------------------
+
+    async def get(self, tenant: str, id: str) -> History | None: ...
+
+    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """Newest first by id."""
+
+    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+        """`pending` and `retrying`, soonest due first; only the due (True), only those not (False)."""
+
+    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
+        """Exact counts by status and attempts, kept with every write. None: of all tenants (upkeep)."""
+
+    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+        """Dead letters by reason, code and text, most first."""
+
+    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
+        """Hourly sums of the last `since_ms`, oldest first. None: of all tenants."""
+
+    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
+        """When the longest-waiting `retrying` notification was last attempted."""
+
+    async def tenants(self) -> tuple[str, ...]:
+        """All tenants that have or had notifications."""
+
+    # Upkeep --------------------------------------------------------------------------------------
+
+    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
+        """Removes at most `limit` rows of each kind that are past their age; kind → how many.
+
+        Kinds: `notifications`, `keys`, `receipts`. Tallies move to `purged`; roll-ups stay.
+        """
+
+    async def size(self) -> Mapping[str, int]:
+        """What an operator wants to know of the store: rows, bytes, schema version."""
+
+
+class Registry(Protocol):
+    """Reference data: small documents by (tenant, kind, key), with versions."""
+
+    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]: ...
+
+    async def list_entries(
+        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> tuple[Entry, ...]:
+        """By key, ascending."""
+
+    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
+        """All or nothing: None where one of them has moved on from the `version` that is given.
+
+        Version −1 writes whatever is there.
+        """
+
+    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int: ...
+
+
+class Taken(Struct, frozen=True):
+    """Tokens leased from a shared bucket, and how long until there is one more."""
+
+    granted: int
+    wait_ms: int
+
+
+class Shared(Protocol):
+    """What all workers must agree on."""
+
+    async def breakers(self) -> dict[str, Breaker]: ...
+
+    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
+        """Compare-and-set on `version`; the stored one has version + 1. False: somebody was faster."""
+
+    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+        """Leases up to `want` tokens of the bucket, by the store's clock."""
+
+    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
+        """True for one worker at a time: upkeep runs once, not once per worker. Renews its own lead."""
+
+
+class Backend(Store, Registry, Shared, Protocol):
+    """All three ports, as every store implements them."""
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """One attempt, as a provider sees it. All of it but `attempt` is the same for every attempt."""
+
+    notification_id: str
+    tenant: str
+    channel: Channel
+    type: str
+    priority: Priority
+    recipient: Recipient
+    address: str
+    content: Content
+    idempotency_key: str
+    attempt: int
+    timeout_ms: int
+    expires_at: int | None = None
+    locale: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class Provider(Protocol):
+    """The only I/O of an attempt. It answers with an Outcome and never raises; the engine makes sure."""
+
+    async def send(self, delivery: Delivery) -> Outcome: ...
+
+    async def check(self) -> bool:
+        """Whether the provider looks usable; asked while its breaker is open."""
+
+    async def close(self) -> None: ...
+
+
+class Directory(Protocol):
+    """Who may be told what, now. The store-backed default reads the Registry; a user's service may answer."""
+
+    async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
+        """By notification id; one that is not in it has nothing against it. One call per claimed batch."""
+
+
+class Renderer(Protocol):
+    """Templates. Rendering happens before anything is stored."""
+
+    async def render(
+        self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
+    ) -> tuple[Content, str]:
+        """The content and the locale it was rendered in; raises `TemplateNotFound`."""
+
+
+class Sink(Protocol):
+    """Takes events out. Raising means: not taken, try again later."""
+
+    async def publish(self, events: Sequence[Event]) -> None: ...
+
+
+class Waker(Protocol):
+    """Says "look now". Losing every word of it only costs time: a worker looks by itself too."""
+
+    def wake(self) -> None: ...
+
+    async def wait(self, timeout_ms: int) -> None:
+        """Returns when woken, or after `timeout_ms` at the latest."""
+
+
+EventCall = Callable[[Event], Awaitable[None] | None]

@@ -1,0 +1,508 @@
+"""The hot row of a notification, and everything that can happen to it, as pure transitions.
+
+Stores keep rows and call these functions inside their transactions; that is why all of them behave alike.
+Each function changes the row in place and returns a `Change`, from which tallies, roll-ups, the history
+and the events follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from homing.core import events
+from homing.core.decide import waiting_status
+from homing.core.model import (
+    AttemptRecord,
+    Channel,
+    Claim,
+    Command,
+    CommandName,
+    Event,
+    Message,
+    Mode,
+    NewNotification,
+    Priority,
+    Reason,
+    Receipt,
+    ReceiptEvent,
+    Settlement,
+    Status,
+    Submission,
+)
+from homing.core.receipts import Verdict
+from homing.core.states import WAITING, after_command, may_settle
+
+
+class Row(Struct, kw_only=True):
+    """What changes in a notification's life, and what it is claimed and matched by."""
+
+    id: str
+    tenant: str
+    batch_id: str
+    lane: str
+    channel: Channel
+    mode: Mode
+    type: str
+    category: str
+    priority: Priority
+    origin: str
+    provider: str
+    outlet: str
+    pinned: bool
+    address: str
+    status: Status
+    token: int = 0
+    changes: int = 0
+    """Rises with each change: makes event ids unique and the same if a change is repeated."""
+    attempts: int = 0
+    attempt_floor: int = 0
+    failures_here: int = 0
+    last_delay_ms: int = 0
+    max_age_ms: int
+    holds: dict[str, int] = field(default_factory=dict)
+    created_at: int
+    updated_at: int
+    aged_from: int
+    send_at: int | None = None
+    expires_at: int | None = None
+    due_at: int | None = None
+    """Set exactly while `pending` or `retrying`."""
+    deadline_at: int | None = None
+    """Set like `due_at`: when a waiting row must be looked at even if no lane is open for it."""
+    lease_until: int | None = None
+    """Set exactly while `sending`."""
+    started_at: int = 0
+    worker: str = ""
+    overdue: bool = False
+    """The lease was taken by a passed deadline: no attempt belongs to it."""
+    cancel_requested: bool = False
+    reason: Reason | None = None
+    last_error: str | None = None
+    error_code: str | None = None
+    last_attempt_at: int | None = None
+    sent_at: int | None = None
+    delivered_at: int | None = None
+    failed_at: int | None = None
+    acknowledged_at: int | None = None
+    acknowledged_by: str | None = None
+    acknowledged_why: str | None = None
+    resend_of: str | None = None
+    resent_as: str | None = None
+    engagement: dict[str, int] = field(default_factory=dict)
+
+
+class CauseRecord(Struct, frozen=True, kw_only=True):
+    """Why a status changed (or an operator acted) when no attempt did it."""
+
+    kind: str
+    name: str
+    at: int
+    before: Status
+    after: Status
+    who: str
+    why: str = ""
+
+
+class Change(Struct, frozen=True, kw_only=True):
+    """What one transition did. `before` is None for a new row."""
+
+    row: Row
+    before: Status | None
+    attempts_before: int
+    at: int
+    attempt: AttemptRecord | None = None
+    cause: CauseRecord | None = None
+
+
+def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
+    """A row as it is accepted: waiting, or already leased to the caller of a synchronous send."""
+    start = max(now, new.send_at or now)
+    row = Row(
+        id=new.id,
+        tenant=submission.tenant,
+        batch_id=submission.batch_id,
+        lane=new.lane,
+        channel=new.channel,
+        mode=new.mode,
+        type=new.type,
+        category=new.category,
+        priority=new.priority,
+        origin=new.origin,
+        provider=new.provider,
+        outlet=new.outlet,
+        pinned=new.pinned,
+        address=new.address,
+        status=Status.PENDING,
+        max_age_ms=new.max_age_ms,
+        created_at=now,
+        updated_at=now,
+        aged_from=start,
+        send_at=new.send_at,
+        expires_at=new.expires_at,
+        resend_of=new.resend_of,
+    )
+    _wait(row, start)
+    change = _changed(row, None, 0, now)
+    if submission.lease_to is not None:
+        lease(row, submission.lease_to, submission.lease_ms, now)
+    return change
+
+
+def lease(row: Row, worker: str, lease_ms: int, now: int) -> Change:
+    """A claim: the attempt is counted here, before its send."""
+    assert row.status in WAITING, f"only a waiting row is claimed, this one is {row.status}"
+    before, attempts = row.status, row.attempts
+    row.status = Status.SENDING
+    row.attempts += 1
+    row.overdue = False
+    _take(row, worker, lease_ms, now)
+    row.started_at = now
+    return _changed(row, before, attempts, now)
+
+
+def reclaim(row: Row, worker: str, lease_ms: int, now: int) -> Change:
+    """An expired lease (its attempt stays as it was), or a waiting row whose deadline passed."""
+    before = row.status
+    if before is Status.SENDING:
+        _take(row, row.worker, lease_ms, now)
+    else:
+        row.status = Status.SENDING
+        row.overdue = True
+        row.started_at = now
+        _take(row, worker, lease_ms, now)
+    return _changed(row, before, row.attempts, now)
+
+
+def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, outlet: str | None) -> bool:
+    """Prolongs a lease that is still held; records the provider that the attempt really goes to."""
+    if row.status is not Status.SENDING or row.token != token:
+        return False
+    row.lease_until = now + lease_ms
+    if provider is not None and provider != row.provider:
+        row.provider, row.outlet, row.failures_here = provider, outlet or provider, 0
+    return True
+
+
+def claim_of(row: Row, message: Message, due_at: int) -> Claim:
+    """What a worker gets to see of a leased row."""
+    assert row.lease_until is not None, "a claim has a lease"
+    return Claim(
+        id=row.id,
+        tenant=row.tenant,
+        batch_id=row.batch_id,
+        channel=row.channel,
+        mode=row.mode,
+        lane=row.lane,
+        type=row.type,
+        category=row.category,
+        priority=row.priority,
+        origin=row.origin,
+        provider=row.provider,
+        outlet=row.outlet,
+        pinned=row.pinned,
+        address=row.address,
+        message=message,
+        attempt=row.attempts,
+        attempt_floor=row.attempt_floor,
+        failures_here=row.failures_here,
+        last_delay_ms=row.last_delay_ms,
+        holds=row.holds,
+        token=row.token,
+        created_at=row.created_at,
+        aged_from=row.aged_from,
+        due_at=due_at,
+        expires_at=row.expires_at,
+        lease_until=row.lease_until,
+        started_at=row.started_at,
+        overdue=row.overdue,
+        worker=row.worker,
+    )
+
+
+def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
+    """Applies a settlement; None: its token is no longer the newest, and nothing was changed."""
+    if row.status is not Status.SENDING or row.token != settlement.token:
+        return None
+    assert may_settle(row.status, settlement.status), f"illegal: {row.status} → {settlement.status}"
+    attempts = row.attempts
+    after, cause = settlement.status, None
+    if row.cancel_requested and after in WAITING:
+        after = Status.CANCELLED
+        cause = _cause("command", "cancel", now, Status.SENDING, after, "requested while sending")
+    elif settlement.attempt is None and after not in WAITING:
+        why = settlement.reason.value if settlement.reason else ""
+        cause = _cause("guard", after.value, now, Status.SENDING, after, why)
+    row.status = after
+    row.reason = settlement.reason
+    row.attempts -= settlement.give_back
+    row.provider, row.outlet = settlement.provider, settlement.outlet
+    row.failures_here = settlement.failures_here
+    row.last_delay_ms = settlement.last_delay_ms
+    row.max_age_ms = settlement.max_age_ms
+    row.lease_until, row.overdue, row.worker = None, False, ""
+    if settlement.attempt is not None:
+        _note_attempt(row, settlement, settlement.attempt, now)
+    if after in WAITING:
+        _wait(row, now + settlement.delay_ms)
+    else:
+        _finish(row, now)
+    return _changed(row, Status.SENDING, attempts, now, attempt=settlement.attempt, cause=cause)
+
+
+def command(row: Row, order: Command, now: int) -> Change | None:
+    """Applies an operator's command; None: refused in the status the row is in."""
+    after = after_command(order, row.status, mode=row.mode, resent=row.resent_as is not None)
+    if after is None:
+        return None
+    before, attempts = row.status, row.attempts
+    match order.name:
+        case CommandName.CANCEL if before is Status.SENDING:
+            row.cancel_requested = True
+        case CommandName.CANCEL:
+            row.status, row.reason = after, Reason.OPERATOR
+            _finish(row, now)
+        case CommandName.RETRY:
+            after = _retry(row, order, now)
+        case CommandName.RESCHEDULE:
+            _wait(row, now + order.delay_ms)
+        case CommandName.ACKNOWLEDGE:
+            _acknowledge(row, order, now)
+        case CommandName.RESEND:
+            row.resent_as = order.new_ids[row.id]
+            if before is not after:
+                row.status = after
+                _finish(row, now)
+            _acknowledge(row, order, now)
+        case CommandName.RESOLVE:
+            row.status = after
+            row.reason = Reason.OPERATOR if after is Status.FAILED else None
+            _finish(row, now)
+    cause = CauseRecord(
+        kind="command",
+        name=order.name.value,
+        at=now,
+        before=before,
+        after=after,
+        who=order.who,
+        why=order.why,
+    )
+    return _changed(row, before, attempts, now, cause=cause)
+
+
+def resent(row: Row, order: Command, now: int) -> Change:
+    """The new row that a resend makes: attempts reset, same message, linked to its original."""
+    fresh = replace(
+        row,
+        id=order.new_ids[row.id],
+        batch_id=order.batch_id,
+        status=Status.PENDING,
+        token=0,
+        changes=0,
+        attempts=0,
+        attempt_floor=0,
+        failures_here=0,
+        last_delay_ms=0,
+        max_age_ms=order.max_age_ms,
+        holds={},
+        created_at=now,
+        updated_at=now,
+        aged_from=now,
+        send_at=None,
+        expires_at=None,
+        reason=None,
+        last_error=None,
+        error_code=None,
+        last_attempt_at=None,
+        sent_at=None,
+        delivered_at=None,
+        failed_at=None,
+        acknowledged_at=None,
+        acknowledged_by=None,
+        acknowledged_why=None,
+        cancel_requested=False,
+        resend_of=row.id,
+        resent_as=None,
+        engagement={},
+    )
+    if order.provider is not None:
+        fresh.provider, fresh.outlet, fresh.pinned = order.provider, order.outlet or order.provider, True
+    _wait(fresh, now)
+    return _changed(fresh, None, 0, now)
+
+
+def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
+    """Applies the verdict on a receipt. The row is not `sending`: those receipts wait for the settle."""
+    assert row.status is not Status.SENDING, "a receipt about a notification under way is kept for later"
+    before, attempts, after = row.status, row.attempts, verdict.status_after
+    if receipt.event in (ReceiptEvent.OPEN, ReceiptEvent.CLICK):
+        row.engagement = {
+            **row.engagement,
+            receipt.event.value: row.engagement.get(receipt.event.value, 0) + 1,
+        }
+    if after is not before:
+        row.status, row.reason = after, verdict.reason
+        row.provider, row.outlet = verdict.provider, verdict.outlet
+        if receipt.error or receipt.error_code:
+            row.last_error, row.error_code = receipt.error, receipt.error_code
+        if verdict.reopened:
+            row.attempt_floor = max(row.attempt_floor, row.attempts + 1)
+            row.failures_here = 0
+            row.sent_at = None
+            _wait(row, now)
+        else:
+            _finish(row, now)
+    cause = CauseRecord(
+        kind="receipt",
+        name=receipt.event.value,
+        at=now,
+        before=before,
+        after=after,
+        who=receipt.provider,
+        why=receipt.error_code or receipt.error or "",
+    )
+    return _changed(row, before, attempts, now, cause=cause)
+
+
+def events_of(
+    change: Change, subscribed: Collection[str], message: Message, attempts: Sequence[AttemptRecord]
+) -> list[Event]:
+    """The events that a change is to leave in the outbox."""
+    row, made = change.row, []
+    if change.before is row.status or row.status is Status.SENDING:
+        return []
+    if events.STATUS_CHANGED in subscribed:
+        payload = events.status_changed(
+            notification_id=row.id,
+            batch_id=row.batch_id,
+            before=change.before,
+            after=row.status,
+            attempts=row.attempts,
+            reason=row.reason,
+            at=change.at,
+        )
+        made.append(_event(row, events.STATUS_CHANGED, change.at, payload))
+    if row.status is Status.FAILED and events.NOTIFICATION_FAILED in subscribed:
+        payload = events.notification_failed(
+            notification_id=row.id,
+            tenant=row.tenant,
+            channel=row.channel,
+            message=message,
+            attempts=attempts,
+            attempt_count=row.attempts,
+            reason=row.reason,
+            last_error=row.last_error,
+            at=change.at,
+        )
+        made.append(_event(row, events.NOTIFICATION_FAILED, change.at, payload))
+    return made
+
+
+def sums_of(change: Change) -> Mapping[str, int]:
+    """What a change adds to its hour's roll-up (by the names of `RollUp`)."""
+    row, sums = change.row, {}
+    if change.before is None:
+        sums["accepted"] = 1
+    if change.attempt is not None:
+        sums["attempts"] = 1
+    if change.before is not row.status:
+        if row.status is Status.RETRYING:
+            sums["retried"] = 1
+        elif row.status in (Status.SENT, Status.DELIVERED, Status.FAILED):
+            sums[row.status.value] = 1
+    if change.before is Status.SENDING and row.status is Status.RETRYING and change.attempt is None:
+        del sums["retried"]  # postponed, not retried
+    return sums
+
+
+def _event(row: Row, name: str, at: int, payload: dict[str, object]) -> Event:
+    return Event(
+        id=f"{row.id}:{row.changes}:{name}",
+        name=name,
+        tenant=row.tenant,
+        at=at,
+        notification_id=row.id,
+        payload=payload,
+    )
+
+
+def _changed(
+    row: Row,
+    before: Status | None,
+    attempts: int,
+    now: int,
+    *,
+    attempt: AttemptRecord | None = None,
+    cause: CauseRecord | None = None,
+) -> Change:
+    row.changes += 1
+    row.updated_at = now
+    return Change(row=row, before=before, attempts_before=attempts, at=now, attempt=attempt, cause=cause)
+
+
+def _cause(kind: str, name: str, at: int, before: Status, after: Status, why: str) -> CauseRecord:
+    return CauseRecord(kind=kind, name=name, at=at, before=before, after=after, who="homing", why=why)
+
+
+def _wait(row: Row, due_at: int) -> None:
+    row.due_at = due_at
+    age_limit = row.aged_from + row.max_age_ms
+    row.deadline_at = age_limit if row.expires_at is None else min(age_limit, row.expires_at)
+
+
+def _take(row: Row, worker: str, lease_ms: int, now: int) -> None:
+    row.due_at = row.deadline_at = None
+    row.token += 1
+    row.worker = worker
+    row.lease_until = now + lease_ms
+
+
+def _finish(row: Row, now: int) -> None:
+    row.due_at = row.deadline_at = None
+    row.cancel_requested = False
+    match row.status:
+        case Status.SENT:
+            row.sent_at = now
+        case Status.DELIVERED:
+            row.delivered_at = now
+            row.sent_at = row.sent_at or now
+        case Status.FAILED:
+            row.failed_at = now
+        case _:
+            pass
+    if row.status in (Status.SENT, Status.DELIVERED):
+        row.failed_at = None
+
+
+def _note_attempt(row: Row, settlement: Settlement, attempt: AttemptRecord, now: int) -> None:
+    row.last_attempt_at = now
+    row.last_error, row.error_code = attempt.error, attempt.error_code
+    if row.status in (Status.SENT, Status.DELIVERED):
+        row.last_error = row.error_code = None
+    kept = {provider: until for provider, until in row.holds.items() if until > now}
+    if settlement.hold_ms:
+        kept[attempt.provider] = now + settlement.hold_ms
+    row.holds = kept
+
+
+def _retry(row: Row, order: Command, now: int) -> Status:
+    """Due now. A finished one is reopened: aged from now, one more attempt, and an old expiry forgotten."""
+    if row.status not in WAITING:
+        row.status = waiting_status(row.attempts)
+        row.attempt_floor = max(row.attempt_floor, row.attempts + 1)
+        row.failed_at = row.reason = None
+        row.aged_from = now
+        if row.expires_at is not None and row.expires_at <= now:
+            row.expires_at = None
+    row.holds = {}
+    if order.provider is not None:
+        row.provider, row.outlet, row.pinned = order.provider, order.outlet or order.provider, True
+        row.failures_here = 0
+    _wait(row, now)
+    return row.status
+
+
+def _acknowledge(row: Row, order: Command, now: int) -> None:
+    row.acknowledged_at, row.acknowledged_by, row.acknowledged_why = now, order.who, order.why or None

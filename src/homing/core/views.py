@@ -1,0 +1,102 @@
+"""From rows to what people read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import overload
+
+from homing.core.model import Attempt, AttemptRecord, Cause, History, Message, Notification
+from homing.core.rows import CauseRecord, Row
+
+
+@overload
+def when(at: int) -> datetime: ...
+@overload
+def when(at: None) -> None: ...
+def when(at: int | None) -> datetime | None:
+    """An epoch-millisecond time as an aware datetime."""
+    return None if at is None else datetime.fromtimestamp(at / 1000, UTC)
+
+
+def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] = ()) -> Notification:
+    """The read model; without `attempts`, as lists show it."""
+    return Notification(
+        id=row.id,
+        tenant=row.tenant,
+        batch_id=row.batch_id,
+        status=row.status,
+        channel=row.channel,
+        type=row.type,
+        category=row.category,
+        priority=row.priority,
+        mode=row.mode,
+        origin=row.origin,
+        recipient=message.recipient,
+        content=message.content,
+        created_at=when(row.created_at),
+        updated_at=when(row.updated_at),
+        attempt_count=row.attempts,
+        provider=row.provider,
+        pinned=row.pinned,
+        send_at=when(row.send_at),
+        expires_at=when(row.expires_at),
+        next_retry_at=when(row.due_at),
+        last_attempt_at=when(row.last_attempt_at),
+        sent_at=when(row.sent_at),
+        delivered_at=when(row.delivered_at),
+        failed_at=when(row.failed_at),
+        reason=row.reason,
+        last_error=row.last_error,
+        error_code=row.error_code,
+        acknowledged_at=when(row.acknowledged_at),
+        acknowledged_by=row.acknowledged_by,
+        acknowledged_why=row.acknowledged_why,
+        resend_of=row.resend_of,
+        resent_as=row.resent_as,
+        cancel_requested=row.cancel_requested,
+        template_key=message.template_key,
+        locale=message.locale,
+        metadata=message.metadata,
+        provider_names=tuple(a.provider for a in attempts),
+        provider_message_ids=tuple(a.provider_message_id for a in attempts),
+        engagement=row.engagement,
+    )
+
+
+def history(
+    row: Row, message: Message, attempts: Sequence[AttemptRecord], causes: Sequence[CauseRecord]
+) -> History:
+    """Everything that happened to one notification."""
+    return History(
+        notification=notification(row, message, attempts),
+        attempts=tuple(_attempt(a) for a in attempts),
+        causes=tuple(_cause(c) for c in causes),
+    )
+
+
+def _attempt(record: AttemptRecord) -> Attempt:
+    return Attempt(
+        number=record.number,
+        provider=record.provider,
+        outcome=record.outcome,
+        started_at=when(record.started_at),
+        ended_at=when(record.started_at + record.latency_ms),
+        latency_ms=record.latency_ms,
+        worker=record.worker,
+        error_code=record.error_code,
+        error=record.error,
+        provider_message_id=record.provider_message_id,
+    )
+
+
+def _cause(record: CauseRecord) -> Cause:
+    return Cause(
+        kind=record.kind,
+        name=record.name,
+        at=when(record.at),
+        status_before=record.before,
+        status_after=record.after,
+        who=record.who,
+        why=record.why,
+    )
