@@ -95,7 +95,12 @@ def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settl
 
 
 def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | None) -> Settlement:
-    """Not now: the row waits on, and the attempt that the claim counted is given back."""
+    """Not now: the row waits on, and the attempt that the claim counted is given back.
+
+    A synchronous one does not wait: now or not at all.
+    """
+    if claim.mode is Mode.SYNCHRONOUS:
+        return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_FAILED)
     return _unattempted(claim, policy, waiting_status(attempts_made(claim)), reason, delay_ms=for_ms)
 
 

@@ -247,6 +247,9 @@ class Provider(Protocol):
 class Directory(Protocol):
     """Who may be told what, now. The store-backed default reads the Registry; a user's service may answer."""
 
+    async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
+        """Addresses, locale and time zone of the recipients that are known by these ids."""
+
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
         """By notification id; one that is not in it has nothing against it. One call per claimed batch."""
 

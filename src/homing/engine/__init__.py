@@ -1,0 +1,1 @@
+"""The engine: from a request to a settled notification, over ports alone."""

@@ -1,0 +1,1 @@
+"""Where events go: alerts, dead letters, status changes."""

@@ -1,0 +1,230 @@
+"""From settings to wired objects: the only place that names concrete classes."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from homing.config import Settings
+from homing.core.errors import ConfigError
+from homing.core.events import EVENT_NAMES
+from homing.core.limits import RateLimit
+from homing.core.model import Channel, Mode, Retention
+from homing.core.ports import Backend, Chance, Clock, Directory, Provider, Renderer, Sink
+from homing.core.presets import preset
+from homing.core.request import SendLimits
+from homing.engine.clock import SystemClock
+from homing.engine.homing import EngineSettings, Parts
+from homing.engine.intake import IntakeSettings
+from homing.engine.relay import DEFAULT_EVENTS
+from homing.engine.room import Slots
+from homing.engine.roster import Listed, Roster
+from homing.engine.upkeep import Thresholds, UpkeepSettings
+from homing.engine.worker import WorkerSettings
+
+# kind → "module:class"; imported when used, so that nothing costs anything before.
+_STORES = {"memory": "homing.stores.memory:MemoryStore", "sqlite": "homing.stores.sqlite:SqliteStore"}
+_PROVIDERS = {
+    "console": "homing.providers.console:ConsoleProvider",
+    "file": "homing.providers.file:FileProvider",
+    "scripted": "homing.providers.scripted:ScriptedProvider",
+}
+_SINKS = {"log": "homing.sinks.log:LogSink"}
+
+_LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "channels", "kind")
+
+Given = Provider | Listed | Callable[..., Any]
+"""A provider from Python: an object with `send`, a function of a `Delivery`, or either with its settings."""
+
+Sinks = Mapping[str, tuple[Sink, frozenset[str]]]
+
+
+def parts(
+    settings: Settings,
+    *,
+    backend: Backend | None = None,
+    providers: Mapping[str, Given] | None = None,
+    sinks: Sinks | None = None,
+    directory: Directory | None = None,
+    renderer: Renderer | None = None,
+    clock: Clock | None = None,
+    chance: Chance | None = None,
+) -> Parts:
+    """Everything that is plugged in; what is not given is made from the settings."""
+    clock = clock or SystemClock()
+    return Parts(
+        backend=backend or store(settings.store, clock),
+        roster=roster(settings, providers),
+        clock=clock,
+        chance=chance or random.SystemRandom(),
+        sinks={**configured_sinks(settings), **(sinks or {})},
+        directory=directory,
+        renderer=renderer,
+    )
+
+
+def engine_settings(settings: Settings) -> EngineSettings:
+    """The engine's part of the settings."""
+    r, t = settings.retention, settings.thresholds
+    return EngineSettings(
+        name=settings.worker_name or f"{socket.gethostname()}:{os.getpid()}",
+        tenant=settings.tenant,
+        preset=preset(settings.preset),
+        rules=settings.rules,
+        intake=IntakeSettings(
+            limits=SendLimits(
+                content_bytes=settings.limits.content_bytes,
+                attachments_bytes=settings.limits.attachments_bytes,
+                metadata_bytes=settings.limits.metadata_bytes,
+                fan_out=settings.limits.fan_out,
+            ),
+            synchronous_types=frozenset(settings.synchronous_types),
+            dedup_windows_ms=settings.dedup_windows_ms,
+        ),
+        worker=WorkerSettings(poll_ms=settings.worker.poll_ms, lease_ms=settings.worker.lease_ms or None),
+        slots=Slots(
+            priority=settings.slots.priority, standard=settings.slots.standard, bulk=settings.slots.bulk
+        ),
+        upkeep=UpkeepSettings(
+            retention=Retention(
+                delivered_ms=r.delivered_ms, sent_ms=r.sent_ms, others_ms=r.others_ms, keys_ms=r.keys_ms
+            ),
+            thresholds=Thresholds(
+                retry_backlog=t.retry_backlog,
+                failure_rate=t.failure_rate,
+                failure_rate_of=t.failure_rate_of,
+                oldest_retry_ms=t.oldest_retry_ms,
+                dead_letters_growing=t.dead_letters_growing,
+            ),
+        ),
+        queue_names={
+            Mode.SYNCHRONOUS: "",
+            Mode.PRIORITY: settings.queue_names.priority,
+            Mode.STANDARD: settings.queue_names.standard,
+            Mode.BULK: settings.queue_names.bulk,
+        },
+        spool=Path(settings.spool) if settings.spool else None,
+    )
+
+
+def store(address: str, clock: Clock | None = None) -> Backend:
+    """A store from its address: a file's path, `sqlite:PATH` or `memory:`."""
+    if address == "memory:":
+        made = _load(_STORES["memory"])(clock or SystemClock())
+    elif "://" in address:
+        raise ConfigError(
+            "store", f"{address.partition('://')[0]}:// is not supported; give a file or memory:"
+        )
+    else:
+        path = address.removeprefix("sqlite:")
+        if not path:
+            raise ConfigError("store", "is empty; give the path of a SQLite file, or memory:")
+        made = _load(_STORES["sqlite"])(path)
+    backend: Backend = made
+    return backend
+
+
+def roster(settings: Settings, providers: Mapping[str, Given] | None = None) -> Roster:
+    """The configured providers and those given from Python; with neither, the console serves all channels."""
+    listed = [_configured(name, dict(options)) for name, options in settings.providers.items()]
+    for name, given in (providers or {}).items():
+        listed.append(given if isinstance(given, Listed) else list_provider(name, given))
+    if not listed:
+        listed.append(_configured("console", {"kind": "console"}))
+    routes = {_channel(name, f"routes.{name}"): order for name, order in settings.routes.items()}
+    return Roster(listed, routes)
+
+
+def list_provider(
+    name: str, given: Provider | Callable[..., Any], channels: Sequence[str] | None = None, **options: Any
+) -> Listed:
+    """A provider from Python: an object with `send`, or a function of a `Delivery`."""
+    provider: Any = given
+    if not hasattr(given, "send"):
+        provider = _load("homing.providers.function:FunctionProvider")(given)
+    serves = channels if channels is not None else getattr(given, "channels", None)
+    return Listed(id=name.lower(), provider=provider, channels=_channels(serves, name), **options)
+
+
+def configured_sinks(settings: Settings) -> Sinks:
+    """The sinks that the settings name."""
+    found: dict[str, tuple[Sink, frozenset[str]]] = {}
+    for name, options in settings.sinks.items():
+        rest = dict(options)
+        kind = rest.pop("kind", name)
+        names = frozenset(rest.pop("events", DEFAULT_EVENTS))
+        for unknown in names - EVENT_NAMES:
+            allowed = ", ".join(sorted(EVENT_NAMES))
+            raise ConfigError(f"sinks.{name}.events", f"names {unknown!r}; allowed are {allowed}")
+        found[name] = (_make("sinks", name, kind, _SINKS, rest), names)
+    return found
+
+
+def _configured(name: str, options: dict[str, Any]) -> Listed:
+    kind = options.get("kind", name)
+    rate = options.get("rate_per_second")
+    own = {key: value for key, value in options.items() if key not in _LISTED_KEYS}
+    provider = _make("providers", name, kind, _PROVIDERS, own)
+    try:
+        limit = (
+            None
+            if rate is None
+            else RateLimit(float(rate), int(options.get("rate_burst", max(1, int(rate)))))
+        )
+    except (ConfigError, TypeError, ValueError) as error:
+        raise ConfigError(f"providers.{name}.rate_per_second", str(error)) from None
+    return Listed(
+        id=name.lower(),
+        provider=provider,
+        channels=_channels(options.get("channels"), name),
+        max_in_flight=_whole(options.get("max_in_flight", 128), f"providers.{name}.max_in_flight"),
+        rate=limit,
+        host_slots=options.get("host_slots"),
+    )
+
+
+def _make(group: str, name: str, kind: str, known: Mapping[str, str], options: dict[str, Any]) -> Any:
+    """An object of that kind: built in, or installed by another package as an entry point."""
+    if kind in known:
+        maker = _load(known[kind])
+    else:
+        found = entry_points(group=f"homing.{group}", name=kind)
+        if not found:
+            raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; allowed are {', '.join(known)}")
+        maker = next(iter(found)).load()
+    try:
+        return maker(**options)
+    except TypeError as error:
+        raise ConfigError(f"{group}.{name}", f"has settings that {kind} does not take: {error}") from None
+
+
+def _channels(names: Sequence[str] | None, provider: str) -> tuple[Channel, ...]:
+    if names is None:
+        return tuple(Channel)
+    return tuple(_channel(name, f"providers.{provider}.channels") for name in names)
+
+
+def _channel(name: str, where: str) -> Channel:
+    try:
+        return Channel(name)
+    except ValueError:
+        allowed = ", ".join(channel.value for channel in Channel)
+        raise ConfigError(where, f"names {name!r}; allowed are {allowed}") from None
+
+
+def _whole(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(where, f"is {value!r}; it must be a whole number")
+    return value
+
+
+def _load(address: str) -> Callable[..., Any]:
+    module, _, name = address.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), name)
+    return loaded

@@ -1,0 +1,257 @@
+"""Settings: default.toml < homing.toml < HOMING_* < flags, merged into one frozen struct."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from homing.core.errors import ConfigError
+from homing.core.policy import PolicyPatch, Rule, decode_rule
+
+CONFIG_FILE = "homing.toml"
+_PREFIX = "HOMING_"
+_NOT_SETTINGS = frozenset({"HOMING_CONFIG"})
+
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+
+
+class SlotSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    priority: int
+    standard: int
+    bulk: int
+
+
+class WorkerTable(Struct, frozen=True, forbid_unknown_fields=True):
+    poll_ms: int
+    lease_ms: int
+
+
+class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    content_bytes: int
+    attachments_bytes: int
+    metadata_bytes: int
+    fan_out: int
+
+
+class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    delivered_ms: int
+    sent_ms: int
+    others_ms: int
+    keys_ms: int
+
+
+class ThresholdSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    retry_backlog: int
+    failure_rate: float
+    failure_rate_of: int
+    oldest_retry_ms: int
+    dead_letters_growing: int
+
+
+class QueueNames(Struct, frozen=True, forbid_unknown_fields=True):
+    priority: str
+    standard: str
+    bulk: str
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be set. `default.toml` says what each one means."""
+
+    store: str
+    tenant: str
+    preset: str
+    spool: str
+    worker_name: str
+    synchronous_types: tuple[str, ...]
+    slots: SlotSettings
+    worker: WorkerTable
+    limits: LimitSettings
+    retention: RetentionSettings
+    thresholds: ThresholdSettings
+    queue_names: QueueNames
+    dedup_windows_ms: dict[str, int] = field(default_factory=dict)
+    routes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    providers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+
+
+def load(
+    path: str | Path | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """The settings in force. A file that is named must be there; `homing.toml` may be missing."""
+    raw = _defaults()
+    file = Path(path) if path else Path(CONFIG_FILE)
+    if path or file.exists():
+        raw = _merge(raw, _read(file), str(file.name))
+    raw = _merge(raw, _from_env(env or {}), "the environment")
+    raw = _merge(raw, {k: v for k, v in (flags or {}).items() if v is not None}, "the command line")
+    return _settings(raw)
+
+
+def default_text() -> str:
+    """The documented default file, as `homing init` writes it."""
+    return resources.files("homing").joinpath("default.toml").read_text(encoding="utf-8")
+
+
+def duration_ms(value: Any, where: str) -> int:
+    """Milliseconds from a number or from text such as `1h30m`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
+    if isinstance(value, (int, float)):
+        return int(value)
+    text = value.strip().lower()
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    parts = _PART.findall(text)
+    if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
+        raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
+    return int(sum(float(number) * _UNITS_MS[unit] for number, unit in parts))
+
+
+def rule_from(raw: Mapping[str, Any], where: str) -> Rule:
+    """A rule from one flat table: what it matches and the policy's fields side by side."""
+    match = {key: raw[key] for key in raw if key in Rule.__struct_fields__ and key != "policy"}
+    patch: dict[str, Any] = {}
+    for key in raw:
+        if key in match:
+            continue
+        if key not in PolicyPatch.__struct_fields__ or key == "call":
+            known = [*Rule.__struct_fields__[:-1], *(f for f in PolicyPatch.__struct_fields__ if f != "call")]
+            raise ConfigError(f"{where}.{key}", _unknown(key, known))
+        patch[key] = _durations({key: raw[key]}, where)[key]
+    if not match.get("name"):
+        raise ConfigError(f"{where}.name", "is missing; a rule needs a name")
+    return decode_rule({**match, "policy": patch}, f"{where} ({match['name']})")
+
+
+@cache
+def _default_tables() -> dict[str, Any]:
+    return tomllib.loads(default_text())
+
+
+def _defaults() -> dict[str, Any]:
+    return dict(_default_tables())
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(file), f"cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(file), f"is not valid TOML: {error}") from None
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in env.items():
+        if not name.startswith(_PREFIX) or name in _NOT_SETTINGS:
+            continue
+        *tables, key = name.removeprefix(_PREFIX).lower().split("__")
+        place = found
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[key] = _literal(value)
+    return found
+
+
+def _literal(text: str) -> Any:
+    """A TOML value where it is one (numbers, lists), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any], source: str) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        if key not in Settings.__struct_fields__:
+            raise ConfigError(key, f"{_unknown(key, Settings.__struct_fields__)} (in {source})")
+        if isinstance(merged.get(key), dict) and isinstance(value, Mapping):
+            merged[key] = {**merged[key], **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _settings(raw: dict[str, Any]) -> Settings:
+    for table, kind in Settings.__annotations__.items():
+        allowed = getattr(_TABLES.get(kind), "__struct_fields__", None)
+        if allowed is not None:
+            for key in _table(raw, table):
+                if key not in allowed:
+                    raise ConfigError(f"{table}.{key}", _unknown(key, allowed))
+    raw = {**raw, "rules": [rule_from(r, f"rules[{i}]") for i, r in enumerate(raw.get("rules", ()))]}
+    for table in ("worker", "retention", "thresholds", "dedup_windows_ms"):
+        raw[table] = _durations(_table(raw, table), table, all_keys=table == "dedup_windows_ms")
+    try:
+        settings = msgspec.convert(raw, Settings)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).rpartition(" - at ")
+        field_name = where.strip("`").removeprefix("$.") or "settings"
+        raise ConfigError(field_name, message or str(error)) from None
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
+    for group in ("slots", "worker", "limits", "retention"):
+        for name in (values := getattr(settings, group)).__struct_fields__:
+            if getattr(values, name) < 0:
+                raise ConfigError(f"{group}.{name}", f"is {getattr(values, name)}; it cannot be negative")
+    if settings.slots.priority < 1 or settings.slots.standard < 1 or settings.slots.bulk < 1:
+        raise ConfigError(
+            "slots", "must be at least 1 for each mode; 0 would leave its notifications waiting"
+        )
+    if settings.worker.poll_ms < 1:
+        raise ConfigError("worker.poll_ms", "is 0; it must be at least 1")
+    for type_, window in settings.dedup_windows_ms.items():
+        if window < 0:
+            raise ConfigError(f"dedup_windows_ms.{type_}", f"is {window}; it cannot be negative")
+
+
+def _table(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = raw.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(name, f"is {table!r}; it must be a table [{name}]")
+    return table
+
+
+def _durations(table: Mapping[str, Any], where: str, *, all_keys: bool = False) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        if key == "steps_ms":
+            out[key] = [duration_ms(step, f"{where}.{key}") for step in value]
+        elif all_keys or key.endswith("_ms"):
+            out[key] = duration_ms(value, f"{where}.{key}")
+        else:
+            out[key] = value
+    return out
+
+
+def _unknown(key: str, known: Any) -> str:
+    names = list(known)
+    close = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+    return f"is not a setting; {hint}"
+
+
+_TABLES: dict[str, type[Struct]] = {
+    kind.__name__: kind
+    for kind in (SlotSettings, WorkerTable, LimitSettings, RetentionSettings, ThresholdSettings, QueueNames)
+}

@@ -1,0 +1,274 @@
+"""The send request, and every check that can be made without I/O. What passes here is stored as it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct, field
+
+from homing.core.errors import InvalidRequest
+from homing.core.model import Channel, Content, Priority, Recipient
+
+BOTH = (Channel.EMAIL, Channel.PUSH)
+
+PROVIDER_ALIASES = {
+    "aws_sns": "sns",
+    "azure": "acs",
+    "azure_communication_services": "acs",
+    "firebase": "fcm",
+}
+"""Spellings of the source designs; ids are lower case."""
+
+
+class SendRequest(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+):
+    """What an application asks for. One request may become several notifications (see `batch_id`)."""
+
+    recipient: Recipient | None = None
+    recipients: tuple[Recipient, ...] = ()
+    channel: str | None = None
+    """One of the channels, or `both` = email + push."""
+    channels: tuple[str, ...] = ()
+    type: str | None = None
+    """What happened, e.g. `order_confirmed`; the template's key if left out, else `message`."""
+    category: str | None = None
+    """For preferences; the type if left out."""
+    priority: str = "medium"
+    origin: str = ""
+    template_key: str | None = None
+    data: dict[str, Any] | None = None
+    content: Content | None = None
+    synchronous: bool | None = None
+    bulk: bool = False
+    provider: str | None = None
+    idempotency_key: str | None = None
+    dedup_key: str | None = None
+    send_at: datetime | None = None
+    expires_at: datetime | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class SendLimits(Struct, frozen=True, kw_only=True):
+    """The largest of everything that a request may carry."""
+
+    content_bytes: int = 256 * 1024
+    attachments_bytes: int = 10 * 1024 * 1024
+    metadata_bytes: int = 16 * 1024
+    fan_out: int = 10_000
+    depth: int = 32
+
+
+_LINE_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+_TEXT_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+_NAME = re.compile(r"[\w.:/\-]{1,100}")
+_EMAIL = re.compile(r"[^@\s<>,;\"]{1,64}@[^@\s<>,;\"]{1,255}")
+_PHONE_FILL = re.compile(r"[\s().\-]")
+_PHONE = re.compile(r"\+?[0-9]{3,15}")
+
+_ADDRESS_FIELD: dict[Channel, str] = {
+    Channel.EMAIL: "email",
+    Channel.SMS: "phone",
+    Channel.PUSH: "device_token",
+    Channel.WEBHOOK: "url",
+    Channel.CHAT: "url",
+    Channel.QUEUE: "url",
+}
+_SAYS: dict[Channel, tuple[str, ...]] = {
+    Channel.EMAIL: ("text", "html", "body"),
+    Channel.SMS: ("text", "body"),
+    Channel.PUSH: ("title", "body", "data"),
+    Channel.WEBHOOK: ("data", "body", "text", "title", "subject"),
+    Channel.CHAT: ("text", "body", "title"),
+    Channel.QUEUE: ("data", "body", "text"),
+}
+
+
+def channels_of(request: SendRequest) -> tuple[Channel, ...]:
+    """The channels asked for, each once, in order."""
+    named = (*((request.channel,) if request.channel else ()), *request.channels)
+    if not named:
+        raise InvalidRequest("channel", f"is missing; allowed are {_one_of(Channel)} or both")
+    found: dict[Channel, None] = {}
+    for name in named:
+        if name.lower() == "both":
+            found.update(dict.fromkeys(BOTH))
+            continue
+        try:
+            found[Channel(name.lower())] = None
+        except ValueError:
+            raise InvalidRequest("channel", f"is {name!r}; allowed are {_one_of(Channel)} or both") from None
+    return tuple(found)
+
+
+def recipients_of(request: SendRequest, limits: SendLimits) -> tuple[Recipient, ...]:
+    """The recipients asked for."""
+    if request.recipient is not None and request.recipients:
+        raise InvalidRequest("recipients", "and recipient are both given; give one of them")
+    found = (request.recipient,) if request.recipient is not None else request.recipients
+    if not found:
+        raise InvalidRequest("recipient", "is missing; give at least one address (email, phone, …) or an id")
+    if len(found) > limits.fan_out:
+        raise InvalidRequest("recipients", f"has {len(found)} entries; allowed are {limits.fan_out}")
+    return found
+
+
+def priority_of(name: str) -> Priority:
+    lowered = name.lower()
+    try:
+        return Priority("medium" if lowered == "normal" else lowered)
+    except ValueError:
+        raise InvalidRequest("priority", f"is {name!r}; allowed are {_one_of(Priority)}") from None
+
+
+def provider_id(name: str) -> str:
+    """Provider ids are lower case; the sources' spellings are understood."""
+    lowered = name.strip().lower()
+    return PROVIDER_ALIASES.get(lowered, lowered)
+
+
+def address_of(recipient: Recipient, channel: Channel) -> str:
+    """The recipient's address on this channel, checked and in its usual form."""
+    name = _ADDRESS_FIELD[channel]
+    raw = getattr(recipient, name)
+    where = f"recipient.{_camel(name)}"
+    if raw is None or not raw.strip():
+        if recipient.id:
+            raise InvalidRequest(
+                "recipient.id", f"{recipient.id!r} has no {_camel(name)}, which {channel} needs"
+            )
+        raise InvalidRequest(where, f"is empty; {channel} needs it")
+    if _LINE_CONTROL.search(raw) or _SURROGATE.search(raw):
+        raise InvalidRequest(where, "has a control character; give the plain address")
+    address = str(raw).strip()
+    if len(address) > 2048:
+        raise InvalidRequest(where, f"has {len(address)} characters; allowed are 2048")
+    return _FORMS[channel](address, where) if channel in _FORMS else address
+
+
+def check_content(content: Content, channel: Channel, limits: SendLimits) -> None:
+    """The content says something on this channel, is not too large and has no hidden characters."""
+    if not any(getattr(content, part) for part in _SAYS[channel]):
+        raise InvalidRequest("content", f"is empty for {channel}; give one of {', '.join(_SAYS[channel])}")
+    for part in ("subject", "title"):
+        _check_line(getattr(content, part), f"content.{part}")
+    for part in ("body", "text", "html"):
+        _check_text(getattr(content, part), f"content.{part}")
+    check_json(content.data, "content.data", limits)
+    size = sum(
+        len(p.encode())
+        for p in (content.subject, content.title, content.body, content.text, content.html)
+        if p
+    )
+    size += len(msgspec.json.encode(content.data)) if content.data else 0
+    if size > limits.content_bytes:
+        raise InvalidRequest("content", f"has {size} bytes; allowed are {limits.content_bytes}")
+    attached = sum(len(a.content) for a in content.attachments)
+    if attached > limits.attachments_bytes:
+        raise InvalidRequest(
+            "content.attachments", f"have {attached} bytes; allowed are {limits.attachments_bytes}"
+        )
+    for attachment in content.attachments:
+        _check_line(attachment.filename, "content.attachments.filename")
+        _check_line(attachment.content_type, "content.attachments.contentType")
+
+
+def check_names(request: SendRequest) -> None:
+    """Names and keys: short, printable, on one line."""
+    for name, value in (
+        ("type", request.type),
+        ("category", request.category),
+        ("templateKey", request.template_key),
+    ):
+        if value is not None and not _NAME.fullmatch(value):
+            raise InvalidRequest(name, "must have 1 to 100 letters, digits, or . _ : / -")
+    if request.origin and not _NAME.fullmatch(request.origin):
+        raise InvalidRequest("origin", "must have 1 to 100 letters, digits, or . _ : / -")
+    for name, value in (("idempotencyKey", request.idempotency_key), ("dedupKey", request.dedup_key)):
+        if value is not None and not _KEY.fullmatch(value):
+            raise InvalidRequest(name, "must have 1 to 255 visible ASCII characters")
+
+
+def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> None:
+    """Free JSON: not too deep, not too large, and storable everywhere (no NUL, no lone surrogates)."""
+    if value is None:
+        return
+    for text in _texts(value, where, limits.depth):
+        if "\x00" in text or _SURROGATE.search(text):
+            raise InvalidRequest(where, "has a NUL or an unpaired surrogate; no store can keep it")
+    try:
+        size = len(msgspec.json.encode(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(where, f"cannot be written as JSON: {error}") from None
+    if max_bytes is not None and size > max_bytes:
+        raise InvalidRequest(where, f"has {size} bytes; allowed are {max_bytes}")
+
+
+def _texts(value: Any, where: str, depth: int) -> Iterable[str]:
+    if depth < 0:
+        raise InvalidRequest(where, "is nested too deeply; allowed are 32 levels")
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise InvalidRequest(where, f"has the key {key!r}; keys must be text")
+            yield key
+            yield from _texts(item, where, depth - 1)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item, where, depth - 1)
+
+
+def _check_line(value: str | None, where: str) -> None:
+    if value is not None and (_LINE_CONTROL.search(value) or _SURROGATE.search(value)):
+        raise InvalidRequest(where, "has a line break or control character; it must be one plain line")
+
+
+def _check_text(value: str | None, where: str) -> None:
+    if value is not None and (_TEXT_CONTROL.search(value) or _SURROGATE.search(value)):
+        raise InvalidRequest(where, "has a control character; allowed are text, tabs and line breaks")
+
+
+def _email(address: str, where: str) -> str:
+    if not _EMAIL.fullmatch(address) or address.endswith(".") or ".." in address:
+        raise InvalidRequest(where, "is not an email address like name@example.org")
+    local, _, domain = address.rpartition("@")
+    return f"{local}@{domain.lower()}"
+
+
+def _phone(number: str, where: str) -> str:
+    bare = _PHONE_FILL.sub("", number)
+    if not _PHONE.fullmatch(bare):
+        raise InvalidRequest(where, "is not a phone number like +15550100")
+    return bare
+
+
+def _url(url: str, where: str) -> str:
+    try:
+        parts = urlsplit(url)
+        port_is_fine = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_fine = False
+    if not port_is_fine or parts.scheme not in ("http", "https") or not parts.hostname or " " in url:
+        raise InvalidRequest(where, "is not a URL like https://example.org/hook")
+    return url
+
+
+_FORMS = {Channel.EMAIL: _email, Channel.SMS: _phone, Channel.WEBHOOK: _url}
+
+
+def _one_of(kind: type[Channel] | type[Priority]) -> str:
+    return ", ".join(member.value for member in kind)
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)

@@ -1,0 +1,206 @@
+"""The breakers of all providers as this worker sees them, kept in step with the others through the store."""
+
+from __future__ import annotations
+
+import logging
+
+from msgspec.structs import replace
+
+from homing.core.breaker import (
+    Breaker,
+    Gate,
+    Phase,
+    begin_trial,
+    blames_provider,
+    force,
+    gate,
+    healthy,
+    ramp_per_second,
+    record,
+    reopens_at,
+)
+from homing.core.errors import StoreError
+from homing.core.events import ALERT, alert
+from homing.core.ids import uuid7
+from homing.core.limits import Bucket, RateLimit, take
+from homing.core.model import Event, OutcomeKind
+from homing.core.policy import PolicyBook
+from homing.core.ports import Backend, Chance, Clock
+from homing.engine.policies import EVERY_TENANT
+from homing.engine.roster import Roster
+
+log = logging.getLogger("homing.breakers")
+
+_REFRESH_MS = 1_000
+
+
+class Breakers:
+    """Asks and tells the breakers. Time is the store's, carried on by the monotonic clock."""
+
+    def __init__(self, roster: Roster, backend: Backend, clock: Clock, chance: Chance, worker: str) -> None:
+        self._roster = roster
+        self._backend = backend
+        self._clock = clock
+        self._chance = chance
+        self._worker = worker
+        self._states: dict[str, Breaker] = {}
+        self._ahead_ms = 0
+        self._refreshed_ms: int | None = None
+        self._my_trials: set[str] = set()
+        self._ramps: dict[str, Bucket] = {}
+        self._dirty: set[str] = set()
+
+    def now(self) -> int:
+        """The store's time, as far as this worker knows it."""
+        return self._clock.monotonic_ms() + self._ahead_ms
+
+    def learn_time(self, store_now: int) -> None:
+        self._ahead_ms = store_now - self._clock.monotonic_ms()
+
+    async def refresh(self, *, at_once: bool = False) -> None:
+        """Reads what other workers and operators changed, at most once a second, and shares our changes."""
+        mono = self._clock.monotonic_ms()
+        if self._dirty:
+            await self._share()
+        elif not at_once and self._refreshed_ms is not None and mono - self._refreshed_ms < _REFRESH_MS:
+            return
+        if self._refreshed_ms is None:
+            self.learn_time(await self._backend.now_ms())
+        self._refreshed_ms = mono
+        for provider, theirs in (await self._backend.breakers()).items():
+            mine = self._states.get(provider)
+            if mine is None or theirs.version != mine.version:
+                self._states[provider] = theirs
+                if theirs.trial_by != self._worker:
+                    self._my_trials.discard(provider)
+
+    def state(self, provider: str) -> Breaker:
+        return self._states.get(provider) or Breaker()
+
+    def gate(self, provider: str) -> Gate:
+        return gate(self.state(provider), self.now())
+
+    def usable(self, provider: str) -> bool:
+        """An attempt may go there now (the one trial included, if this worker has won it)."""
+        return provider in self._roster and (self.gate(provider) is Gate.GO or provider in self._my_trials)
+
+    def wait_ms(self, provider: str) -> int:
+        """How long until a stopped breaker may let a trial through."""
+        at = reopens_at(self.state(provider))
+        return max(1_000, (at or 0) - self.now()) if at is not None else 30_000
+
+    def ramp_room(self, provider: str, want: int) -> int:
+        """How many of `want` starts a recovering provider gets now."""
+        listed = self._roster[provider]
+        rate = ramp_per_second(self.state(provider), listed.breaker_policy, self.now())
+        if rate is None:
+            self._ramps.pop(provider, None)
+            return want
+        limit = RateLimit(rate, max(1, int(rate / 4)))
+        bucket = self._ramps.get(provider) or Bucket(1.0, self.now())
+        self._ramps[provider], granted, _ = take(bucket, limit, self.now(), want)
+        return granted
+
+    async def try_trial(self, provider: str, trial_ms: int) -> bool:
+        """Wins the one trial of a breaker that offers it, or not."""
+        mine = self.state(provider)
+        if self.gate(provider) is not Gate.TRIAL:
+            return False
+        begun = begin_trial(mine, self._worker, self.now(), trial_ms)
+        if not await self._backend.put_breaker(provider, begun):
+            await self.refresh(at_once=True)
+            return False
+        self._states[provider] = _next(begun)
+        self._my_trials.add(provider)
+        log.info("breaker of %s is half open: one trial", provider)
+        return True
+
+    def spend_trial(self, provider: str) -> bool:
+        """True for the one attempt that is the trial: nothing else goes there until its outcome."""
+        if provider not in self._my_trials:
+            return False
+        self._my_trials.discard(provider)
+        return True
+
+    def record(self, provider: str, kind: OutcomeKind, *, trial: bool = False) -> None:
+        """Takes note of an outcome; a change of phase is shared at the next refresh."""
+        listed = self._roster.get(provider)
+        if listed is None:
+            return
+        before = self.state(provider)
+        if before.phase is Phase.HALF_OPEN and not (trial and before.trial_by == self._worker):
+            return  # an attempt from before the breaker opened: the trial decides
+        after = record(before, listed.breaker_policy, blames_provider(kind), self.now())
+        if after is not before:
+            self._states[provider] = after
+        if after.phase is not before.phase:
+            self._dirty.add(provider)
+            log.warning("breaker of %s: %s → %s", provider, before.phase.value, after.phase.value)
+
+    async def force(self, provider: str, phase: Phase | None, who: str) -> Breaker:
+        """An operator opens or closes a breaker by hand, or (None) gives it back."""
+        while True:
+            await self.refresh(at_once=True)
+            forced = force(self.state(provider), phase, who, self.now())
+            if await self._backend.put_breaker(provider, forced):
+                self._states[provider] = _next(forced)
+                return self._states[provider]
+
+    def health_every_ms(self) -> int:
+        return min((listed.breaker_policy.health_every_ms for listed in self._roster), default=30_000)
+
+    async def check_health(self) -> None:
+        """Asks the providers whose breaker is open; a good answer offers the trial early."""
+        await self.refresh(at_once=True)
+        for listed in self._roster:
+            state = self.state(listed.id)
+            if state.phase is not Phase.OPEN or state.forced or gate(state, self.now()) is not Gate.STOP:
+                continue
+            try:
+                good = await listed.provider.check()
+            except Exception as error:  # a provider's health check may fail in any way
+                log.info("health check of %s failed: %s", listed.id, error)
+                continue
+            if good:
+                better = healthy(state, self.now())
+                if better is not state and await self._backend.put_breaker(listed.id, better):
+                    self._states[listed.id] = _next(better)
+
+    async def _share(self) -> None:
+        for provider in sorted(self._dirty):
+            state = self.state(provider)
+            self._dirty.discard(provider)
+            if await self._backend.put_breaker(provider, state):
+                self._states[provider] = _next(state)
+                await self._announce(provider, state)
+            else:  # another worker or an operator changed it: theirs holds
+                self._states.pop(provider, None)
+
+    async def _announce(self, provider: str, state: Breaker) -> None:
+        now = self.now()
+        event = Event(
+            id=uuid7(now, self._chance.getrandbits(74)),
+            name=ALERT,
+            tenant=EVERY_TENANT,
+            at=now,
+            payload=alert(
+                "BreakerChanged",
+                f"breaker of {provider} is {state.phase}",
+                now,
+                provider=provider,
+                phase=state.phase.value,
+            ),
+        )
+        try:
+            await self._backend.emit([event])
+        except StoreError as error:
+            log.warning("could not announce the breaker of %s: %s", provider, error)
+
+
+def longest_trial_ms(book: PolicyBook) -> int:
+    """A trial that takes longer than any attempt may was lost with its worker."""
+    return book.longest_timeout_ms + 5_000
+
+
+def _next(stored: Breaker) -> Breaker:
+    return replace(stored, version=stored.version + 1)

@@ -1,0 +1,215 @@
+"""What callers and operators can do to notifications that exist."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.breaker import Phase
+from homing.core.errors import CommandRefused, InvalidRequest, NotFound
+from homing.core.ids import uuid7
+from homing.core.model import (
+    AmendResult,
+    Command,
+    CommandName,
+    Filter,
+    Mode,
+    Notification,
+    Retention,
+    Status,
+)
+from homing.core.ports import Backend, Chance, Clock
+from homing.core.request import address_of, provider_id
+from homing.core.states import after_command
+from homing.engine.breakers import Breakers
+from homing.engine.roster import Roster
+from homing.engine.upkeep import Upkeep
+
+_STEP = 100
+
+
+class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How far a bulk command has come. With `dry_run`, `done` counts what would be done."""
+
+    matched: int
+    done: int
+    refused: int
+    stopped: str | None = None
+    """Why it stopped early, if it did."""
+
+
+class Commands:
+    """Cancel, retry, resend, acknowledge, reschedule, resolve; one, several, or by filter."""
+
+    _backend: Backend
+    _breakers: Breakers
+    _roster: Roster
+    _clock: Clock
+    _chance: Chance
+    _upkeep: Upkeep
+    _wake: Callable[[], None]
+    tenant: str
+    get: Callable[[str], Coroutine[Any, Any, Notification]]
+
+    async def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
+        """True: cancelled. False: an attempt is under way; there will be no further one."""
+        result = await self._one(id, Command(name=CommandName.CANCEL, who=who, why=why))
+        return id in result.applied
+
+    async def retry(
+        self, id: str, *, who: str = "api", why: str = "", provider: str | None = None
+    ) -> Notification:
+        """Due now, with one attempt granted if none is left; `provider` forces where it goes."""
+        command = await self._sending(CommandName.RETRY, id, who, why, provider)
+        await self._one(id, command)
+        self._wake()
+        return await self.get(id)
+
+    async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
+        """A new notification with the same message; the id of it. The original is acknowledged and linked."""
+        command = await self._sending(CommandName.RESEND, id, who, why, provider)
+        result = await self._one(id, command)
+        self._wake()
+        return result.resent[id]
+
+    async def acknowledge(self, id: str, *, who: str, why: str = "") -> None:
+        """A dead letter that somebody has looked at."""
+        await self._one(id, Command(name=CommandName.ACKNOWLEDGE, who=who, why=why))
+
+    async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
+        """Due that long from now."""
+        if delay < timedelta(0):
+            raise InvalidRequest("delay", f"is {delay}; a delay cannot be negative")
+        delay_ms = int(delay.total_seconds() * 1000)
+        await self._one(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
+        self._wake()
+
+    async def resolve(self, id: str, status: Status, *, who: str, why: str = "") -> None:
+        """Says what became of one in doubt: `sent` or `failed`."""
+        if status not in (Status.SENT, Status.FAILED):
+            raise InvalidRequest("status", f"is {status}; one in doubt is resolved as sent or failed")
+        await self._one(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=status))
+
+    async def bulk(
+        self,
+        name: CommandName,
+        filter: Filter,
+        *,
+        who: str,
+        why: str = "",
+        dry_run: bool = False,
+        rate_per_second: float | None = None,
+    ) -> AsyncIterator[BulkProgress]:
+        """A command on all that a filter finds, in steps, with its progress.
+
+        A resend or retry stops when a breaker opens meanwhile. Synchronous ones are left alone.
+        """
+        if name is CommandName.RESOLVE:
+            raise InvalidRequest("command", "resolve is for one notification at a time")
+        if rate_per_second is not None and rate_per_second <= 0:
+            raise InvalidRequest("rate_per_second", f"is {rate_per_second}; a rate must be above 0")
+        step = _STEP if rate_per_second is None else max(1, min(_STEP, int(rate_per_second)))
+        matched = done = refused = 0
+        async for ids in self._matching(name, filter, step):
+            matched += len(ids)
+            if dry_run:
+                done += len(ids)
+                yield BulkProgress(matched=matched, done=done, refused=0)
+                continue
+            if stopped := await self._open_breaker(name):
+                yield BulkProgress(matched=matched, done=done, refused=refused, stopped=stopped)
+                return
+            result = await self._backend.amend(self.tenant, ids, self._command(name, ids, who, why))
+            done += len(result.applied) + len(result.requested)
+            refused += len(result.refused) + len(result.missing)
+            self._wake()
+            yield BulkProgress(matched=matched, done=done, refused=refused)
+            if rate_per_second is not None:
+                await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
+
+    async def force_breaker(self, provider: str, phase: Phase | None, *, who: str) -> None:
+        """Opens or closes a provider's breaker by hand; None gives it back to the automatic one."""
+        name = provider_id(provider)
+        if name not in self._roster:
+            known = ", ".join(listed.id for listed in self._roster)
+            raise InvalidRequest("provider", f"{provider!r} is not configured; known are {known}")
+        await self._breakers.force(name, phase, who)
+
+    async def purge(self, retention: Retention | None = None) -> dict[str, int]:
+        """Removes what is past its age, in small steps; how many of each kind."""
+        return await self._upkeep.purge(retention)
+
+    async def _sending(self, name: CommandName, id: str, who: str, why: str, provider: str | None) -> Command:
+        notification = await self.get(id)
+        chosen = outlet = None
+        if provider is not None:
+            stop = self._roster.first_stop(notification.channel, provider_id(provider))
+            chosen, outlet = stop.provider, stop.outlet(_address(notification))
+        return Command(
+            name=name,
+            who=who,
+            why=why,
+            provider=chosen,
+            outlet=outlet,
+            new_ids={id: self._new_id()},
+            batch_id=self._new_id(),
+        )
+
+    def _command(self, name: CommandName, ids: Sequence[str], who: str, why: str) -> Command:
+        new_ids = {id_: self._new_id() for id_ in ids} if name is CommandName.RESEND else {}
+        return Command(name=name, who=who, why=why, new_ids=new_ids, batch_id=self._new_id())
+
+    async def _one(self, id: str, command: Command) -> AmendResult:
+        result = await self._backend.amend(self.tenant, [id], command)
+        if id in result.missing:
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
+        if id in result.refused:
+            status = result.refused[id]
+            hint = _hint(command.name, status)
+            raise CommandRefused(f"{command.name.value} is not possible: {id} is {status.value}. {hint}")
+        return result
+
+    async def _matching(self, name: CommandName, filter: Filter, step: int) -> AsyncIterator[list[str]]:
+        """Ids for which the command is possible, page by page."""
+        order = Command(name=name, who="")
+        cursor: str | None = None
+        while True:
+            page = await self._backend.list(self.tenant, filter, limit=step, cursor=cursor)
+            ids = [
+                n.id
+                for n in page.items
+                if n.mode is not Mode.SYNCHRONOUS
+                and after_command(order, n.status, mode=n.mode, resent=n.resent_as is not None) is not None
+            ]
+            if ids:
+                yield ids
+            cursor = page.cursor
+            if cursor is None:
+                return
+            await asyncio.sleep(0)
+
+    async def _open_breaker(self, name: CommandName) -> str | None:
+        if name not in (CommandName.RESEND, CommandName.RETRY):
+            return None
+        await self._breakers.refresh(at_once=True)
+        open_now = [listed.id for listed in self._roster if not self._breakers.usable(listed.id)]
+        return f"the breaker of {', '.join(open_now)} is open" if open_now else None
+
+    def _new_id(self) -> str:
+        return uuid7(self._clock.now_ms(), self._chance.getrandbits(74))
+
+
+def _address(notification: Notification) -> str:
+    return address_of(notification.recipient, notification.channel)
+
+
+def _hint(name: CommandName, status: Status) -> str:
+    if name in (CommandName.RETRY, CommandName.RESEND):
+        return "A synchronous send is never repeated; one that was resent lives on in its successor."
+    if status is Status.SENDING:
+        return "An attempt is under way; try again when it has ended."
+    return "See `homing status` for what happened to it."

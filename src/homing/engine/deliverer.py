@@ -1,0 +1,243 @@
+"""One claimed batch on its way: guard → route → send → decide → settler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.breaker import Gate
+from homing.core.decide import NOTHING_AGAINST_IT, Facts, decide, judge, postpone
+from homing.core.errors import StoreError
+from homing.core.failover import Choice, choose, rotation
+from homing.core.model import Claim, Lease, Mode, Outcome, OutcomeKind, Reason, Settlement
+from homing.core.policy import Keys, RetryPolicy
+from homing.core.ports import Backend, Chance, Clock, Delivery, Directory
+from homing.engine.breakers import Breakers, longest_trial_ms
+from homing.engine.intake import LEASE_MARGIN_MS, SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.policies import Policies
+from homing.engine.roster import Roster
+
+log = logging.getLogger("homing.deliverer")
+
+_HOOK_PAUSE_MS = 5_000
+_STORE_PAUSE_MS = 1_000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+class Ready(Struct, frozen=True):
+    """A claim that the guard let pass, with the policy of this decision."""
+
+    claim: Claim
+    policy: RetryPolicy
+    trial: bool = False
+
+
+class Deliverer:
+    """Attempts claims. Everything it decides comes from `core`; everything it does ends at the settler."""
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        roster: Roster,
+        policies: Policies,
+        breakers: Breakers,
+        directory: Directory,
+        clock: Clock,
+        chance: Chance,
+    ) -> None:
+        self._backend = backend
+        self._roster = roster
+        self._policies = policies
+        self._breakers = breakers
+        self._directory = directory
+        self._clock = clock
+        self._chance = chance
+        self._slots = {listed.id: asyncio.Semaphore(listed.max_in_flight) for listed in roster}
+
+    async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[Ready]:
+        """Ends or postpones what must not be attempted now; the others are ready."""
+        try:
+            facts: Mapping[str, Facts] = await self._directory.facts(claims)
+        except Exception as error:  # a user's hook may fail in any way; then nobody is told anything
+            log.warning("recipient directory failed, %d notifications wait: %s", len(claims), error)
+            for claim in claims:
+                settle(postpone(claim, self.policy(claim), _HOOK_PAUSE_MS, None))
+            return []
+        ready = []
+        for claim in claims:
+            policy = self.policy(claim)
+            known = facts.get(claim.id, NOTHING_AGAINST_IT)
+            ended = judge(claim, policy, known, now=self._breakers.now())
+            if ended is None:
+                ready.append(Ready(claim, policy))
+            else:
+                settle(ended)
+        return ready
+
+    async def route(self, ready: Sequence[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
+        """Chooses each claim's provider and records a changed one before anything is sent there."""
+        await self._win_trials(ready)
+        placed: list[Ready] = []
+        moved: list[Ready] = []
+        for one in ready:
+            choice = self._choose(one.claim)
+            if choice.stop is None:
+                wait_ms = choice.wait_ms or self._wait_ms(one.claim)
+                settle(postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER))
+                continue
+            trial = self._breakers.spend_trial(choice.stop.provider)
+            if choice.stop.provider == one.claim.provider:
+                placed.append(replace(one, trial=trial))
+            else:
+                outlet = choice.stop.outlet(one.claim.address)
+                claim = replace(one.claim, provider=choice.stop.provider, outlet=outlet, failures_here=0)
+                moved.append(Ready(claim, one.policy, trial))
+        return placed + await self._record_moves(moved, settle)
+
+    async def attempt(self, one: Ready, timeout_ms: int | None = None) -> Settlement | None:
+        """One send and its decision. None: the lease is gone, somebody else settles it."""
+        claim, timeout_ms = one.claim, timeout_ms or self.timeout_ms(one)
+        async with self._slots[claim.provider]:
+            if not await self._fits(claim, timeout_ms):
+                return None
+            began_ms = self._clock.monotonic_ms()
+            outcome = await self._send(claim, timeout_ms)
+            latency_ms = self._clock.monotonic_ms() - began_ms
+        self._breakers.record(claim.provider, outcome.kind, trial=one.trial)
+        return decide(
+            claim,
+            outcome,
+            one.policy,
+            self._roster.route(claim.channel),
+            elapsed_ms=max(0, self._breakers.now() - claim.started_at),
+            latency_ms=latency_ms,
+            u=self._chance.random(),
+        )
+
+    def settle_lost(self, claim: Claim) -> Settlement:
+        """The settlement of a lease that ran out: the worker died, or was away for too long."""
+        elapsed_ms = max(0, self._breakers.now() - claim.started_at)
+        outcome = Outcome(OutcomeKind.LOST, error_code="lost", error=f"worker {claim.worker} was lost")
+        return decide(
+            claim,
+            outcome,
+            self.policy(claim),
+            self._roster.route(claim.channel),
+            elapsed_ms=elapsed_ms,
+            latency_ms=elapsed_ms,
+            u=self._chance.random(),
+        )
+
+    def policy(self, claim: Claim) -> RetryPolicy:
+        keys = Keys(claim.tenant, claim.type, claim.origin, claim.channel, claim.priority)
+        return self._policies.book.policy(keys, claim.mode)
+
+    def timeout_ms(self, one: Ready) -> int:
+        return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is Mode.SYNCHRONOUS else one.policy.timeout_ms
+
+    async def _win_trials(self, ready: Sequence[Ready]) -> None:
+        """Where a half-open breaker offers its one trial, tries to win it for a claim that would go there."""
+        for start, channel in dict.fromkeys((one.claim.provider, one.claim.channel) for one in ready):
+            for stop in rotation(self._roster.route(channel), start):
+                if self._breakers.usable(stop.provider):
+                    break
+                if self._breakers.gate(stop.provider) is Gate.TRIAL and await self._breakers.try_trial(
+                    stop.provider, longest_trial_ms(self._policies.book)
+                ):
+                    break
+
+    def _choose(self, claim: Claim) -> Choice:
+        return choose(
+            self._roster.route(claim.channel),
+            claim.provider,
+            pinned=claim.pinned,
+            usable=self._breakers.usable,
+            holds=claim.holds,
+            now=self._breakers.now(),
+        )
+
+    def _wait_ms(self, claim: Claim) -> int:
+        """Until one of its providers may take a trial."""
+        route = self._roster.route(claim.channel)
+        names = [stop.provider for stop in route if not claim.pinned or stop.provider == claim.provider]
+        return min((self._breakers.wait_ms(name) for name in names), default=30_000)
+
+    async def _record_moves(self, moved: list[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
+        if not moved:
+            return []
+        leases = [Lease(m.claim.id, m.claim.token, m.claim.provider, m.claim.outlet) for m in moved]
+        lease_ms = max(self.timeout_ms(m) for m in moved) + LEASE_MARGIN_MS
+        try:
+            held = await self._backend.extend(leases, lease_ms)
+        except StoreError as error:
+            log.warning("could not record a failover, %d notifications wait: %s", len(moved), error)
+            for one in moved:
+                settle(postpone(one.claim, one.policy, _STORE_PAUSE_MS, None))
+            return []
+        until = self._breakers.now() + lease_ms
+        return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
+
+    async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
+        """A send starts only if it can end inside its lease; a short lease is prolonged first."""
+        if claim.lease_until - self._breakers.now() > timeout_ms:
+            return True
+        try:
+            held = await self._backend.extend([Lease(claim.id, claim.token)], timeout_ms + LEASE_MARGIN_MS)
+        except StoreError as error:
+            log.warning("could not prolong the lease of %s, it is left to the reaper: %s", claim.id, error)
+            return False
+        return claim.id in held
+
+    async def _send(self, claim: Claim, timeout_ms: int) -> Outcome:
+        delivery = Delivery(
+            notification_id=claim.id,
+            tenant=claim.tenant,
+            channel=claim.channel,
+            type=claim.type,
+            priority=claim.priority,
+            recipient=claim.message.recipient,
+            address=claim.address,
+            content=claim.message.content,
+            idempotency_key=claim.id,
+            attempt=claim.attempt,
+            timeout_ms=timeout_ms,
+            expires_at=claim.expires_at,
+            locale=claim.message.locale,
+            metadata=claim.message.metadata,
+        )
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return clean(await self._roster[claim.provider].provider.send(delivery))
+        except TimeoutError:
+            error = f"no answer within {timeout_ms} ms"
+            return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
+        except Exception as error:  # a provider must not raise; if it does, it may have sent
+            log.exception("provider %s raised", claim.provider)
+            return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=_plain(repr(error)))
+
+
+def clean(outcome: object) -> Outcome:
+    """A provider's answer is untrusted input: bounded, printable, and of the right kind."""
+    if not isinstance(outcome, Outcome):
+        error = f"the provider answered with {type(outcome).__name__}"
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=error)
+    wait_ms = outcome.retry_after_ms
+    return replace(
+        outcome,
+        error=_plain(outcome.error),
+        error_code=_plain(outcome.error_code, 100),
+        provider_message_id=_plain(outcome.provider_message_id, 255),
+        retry_after_ms=wait_ms if isinstance(wait_ms, int) and wait_ms > 0 else None,
+    )
+
+
+def _plain(text: str | None, longest: int = 500) -> str | None:
+    return (
+        None if text is None else _CONTROL.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
+    )

@@ -1,0 +1,216 @@
+"""From a request to what the store accepts: validate → resolve recipients → render → mode, route, keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from homing.core.errors import InvalidRequest, TemplateNotFound
+from homing.core.ids import uuid7
+from homing.core.model import Channel, Content, Message, Mode, NewNotification, Recipient, Submission, lane_of
+from homing.core.modes import SYNCHRONOUS_TYPES, mode_of
+from homing.core.policy import MODES, Keys
+from homing.core.ports import Chance, Clock, Directory, Renderer
+from homing.core.request import (
+    SendLimits,
+    SendRequest,
+    address_of,
+    channels_of,
+    check_content,
+    check_json,
+    check_names,
+    priority_of,
+    provider_id,
+    recipients_of,
+)
+from homing.engine.policies import Policies
+from homing.engine.roster import Roster
+
+LEASE_MARGIN_MS = 10_000
+"""A lease is an attempt's timeout and this much more."""
+
+SYNCHRONOUS_TIMEOUT_MS = MODES[Mode.SYNCHRONOUS]["timeout_ms"]
+"""Hard, for the whole call, whatever a rule says about attempts elsewhere."""
+
+
+class IntakeSettings(Struct, frozen=True, kw_only=True):
+    """What intake may be told."""
+
+    limits: SendLimits = SendLimits()
+    synchronous_types: frozenset[str] = SYNCHRONOUS_TYPES
+    dedup_windows_ms: Mapping[str, int] = field(default_factory=dict)
+    """Type → window: the same message to the same recipient within it is accepted once."""
+    dedup_key_window_ms: int = 10 * 60_000
+    """For a request with a dedup key whose type has no window of its own."""
+
+
+class Intake:
+    """Everything that is checked and worked out before a notification is promised."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        policies: Policies,
+        directory: Directory,
+        renderer: Renderer | None,
+        clock: Clock,
+        chance: Chance,
+        settings: IntakeSettings,
+        name: str,
+    ) -> None:
+        self._roster = roster
+        self._policies = policies
+        self._directory = directory
+        self._renderer = renderer
+        self._clock = clock
+        self._chance = chance
+        self._settings = settings
+        self._name = name
+
+    async def prepare(self, tenant: str, request: SendRequest) -> Submission:
+        """One submission for the store, or `InvalidRequest` naming the field."""
+        self._check(request)
+        channels = channels_of(request)
+        recipients = await self._resolve(tenant, recipients_of(request, self._settings.limits))
+        mode = self._mode(request, channels, recipients)
+        notifications = [
+            await self._notification(tenant, request, recipient, channel, mode)
+            for recipient in recipients
+            for channel in channels
+        ]
+        synchronous = mode is Mode.SYNCHRONOUS
+        return Submission(
+            tenant=tenant,
+            batch_id=self._id(),
+            notifications=tuple(notifications),
+            idempotency_key=request.idempotency_key,
+            fingerprint=_fingerprint(request) if request.idempotency_key else "",
+            lease_to=self._name if synchronous else None,
+            lease_ms=SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
+        )
+
+    def _check(self, request: SendRequest) -> None:
+        limits = self._settings.limits
+        check_names(request)
+        check_json(request.metadata, "metadata", limits, limits.metadata_bytes)
+        check_json(request.data, "data", limits, limits.content_bytes)
+        if request.template_key is None and request.content is None:
+            raise InvalidRequest("content", "is missing; give content, or templateKey and data")
+        if request.template_key is not None and request.content is not None:
+            raise InvalidRequest("content", "and templateKey are both given; give one of them")
+        for name, at in (("sendAt", request.send_at), ("expiresAt", request.expires_at)):
+            if at is not None and at.tzinfo is None:
+                raise InvalidRequest(name, "has no time zone; give one, e.g. 2026-01-31T09:00:00Z")
+        now, send_at, expires_at = self._clock.now_ms(), _ms(request.send_at), _ms(request.expires_at)
+        if expires_at is not None and expires_at <= max(now, send_at or now):
+            raise InvalidRequest("expiresAt", "is not after now and sendAt; nothing could be sent in time")
+
+    async def _resolve(self, tenant: str, recipients: Sequence[Recipient]) -> list[Recipient]:
+        """Fills in what the directory knows; what the request says wins."""
+        ids = {r.id for r in recipients if r.id}
+        known = await self._directory.resolve(tenant, ids) if ids else {}
+        return [_merged(known[r.id], r) if r.id and r.id in known else r for r in recipients]
+
+    def _mode(
+        self, request: SendRequest, channels: Sequence[Channel], recipients: Sequence[Recipient]
+    ) -> Mode:
+        mode = mode_of(
+            synchronous=request.synchronous,
+            type_=_type(request),
+            priority=priority_of(request.priority),
+            bulk=request.bulk,
+            synchronous_types=self._settings.synchronous_types,
+        )
+        if mode is Mode.SYNCHRONOUS:
+            if len(channels) > 1 or len(recipients) > 1:
+                raise InvalidRequest("synchronous", "is for one recipient and one channel")
+            if request.send_at is not None:
+                raise InvalidRequest(
+                    "sendAt", "and synchronous exclude each other: it is sent now or not at all"
+                )
+        return mode
+
+    async def _notification(
+        self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel, mode: Mode
+    ) -> NewNotification:
+        type_, priority = _type(request), priority_of(request.priority)
+        address = address_of(recipient, channel)
+        content, locale = await self._content(tenant, request, recipient, channel)
+        check_content(content, channel, self._settings.limits)
+        forced = provider_id(request.provider) if request.provider else None
+        stop = self._roster.first_stop(channel, forced)
+        policy = self._policies.book.policy(Keys(tenant, type_, request.origin, channel, priority), mode)
+        window_ms = self._settings.dedup_windows_ms.get(
+            type_, self._settings.dedup_key_window_ms if request.dedup_key else 0
+        )
+        return NewNotification(
+            id=self._id(),
+            channel=channel,
+            mode=mode,
+            lane=lane_of(mode, channel),
+            type=type_,
+            category=request.category or type_,
+            priority=priority,
+            origin=request.origin,
+            provider=stop.provider,
+            outlet=stop.outlet(address),
+            pinned=forced is not None,
+            address=address,
+            message=Message(
+                recipient=recipient,
+                content=content,
+                template_key=request.template_key,
+                locale=locale,
+                metadata=request.metadata,
+            ),
+            send_at=_ms(request.send_at),
+            expires_at=_ms(request.expires_at),
+            max_age_ms=policy.max_age_ms,
+            dedup_key=_dedup_key(request.dedup_key, type_, channel, address, content) if window_ms else None,
+            dedup_window_ms=window_ms,
+        )
+
+    async def _content(
+        self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel
+    ) -> tuple[Content, str | None]:
+        if request.content is not None:
+            return request.content, recipient.locale
+        assert request.template_key is not None, "checked: content or a template"
+        if self._renderer is None:
+            raise TemplateNotFound("templateKey", f"{request.template_key!r}: no templates are configured")
+        data = request.data or {}
+        return await self._renderer.render(tenant, request.template_key, channel, recipient.locale, data)
+
+    def _id(self) -> str:
+        return uuid7(self._clock.now_ms(), self._chance.getrandbits(74))
+
+
+def _type(request: SendRequest) -> str:
+    return request.type or request.template_key or "message"
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp() * 1000)
+
+
+def _merged(known: Recipient, given: Recipient) -> Recipient:
+    said = {name: value for name in given.__struct_fields__ if (value := getattr(given, name)) is not None}
+    return replace(known, **said)
+
+
+def _fingerprint(request: SendRequest) -> str:
+    """Of what was asked, not of the key it was asked under."""
+    body = msgspec.json.encode(replace(request, idempotency_key=None), order="deterministic")
+    return sha256(body).hexdigest()
+
+
+def _dedup_key(given: str | None, type_: str, channel: Channel, address: str, content: Content) -> str:
+    """The caller's key, else the content, for this type, channel and address."""
+    what = given if given is not None else msgspec.json.encode(content, order="deterministic").decode()
+    return sha256("\x00".join((type_, channel.value, address, what)).encode()).hexdigest()

@@ -1,0 +1,357 @@
+"""The queue operations: reading the queue's state and doing retry arithmetic over it.
+
+Given other settings as arguments they compute with them and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
+
+from homing.core.backoff import base_delay_ms
+from homing.core.errors import InvalidRequest, NotFound
+from homing.core.failover import next_stop
+from homing.core.model import (
+    ErrorGroup,
+    Filter,
+    History,
+    Mode,
+    Notification,
+    Page,
+    Reason,
+    RollUp,
+    Status,
+    Tally,
+)
+from homing.core.policy import Keys, Resolution, RetryPolicy
+from homing.core.ports import Backend
+from homing.core.states import WAITING
+from homing.engine.policies import Policies
+from homing.engine.roster import Roster
+from homing.engine.upkeep import count
+
+
+class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Where one notification stands in its retries."""
+
+    notification_id: str
+    current_attempts: int
+    max_attempts: int
+    retries_remaining: int
+    has_more_retries: bool
+    last_attempt_at: datetime | None
+    next_retry_at: datetime | None
+    is_ready_for_retry: bool
+    status: Status
+    error_message: str | None
+    current_delay_minutes: float
+    next_delay_minutes: float
+
+
+class AttemptStatistics(Struct, frozen=True, kw_only=True):
+    """Notifications that have had this many attempts."""
+
+    attempts: int
+    count: int
+    pending_count: int
+    failed_count: int
+
+
+class AttemptSuccess(Struct, frozen=True, kw_only=True):
+    """How many of those that ended after this many attempts were sent."""
+
+    attempts: int
+    total: int
+    succeeded: int
+    failed: int
+    success_rate: float
+
+
+class HealthMetrics(Struct, frozen=True, kw_only=True):
+    """The health of the retry system. Purged notifications still count in totals and rates."""
+
+    total_retrying: int
+    """Waiting for a retry, or failed for good after at least one."""
+    avg_attempts: float
+    max_attempts: int
+    oldest_retry: datetime | None
+    pending_retry_count: int
+    permanently_failed_count: int
+    total_notifications: int
+    sent_count: int
+    failed_count: int
+    recovered_by_retry_count: int
+    success_rate: float
+    failure_rate: float
+    retry_recovery_rate: float
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why a notification is where it is, and what comes next."""
+
+    history: History
+    resolution: Resolution
+    verdict: str
+    next_step: str
+
+
+class Operations:
+    """Reads and arithmetic. Mixed into the library's front."""
+
+    _backend: Backend
+    _policies: Policies
+    _roster: Roster
+    tenant: str
+
+    async def get(self, id: str) -> Notification:
+        """One notification; `NotFound` if this tenant has none of that id."""
+        return (await self.history(id)).notification
+
+    async def history(self, id: str) -> History:
+        """One notification with its attempts and everything else that changed it."""
+        found = await self._backend.get(self.tenant, id)
+        if found is None:
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
+        return found
+
+    async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
+        """Newest first; pass the page's cursor for what follows."""
+        return await self._backend.list(self.tenant, filter or Filter(), limit=_limit(limit), cursor=cursor)
+
+    async def explain(self, id: str) -> Explanation:
+        """Which rule applies and why, what happened, what comes next."""
+        history = await self.history(id)
+        await self._policies.refresh()
+        resolution = self._resolution(history.notification)
+        return Explanation(
+            history=history,
+            resolution=resolution,
+            verdict=_verdict(history),
+            next_step=self._next_step(history.notification, resolution.policy),
+        )
+
+    async def select_pending(
+        self, limit: int = 50, max_attempts: int | None = None, delay: timedelta | None = None
+    ) -> tuple[Notification, ...]:
+        """What is ready to be attempted now, by its policy or by the settings given."""
+        if max_attempts is None and delay is None:
+            return (await self._backend.waiting(self.tenant, limit=_limit(limit), ready=True)).items
+        now = await self._now()
+        ready: list[Notification] = []
+        async for notification in self._all_waiting():
+            allowed = max_attempts if max_attempts is not None else self._policy(notification).max_attempts
+            due = self.next_retry_time(notification, delay, now=now)
+            if notification.attempt_count < allowed and due is None:
+                ready.append(notification)
+                if len(ready) == limit:
+                    break
+        return tuple(ready)
+
+    def calculate_delay(
+        self, attempt: int, delay: timedelta | None = None, *, keys: Keys | None = None
+    ) -> timedelta:
+        """The backoff after attempt `attempt`, before jitter: from `delay` doubling, or by the policy."""
+        if attempt < 0:
+            raise InvalidRequest("attempt", f"is {attempt}; attempts count from 0")
+        return timedelta(milliseconds=base_delay_ms(self._policy_for(delay, keys), attempt))
+
+    def next_retry_time(
+        self, notification: Notification, delay: timedelta | None = None, *, now: datetime | None = None
+    ) -> datetime | None:
+        """When it is to be tried again; None: it is ready now, or nothing will be tried."""
+        if notification.status not in WAITING:
+            return None
+        if delay is None or notification.last_attempt_at is None:
+            due = notification.next_retry_at if delay is None else None
+        else:
+            due = notification.last_attempt_at + self.calculate_delay(notification.attempt_count, delay)
+        return due if due is not None and due > (now or datetime.now(UTC)) else None
+
+    def is_ready(self, notification: Notification, delay: timedelta | None = None) -> bool:
+        """Whether it may be attempted now."""
+        return notification.status in WAITING and self.next_retry_time(notification, delay) is None
+
+    async def retry_info(
+        self, id: str, max_attempts: int | None = None, delay: timedelta | None = None
+    ) -> RetryInfo:
+        """Where one notification stands in its retries, by its policy or by the settings given."""
+        n, now = await self.get(id), await self._now()
+        policy = self._policy(n) if delay is None else self._policy_for(delay, None)
+        allowed = max_attempts if max_attempts is not None else self._policy(n).max_attempts
+        remaining = max(0, allowed - n.attempt_count)
+        due = self.next_retry_time(n, delay, now=now)
+        return RetryInfo(
+            notification_id=n.id,
+            current_attempts=n.attempt_count,
+            max_attempts=allowed,
+            retries_remaining=remaining,
+            has_more_retries=remaining > 0 and n.status in WAITING | {Status.SENDING},
+            last_attempt_at=n.last_attempt_at,
+            next_retry_at=due,
+            is_ready_for_retry=n.status in WAITING and due is None,
+            status=n.status,
+            error_message=n.last_error,
+            current_delay_minutes=base_delay_ms(policy, n.attempt_count) / 60_000,
+            next_delay_minutes=base_delay_ms(policy, n.attempt_count + 1) / 60_000,
+        )
+
+    async def retry_statistics(self) -> tuple[AttemptStatistics, ...]:
+        """By number of attempts made."""
+        tallies = await self._backend.tallies(self.tenant)
+        numbers = sorted({t.attempts for t in tallies if t.attempts and t.count})
+        return tuple(
+            AttemptStatistics(
+                attempts=n,
+                count=sum(t.count for t in tallies if t.attempts == n),
+                pending_count=count([t for t in tallies if t.attempts == n], *WAITING),
+                failed_count=count([t for t in tallies if t.attempts == n], Status.FAILED),
+            )
+            for n in numbers
+        )
+
+    async def success_by_attempt(self) -> tuple[AttemptSuccess, ...]:
+        """Of those that ended after n attempts, how many were sent. Purged ones count."""
+        tallies = await self._backend.tallies(self.tenant)
+        rows = []
+        for n in sorted({t.attempts for t in tallies if t.attempts}):
+            sent = _ever([t for t in tallies if t.attempts == n], Status.SENT, Status.DELIVERED)
+            failed = _ever([t for t in tallies if t.attempts == n], Status.FAILED)
+            if total := sent + failed:
+                rate = round(100.0 * sent / total, 2)
+                rows.append(
+                    AttemptSuccess(attempts=n, total=total, succeeded=sent, failed=failed, success_rate=rate)
+                )
+        return tuple(rows)
+
+    async def waiting(self, delay: timedelta | None = None, *, limit: int = 50) -> tuple[Notification, ...]:
+        """Those in backoff: attempted before, not ready yet, soonest first."""
+        if delay is None:
+            page = await self._backend.waiting(self.tenant, limit=_limit(limit), ready=False)
+            return tuple(n for n in page.items if n.attempt_count)
+        now = await self._now()
+        found = [
+            (due, n)
+            async for n in self._all_waiting()
+            if n.attempt_count and (due := self.next_retry_time(n, delay, now=now)) is not None
+        ]
+        return tuple(n for _, n in sorted(found, key=lambda pair: (pair[0], pair[1].id))[:limit])
+
+    async def health_metrics(self) -> HealthMetrics:
+        """Thirteen numbers that say how retrying goes."""
+        tallies = await self._backend.tallies(self.tenant)
+        retried = [
+            t
+            for t in tallies
+            if t.count and ((t.status is Status.RETRYING) or (t.status is Status.FAILED and t.attempts > 1))
+        ]
+        retrying = sum(t.count for t in retried)
+        sent = _ever(tallies, Status.SENT, Status.DELIVERED)
+        failed = _ever(tallies, Status.FAILED)
+        recovered = _ever([t for t in tallies if t.attempts > 1], Status.SENT, Status.DELIVERED)
+        total = sum(t.count + t.purged for t in tallies)
+        return HealthMetrics(
+            total_retrying=retrying,
+            avg_attempts=round(sum(t.attempts * t.count for t in retried) / retrying, 1) if retrying else 0.0,
+            max_attempts=max((t.attempts for t in retried), default=0),
+            oldest_retry=await self._backend.oldest_retry_at(self.tenant),
+            pending_retry_count=count(tallies, Status.RETRYING),
+            permanently_failed_count=count([t for t in retried if t.status is Status.FAILED], Status.FAILED),
+            total_notifications=total,
+            sent_count=sent,
+            failed_count=failed,
+            recovered_by_retry_count=recovered,
+            success_rate=_per_cent(sent, total),
+            failure_rate=_per_cent(failed, total),
+            retry_recovery_rate=_per_cent(recovered, sent),
+        )
+
+    async def error_groups(self, limit: int = 50) -> tuple[ErrorGroup, ...]:
+        """Dead letters by what they died of, most first."""
+        return await self._backend.error_groups(self.tenant, limit=_limit(limit))
+
+    async def queue_counts(self) -> dict[str, int]:
+        """How many notifications have each status."""
+        tallies = await self._backend.tallies(self.tenant)
+        return {status.value: count(tallies, status) for status in Status}
+
+    async def roll_ups(self, since: timedelta = timedelta(hours=24)) -> tuple[RollUp, ...]:
+        """Hourly sums by channel and provider."""
+        return await self._backend.roll_ups(self.tenant, since_ms=int(since.total_seconds() * 1000))
+
+    def _resolution(self, n: Notification) -> Resolution:
+        return self._policies.book.resolve(Keys(n.tenant, n.type, n.origin, n.channel, n.priority), n.mode)
+
+    def _policy(self, n: Notification) -> RetryPolicy:
+        return self._resolution(n).policy
+
+    def _policy_for(self, delay: timedelta | None, keys: Keys | None) -> RetryPolicy:
+        if delay is not None:
+            if delay < timedelta(0):
+                raise InvalidRequest("delay", f"is {delay}; a delay cannot be negative")
+            return RetryPolicy(base_ms=int(delay.total_seconds() * 1000))
+        if keys is None:
+            raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
+        return self._policies.book.policy(keys, Mode.STANDARD)
+
+    def _next_step(self, n: Notification, policy: RetryPolicy) -> str:
+        if n.status is Status.SENDING:
+            return f"attempt {n.attempt_count} is under way at {n.provider}"
+        if n.status is Status.IN_DOUBT:
+            return "waits for a receipt, a look-up or an operator: homing resolve says what became of it"
+        if n.status not in WAITING:
+            return "nothing more happens by itself"
+        assert n.next_retry_at is not None, "what waits has a due time"
+        other, _ = (None, False) if n.pinned else next_stop(self._roster.route(n.channel), n.provider)
+        then = f", after {policy.failover_after} failures there {other.provider}" if other else ""
+        held = f" ({n.reason.value.lower()})" if n.reason is not None else ""
+        at = n.next_retry_at.isoformat(timespec="seconds")
+        return (
+            f"attempt {n.attempt_count + 1} of {policy.max_attempts} at {at}{held} goes to {n.provider}{then}"
+        )
+
+    async def _all_waiting(self) -> AsyncIterator[Notification]:
+        cursor: str | None = None
+        while True:
+            page = await self._backend.list(
+                self.tenant, Filter(statuses=(Status.PENDING, Status.RETRYING)), limit=500, cursor=cursor
+            )
+            for notification in page.items:
+                yield notification
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    async def _now(self) -> datetime:
+        return datetime.fromtimestamp(await self._backend.now_ms() / 1000, UTC)
+
+
+def _verdict(history: History) -> str:
+    n = history.notification
+    error = f": {n.last_error}" if n.last_error else ""
+    match n.status:
+        case Status.SENT | Status.DELIVERED:
+            return f"{n.status.value} by {n.provider} at attempt {n.attempt_count}"
+        case Status.FAILED if n.reason is Reason.PROVIDER_UNAVAILABLE:
+            return f"no provider took it within its maximum age, after {n.attempt_count} attempts{error}"
+        case Status.FAILED:
+            return f"failed after {n.attempt_count} attempts ({n.reason or 'no reason kept'}){error}"
+        case Status.RETRYING:
+            return f"{n.attempt_count} attempts so far{error}"
+        case _:
+            return f"{n.status.value}{f' ({n.reason.value})' if n.reason else ''}"
+
+
+def _ever(tallies: Sequence[Tally], *statuses: Status) -> int:
+    return sum(t.count + t.purged for t in tallies if t.status in statuses)
+
+
+def _per_cent(part: int, whole: int) -> float:
+    return round(100.0 * part / whole, 1) if whole else 0.0
+
+
+def _limit(limit: int) -> int:
+    if not 1 <= limit <= 10_000:
+        raise InvalidRequest("limit", f"is {limit}; allowed are 1 to 10000")
+    return limit

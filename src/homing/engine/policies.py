@@ -1,0 +1,128 @@
+"""The policy book in force: the configured rules, and what was changed while running.
+
+A change is kept with who, when, before and after, and holds from the next decision on; other processes
+see it within seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homing.core.errors import ConfigError
+from homing.core.ids import uuid7
+from homing.core.model import Entry
+from homing.core.policy import PolicyBook, Preset, Rule, decode_rule
+from homing.core.ports import Chance, Clock, Registry
+
+EVERY_TENANT = "*"
+"""Reference data that belongs to no tenant is filed under this."""
+
+_RULE, _CHANGE = "policy", "policy_change"
+
+
+class PolicyChange(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One change, as it is kept."""
+
+    rule: str
+    who: str
+    at: int
+    why: str = ""
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+
+
+class Policies:
+    """Resolves policies; changes them at runtime."""
+
+    def __init__(
+        self, preset: Preset, rules: Iterable[Rule], *, registry: Registry, clock: Clock, chance: Chance
+    ) -> None:
+        self._configured = {rule.name: rule for rule in rules}
+        self._preset = preset
+        self._registry = registry
+        self._clock = clock
+        self._chance = chance
+        self._seen: tuple[tuple[str, int], ...] = ()
+        self.book = PolicyBook(preset, self._configured.values())
+
+    async def refresh(self) -> None:
+        """Reads what was changed at runtime, by whichever process."""
+        entries = await self._entries()
+        seen = tuple((entry.key, entry.version) for entry in entries)
+        if seen != self._seen:
+            self.book = self._book(entries)
+            self._seen = seen
+
+    async def set(self, rule: Rule, *, who: str, why: str = "") -> PolicyChange:
+        """Adds or replaces a rule. The whole book is checked first; a bad rule changes nothing."""
+        return await self._change(rule.name, rule, who, why)
+
+    async def remove(self, name: str, *, who: str, why: str = "") -> PolicyChange:
+        """Takes a rule out, also one that the configuration file has."""
+        await self.refresh()
+        if name not in {rule.name for rule in self.book.rules}:
+            raise ConfigError("rule", f"{name!r} does not exist; known are {self._known()}")
+        return await self._change(name, None, who, why)
+
+    async def changes(self, limit: int = 50) -> tuple[PolicyChange, ...]:
+        """Newest first."""
+        entries = await self._registry.list_entries(EVERY_TENANT, _CHANGE, limit=limit)
+        return tuple(msgspec.convert(entry.value, PolicyChange) for entry in entries)
+
+    async def _change(self, name: str, rule: Rule | None, who: str, why: str) -> PolicyChange:
+        while True:
+            entries = await self._entries()
+            current = {r.name: r for r in self._book(entries).rules}.get(name)
+            stored = next((entry for entry in entries if entry.key == name), None)
+            value: dict[str, Any] = {"rule": msgspec.to_builtins(rule)} if rule else {"removed": True}
+            entry = Entry(
+                tenant=EVERY_TENANT,
+                kind=_RULE,
+                key=name,
+                value=value,
+                version=stored.version if stored else 0,
+            )
+            self._book([*(e for e in entries if e.key != name), entry])  # raises where it does not fit
+            now = self._clock.now_ms()
+            change = PolicyChange(
+                rule=name,
+                who=who,
+                at=now,
+                why=why,
+                before=msgspec.to_builtins(current) if current else None,
+                after=msgspec.to_builtins(rule) if rule else None,
+            )
+            note = Entry(
+                tenant=EVERY_TENANT,
+                kind=_CHANGE,
+                key=f"{10**15 - now:015d}-{uuid7(now, self._chance.getrandbits(74))}",  # newest sorts first
+                value=msgspec.to_builtins(change),
+            )
+            if await self._registry.put([entry, note], who=who) is not None:
+                await self.refresh()
+                return change
+
+    async def _entries(self) -> tuple[Entry, ...]:
+        found: list[Entry] = []
+        while True:
+            after = found[-1].key if found else ""
+            page = await self._registry.list_entries(EVERY_TENANT, _RULE, after=after, limit=500)
+            found.extend(page)
+            if len(page) < 500:
+                return tuple(found)
+
+    def _book(self, entries: Iterable[Entry]) -> PolicyBook:
+        rules = dict(self._configured)
+        for entry in entries:
+            if entry.value.get("removed"):
+                rules.pop(entry.key, None)
+            else:
+                rules[entry.key] = decode_rule(entry.value["rule"], f"policy.{entry.key}")
+        return PolicyBook(self._preset, rules.values())
+
+    def _known(self) -> str:
+        return ", ".join(rule.name for rule in self.book.rules) or "none"

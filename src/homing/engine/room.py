@@ -1,0 +1,198 @@
+"""How much a worker can start now, by lane, tenant and outlet. A claim asks for no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeVar
+
+from msgspec import Struct, field
+
+from homing.core.breaker import Gate
+from homing.core.failover import rotation
+from homing.core.model import Claim, ClaimRequest, LaneRoom, Mode, lane_of
+from homing.core.ports import Backend, Clock
+from homing.engine.breakers import Breakers
+from homing.engine.roster import Listed, Roster
+
+QUEUED_MODES = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
+_TOKENS_KEEP_MS = 1_000
+_K = TypeVar("_K")
+
+
+class Slots(Struct, frozen=True, kw_only=True):
+    """Attempts that one worker has under way at most, per lane (mode × channel)."""
+
+    priority: int = 128
+    standard: int = 128
+    bulk: int = 64
+
+    def of(self, mode: Mode) -> int:
+        return int(getattr(self, mode.value))
+
+
+class _Tokens(Struct):
+    left: int = 0
+    until_ms: int = 0
+
+
+class Held(Struct):
+    """What is under way."""
+
+    lanes: Counter[str] = field(default_factory=Counter)
+    tenants: Counter[tuple[str, str]] = field(default_factory=Counter)
+    outlets: Counter[str] = field(default_factory=Counter)
+    providers: Counter[str] = field(default_factory=Counter)
+    total: int = 0
+
+
+class Room:
+    """Counts what is held, and works out what else fits."""
+
+    def __init__(
+        self, *, roster: Roster, breakers: Breakers, backend: Backend, clock: Clock, slots: Slots
+    ) -> None:
+        self._roster = roster
+        self._breakers = breakers
+        self._backend = backend
+        self._clock = clock
+        self._slots = slots
+        self._tokens: dict[str, _Tokens] = {}
+        self.held = Held()
+        self.retry_in_ms: int | None = None
+        """Set when a rate limit or a ramp held something back: look again then."""
+
+    def take(self, claim: Claim) -> None:
+        self._count(claim, 1)
+
+    def release(self, claim: Claim) -> None:
+        self._count(claim, -1)
+
+    async def request(self, worker: str, lease_ms: int, limit: int | None = None) -> ClaimRequest | None:
+        """The next claim, or None where nothing could be started."""
+        self.retry_in_ms = None
+        capacity = {listed.id: await self._capacity(listed) for listed in self._roster}
+        rooms = self._outlets(capacity)
+        lanes = self._lanes(capacity)
+        if limit is not None:
+            lanes = _at_most(lanes, limit)
+        if not lanes:
+            return None
+        return ClaimRequest(
+            worker=worker,
+            lease_ms=lease_ms,
+            lanes=lanes,
+            outlet_slots=max((listed.host_slots or 0 for listed in self._roster), default=0) or 1,
+            outlet_room=rooms,
+        )
+
+    def spend(self, claim: Claim) -> None:
+        """A claim that was taken uses up one token of its provider's rate limit."""
+        if tokens := self._tokens.get(claim.provider):
+            tokens.left = max(0, tokens.left - 1)
+
+    async def _capacity(self, listed: Listed) -> int:
+        """Starts that this provider can take now."""
+        match self._breakers.gate(listed.id):
+            case Gate.STOP:
+                return 1 if self._breakers.usable(listed.id) else 0
+            case Gate.TRIAL:
+                return 1
+            case Gate.GO:
+                free = max(0, listed.max_in_flight - self.held.providers[listed.id])
+        if free and listed.rate is not None:
+            free = min(free, await self._leased_tokens(listed, free))
+        if free:
+            free = self._breakers.ramp_room(listed.id, free)
+            if not free:
+                self._again_in(100)
+        return free
+
+    async def _leased_tokens(self, listed: Listed, want: int) -> int:
+        assert listed.rate is not None, "only for providers with a rate limit"
+        mono = self._clock.monotonic_ms()
+        tokens = self._tokens.setdefault(listed.id, _Tokens())
+        if mono >= tokens.until_ms:
+            tokens.left = 0
+        if not tokens.left:
+            chunk = max(1, min(want, listed.rate.burst, int(listed.rate.per_second / 4) or 1))
+            taken = await self._backend.take(f"provider:{listed.id}", listed.rate, chunk)
+            tokens.left, tokens.until_ms = taken.granted, mono + _TOKENS_KEEP_MS
+            if taken.wait_ms:
+                self._again_in(taken.wait_ms)
+        return tokens.left
+
+    def _outlets(self, capacity: Mapping[str, int]) -> dict[str, int]:
+        """Room by outlet. What waits for a stopped provider shares the room of the one that stands in."""
+        stands_in = {listed.id: self._target(listed.id, capacity) for listed in self._roster}
+        sharers = Counter(target for target in stands_in.values() if target is not None)
+        rooms: dict[str, int] = {}
+        for listed in self._roster:
+            target = stands_in[listed.id]
+            if target is None:
+                rooms[listed.id] = 0
+                continue
+            share, rest = divmod(capacity[target], sharers[target])
+            rooms[listed.id] = share + (rest if target == listed.id or sharers[target] == 1 else 0)
+        for outlet, held in self.held.outlets.items():
+            provider, at, _ = outlet.partition("@")
+            listed_ = self._roster.get(provider)
+            if at and held and listed_ is not None and listed_.host_slots is not None:
+                rooms[outlet] = max(0, listed_.host_slots - held)
+        return rooms
+
+    def _target(self, provider: str, capacity: Mapping[str, int]) -> str | None:
+        """Where an attempt that is meant for `provider` would go now."""
+        for channel in self._roster[provider].channels:
+            for stop in rotation(self._roster.route(channel), provider):
+                if self._breakers.gate(stop.provider) is not Gate.STOP or self._breakers.usable(
+                    stop.provider
+                ):
+                    return stop.provider if capacity[stop.provider] else None
+        return None
+
+    def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneRoom]:
+        lanes: dict[str, LaneRoom] = {}
+        for channel in self._roster.channels:
+            able = sum(capacity[stop.provider] for stop in self._roster.route(channel))
+            for mode in QUEUED_MODES:
+                lane, all_slots = lane_of(mode, channel), self._slots.of(mode)
+                slots = min(all_slots - self.held.lanes[lane], able)
+                if slots <= 0:
+                    continue
+                each = max(1, all_slots - max(1, all_slots // 8)) if all_slots > 1 else 1
+                busy = {t: max(0, each - n) for (at, t), n in self.held.tenants.items() if at == lane and n}
+                lanes[lane] = LaneRoom(slots=slots, tenant_slots=each, tenant_room=busy)
+        return lanes
+
+    def _again_in(self, wait_ms: int) -> None:
+        self.retry_in_ms = wait_ms if self.retry_in_ms is None else min(self.retry_in_ms, wait_ms)
+
+    def _count(self, claim: Claim, by: int) -> None:
+        held = self.held
+        held.total += by
+        held.lanes[claim.lane] += by
+        held.providers[claim.provider] += by
+        _add(held.tenants, (claim.lane, claim.tenant), by)
+        _add(held.outlets, claim.outlet, by)
+
+
+def _add(counter: Counter[_K], key: _K, by: int) -> None:
+    """Counts, and forgets what is down to nothing: tenants and hosts come and go."""
+    counter[key] += by
+    if not counter[key]:
+        del counter[key]
+
+
+def _at_most(lanes: dict[str, LaneRoom], limit: int) -> dict[str, LaneRoom]:
+    """The lanes with no more than `limit` slots in all, the more urgent ones first."""
+    kept: dict[str, LaneRoom] = {}
+    for lane, room in sorted(
+        lanes.items(), key=lambda item: QUEUED_MODES.index(Mode(item[0].partition(".")[0]))
+    ):
+        if limit > 0:
+            kept[lane] = LaneRoom(
+                slots=min(room.slots, limit), tenant_slots=room.tenant_slots, tenant_room=room.tenant_room
+            )
+            limit -= kept[lane].slots
+    return kept

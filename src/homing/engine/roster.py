@@ -1,0 +1,99 @@
+"""The providers that are wired in, and the route of each channel over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from homing.core.breaker import BreakerPolicy, default_policy
+from homing.core.errors import ConfigError, InvalidRequest
+from homing.core.failover import Route, Stop
+from homing.core.limits import RateLimit
+from homing.core.model import Channel
+from homing.core.ports import Provider
+
+
+class Listed(Struct, frozen=True, kw_only=True):
+    """One provider with its settings."""
+
+    id: str
+    provider: Provider
+    channels: tuple[Channel, ...]
+    max_in_flight: int = 128
+    rate: RateLimit | None = None
+    breaker: BreakerPolicy | None = None
+    host_slots: int | None = None
+    """Set for webhooks: in-flight sends to one host."""
+
+    @property
+    def breaker_policy(self) -> BreakerPolicy:
+        return self.breaker or default_policy(self.channels[0])
+
+
+class Roster:
+    """Providers by id, and routes by channel in the order in which they were listed or configured."""
+
+    def __init__(
+        self, providers: Iterable[Listed], routes: Mapping[Channel, Sequence[str]] | None = None
+    ) -> None:
+        self._listed: dict[str, Listed] = {}
+        for listed in providers:
+            _check(listed)
+            if listed.id in self._listed:
+                raise ConfigError(f"providers.{listed.id}", "appears twice; provider ids must differ")
+            self._listed[listed.id] = listed
+        self._routes = {channel: self._route(channel, (routes or {}).get(channel)) for channel in Channel}
+
+    def __iter__(self) -> Iterator[Listed]:
+        return iter(self._listed.values())
+
+    def __contains__(self, provider: str) -> bool:
+        return provider in self._listed
+
+    def __getitem__(self, provider: str) -> Listed:
+        return self._listed[provider]
+
+    def get(self, provider: str) -> Listed | None:
+        return self._listed.get(provider)
+
+    def route(self, channel: Channel) -> Route:
+        return self._routes[channel]
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Those that have at least one provider."""
+        return tuple(channel for channel, route in self._routes.items() if route)
+
+    def first_stop(self, channel: Channel, forced: str | None) -> Stop:
+        """Where a new notification goes first; a clear error where it cannot go anywhere."""
+        route = self._routes[channel]
+        if not route:
+            able = ", ".join(c.value for c in self.channels) or "none yet"
+            raise InvalidRequest("channel", f"{channel} has no provider; configured are {able}")
+        if forced is None:
+            return route[0]
+        for stop in route:
+            if stop.provider == forced:
+                return stop
+        known = ", ".join(stop.provider for stop in route)
+        raise InvalidRequest("provider", f"{forced!r} does not serve {channel}; allowed are {known}")
+
+    def _route(self, channel: Channel, order: Sequence[str] | None) -> Route:
+        able = [listed.id for listed in self._listed.values() if channel in listed.channels]
+        for name in order or ():
+            if name not in able:
+                raise ConfigError(
+                    f"routes.{channel}",
+                    f"names {name!r}, which does not serve it; allowed are {', '.join(able)}",
+                )
+        return tuple(Stop(name, self._listed[name].host_slots is not None) for name in (order or able))
+
+
+def _check(listed: Listed) -> None:
+    if listed.max_in_flight < 1:
+        raise ConfigError(
+            f"providers.{listed.id}.max_in_flight", f"is {listed.max_in_flight}; it must be at least 1"
+        )
+    if not listed.channels:
+        raise ConfigError(f"providers.{listed.id}.channels", "is empty; name at least one channel")

@@ -1,0 +1,88 @@
+"""Collects settlements and writes them in batches: at most N rows, at most T milliseconds old."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from homing.core.errors import StoreUnavailable
+from homing.core.model import Settlement
+from homing.core.ports import Clock, Store
+
+log = logging.getLogger("homing.settler")
+
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 2_000
+
+
+class Settler:
+    """One per worker. A settlement that is handed in is written, however long the store is away.
+
+    Should the process die first, its lease expires and the attempt is settled as lost.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
+        batch_size: int = 500,
+        linger_ms: int = 2,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._on_settled = on_settled
+        self._batch_size = batch_size
+        self._linger_ms = linger_ms
+        self._waiting: list[Settlement] = []
+        self._writing = 0
+        self._arrived = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.stale = 0
+        """Settlements refused because the lease had been taken over meanwhile."""
+
+    @property
+    def backlog(self) -> int:
+        return len(self._waiting) + self._writing
+
+    def add(self, settlement: Settlement) -> None:
+        self._waiting.append(settlement)
+        self._empty.clear()
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Writes until cancelled."""
+        while True:
+            await self._arrived.wait()
+            if len(self._waiting) < self._batch_size:
+                await self._clock.sleep_ms(self._linger_ms)
+            batch, self._waiting = self._waiting[: self._batch_size], self._waiting[self._batch_size :]
+            if not self._waiting:
+                self._arrived.clear()
+            self._writing = len(batch)
+            await self._write(batch)
+            self._writing = 0
+            if not self.backlog:
+                self._empty.set()
+
+    async def drained(self) -> None:
+        """Returns when everything handed in so far is written."""
+        await self._empty.wait()
+
+    async def _write(self, batch: list[Settlement]) -> None:
+        pause_ms = _FIRST_PAUSE_MS
+        while True:
+            try:
+                result = await self._store.settle(batch)
+            except StoreUnavailable as error:
+                log.warning("settling waits for the store: %s", error)
+                await self._clock.sleep_ms(pause_ms)
+                pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+                continue
+            break
+        refused = {*result.stale, *result.missing}
+        self.stale += len(refused)
+        for settlement in batch:
+            self._on_settled(settlement, settlement.id not in refused)

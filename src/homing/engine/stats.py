@@ -1,0 +1,51 @@
+"""What a worker counts while it runs."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from homing.core.model import Settlement, Status
+
+LATENESS_BUCKETS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000)
+
+
+class Processed(Struct, kw_only=True):
+    """What became of what was taken: the answer of processing once."""
+
+    processed: int = 0
+    succeeded: int = 0
+    retried: int = 0
+    failed: int = 0
+    other: int = 0
+    """Expired, skipped, cancelled, in doubt or postponed."""
+
+    def count(self, settlement: Settlement) -> None:
+        self.processed += 1
+        match settlement.status:
+            case Status.SENT | Status.DELIVERED:
+                self.succeeded += 1
+            case Status.RETRYING if settlement.attempt is not None:
+                self.retried += 1
+            case Status.FAILED:
+                self.failed += 1
+            case _:
+                self.other += 1
+
+
+class Lateness(Struct):
+    """How long after their due time attempts were claimed."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BUCKETS_MS) + 1))
+    total_ms: int = 0
+    longest_ms: int = 0
+    seen: int = 0
+
+    def note(self, late_ms: int) -> None:
+        self.seen += 1
+        self.total_ms += late_ms
+        self.longest_ms = max(self.longest_ms, late_ms)
+        for index, bound in enumerate(LATENESS_BUCKETS_MS):
+            if late_ms <= bound:
+                self.counts[index] += 1
+                return
+        self.counts[-1] += 1

@@ -1,0 +1,180 @@
+"""What must happen now and then, once across all workers: reaping, purging, health checks, thresholds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.errors import StoreError
+from homing.core.events import ALERT, alert
+from homing.core.ids import uuid7
+from homing.core.model import Claim, Event, Retention, Status, Tally
+from homing.core.ports import Backend, Chance, Clock
+from homing.engine.breakers import Breakers
+from homing.engine.policies import EVERY_TENANT
+
+log = logging.getLogger("homing.upkeep")
+
+_HOUR_MS = 3_600_000
+
+
+class Thresholds(Struct, frozen=True, kw_only=True):
+    """When an operator is to be told."""
+
+    retry_backlog: int = 100
+    failure_rate: float = 5.0
+    """Per cent of what ended in the last hour."""
+    failure_rate_of: int = 20
+    """A rate of fewer than this many says nothing."""
+    oldest_retry_ms: int = 24 * _HOUR_MS
+    dead_letters_growing: int = 10
+    """More new unhandled dead letters between two looks than this."""
+
+
+class UpkeepSettings(Struct, frozen=True, kw_only=True):
+    """How often, how long kept, and when to alert."""
+
+    retention: Retention = Retention()
+    thresholds: Thresholds = Thresholds()
+    purge_every_ms: int = 60_000
+    purge_step: int = 500
+    look_every_ms: int = 60_000
+    reap_step: int = 200
+
+
+class Upkeep:
+    """Runs beside a worker; the store's lead makes sure that one of them does it at a time."""
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        breakers: Breakers,
+        clock: Clock,
+        chance: Chance,
+        worker: str,
+        lease_ms: Callable[[], int],
+        adopt: Callable[[Sequence[Claim]], None],
+        settings: UpkeepSettings,
+    ) -> None:
+        self._backend = backend
+        self._breakers = breakers
+        self._clock = clock
+        self._chance = chance
+        self._worker = worker
+        self._lease_ms = lease_ms
+        self._adopt = adopt
+        self._settings = settings
+        self._due_ms: dict[str, int] = {}
+        self._raised: set[str] = set()
+        self._dead_letters: int | None = None
+
+    async def run(self) -> None:
+        """Looks after the store until cancelled."""
+        while True:
+            await self.run_once()
+            await self._clock.sleep_ms(self._reap_every_ms())
+
+    async def run_once(self) -> None:
+        """One round of what is due; a store that is away is looked after later."""
+        try:
+            if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
+                return
+            await self.reap()
+            await self._every("purge", self._settings.purge_every_ms, self.purge)
+            await self._every("health", self._health_every_ms(), self._breakers.check_health)
+            await self._every("look", self._settings.look_every_ms, self.check_thresholds)
+        except StoreError as error:
+            log.warning("upkeep waits for the store: %s", error)
+
+    async def reap(self) -> int:
+        """Settles expired leases as lost, and ends what waited past its deadline."""
+        total, step = 0, self._settings.reap_step
+        while True:
+            batch = await self._backend.reclaim(self._worker, step, self._lease_ms())
+            self._breakers.learn_time(batch.now)
+            self._adopt(batch.claims)
+            total += len(batch.claims)
+            if len(batch.claims) < step:
+                return total
+
+    async def purge(self, retention: Retention | None = None) -> dict[str, int]:
+        """Removes what is past its age, in small steps, so that nothing else waits for it."""
+        total: dict[str, int] = {}
+        while True:
+            removed = await self._backend.prune(
+                retention or self._settings.retention, self._settings.purge_step
+            )
+            for kind, count in removed.items():
+                total[kind] = total.get(kind, 0) + count
+            if max(removed.values(), default=0) < self._settings.purge_step:
+                return total
+            await self._clock.sleep_ms(1)
+
+    async def check_thresholds(self) -> None:
+        """Raises an alert when a threshold is passed, once until it is fine again."""
+        now = await self._backend.now_ms()
+        tallies = await self._backend.tallies(None)
+        limits = self._settings.thresholds
+        backlog = count(tallies, Status.RETRYING)
+        await self._tell(
+            now, "RetryBacklog", backlog > limits.retry_backlog, f"{backlog} notifications wait for a retry"
+        )
+        rate, ended = await self._failure_rate()
+        high = ended >= limits.failure_rate_of and rate > limits.failure_rate
+        await self._tell(now, "FailureRate", high, f"{rate:.1f} % of {ended} failed in the last hour")
+        oldest = await self._backend.oldest_retry_at(None)
+        age_ms = 0 if oldest is None else now - int(oldest.timestamp() * 1000)
+        old = age_ms > limits.oldest_retry_ms
+        await self._tell(now, "OldestRetry", old, f"a retry has waited for {age_ms // _HOUR_MS} hours")
+        dead = count(tallies, Status.FAILED)
+        grown = dead - (dead if self._dead_letters is None else self._dead_letters)
+        self._dead_letters = dead
+        await self._tell(
+            now,
+            "DeadLettersGrowing",
+            grown > limits.dead_letters_growing,
+            f"{grown} new dead letters, {dead} in all",
+        )
+
+    async def _failure_rate(self) -> tuple[float, int]:
+        sums = await self._backend.roll_ups(None, since_ms=_HOUR_MS)
+        failed = sum(s.failed for s in sums)
+        ended = failed + sum(s.sent for s in sums)
+        return (100.0 * failed / ended if ended else 0.0), ended
+
+    async def _tell(self, now: int, name: str, passed: bool, message: str) -> None:
+        if not passed:
+            self._raised.discard(name)
+            return
+        if name in self._raised:
+            return
+        event = Event(
+            id=uuid7(now, self._chance.getrandbits(74)),
+            name=ALERT,
+            tenant=EVERY_TENANT,
+            at=now,
+            payload=alert(name, message, now),
+        )
+        await self._backend.emit([event])
+        self._raised.add(name)
+
+    async def _every(self, name: str, every_ms: int, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        mono = self._clock.monotonic_ms()
+        if mono >= self._due_ms.get(name, mono):
+            self._due_ms[name] = mono + every_ms
+            await work()
+
+    def _reap_every_ms(self) -> int:
+        return max(100, min(5_000, self._lease_ms() // 4))
+
+    def _health_every_ms(self) -> int:
+        return self._breakers.health_every_ms()
+
+
+def count(tallies: Sequence[Tally], *statuses: Status) -> int:
+    """How many notifications have one of these statuses."""
+    return sum(tally.count for tally in tallies if tally.status in statuses)

@@ -1,0 +1,263 @@
+"""The worker: claims what it can start, delivers it, settles in batches, sleeps until there is work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.errors import StoreError
+from homing.core.model import Claim, ClaimBatch, Lease, Settlement
+from homing.core.ports import Backend, Clock, Waker
+from homing.core.states import WAITING
+from homing.engine.breakers import Breakers
+from homing.engine.deliverer import Deliverer, Ready
+from homing.engine.intake import LEASE_MARGIN_MS
+from homing.engine.policies import Policies
+from homing.engine.room import Room
+from homing.engine.settler import Settler
+from homing.engine.stats import Lateness, Processed
+
+log = logging.getLogger("homing.worker")
+
+_POLICY_REFRESH_MS = 5_000
+_STORE_PAUSE_MS = 1_000
+
+
+class WorkerSettings(Struct, frozen=True, kw_only=True):
+    """How a worker behaves."""
+
+    poll_ms: int = 1_000
+    """How long it sleeps at most when nobody wakes it."""
+    lease_ms: int | None = None
+    """None: the longest timeout of all policies and ten seconds more."""
+    settle_backlog: int = 2_000
+    """Settlements that may wait for the store before no more is claimed."""
+
+
+class Worker:
+    """One per process is enough; as many processes as one likes."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        backend: Backend,
+        policies: Policies,
+        breakers: Breakers,
+        deliverer: Deliverer,
+        room: Room,
+        clock: Clock,
+        waker: Waker,
+        settings: WorkerSettings,
+        on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
+    ) -> None:
+        self.name = name
+        self._backend = backend
+        self._policies = policies
+        self._breakers = breakers
+        self._deliverer = deliverer
+        self._room = room
+        self._clock = clock
+        self._waker = waker
+        self._settings = settings
+        self._observe = on_settled
+        self._settler = Settler(backend, clock, on_settled=self._settled)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._in_flight: dict[str, Claim] = {}
+        self._claimed_last = 0
+        self._released = 0
+        self._draining = False
+        self._sleeps_until_ms = 0
+        self._policies_read_ms: int | None = None
+        self.lateness = Lateness()
+        self.processed = Processed()
+
+    @property
+    def lease_ms(self) -> int:
+        return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
+
+    @property
+    def stale(self) -> int:
+        return self._settler.stale
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    async def run(self) -> None:
+        """Works until `drain` is called and everything under way is settled; cancel it to stop hard."""
+        background = [asyncio.create_task(self._settler.run()), asyncio.create_task(self._keep_leases())]
+        try:
+            while not self._draining:
+                wait_ms = await self._look()
+                if not self._draining:
+                    self._sleeps_until_ms = self._clock.monotonic_ms() + wait_ms
+                    await self._waker.wait(wait_ms)
+                    self._sleeps_until_ms = 0
+            await self._finish()
+        finally:
+            await _cancelled([*self._tasks, *background])
+
+    def drain(self) -> None:
+        """No more claims; what is under way ends and is settled."""
+        self._draining = True
+        self._waker.wake()
+
+    async def run_once(self, limit: int) -> Processed:
+        """Takes at most `limit` due notifications, delivers them, and says what became of them."""
+        background = [asyncio.create_task(self._settler.run()), asyncio.create_task(self._keep_leases())]
+        before = self.processed
+        self.processed = Processed()
+        try:
+            left = limit
+            while left > 0:
+                batch = await self._claim(left)
+                if not batch.claims:
+                    break
+                left -= len(batch.claims)
+                await self._finish()
+            return self.processed
+        finally:
+            self.processed = before
+            await _cancelled([*self._tasks, *background])
+
+    def adopt(self, claims: Sequence[Claim]) -> None:
+        """Settles what a reaper took: lost leases as lost, passed deadlines by the guard."""
+        lost = [claim for claim in claims if not claim.overdue]
+        for claim in lost:
+            self._settler.add(self._deliverer.settle_lost(claim))
+        overdue = [claim for claim in claims if claim.overdue]
+        if overdue:
+            self._spawn(self._guard_only(overdue))
+
+    async def _look(self) -> int:
+        """One claim, if anything can be started; how long to sleep afterwards."""
+        poll_ms = self._settings.poll_ms
+        if self._settler.backlog > self._settings.settle_backlog:
+            return poll_ms
+        try:
+            batch = await self._claim(None)
+        except StoreError as error:
+            log.warning("claiming waits for the store: %s", error)
+            return _STORE_PAUSE_MS
+        waits = [poll_ms]
+        if batch.next_due_at is not None:
+            waits.append(max(1, batch.next_due_at - self._breakers.now()))
+        if self._room.retry_in_ms is not None:
+            waits.append(max(1, self._room.retry_in_ms))
+        return min(waits)
+
+    async def _claim(self, limit: int | None) -> ClaimBatch:
+        await self._refresh()
+        request = await self._room.request(self.name, self.lease_ms, limit)
+        if request is None:
+            return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
+        asked_ms = self._clock.monotonic_ms()
+        batch = await self._backend.claim(request)
+        # Counted from when we asked: we may think a lease shorter than it is, never longer.
+        self._breakers.learn_time(batch.now + self._clock.monotonic_ms() - asked_ms)
+        self._claimed_last, self._released = len(batch.claims), 0
+        for claim in batch.claims:
+            self._in_flight[claim.id] = claim
+            self._room.take(claim)
+            self._room.spend(claim)
+            self.lateness.note(max(0, batch.now - claim.due_at))
+        if batch.claims:
+            self._spawn(self._deliver(batch.claims))
+        return batch
+
+    async def _refresh(self) -> None:
+        await self._breakers.refresh()
+        mono = self._clock.monotonic_ms()
+        if self._policies_read_ms is None or mono - self._policies_read_ms >= _POLICY_REFRESH_MS:
+            await self._policies.refresh()
+            self._policies_read_ms = mono
+
+    async def _deliver(self, claims: Sequence[Claim]) -> None:
+        """Guard and route once per batch, then one task per attempt."""
+        by_id = {claim.id: claim for claim in claims}
+        try:
+            ready = await self._deliverer.guard(claims, self._add)
+            placed = await self._deliverer.route(ready, self._add)
+            for one in placed:
+                self._spawn(self._attempt(by_id.pop(one.claim.id), one))
+        finally:
+            for claim in by_id.values():
+                self._release(claim)
+
+    async def _attempt(self, claim: Claim, one: Ready) -> None:
+        moved = one.claim.provider != claim.provider
+        if moved:
+            self._room.release(claim)
+            self._room.take(one.claim)
+            self._in_flight[claim.id] = one.claim
+        try:
+            settlement = await self._deliverer.attempt(one)
+            if settlement is not None:
+                self._add(settlement)
+        finally:
+            self._release(one.claim)
+
+    async def _guard_only(self, claims: Sequence[Claim]) -> None:
+        await self._deliverer.guard(claims, self._add)
+
+    def _add(self, settlement: Settlement) -> None:
+        self._settler.add(settlement)
+
+    def _settled(self, settlement: Settlement, applied: bool) -> None:
+        if applied:
+            self.processed.count(settlement)
+            due_ms = self._clock.monotonic_ms() + settlement.delay_ms
+            if settlement.status in WAITING and due_ms < self._sleeps_until_ms:
+                self._waker.wake()  # it is due before the worker would have looked again
+        self._observe(settlement, applied)
+
+    def _release(self, claim: Claim) -> None:
+        if self._in_flight.pop(claim.id, None) is None:
+            return
+        self._room.release(claim)
+        self._released += 1
+        if self._claimed_last and (not self._in_flight or self._released * 4 >= self._claimed_last):
+            self._waker.wake()
+
+    async def _keep_leases(self) -> None:
+        """Prolongs the leases of long sends, well before they run out."""
+        while True:
+            await self._clock.sleep_ms(max(50, self.lease_ms // 3))
+            leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
+            if not leases:
+                continue
+            try:
+                held = await self._backend.extend(leases, self.lease_ms)
+            except StoreError as error:
+                log.warning("could not prolong %d leases: %s", len(leases), error)
+                continue
+            gone = [lease.id for lease in leases if lease.id not in held and lease.id in self._in_flight]
+            if gone:
+                log.warning("%d leases were taken over while their send is under way", len(gone))
+
+    async def _finish(self) -> None:
+        """Waits for what is under way, then for its settlement."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._settler.drained()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an attempt broke off; its lease will run out", exc_info=error)
+
+
+async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,300 @@
+"""Homing in your own program: `Homing` for async code, `SyncHoming` for Flask, Django and scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from homing import compose, config
+from homing.core.errors import InvalidRequest
+from homing.core.events import EVENT_NAMES
+from homing.core.model import Content, Filter, Notification, Page, Recipient
+from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
+from homing.core.request import SendRequest, channels_of
+from homing.engine.homing import Engine, Rejection, SendResult, each
+from homing.engine.stats import Processed
+
+_T = TypeVar("_T")
+
+To = str | Recipient | Mapping[str, Any]
+"""Whom to tell: an address for the channel, or a recipient."""
+
+_ADDRESS = {
+    "email": "email",
+    "sms": "phone",
+    "push": "device_token",
+    "webhook": "url",
+    "chat": "url",
+    "queue": "url",
+}
+
+
+class Homing(Engine):
+    """The engine with its parts wired from settings.
+
+    `store` is the path of a SQLite file (made if it is not there) or `memory:`. `providers` are objects
+    with `send`, or functions of a `Delivery`, by id, in the order in which they are tried. With
+    `worker=True` it also delivers, for as long as the `async with` block lasts.
+    """
+
+    def __init__(
+        self,
+        store: str | Path | Backend | None = None,
+        *,
+        providers: Mapping[str, compose.Given] | None = None,
+        worker: bool = False,
+        config_file: str | Path | None = None,
+        on_event: EventCall | None = None,
+        events: Iterable[str] = EVENT_NAMES,
+        directory: Directory | None = None,
+        renderer: Renderer | None = None,
+        clock: Clock | None = None,
+        chance: Chance | None = None,
+        **settings: Any,
+    ) -> None:
+        backend = None if store is None or isinstance(store, (str, Path)) else store
+        if isinstance(store, (str, Path)):
+            settings["store"] = str(store)
+        loaded = config.load(config_file, env=os.environ, flags=settings)
+        sinks = {}
+        if on_event is not None:
+            from homing.sinks.callback import CallbackSink
+
+            sinks["callback"] = (CallbackSink(on_event), frozenset(events))
+        super().__init__(
+            compose.parts(
+                loaded,
+                backend=backend,
+                providers=providers,
+                sinks=sinks,
+                directory=directory,
+                renderer=renderer,
+                clock=clock,
+                chance=chance,
+            ),
+            compose.engine_settings(loaded),
+        )
+        self._with_worker = worker
+
+    async def open(self) -> None:
+        await super().open()
+        if self._with_worker:
+            self.start_worker()
+
+    async def send(
+        self,
+        recipient: To | Sequence[To],
+        *,
+        channel: str | None = None,
+        channels: Sequence[str] = (),
+        content: Content | Mapping[str, Any] | None = None,
+        subject: str | None = None,
+        title: str | None = None,
+        body: str | None = None,
+        html: str | None = None,
+        send_at: datetime | timedelta | None = None,
+        expires_at: datetime | timedelta | None = None,
+        if_unavailable: Literal["raise", "spool"] = "raise",
+        connection: Any = None,
+        **fields: Any,
+    ) -> SendResult:
+        """Accepts a notification: when this returns, it is on disk and will be tried until it lands.
+
+        `subject`, `title`, `body` and `html` are short for `content`. `send_at` and `expires_at` are times,
+        or durations from now. The other fields are those of `SendRequest`.
+        """
+        if subject or title or body or html:
+            if content is not None:
+                raise InvalidRequest("content", "and its short forms are both given; give one of them")
+            content = Content(subject=subject, title=title, body=body, html=html)
+        raw = {
+            **fields,
+            "channel": channel,
+            "channels": tuple(channels),
+            "content": content,
+            "send_at": self._moment(send_at, "sendAt"),
+            "expires_at": self._moment(expires_at, "expiresAt"),
+        }
+        several = not isinstance(recipient, (str, Recipient, Mapping))
+        raw["recipients" if several else "recipient"] = recipient
+        return await self.submit(request_from(raw), if_unavailable=if_unavailable, connection=connection)
+
+    async def send_many(
+        self,
+        requests: Iterable[SendRequest | Mapping[str, Any]] | AsyncIterable[SendRequest | Mapping[str, Any]],
+        *,
+        connection: Any = None,
+    ) -> AsyncIterator[SendResult | Rejection]:
+        """Any number of requests (or mappings with their fields), streamed, in bounded memory."""
+        async for result in self.submit_many(_requests(requests), connection=connection):
+            yield result
+
+    def _moment(self, at: datetime | timedelta | None, where: str) -> datetime | None:
+        if not isinstance(at, timedelta):
+            return at
+        if at < timedelta(0):
+            raise InvalidRequest(where, f"is {at}; a delay cannot be negative")
+        return datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC) + at
+
+
+class SyncHoming:
+    """The same for code that is not async: one event loop on a thread of its own.
+
+    `with SyncHoming("homing.db") as homing: homing.send(...)`. Whatever `Homing` does is at hand through
+    `call`: `homing.call(lambda engine: engine.explain(id))`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._make = lambda: Homing(*args, **kwargs)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="homing", daemon=True)
+        self._engine: Homing | None = None
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        self._thread.start()
+        try:
+            self._run(self._open())
+        except BaseException:
+            self._stop()
+            raise
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._run(self._engine.close())
+            self._engine = None
+            self._stop()
+
+    def call(self, what: Callable[[Homing], Coroutine[Any, Any, _T]]) -> _T:
+        """Runs any of the engine's coroutines and waits for its result."""
+        if self._engine is None:
+            raise RuntimeError("it is not open; use it in a `with` block, or call open() first")
+        return self._run(what(self._engine))
+
+    def send(self, recipient: To | Sequence[To], **fields: Any) -> SendResult:
+        return self.call(lambda engine: engine.send(recipient, **fields))
+
+    def send_many(
+        self, requests: Iterable[SendRequest | Mapping[str, Any]]
+    ) -> Iterator[SendResult | Rejection]:
+        """Streams in steps of 500, like its async counterpart."""
+        chunk: list[SendRequest | Mapping[str, Any]] = []
+        first = 0
+        for request in requests:
+            chunk.append(request)
+            if len(chunk) == 500:
+                yield from self._send_chunk(chunk, first)
+                first, chunk = first + len(chunk), []
+        yield from self._send_chunk(chunk, first)
+
+    def get(self, id: str) -> Notification:
+        return self.call(lambda engine: engine.get(id))
+
+    def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return self.call(lambda engine: engine.list(filter, limit=limit, cursor=cursor))
+
+    def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
+        return self.call(lambda engine: engine.cancel(id, who=who, why=why))
+
+    def retry(self, id: str, **options: Any) -> Notification:
+        return self.call(lambda engine: engine.retry(id, **options))
+
+    def process(self, limit: int = 50) -> Processed:
+        return self.call(lambda engine: engine.process(limit))
+
+    def _send_chunk(
+        self, chunk: Sequence[SendRequest | Mapping[str, Any]], first: int
+    ) -> Iterator[SendResult | Rejection]:
+        async def collect(engine: Homing) -> list[SendResult | Rejection]:
+            return [_shifted(result, first) async for result in engine.send_many(chunk)]
+
+        yield from self.call(collect)
+
+    async def _open(self) -> None:
+        engine = self._make()
+        await engine.open()
+        self._engine = engine
+
+    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def request_from(raw: Mapping[str, Any]) -> SendRequest:
+    """A request from a mapping with snake_case or camelCase keys; a wrong field is named."""
+    fields = {_camel(key): value for key, value in raw.items() if value is not None}
+    channel = fields.get("channel") or next(iter(fields.get("channels") or ()), None)
+    if "recipient" in fields:
+        fields["recipient"] = _recipient(fields["recipient"], channel)
+    if "recipients" in fields:
+        fields["recipients"] = [_recipient(one, channel) for one in fields["recipients"]]
+    if isinstance(fields.get("content"), Mapping):
+        fields["content"] = {_camel(key): value for key, value in fields["content"].items()}
+    try:
+        return msgspec.convert(fields, SendRequest, from_attributes=False)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).rpartition(" - at ")
+        raise InvalidRequest(
+            where.strip("`").removeprefix("$.") or "request", message or str(error)
+        ) from None
+
+
+def _recipient(to: Any, channel: str | None) -> Any:
+    if isinstance(to, Mapping):
+        return {_camel(key): value for key, value in to.items()}
+    if not isinstance(to, str):
+        return to
+    first = channels_of(SendRequest(channel=channel))
+    if len(first) > 1:
+        raise InvalidRequest(
+            "recipient", "is one address for several channels; name its email and deviceToken"
+        )
+    return {_camel(_ADDRESS[first[0].value]): to}
+
+
+def _camel(name: str) -> str:
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)
+
+
+def _shifted(result: SendResult | Rejection, by: int) -> SendResult | Rejection:
+    return (
+        msgspec.structs.replace(result, index=result.index + by) if isinstance(result, Rejection) else result
+    )
+
+
+async def _requests(
+    raws: Iterable[SendRequest | Mapping[str, Any]] | AsyncIterable[SendRequest | Mapping[str, Any]],
+) -> AsyncIterator[SendRequest | InvalidRequest]:
+    async for raw in each(raws):
+        try:
+            yield raw if isinstance(raw, SendRequest) else request_from(raw)
+        except InvalidRequest as error:
+            yield error

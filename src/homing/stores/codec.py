@@ -1,0 +1,262 @@
+"""Rows, messages and records as columns, and back.
+
+Reading: a row comes as one JSON array in the order of `ROW_FIELDS` and is decoded straight into a `Row`.
+Writing: each set of columns that a transition can change has its tuple of names and, next to it, the
+function that takes those values from a row in the same order. `holds`, `engagement` and the message are
+JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from homing.core.model import AttemptRecord, Event, Message
+from homing.core.rows import CauseRecord, Row
+
+Column = str | int | float | None
+
+ROW_FIELDS: tuple[str, ...] = Row.__struct_fields__
+JSON_FIELDS = frozenset({"holds", "engagement"})
+
+
+class StoredRow(Row, array_like=True, kw_only=True):
+    """A `Row` that is read from a JSON array."""
+
+
+class StoredAttempt(AttemptRecord, frozen=True, array_like=True, kw_only=True):
+    """An `AttemptRecord` that is read from a JSON array."""
+
+
+class StoredCause(CauseRecord, frozen=True, array_like=True, kw_only=True):
+    """A `CauseRecord` that is read from a JSON array."""
+
+
+class StoredEvent(Event, frozen=True, array_like=True, kw_only=True):
+    """An `Event` that is read from a JSON array."""
+
+
+ATTEMPT_FIELDS: tuple[str, ...] = AttemptRecord.__struct_fields__
+CAUSE_FIELDS: tuple[str, ...] = CauseRecord.__struct_fields__
+EVENT_FIELDS: tuple[str, ...] = Event.__struct_fields__
+
+_encoder = msgspec.json.Encoder()
+# Not strict, because SQL has no booleans: 0 and 1 stand for them.
+decode_rows = msgspec.json.Decoder(list[tuple[int, StoredRow]], strict=False).decode
+decode_attempts = msgspec.json.Decoder(list[tuple[int, StoredAttempt]]).decode
+decode_causes = msgspec.json.Decoder(list[tuple[int, StoredCause]]).decode
+decode_events = msgspec.json.Decoder(list[tuple[int, StoredEvent]]).decode
+decode_messages = msgspec.json.Decoder(list[Message]).decode
+decode_ids = msgspec.json.Decoder(tuple[str, ...]).decode
+decode_value = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def encode(value: object) -> str:
+    """Anything as JSON text."""
+    return _encoder.encode(value).decode()
+
+
+NEW_FIELDS = (
+    "id",
+    "tenant",
+    "batch_id",
+    "lane",
+    "channel",
+    "mode",
+    "type",
+    "category",
+    "priority",
+    "origin",
+    "provider",
+    "outlet",
+    "pinned",
+    "address",
+    "status",
+    "token",
+    "changes",
+    "attempts",
+    "max_age_ms",
+    "created_at",
+    "updated_at",
+    "aged_from",
+    "send_at",
+    "expires_at",
+    "due_at",
+    "deadline_at",
+    "lease_until",
+    "started_at",
+    "worker",
+    "resend_of",
+)
+"""What a new row sets; all else has its default."""
+
+
+def new_columns(row: Row) -> tuple[Column, ...]:
+    # `_value_` because `.value` is a descriptor call, and this runs for every row of every batch.
+    return (
+        row.id,
+        row.tenant,
+        row.batch_id,
+        row.lane,
+        row.channel._value_,
+        row.mode._value_,
+        row.type,
+        row.category,
+        row.priority._value_,
+        row.origin,
+        row.provider,
+        row.outlet,
+        1 if row.pinned else 0,
+        row.address,
+        row.status._value_,
+        row.token,
+        row.changes,
+        row.attempts,
+        row.max_age_ms,
+        row.created_at,
+        row.updated_at,
+        row.aged_from,
+        row.send_at,
+        row.expires_at,
+        row.due_at,
+        row.deadline_at,
+        row.lease_until,
+        row.started_at,
+        row.worker,
+        row.resend_of,
+    )
+
+
+LEASED_FIELDS = (
+    "status",
+    "token",
+    "changes",
+    "attempts",
+    "updated_at",
+    "due_at",
+    "deadline_at",
+    "lease_until",
+    "started_at",
+    "worker",
+    "overdue",
+)
+"""What a claim or reclaim changes."""
+
+
+def leased_columns(row: Row) -> tuple[Column, ...]:
+    return (
+        row.status._value_,
+        row.token,
+        row.changes,
+        row.attempts,
+        row.updated_at,
+        row.due_at,
+        row.deadline_at,
+        row.lease_until,
+        row.started_at,
+        row.worker,
+        1 if row.overdue else 0,
+    )
+
+
+SETTLED_FIELDS = (
+    "provider",
+    "outlet",
+    "status",
+    "changes",
+    "attempts",
+    "failures_here",
+    "last_delay_ms",
+    "max_age_ms",
+    "holds",
+    "updated_at",
+    "due_at",
+    "deadline_at",
+    "lease_until",
+    "worker",
+    "overdue",
+    "cancel_requested",
+    "reason",
+    "last_error",
+    "error_code",
+    "last_attempt_at",
+    "sent_at",
+    "delivered_at",
+    "failed_at",
+)
+"""What a settlement changes."""
+
+
+def settled_columns(row: Row) -> tuple[Column, ...]:
+    return (
+        row.provider,
+        row.outlet,
+        row.status._value_,
+        row.changes,
+        row.attempts,
+        row.failures_here,
+        row.last_delay_ms,
+        row.max_age_ms,
+        encode(row.holds) if row.holds else "{}",
+        row.updated_at,
+        row.due_at,
+        row.deadline_at,
+        row.lease_until,
+        row.worker,
+        1 if row.overdue else 0,
+        1 if row.cancel_requested else 0,
+        row.reason._value_ if row.reason is not None else None,
+        row.last_error,
+        row.error_code,
+        row.last_attempt_at,
+        row.sent_at,
+        row.delivered_at,
+        row.failed_at,
+    )
+
+
+_FIXED = frozenset(
+    "id tenant batch_id lane channel mode type category priority origin address created_at send_at"
+    " resend_of".split()
+)
+MUTABLE_FIELDS = tuple(name for name in ROW_FIELDS if name not in _FIXED)
+"""What any transition at all can change: for commands and receipts, which are rare."""
+
+
+def mutable_columns(row: Row) -> tuple[Column, ...]:
+    return tuple(plain(getattr(row, name)) for name in MUTABLE_FIELDS)
+
+
+def attempt_columns(record: AttemptRecord) -> tuple[Column, ...]:
+    """In the order of `ATTEMPT_FIELDS`."""
+    return (
+        record.number,
+        record.provider,
+        record.outcome._value_,
+        record.started_at,
+        record.latency_ms,
+        record.worker,
+        record.error_code,
+        record.error,
+        record.provider_message_id,
+    )
+
+
+def record_columns(values: Iterable[object]) -> tuple[Column, ...]:
+    """The values of any small record as columns."""
+    return tuple(plain(value) for value in values)
+
+
+def plain(value: Any) -> Column:
+    """One value as a column."""
+    if isinstance(value, Enum):
+        value = value.value
+    elif isinstance(value, bool):
+        value = int(value)
+    elif isinstance(value, dict):
+        value = encode(value)
+    column: Column = value
+    return column

@@ -1,0 +1,364 @@
+"""The store in memory: for tests, for the simulator, and for trying things out.
+
+It keeps every promise of the port except to outlive its process. Its clock is handed in, so whoever
+holds the clock holds time. No method awaits anything, so each is one transaction by itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from homing.core import rows
+from homing.core.errors import StoreError
+from homing.core.model import (
+    Acceptance,
+    AmendResult,
+    Claim,
+    ClaimBatch,
+    ClaimRequest,
+    Command,
+    CommandName,
+    Event,
+    Filter,
+    Lease,
+    NewNotification,
+    Receipt,
+    ReceiptResult,
+    Retention,
+    Settlement,
+    SettleResult,
+    Status,
+    Submission,
+)
+from homing.core.ports import Clock
+from homing.core.rows import Change
+from homing.core.states import after_command
+from homing.stores.memory_reads import MemoryReads, RequestKey, decode_message, encode_message, matcher
+from homing.stores.memory_registry import MemoryRegistry
+from homing.stores.memory_schedule import NOWHERE, Kept, Place, place_of
+
+
+class MemoryStore(MemoryReads, MemoryRegistry):
+    """A `Backend` over dicts and heaps."""
+
+    def __init__(self, clock: Clock) -> None:
+        MemoryReads.__init__(self, clock)
+        MemoryRegistry.__init__(self, clock)
+        self._subscribed: frozenset[str] = frozenset()
+        self._key_ages: deque[tuple[int, tuple[str, str], bool]] = deque()
+        """(created at, key, whether it is a dedup key) in order of age."""
+
+    async def open(self) -> None:
+        """There is nothing to connect to."""
+
+    async def close(self) -> None:
+        """What it holds lasts as long as the object."""
+
+    async def migrate(self) -> tuple[str, ...]:
+        return ()
+
+    async def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def subscribe(self, names: Collection[str]) -> None:
+        self._subscribed = frozenset(names)
+
+    # The line -----------------------------------------------------------------------------------
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        if tx is not None:
+            raise StoreError("The memory store has no transactions that a send could join.")
+        now = self._clock.now_ms()
+        # Encoded first: what cannot be encoded is found out before anything is stored.
+        encoded = [[encode_message(new.message) for new in submission.notifications] for submission in batch]
+        for submission in batch:
+            self._check_ids(submission)
+        return tuple(
+            self._accept(submission, messages, now)
+            for submission, messages in zip(batch, encoded, strict=True)
+        )
+
+    async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        now = self._clock.now_ms()
+        claims: list[Claim] = []
+
+        def take(id: str) -> None:
+            kept = self._kept[id]
+            due_at, was = kept.row.due_at, place_of(kept.row)
+            assert due_at is not None, "only a waiting row is dealt"
+            self._commit(kept, rows.lease(kept.row, request.worker, request.lease_ms, now), was)
+            claims.append(_claim_of(kept, due_at))
+
+        next_due_at = self._schedule.deal(request, now, take)
+        return ClaimBatch(claims=tuple(claims), now=now, next_due_at=next_due_at)
+
+    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+        now = self._clock.now_ms()
+        claims: list[Claim] = []
+        while len(claims) < limit and (id := self._schedule.overdue(now)) is not None:
+            kept = self._kept[id]
+            row, was = kept.row, place_of(kept.row)
+            due_at = row.started_at if row.due_at is None else row.due_at
+            self._commit(kept, rows.reclaim(row, worker, lease_ms, now), was)
+            claims.append(_claim_of(kept, due_at))
+        return ClaimBatch(claims=tuple(claims), now=now, next_due_at=None)
+
+    async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+        now = self._clock.now_ms()
+        held: set[str] = set()
+        for lease in leases:
+            kept = self._kept.get(lease.id)
+            if kept is None:
+                continue
+            was = place_of(kept.row)
+            if rows.extend(kept.row, lease.token, lease_ms, now, lease.provider, lease.outlet):
+                self._schedule.moved(kept.row, was)
+                held.add(lease.id)
+        return frozenset(held)
+
+    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        now = self._clock.now_ms()
+        applied: list[str] = []
+        stale: list[str] = []
+        missing: list[str] = []
+        for settlement in batch:
+            kept = self._kept.get(settlement.id)
+            if kept is None:
+                missing.append(settlement.id)
+            elif self._settle(kept, settlement, now):
+                applied.append(settlement.id)
+            else:
+                stale.append(settlement.id)
+        return SettleResult(tuple(applied), tuple(stale), tuple(missing))
+
+    async def amend(
+        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
+    ) -> AmendResult:
+        now = self._clock.now_ms()
+        missing: list[str] = []
+        refused: dict[str, Status] = {}
+        possible: list[Kept] = []
+        if isinstance(target, Filter):
+            matches = matcher(target)
+            found = (kept for kept in self._of(tenant) if matches(kept.row) and _allows(kept, command))
+            possible.extend(islice(found, max(0, limit)))
+        else:
+            for id in dict.fromkeys(target):
+                kept = self._find(tenant, id)
+                if kept is None:
+                    missing.append(id)
+                elif _allows(kept, command):
+                    possible.append(kept)
+                else:
+                    refused[id] = kept.row.status
+        if command.name is CommandName.RESEND:
+            _check_new_ids(possible, command)
+        requested = [kept.row.id for kept in possible if self._amend(kept, command, now)]
+        waits = frozenset(requested)
+        return AmendResult(
+            applied=tuple(kept.row.id for kept in possible if kept.row.id not in waits),
+            requested=tuple(requested),
+            refused=refused,
+            missing=tuple(missing),
+            resent={kept.row.id: command.new_ids[kept.row.id] for kept in possible}
+            if command.name is CommandName.RESEND
+            else {},
+        )
+
+    async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
+        now = self._clock.now_ms()
+        applied: list[str] = []
+        unchanged: list[str] = []
+        orphaned: list[str] = []
+        for receipt in batch:
+            if not self._receipts.hear(receipt, now):
+                unchanged.append(receipt.event_id)
+                continue
+            owner = self._receipts.owner(receipt)
+            kept = self._kept[owner] if owner is not None else None
+            if kept is None or kept.row.status is Status.SENDING:
+                self._receipts.keep(receipt)
+                orphaned.append(receipt.event_id)
+            elif self._receive(kept, receipt, now):
+                applied.append(receipt.event_id)
+            else:
+                unchanged.append(receipt.event_id)
+        return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
+
+    # Events --------------------------------------------------------------------------------------
+
+    async def emit(self, events: Sequence[Event]) -> None:
+        self._outbox.add(events)
+
+    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        now = self._clock.now_ms()
+        return self._outbox.lease(limit, now + lease_ms, now)
+
+    async def published(self, ids: Sequence[str]) -> None:
+        self._outbox.remove(ids)
+
+    # Upkeep --------------------------------------------------------------------------------------
+
+    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
+        now = self._clock.now_ms()
+        notifications = 0
+        for id in islice(self._schedule.past_retention(retention, now), limit):
+            self._remove(self._kept[id])
+            notifications += 1
+        keys_until = now - retention.keys_ms
+        return {
+            "notifications": notifications,
+            "keys": self._prune_keys(keys_until, limit),
+            "receipts": self._receipts.prune(keys_until, limit),
+        }
+
+    # Steps ---------------------------------------------------------------------------------------
+
+    def _accept(self, submission: Submission, messages: Sequence[bytes], now: int) -> Acceptance:
+        key = None
+        if submission.idempotency_key is not None:
+            key = (submission.tenant, submission.idempotency_key)
+            earlier = self._keys.get(key)
+            if earlier is not None:
+                return _answer_again(earlier, submission)
+        ids: list[str] = []
+        duplicates: set[str] = set()
+        claims: list[Claim] = []
+        for new, message in zip(submission.notifications, messages, strict=True):
+            known = self._known(new, submission, now)
+            if known is not None:
+                ids.append(known)
+                duplicates.add(known)
+                continue
+            ids.append(new.id)
+            kept = self._store(new, submission, message, now)
+            if submission.lease_to is not None:
+                claims.append(_claim_of(kept, kept.row.aged_from))
+        if key is not None:
+            self._keys[key] = RequestKey(submission.fingerprint, submission.batch_id, tuple(ids))
+            self._key_ages.append((now, key, False))
+        return Acceptance(
+            batch_id=submission.batch_id,
+            ids=tuple(ids),
+            duplicates=frozenset(duplicates),
+            claims=tuple(claims),
+        )
+
+    def _check_ids(self, submission: Submission) -> None:
+        for new in submission.notifications:
+            kept = self._kept.get(new.id)
+            if kept is not None and kept.row.batch_id != submission.batch_id:
+                raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
+
+    def _known(self, new: NewNotification, submission: Submission, now: int) -> str | None:
+        """The id under which it is there already: the call is repeated, or its dedup window is open."""
+        if new.id in self._kept:
+            return new.id
+        if new.dedup_key is not None:
+            earlier = self._dedups.get((submission.tenant, new.dedup_key))
+            if earlier is not None and now < earlier[0] + new.dedup_window_ms:
+                return earlier[1]
+        return None
+
+    def _store(self, new: NewNotification, submission: Submission, message: bytes, now: int) -> Kept:
+        change = rows.new_row(new, submission, now)
+        kept = Kept(change.row, message)
+        self._enroll(kept)
+        self._commit(kept, change, NOWHERE)
+        if new.dedup_key is not None:
+            key = (submission.tenant, new.dedup_key)
+            self._dedups[key] = (now, new.id)
+            self._key_ages.append((now, key, True))
+        return kept
+
+    def _settle(self, kept: Kept, settlement: Settlement, now: int) -> bool:
+        was = place_of(kept.row)
+        change = rows.settle(kept.row, settlement, now)
+        if change is None:
+            return False
+        self._commit(kept, change, was)
+        self._write(settlement.puts)
+        if settlement.attempt is not None:
+            self._receipts.link(kept)
+        for receipt in self._receipts.early(kept):
+            self._receive(kept, receipt, now)
+        return True
+
+    def _amend(self, kept: Kept, command: Command, now: int) -> bool:
+        """Applies a command that is possible; True: it takes effect when the attempt ends."""
+        was = place_of(kept.row)
+        change = rows.command(kept.row, command, now)
+        assert change is not None, "only a command that is possible gets here"
+        self._commit(kept, change, was)
+        if command.name is CommandName.RESEND:
+            fresh = rows.resent(kept.row, command, now)
+            successor = Kept(fresh.row, kept.message)
+            self._enroll(successor)
+            self._commit(successor, fresh, NOWHERE)
+        return command.name is CommandName.CANCEL and kept.row.status is Status.SENDING
+
+    def _receive(self, kept: Kept, receipt: Receipt, now: int) -> bool:
+        verdict = self._receipts.verdict(kept, receipt)
+        if verdict is None:
+            return False
+        was = place_of(kept.row)
+        self._commit(kept, rows.receive(kept.row, verdict, receipt, now), was)
+        self._write(receipt.puts)
+        return True
+
+    def _commit(self, kept: Kept, change: Change, was: Place) -> None:
+        """All that follows from a change, together with it."""
+        if change.attempt is not None:
+            kept.attempts += (change.attempt,)
+        if change.cause is not None:
+            kept.causes += (change.cause,)
+        self._schedule.moved(kept.row, was)
+        self._ledger.record(change)
+        if self._subscribed:
+            message = decode_message(kept.message)
+            self._outbox.add(rows.events_of(change, self._subscribed, message, kept.attempts))
+
+    def _remove(self, kept: Kept) -> None:
+        self._strike(kept)
+        self._schedule.removed(place_of(kept.row))
+        self._ledger.purge(kept.row)
+        self._receipts.forget(kept)
+
+    def _prune_keys(self, until: int, limit: int) -> int:
+        number = 0
+        while number < limit and self._key_ages and self._key_ages[0][0] <= until:
+            created_at, key, dedup = self._key_ages.popleft()
+            if not dedup:
+                del self._keys[key]
+            elif self._dedups.get(key, (-1,))[0] == created_at:
+                del self._dedups[key]
+            else:
+                continue  # accepted anew since
+            number += 1
+        return number
+
+
+def _answer_again(earlier: RequestKey, submission: Submission) -> Acceptance:
+    if earlier.fingerprint != submission.fingerprint:
+        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
+    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
+
+
+def _claim_of(kept: Kept, due_at: int) -> Claim:
+    claim = rows.claim_of(kept.row, decode_message(kept.message), due_at)
+    kept.row.holds = dict(kept.row.holds)  # the worker has the row's own dict now
+    return claim
+
+
+def _allows(kept: Kept, command: Command) -> bool:
+    row = kept.row
+    return after_command(command, row.status, mode=row.mode, resent=row.resent_as is not None) is not None
+
+
+def _check_new_ids(possible: Sequence[Kept], command: Command) -> None:
+    for kept in possible:
+        if kept.row.id not in command.new_ids:
+            raise ValueError(f"a resend of {kept.row.id} needs an id for the new notification")

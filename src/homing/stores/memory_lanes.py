@@ -1,0 +1,237 @@
+"""Who is served next in a lane: the memory store's waiting rows, fair between tenants and outlets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+
+from homing.core.model import LaneRoom
+
+Taker = Callable[[str], None]
+"""Leases the row of this id, so that it is no longer due when the next one is looked for."""
+
+
+class Agenda:
+    """Ids by time, earliest first, as a heap with lazy deletion.
+
+    An entry counts only while `holds` says so; one that no longer does is dropped when it surfaces, or
+    all of them together when they outnumber the living.
+    """
+
+    __slots__ = ("_heap", "_holds", "_live")
+
+    def __init__(self, holds: Callable[[int, str], bool]) -> None:
+        self._holds = holds
+        self._heap: list[tuple[int, str]] = []
+        self._live = 0
+
+    def add(self, at: int, id: str) -> None:
+        """A row has come to wait for this time."""
+        heappush(self._heap, (at, id))
+        self._live += 1
+        if len(self._heap) > 2 * self._live + 64:
+            self._heap = sorted({entry for entry in self._heap if self._holds(*entry)})
+
+    def leave(self) -> None:
+        """A row that was added waits no longer for the time it was added with."""
+        self._live -= 1
+
+    def first(self) -> tuple[int, str] | None:
+        """The earliest (time, id) that holds."""
+        heap = self._heap
+        while heap:
+            if self._holds(*heap[0]):
+                return heap[0]
+            heappop(heap)
+        return None
+
+
+class Queue(Agenda):
+    """The waiting rows of one tenant at one outlet in one lane."""
+
+    __slots__ = ("alarm_at", "outlet", "ready", "served", "tenant")
+
+    def __init__(self, tenant: str, outlet: str, holds: Callable[[int, str], bool]) -> None:
+        super().__init__(holds)
+        self.tenant = tenant
+        self.outlet = outlet
+        self.served = 0
+        self.ready = False
+        """Had a due row when last looked at; a queue that is not ready has an alarm instead."""
+        self.alarm_at: int | None = None
+
+
+class Turns:
+    """One tenant's place in a lane: when it was served, and its outlets that have due rows."""
+
+    __slots__ = ("aside", "queued", "ready", "served", "tenant")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.served = 0
+        self.queued = False
+        self.ready: list[tuple[int, str]] = []
+        """Heap of (served, outlet)."""
+        self.aside: list[tuple[int, str]] = []
+        """Ready, but their outlet has no room in the claim that is being dealt."""
+
+
+class OutletRoom:
+    """What a claim may still start at each outlet; counts over all its lanes."""
+
+    def __init__(self, room: Mapping[str, int], slots: int) -> None:
+        self._given = room
+        self._slots = slots
+        self._used: dict[str, int] = {}
+
+    def open(self, outlet: str) -> bool:
+        """Whether the claim was given any room there."""
+        return self._given.get(outlet, self._slots) > 0
+
+    def left(self, outlet: str) -> bool:
+        return self._given.get(outlet, self._slots) > self._used.get(outlet, 0)
+
+    def use(self, outlet: str) -> None:
+        self._used[outlet] = self._used.get(outlet, 0) + 1
+
+
+class Lane:
+    """The waiting rows of one lane.
+
+    A queue with due rows is `ready` and its tenant stands in line, the one served longest ago in front.
+    A queue whose rows are all due later has an alarm. So a claim touches only what it can serve.
+    """
+
+    def __init__(self, holds: Callable[[int, str, str], bool]) -> None:
+        self._holds = holds
+        self._queues: dict[tuple[str, str], Queue] = {}
+        self._tenants: dict[str, Turns] = {}
+        self._line: list[tuple[int, str]] = []
+        """Heap of (served, tenant), one for each tenant with ready queues."""
+        self._alarms: list[tuple[int, str, str]] = []
+        """Heap of (due_at, tenant, outlet)."""
+        self._serial = 0
+
+    def enter(self, tenant: str, outlet: str, due_at: int, id: str) -> None:
+        """A row waits here from now on."""
+        queue = self._queues.get((tenant, outlet))
+        if queue is None:
+            queue = Queue(tenant, outlet, lambda at, id: self._holds(at, id, outlet))
+            self._queues[tenant, outlet] = queue
+        queue.add(due_at, id)
+        if not queue.ready and (queue.alarm_at is None or due_at < queue.alarm_at):
+            self._set_alarm(queue, due_at)
+
+    def leave(self, tenant: str, outlet: str) -> None:
+        """A row that waited here does so no longer."""
+        self._queues[tenant, outlet].leave()
+
+    def deal(self, room: LaneRoom, outlets: OutletRoom, now: int, take: Taker) -> None:
+        """Gives one row at a time to each tenant in turn until the room is used or nothing is left.
+
+        Dealing one by one is what makes the shares equal, and lets those who have more share what the
+        others leave.
+        """
+        self._ring(now)
+        left = room.slots
+        room_left: dict[str, int] = {}
+        while left > 0 and self._line:
+            _, tenant = heappop(self._line)
+            turns = self._tenants[tenant]
+            turns.queued = False
+            room_here = room_left.get(tenant, room.tenant_room.get(tenant, room.tenant_slots))
+            room_left[tenant] = room_here
+            if room_here > 0 and self._serve(turns, outlets, now, take):
+                room_left[tenant] -= 1
+                left -= 1
+                self._line_up(turns)
+        for tenant in room_left:
+            self._come_back(self._tenants[tenant])
+
+    def next_due_at(self, outlets: OutletRoom, now: int) -> int | None:
+        """The earliest time after `now` at which a row is due where there is room.
+
+        Rows behind due ones that were left for lack of room do not count: whoever left those asks again
+        as soon as there is room.
+        """
+        self._ring(now)
+        closed: list[tuple[int, str, str]] = []
+        found = None
+        while self._alarms and found is None:
+            alarm = self._alarms[0]
+            due_at, tenant, outlet = alarm
+            queue = self._queues[tenant, outlet]
+            first = queue.first() if queue.alarm_at == due_at else None
+            if first is not None and first[0] == due_at and outlets.open(outlet):
+                found = due_at
+                break
+            heappop(self._alarms)
+            if first is not None and first[0] == due_at:
+                closed.append(alarm)
+            elif queue.alarm_at == due_at:
+                self._look(queue, now)
+        for alarm in closed:
+            heappush(self._alarms, alarm)
+        return found
+
+    def _serve(self, turns: Turns, outlets: OutletRoom, now: int, take: Taker) -> bool:
+        """Takes the oldest due row of the tenant's outlet that was served longest ago."""
+        while turns.ready:
+            place = heappop(turns.ready)
+            outlet = place[1]
+            if not outlets.left(outlet):
+                turns.aside.append(place)
+                continue
+            queue = self._queues[turns.tenant, outlet]
+            queue.ready = False
+            first = queue.first()
+            if first is None or first[0] > now:
+                self._look(queue, now)
+                continue
+            take(first[1])
+            outlets.use(outlet)
+            self._serial += 1
+            queue.served = turns.served = self._serial
+            self._look(queue, now)
+            return True
+        return False
+
+    def _come_back(self, turns: Turns) -> None:
+        """A tenant with due rows that a claim had no room for keeps its place in the line."""
+        for place in turns.aside:
+            heappush(turns.ready, place)
+        turns.aside.clear()
+        self._line_up(turns)
+
+    def _ring(self, now: int) -> None:
+        """Makes ready what has become due."""
+        while self._alarms and self._alarms[0][0] <= now:
+            due_at, tenant, outlet = heappop(self._alarms)
+            queue = self._queues[tenant, outlet]
+            if queue.alarm_at == due_at:
+                self._look(queue, now)
+
+    def _look(self, queue: Queue, now: int) -> None:
+        """Ready if the first row is due, else with an alarm for it."""
+        queue.alarm_at = None
+        first = queue.first()
+        if first is None:
+            return
+        if first[0] > now:
+            self._set_alarm(queue, first[0])
+            return
+        queue.ready = True
+        turns = self._tenants.get(queue.tenant)
+        if turns is None:
+            turns = self._tenants[queue.tenant] = Turns(queue.tenant)
+        heappush(turns.ready, (queue.served, queue.outlet))
+        self._line_up(turns)
+
+    def _line_up(self, turns: Turns) -> None:
+        if turns.ready and not turns.queued:
+            turns.queued = True
+            heappush(self._line, (turns.served, turns.tenant))
+
+    def _set_alarm(self, queue: Queue, due_at: int) -> None:
+        queue.alarm_at = due_at
+        heappush(self._alarms, (due_at, queue.tenant, queue.outlet))

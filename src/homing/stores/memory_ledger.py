@@ -1,0 +1,134 @@
+"""What follows from every change in the memory store: counts, hourly sums, and events for the relay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from msgspec import msgpack
+
+from homing.core.model import Channel, Event, RollUp, Status, Tally
+from homing.core.rows import Change, Row, sums_of
+from homing.core.views import when
+
+HOUR_MS = 3_600_000
+
+_Cells = dict[tuple[Status, int], int]
+_ORDER = {status: number for number, status in enumerate(Status)}
+
+
+class Ledger:
+    """Tallies and roll-ups, exact at every commit."""
+
+    def __init__(self) -> None:
+        self._cells: dict[str, _Cells] = {}
+        self._purged: dict[str, _Cells] = {}
+        self._hours: dict[tuple[int, str, Channel, str], dict[str, int]] = {}
+
+    def record(self, change: Change) -> None:
+        """Counts one change."""
+        row = change.row
+        cells = self._cells.setdefault(row.tenant, {})
+        if change.before is not None:
+            _add(cells, change.before, change.attempts_before, -1)
+        _add(cells, row.status, row.attempts, 1)
+        sums = sums_of(change)
+        if sums:
+            # What an attempt leads to counts where it was made, not where the next one goes.
+            provider = change.attempt.provider if change.attempt else row.provider
+            key = (change.at - change.at % HOUR_MS, row.tenant, row.channel, provider)
+            hour = self._hours.setdefault(key, {})
+            for name, number in sums.items():
+                hour[name] = hour.get(name, 0) + number
+
+    def purge(self, row: Row) -> None:
+        """A purge removed this row: statistics go on counting it."""
+        _add(self._cells[row.tenant], row.status, row.attempts, -1)
+        _add(self._purged.setdefault(row.tenant, {}), row.status, row.attempts, 1)
+
+    def tenants(self) -> tuple[str, ...]:
+        return tuple(sorted(self._cells))
+
+    def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
+        tenants = self._cells if tenant is None else (tenant,)
+        counts: _Cells = {}
+        purged: _Cells = {}
+        for name in tenants:
+            _sum_up(counts, self._cells.get(name, {}))
+            _sum_up(purged, self._purged.get(name, {}))
+        cells = sorted({**counts, **purged}, key=lambda cell: (_ORDER[cell[0]], cell[1]))
+        return tuple(Tally(*cell, counts.get(cell, 0), purged.get(cell, 0)) for cell in cells)
+
+    def roll_ups(self, tenant: str | None, since: int) -> tuple[RollUp, ...]:
+        """The hours that end after `since`, oldest first."""
+        keys = [
+            key for key in self._hours if key[0] + HOUR_MS > since and (tenant is None or key[1] == tenant)
+        ]
+        return tuple(
+            RollUp(
+                hour_at=when(hour_at), tenant=whose, channel=channel, provider=provider, **self._hours[key]
+            )
+            for key in sorted(keys)
+            for hour_at, whose, channel, provider in (key,)
+        )
+
+
+class Outbox:
+    """Unpublished events in the order in which they were committed."""
+
+    def __init__(self) -> None:
+        self._events: dict[int, bytes] = {}
+        self._numbers: dict[str, int] = {}
+        self._free: list[int] = []
+        self._leased: list[tuple[int, int]] = []
+        """Heap of (lease_until, number)."""
+        self._last = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Appends events; one whose id waits already is the same event told again."""
+        for event in events:
+            if event.id in self._numbers:
+                continue
+            self._last += 1
+            self._numbers[event.id] = self._last
+            self._events[self._last] = msgpack.encode(event)
+            heappush(self._free, self._last)
+
+    def lease(self, limit: int, lease_until: int, now: int) -> tuple[Event, ...]:
+        """The oldest events that nobody else holds."""
+        while self._leased and self._leased[0][0] <= now:
+            heappush(self._free, heappop(self._leased)[1])
+        taken: list[Event] = []
+        while self._free and len(taken) < limit:
+            number = heappop(self._free)
+            encoded = self._events.get(number)
+            if encoded is not None:
+                taken.append(_decode(encoded))
+                heappush(self._leased, (lease_until, number))
+        return tuple(taken)
+
+    def remove(self, ids: Sequence[str]) -> None:
+        for id in ids:
+            number = self._numbers.pop(id, None)
+            if number is not None:
+                del self._events[number]
+
+
+_decode = msgpack.Decoder(Event).decode
+
+
+def _add(cells: _Cells, status: Status, attempts: int, number: int) -> None:
+    count = cells.get((status, attempts), 0) + number
+    assert count >= 0, f"more {status} notifications left than there were"
+    if count:
+        cells[status, attempts] = count
+    else:
+        cells.pop((status, attempts), None)
+
+
+def _sum_up(total: _Cells, cells: _Cells) -> None:
+    for cell, number in cells.items():
+        total[cell] = total.get(cell, 0) + number

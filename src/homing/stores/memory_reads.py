@@ -1,0 +1,203 @@
+"""The reading half of the memory store, and the state that it reads."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from heapq import nsmallest
+
+from msgspec import Struct, msgpack
+
+from homing.core import views
+from homing.core.model import (
+    AttemptRecord,
+    ErrorGroup,
+    Filter,
+    History,
+    Message,
+    Notification,
+    Page,
+    RollUp,
+    Status,
+    Tally,
+)
+from homing.core.ports import Clock
+from homing.core.rows import Row
+from homing.stores.memory_ledger import Ledger, Outbox
+from homing.stores.memory_receipts import Receipts
+from homing.stores.memory_schedule import Kept, Schedule
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RequestKey(Struct, frozen=True):
+    """What an idempotency key stands for."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+
+
+class MemoryReads:
+    """Rows by id, and by tenant in the order of their ids."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kept: dict[str, Kept] = {}
+        self._ids: dict[str, list[str]] = {}
+        """Sorted ids of each tenant; those that were purged go when they outnumber the others."""
+        self._purged_ids: dict[str, int] = {}
+        self._keys: dict[tuple[str, str], RequestKey] = {}
+        self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
+        """(tenant, dedup key) → (accepted at, id)."""
+        self._schedule = Schedule(self._kept)
+        self._ledger = Ledger()
+        self._outbox = Outbox()
+        self._receipts = Receipts()
+
+    async def get(self, tenant: str, id: str) -> History | None:
+        kept = self._find(tenant, id)
+        if kept is None:
+            return None
+        history = views.history(kept.row, decode_message(kept.message), kept.attempts, kept.causes)
+        _part_with(kept.row)
+        return history
+
+    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        matches = matcher(filter)
+        ids = self._ids.get(tenant, [])
+        end = len(ids) if cursor is None else bisect_left(ids, cursor)
+        items: list[Notification] = []
+        for position in range(end - 1, -1, -1):
+            kept = self._kept.get(ids[position])
+            if kept is None or not matches(kept.row):
+                continue
+            if len(items) == limit:
+                return Page(items=tuple(items), cursor=items[-1].id if items else None)
+            items.append(_show(kept))
+        return Page(items=tuple(items))
+
+    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+        now = self._clock.now_ms()
+        due = (
+            (kept.row.due_at, kept.row.id)
+            for kept in self._of(tenant)
+            if kept.row.due_at is not None and (ready is None or ready is (kept.row.due_at <= now))
+        )
+        return Page(items=tuple(_show(self._kept[id]) for _, id in nsmallest(limit, due)))
+
+    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
+        return self._ledger.tallies(tenant)
+
+    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+        groups: dict[tuple[str, str, str], list[Row]] = {}
+        for kept in self._of(tenant):
+            row = kept.row
+            if row.status is Status.FAILED:
+                key = (row.reason or "", row.error_code or "", row.last_error or "")
+                groups.setdefault(key, []).append(row)
+        most_first = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
+        return tuple(_group(members) for _, members in most_first[:limit])
+
+    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
+        return self._ledger.roll_ups(tenant, self._clock.now_ms() - since_ms)
+
+    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
+        return views.when(self._schedule.oldest_retry_at(tenant))
+
+    async def tenants(self) -> tuple[str, ...]:
+        return self._ledger.tenants()
+
+    async def size(self) -> Mapping[str, int]:
+        return {
+            "notifications": len(self._kept),
+            "keys": len(self._keys) + len(self._dedups),
+            "receipts": len(self._receipts),
+            "outbox": len(self._outbox),
+            "bytes": sum(len(kept.message) for kept in self._kept.values()),
+            "schema_version": 0,
+        }
+
+    def _find(self, tenant: str, id: str) -> Kept | None:
+        """Another tenant's notification is not there, as far as this one can tell."""
+        kept = self._kept.get(id)
+        return kept if kept is not None and kept.row.tenant == tenant else None
+
+    def _of(self, tenant: str) -> Iterator[Kept]:
+        """A tenant's notifications, oldest first."""
+        for id in self._ids.get(tenant, ()):
+            kept = self._kept.get(id)
+            if kept is not None:
+                yield kept
+
+    def _enroll(self, kept: Kept) -> None:
+        id, tenant = kept.row.id, kept.row.tenant
+        self._kept[id] = kept
+        ids = self._ids.setdefault(tenant, [])
+        if not ids or id > ids[-1]:  # ids rise with time, so this is nearly always so
+            ids.append(id)
+        else:
+            insort(ids, id)
+
+    def _strike(self, kept: Kept) -> None:
+        id, tenant = kept.row.id, kept.row.tenant
+        del self._kept[id]
+        self._purged_ids[tenant] = self._purged_ids.get(tenant, 0) + 1
+        if 2 * self._purged_ids[tenant] > len(self._ids[tenant]):
+            self._ids[tenant] = [id for id in self._ids[tenant] if id in self._kept]
+            self._purged_ids[tenant] = 0
+
+
+encode_message = msgpack.Encoder().encode
+decode_message = msgpack.Decoder(Message).decode
+
+
+def matcher(filter: Filter) -> Callable[[Row], bool]:
+    """Whether a row has everything that the filter names. `created_until` itself is outside."""
+    wanted = {
+        name: value
+        for name in ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
+        if (value := getattr(filter, name)) is not None
+    }
+    created_from = _microseconds(filter.created_from)
+    created_until = _microseconds(filter.created_until)
+
+    def matches(row: Row) -> bool:
+        return (
+            (not filter.statuses or row.status in filter.statuses)
+            and all(getattr(row, name) == value for name, value in wanted.items())
+            and (filter.acknowledged is None or filter.acknowledged is (row.acknowledged_at is not None))
+            and (created_from is None or row.created_at * 1000 >= created_from)
+            and (created_until is None or row.created_at * 1000 < created_until)
+        )
+
+    return matches
+
+
+def _microseconds(at: datetime | None) -> int | None:
+    return None if at is None else (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def _show(kept: Kept, attempts: Sequence[AttemptRecord] = ()) -> Notification:
+    shown = views.notification(kept.row, decode_message(kept.message), attempts)
+    _part_with(kept.row)
+    return shown
+
+
+def _part_with(row: Row) -> None:
+    """The reader has the row's own dict now; from here on the row has another."""
+    row.engagement = dict(row.engagement)
+
+
+def _group(members: Sequence[Row]) -> ErrorGroup:
+    newest = max(members, key=lambda row: (row.failed_at or 0, row.id))
+    return ErrorGroup(
+        reason=newest.reason,
+        error_code=newest.error_code,
+        last_error=newest.last_error,
+        count=len(members),
+        unacknowledged=sum(row.acknowledged_at is None for row in members),
+        newest_at=views.when(newest.failed_at or newest.updated_at),
+        example_id=newest.id,
+    )

@@ -1,0 +1,154 @@
+"""Reference data and what workers share, in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct, msgpack
+from msgspec.structs import replace
+
+from homing.core import limits
+from homing.core.breaker import Breaker
+from homing.core.limits import Bucket, RateLimit
+from homing.core.model import Entry, RegistryPut
+from homing.core.ports import Clock, Taken
+
+
+class _Filed(Struct, frozen=True):
+    """An entry as it is held: encoded, so that no reader can alter it."""
+
+    value: bytes
+    version: int
+    updated_at: int
+    updated_by: str
+
+
+class _Drawer(Struct):
+    """The entries of one kind that one tenant has; `keys` are sorted."""
+
+    filed: dict[str, _Filed]
+    keys: list[str]
+
+
+class MemoryRegistry:
+    """The Registry and Shared ports over dicts."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._drawers: dict[tuple[str, str], _Drawer] = {}
+        self._breakers: dict[str, Breaker] = {}
+        self._buckets: dict[str, Bucket] = {}
+        self._leaders: dict[str, tuple[str, int]] = {}
+
+    # Registry ------------------------------------------------------------------------------------
+
+    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+        drawer = self._drawers.get((tenant, kind))
+        if drawer is None:
+            return {}
+        return {key: _entry(tenant, kind, key, filed) for key in keys if (filed := drawer.filed.get(key))}
+
+    async def list_entries(
+        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> tuple[Entry, ...]:
+        drawer = self._drawers.get((tenant, kind))
+        if drawer is None:
+            return ()
+        start = bisect_left(drawer.keys, prefix)
+        if after:
+            start = max(start, bisect_right(drawer.keys, after))
+        found: list[Entry] = []
+        for key in drawer.keys[start : start + max(0, limit)]:
+            if not key.startswith(prefix):
+                break
+            found.append(_entry(tenant, kind, key, drawer.filed[key]))
+        return tuple(found)
+
+    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
+        encoded = [msgpack.encode(entry.value) for entry in entries]
+        versions: dict[tuple[str, str, str], int] = {}
+        for entry in entries:
+            place = (entry.tenant, entry.kind, entry.key)
+            version = versions.get(place, self._version(*place))
+            if entry.version not in (version, -1):
+                return None
+            versions[place] = version + 1
+        return tuple(
+            self._file(entry.tenant, entry.kind, entry.key, value, who)
+            for entry, value in zip(entries, encoded, strict=True)
+        )
+
+    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        drawer = self._drawers.get((tenant, kind))
+        if drawer is None:
+            return 0
+        number = 0
+        for key in keys:
+            if drawer.filed.pop(key, None) is not None:
+                del drawer.keys[bisect_left(drawer.keys, key)]
+                number += 1
+        return number
+
+    def _write(self, puts: Iterable[RegistryPut]) -> None:
+        """Writes that belong to a settlement or receipt: they overwrite whatever is there."""
+        for put in puts:
+            self._file(put.tenant, put.kind, put.key, msgpack.encode(put.value), "homing")
+
+    def _version(self, tenant: str, kind: str, key: str) -> int:
+        drawer = self._drawers.get((tenant, kind))
+        filed = drawer.filed.get(key) if drawer else None
+        return filed.version if filed else 0
+
+    def _file(self, tenant: str, kind: str, key: str, value: bytes, who: str) -> Entry:
+        drawer = self._drawers.get((tenant, kind))
+        if drawer is None:
+            drawer = self._drawers[tenant, kind] = _Drawer({}, [])
+        if key not in drawer.filed:
+            insort(drawer.keys, key)
+        version = self._version(tenant, kind, key) + 1
+        filed = _Filed(value, version, self._clock.now_ms(), who)
+        drawer.filed[key] = filed
+        return _entry(tenant, kind, key, filed)
+
+    # Shared --------------------------------------------------------------------------------------
+
+    async def breakers(self) -> dict[str, Breaker]:
+        return dict(self._breakers)
+
+    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
+        stored = self._breakers.get(provider)
+        if breaker.version != (stored.version if stored else 0):
+            return False
+        self._breakers[provider] = replace(breaker, version=breaker.version + 1)
+        return True
+
+    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+        now = self._clock.now_ms()
+        bucket = self._buckets.get(key) or limits.full(limit, now)
+        self._buckets[key], granted, wait_ms = limits.take(bucket, limit, now, want)
+        return Taken(granted, wait_ms)
+
+    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
+        now = self._clock.now_ms()
+        leader, until = self._leaders.get(task, (worker, now))
+        if leader != worker and until > now:
+            return False
+        self._leaders[task] = (worker, now + for_ms)
+        return True
+
+
+def _entry(tenant: str, kind: str, key: str, filed: _Filed) -> Entry:
+    return Entry(
+        tenant=tenant,
+        kind=kind,
+        key=key,
+        value=_decode(filed.value),
+        version=filed.version,
+        updated_at=filed.updated_at,
+        updated_by=filed.updated_by,
+    )
+
+
+_decode = msgpack.Decoder(dict[str, Any]).decode

@@ -1,0 +1,157 @@
+"""What comes next, and when: the memory store's queues, leases, deadlines and ages.
+
+All of it is heaps with lazy deletion (`Agenda`), so nothing here ever looks at all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from msgspec import Struct
+
+from homing.core.model import AttemptRecord, ClaimRequest, Mode, Retention, Status
+from homing.core.rows import CauseRecord, Row
+from homing.core.states import FINAL
+from homing.stores.memory_lanes import Agenda, Lane, OutletRoom, Taker
+
+
+class Kept(Struct):
+    """A notification as the store holds it. The message is encoded, so that no reader can alter it."""
+
+    row: Row
+    message: bytes
+    attempts: tuple[AttemptRecord, ...] = ()
+    causes: tuple[CauseRecord, ...] = ()
+
+
+class Place(Struct, frozen=True, gc=False):
+    """Where a row stands in the schedule; taken before a change, it tells what to move after it."""
+
+    outlet: str = ""
+    due_at: int | None = None
+    deadline_at: int | None = None
+    lease_until: int | None = None
+    retrying_from: int | None = None
+    final: Status | None = None
+
+
+NOWHERE = Place()
+
+
+def place_of(row: Row) -> Place:
+    status = row.status
+    return Place(
+        row.outlet,
+        row.due_at,
+        row.deadline_at if row.mode is not Mode.SYNCHRONOUS else None,
+        row.lease_until,
+        row.last_attempt_at if status is Status.RETRYING else None,
+        status if status in FINAL else None,
+    )
+
+
+class Schedule:
+    """Keeps the order in which rows are to be looked at."""
+
+    def __init__(self, kept: Mapping[str, Kept]) -> None:
+        self._kept = kept
+        self._lanes: dict[str, Lane] = {}
+        self._leases = self._agenda(lambda row: row.lease_until)
+        self._deadlines = self._agenda(lambda row: row.deadline_at)
+        self._retrying: dict[str, Agenda] = {}
+        self._ages = {status: self._agenda(_aged_as(status)) for status in Status if status in FINAL}
+
+    def moved(self, row: Row, was: Place) -> None:
+        """Follows a change of this row; `was` is its place before."""
+        place = place_of(row)
+        if place.due_at != was.due_at or place.outlet != was.outlet:
+            if was.due_at is not None:
+                self._lanes[row.lane].leave(row.tenant, was.outlet)
+            if place.due_at is not None:
+                self._lane(row.lane).enter(row.tenant, row.outlet, place.due_at, row.id)
+        _shift(self._deadlines, was.deadline_at, place.deadline_at, row.id)
+        _shift(self._leases, was.lease_until, place.lease_until, row.id)
+        if place.retrying_from != was.retrying_from:
+            _shift(self._retries(row.tenant), was.retrying_from, place.retrying_from, row.id)
+        if was.final is not None:
+            self._ages[was.final].leave()
+        if place.final is not None:
+            self._ages[place.final].add(row.updated_at, row.id)
+
+    def removed(self, was: Place) -> None:
+        """A final row is gone."""
+        assert was.final is not None, "only what is final is ever removed"
+        self._ages[was.final].leave()
+
+    def deal(self, request: ClaimRequest, now: int, take: Taker) -> int | None:
+        """Has `take` called for each row that the claim gets; when the next one is due."""
+        outlets = OutletRoom(request.outlet_room, request.outlet_slots)
+        lanes = [(self._lanes[name], room) for name, room in request.lanes.items() if name in self._lanes]
+        for lane, room in lanes:
+            lane.deal(room, outlets, now, take)
+        times = [lane.next_due_at(outlets, now) for lane, _ in lanes]
+        return min((at for at in times if at is not None), default=None)
+
+    def overdue(self, now: int) -> str | None:
+        """The row whose lease or deadline passed first."""
+        lease, deadline = self._leases.first(), self._deadlines.first()
+        first = min(entry for entry in (lease, deadline) if entry) if lease or deadline else None
+        return first[1] if first and first[0] <= now else None
+
+    def oldest_retry_at(self, tenant: str | None) -> int | None:
+        """When the longest-waiting retry of the tenant (None: of all) was last attempted."""
+        if tenant is None:
+            agendas = list(self._retrying.values())
+        else:
+            agendas = [self._retrying[tenant]] if tenant in self._retrying else []
+        return min((first[0] for agenda in agendas if (first := agenda.first())), default=None)
+
+    def past_retention(self, retention: Retention, now: int) -> Iterator[str]:
+        """Final rows that have not changed for their time, oldest first; each must be removed at once."""
+        for status, agenda in self._ages.items():
+            match status:
+                case Status.DELIVERED:
+                    age_ms = retention.delivered_ms
+                case Status.SENT:
+                    age_ms = retention.sent_ms
+                case _:
+                    age_ms = retention.others_ms
+            while (first := agenda.first()) and first[0] <= now - age_ms:
+                yield first[1]
+
+    def _lane(self, name: str) -> Lane:
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = Lane(self._waits)
+        return lane
+
+    def _waits(self, at: int, id: str, outlet: str) -> bool:
+        kept = self._kept.get(id)
+        return kept is not None and kept.row.due_at == at and kept.row.outlet == outlet
+
+    def _retries(self, tenant: str) -> Agenda:
+        agenda = self._retrying.get(tenant)
+        if agenda is None:
+            agenda = self._agenda(lambda row: row.last_attempt_at if row.status is Status.RETRYING else None)
+            self._retrying[tenant] = agenda
+        return agenda
+
+    def _agenda(self, time_of: Callable[[Row], int | None]) -> Agenda:
+        def holds(at: int, id: str) -> bool:
+            kept = self._kept.get(id)
+            return kept is not None and time_of(kept.row) == at
+
+        return Agenda(holds)
+
+
+def _aged_as(status: Status) -> Callable[[Row], int | None]:
+    return lambda row: row.updated_at if row.status is status else None
+
+
+def _shift(agenda: Agenda, was: int | None, at: int | None, id: str) -> None:
+    if at == was:
+        return
+    if was is not None:
+        agenda.leave()
+    if at is not None:
+        agenda.add(at, id)

@@ -1,0 +1,172 @@
+"""accept: each submission whole, or what was stored before under its key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, json
+
+from homing.core.model import Acceptance, Claim, NewNotification, Submission
+from homing.core.rows import Row, claim_of, new_row
+from homing.stores.codec import NEW_FIELDS, Column, encode, new_columns
+from homing.stores.sqlite.changes import Book
+from homing.stores.sqlite.statements import Tx, insert
+
+NEW_ROWS = insert("homing_notifications", ("seq", *NEW_FIELDS))
+_MESSAGES = insert("homing_messages", ("seq", "message"))
+_REQUESTS = insert(
+    "homing_requests", ("tenant", "idempotency_key", "fingerprint", "batch_id", "ids", "created_at")
+)
+_DEDUPS = insert(
+    "homing_dedups",
+    ("tenant", "dedup_key", "id", "accepted_at"),
+    " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at",
+)
+_KNOWN_REQUESTS = """
+SELECT json_group_array(json_array(r.tenant, r.idempotency_key, r.fingerprint, r.batch_id, json(r.ids)))
+FROM json_each(?1) AS j CROSS JOIN homing_requests AS r
+  ON r.tenant = j.value ->> 0 AND r.idempotency_key = j.value ->> 1
+"""
+_KNOWN_DEDUPS = """
+SELECT json_group_array(json_array(d.tenant, d.dedup_key, d.id, d.accepted_at))
+FROM json_each(?1) AS j CROSS JOIN homing_dedups AS d
+  ON d.tenant = j.value ->> 0 AND d.dedup_key = j.value ->> 1
+"""
+_BEFORE = """
+SELECT json_array(
+  coalesce((SELECT max(seq) FROM homing_notifications), 0),
+  (SELECT json_group_array(json_array(n.id, n.tenant, n.batch_id))
+   FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value))
+"""
+
+Key = tuple[str, str]
+
+
+class _Request(Struct, frozen=True):
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+
+
+_decode_requests = json.Decoder(list[tuple[str, str, str, str, tuple[str, ...]]]).decode
+_decode_dedups = json.Decoder(list[tuple[str, str, str, int]]).decode
+_decode_before = json.Decoder(tuple[int, list[tuple[str, str, str]]]).decode
+
+
+class _Intake:
+    """One call of accept: what is known, and what is to be written."""
+
+    def __init__(self, tx: Tx, batch: Sequence[Submission]) -> None:
+        self.tx = tx
+        self.book = Book(tx)
+        self.requests = _known_requests(tx, batch)
+        self.dedups = _known_dedups(tx, batch)
+        # Without a key a repeated call (after an error whose commit did happen) is known by its ids; a
+        # submission is stored whole, so its first id stands for all.
+        first_ids = [s.notifications[0].id for s in batch if s.idempotency_key is None and s.notifications]
+        self.seq, stored = _decode_before(tx.one(_BEFORE, encode(first_ids)))
+        self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
+        self.new_requests: list[tuple[Column, ...]] = []
+        self.new_dedups: dict[Key, tuple[str, int]] = {}
+        self.rows: list[tuple[Column, ...]] = []
+        self.messages: list[tuple[int, str]] = []
+
+    def accept(self, submission: Submission) -> Acceptance:
+        key = (submission.tenant, submission.idempotency_key or "")
+        if submission.idempotency_key is not None and key in self.requests:
+            return _answer_again(submission, self.requests[key])
+        if self._repeated(submission):
+            ids = tuple(self._duplicate_of(submission, new) or new.id for new in submission.notifications)
+            return Acceptance(batch_id=submission.batch_id, ids=ids, duplicates=frozenset(ids))
+        ids, duplicates, claims = [], set(), []
+        for new in submission.notifications:
+            earlier = self._duplicate_of(submission, new)
+            ids.append(earlier or new.id)
+            if earlier is not None:
+                duplicates.add(earlier)
+                continue
+            row = self._store(submission, new)
+            if submission.lease_to is not None:
+                claims.append(_claim(row, new))
+        accepted = tuple(ids)
+        if submission.idempotency_key is not None:
+            self.requests[key] = _Request(submission.fingerprint, submission.batch_id, accepted)
+            columns = (submission.fingerprint, submission.batch_id, encode(accepted), self.tx.now)
+            self.new_requests.append((*key, *columns))
+        return Acceptance(
+            batch_id=submission.batch_id,
+            ids=accepted,
+            duplicates=frozenset(duplicates),
+            claims=tuple(claims),
+        )
+
+    def write(self) -> None:
+        tx = self.tx
+        if self.rows:
+            NEW_ROWS.run(tx, self.rows)
+            _MESSAGES.run(tx, self.messages)
+            self.book.write()
+        if self.new_requests:
+            _REQUESTS.run(tx, self.new_requests)
+        if self.new_dedups:
+            _DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
+
+    def _repeated(self, submission: Submission) -> bool:
+        if submission.idempotency_key is not None or not submission.notifications:
+            return False
+        there = self.stored.get(submission.notifications[0].id)
+        return there == (submission.tenant, submission.batch_id)
+
+    def _duplicate_of(self, submission: Submission, new: NewNotification) -> str | None:
+        """The id of the earlier notification that this one repeats within its window."""
+        if new.dedup_key is None:
+            return None
+        earlier = self.dedups.get((submission.tenant, new.dedup_key))
+        if earlier is None or earlier[1] + new.dedup_window_ms <= self.tx.now:
+            return None
+        return earlier[0]
+
+    def _store(self, submission: Submission, new: NewNotification) -> Row:
+        self.seq += 1
+        change = new_row(new, submission, self.tx.now)
+        self.book.record(self.seq, change)
+        self.rows.append((self.seq, *new_columns(change.row)))
+        self.messages.append((self.seq, encode(new.message)))
+        if new.dedup_key is not None:
+            key = (submission.tenant, new.dedup_key)
+            self.dedups[key] = self.new_dedups[key] = (new.id, self.tx.now)
+        return change.row
+
+
+def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
+    """Stores each submission whole, or answers with what was stored before under its key."""
+    intake = _Intake(tx, batch)
+    answers = tuple(intake.accept(submission) for submission in batch)
+    intake.write()
+    return answers
+
+
+def _answer_again(submission: Submission, earlier: _Request) -> Acceptance:
+    if earlier.fingerprint != submission.fingerprint:
+        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
+    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
+
+
+def _claim(row: Row, new: NewNotification) -> Claim:
+    return claim_of(row, new.message, row.aged_from)
+
+
+def _known_requests(tx: Tx, batch: Sequence[Submission]) -> dict[Key, _Request]:
+    keys = [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
+    if not keys:
+        return {}
+    found = _decode_requests(tx.one(_KNOWN_REQUESTS, encode(keys)))
+    return {(tenant, key): _Request(*request) for tenant, key, *request in found}
+
+
+def _known_dedups(tx: Tx, batch: Sequence[Submission]) -> dict[Key, tuple[str, int]]:
+    keys = [(s.tenant, n.dedup_key) for s in batch for n in s.notifications if n.dedup_key is not None]
+    if not keys:
+        return {}
+    found = _decode_dedups(tx.one(_KNOWN_DEDUPS, encode(keys)))
+    return {(tenant, key): (id, accepted_at) for tenant, key, id, accepted_at in found}

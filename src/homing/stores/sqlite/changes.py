@@ -1,0 +1,204 @@
+"""What every change of a row brings with it, collected over a call and written at once.
+
+Counts, hourly sums, attempts, causes, queues and events: all in the transaction of the change itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from homing.core.events import NOTIFICATION_FAILED
+from homing.core.model import AttemptRecord, Content, Event, Message, Recipient, RegistryPut, Status
+from homing.core.rows import Change, Row, events_of, sums_of
+from homing.core.states import WAITING
+from homing.stores.codec import (
+    ATTEMPT_FIELDS,
+    CAUSE_FIELDS,
+    EVENT_FIELDS,
+    Column,
+    attempt_columns,
+    decode_attempts,
+    decode_messages,
+    encode,
+    record_columns,
+)
+from homing.stores.sqlite.statements import Many, Tx, insert
+
+HOUR_MS = 3_600_000
+SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts")
+
+Queue = tuple[str, str, str]
+"""(lane, tenant, outlet)."""
+
+_NOTHING_SAID = Message(recipient=Recipient(), content=Content())
+"""For events that do not carry the message."""
+
+_TALLIES = insert(
+    "homing_tallies",
+    ("tenant", "status", "attempts", "count"),
+    " ON CONFLICT DO UPDATE SET count = count + excluded.count",
+)
+_ROLL_UPS = insert(
+    "homing_roll_ups",
+    ("hour_at", "tenant", "channel", "provider", *SUMS),
+    " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
+)
+_ATTEMPTS = insert("homing_attempts", ("seq", "change", *ATTEMPT_FIELDS))
+_CAUSES = insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
+_EVENTS = insert("homing_outbox", EVENT_FIELDS, " ON CONFLICT DO NOTHING")
+_ENTERED = insert(
+    "homing_queues",
+    ("lane", "tenant", "outlet", "next_due_at"),
+    " ON CONFLICT DO UPDATE SET next_due_at = excluded.next_due_at"
+    " WHERE next_due_at IS NULL OR next_due_at > excluded.next_due_at",
+)
+NEXT_DUE = """(
+    SELECT n.due_at FROM homing_notifications AS n
+    WHERE n.lane = homing_queues.lane AND n.tenant = homing_queues.tenant
+      AND n.outlet = homing_queues.outlet AND n.due_at IS NOT NULL
+    ORDER BY n.due_at LIMIT 1)"""
+_LEFT = Many(
+    f"UPDATE homing_queues SET next_due_at = {NEXT_DUE} FROM (VALUES ",  # noqa: S608
+    3,
+    ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
+)
+_PUTS = insert(
+    "homing_registry",
+    ("tenant", "kind", "key", "value", "version", "updated_at", "updated_by"),
+    " ON CONFLICT DO UPDATE SET value = excluded.value, version = version + 1,"
+    " updated_at = excluded.updated_at, updated_by = excluded.updated_by",
+)
+
+
+def queue_of(row: Row) -> Queue | None:
+    """The queue that the row waits in, if it waits."""
+    return (row.lane, row.tenant, row.outlet) if row.status in WAITING else None
+
+
+class Book:
+    """Takes note of changes. `write` comes last, when the rows themselves are written."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self._tallies: dict[tuple[str, str, int], int] = {}
+        self._sums: dict[tuple[int, str, str, str], dict[str, int]] = {}
+        self._attempts: list[tuple[Column, ...]] = []
+        self._causes: list[tuple[Column, ...]] = []
+        self._entered: dict[Queue, int] = {}
+        self._left: dict[Queue, None] = {}
+        self._events: list[Event] = []
+        self._dossiers: dict[int, tuple[Message, list[AttemptRecord]]] = {}
+
+    def record(self, seq: int, change: Change, was: Queue | None = None) -> None:
+        """One change, right after it was made (a later one changes the same row again).
+
+        `was` is the queue that the row waited in before.
+        """
+        row = change.row
+        self.count(row, change.before, change.attempts_before)
+        for name, number in sums_of(change).items():
+            self._sum(change, name, number)
+        if change.attempt is not None:
+            self._attempts.append((seq, row.changes, *attempt_columns(change.attempt)))
+        if change.cause is not None:
+            cause = change.cause
+            self._causes.append((seq, row.changes, *record_columns(getattr(cause, f) for f in CAUSE_FIELDS)))
+        if was is not None:
+            self._left[was] = None
+        if row.due_at is not None:
+            queue = (row.lane, row.tenant, row.outlet)
+            self._entered[queue] = min(row.due_at, self._entered.get(queue, row.due_at))
+        if self._tx.subscribed:
+            self._events += self._events_of(seq, change)
+
+    def count(self, row: Row, before: Status | None, attempts_before: int) -> None:
+        """Moves one row from cell to cell of the tallies."""
+        tallies = self._tallies
+        if before is not None:
+            cell = (row.tenant, before._value_, attempts_before)
+            tallies[cell] = tallies.get(cell, 0) - 1
+        cell = (row.tenant, row.status._value_, row.attempts)
+        tallies[cell] = tallies.get(cell, 0) + 1
+
+    def foresee(self, seqs: Collection[int]) -> None:
+        """Reads at once what the alerts of rows that are about to fail will tell."""
+        if seqs and NOTIFICATION_FAILED in self._tx.subscribed:
+            self._dossiers.update(_dossiers(self._tx, seqs))
+
+    def write(self) -> None:
+        """Everything that was noted."""
+        tx = self._tx
+        if self._attempts:
+            _ATTEMPTS.run(tx, self._attempts)
+        if self._causes:
+            _CAUSES.run(tx, self._causes)
+        if self._left:
+            _LEFT.run(tx, list(self._left))
+        if self._entered:
+            _ENTERED.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
+        tallies = [(*cell, number) for cell, number in self._tallies.items() if number]
+        if tallies:
+            _TALLIES.run(tx, tallies)
+        if self._sums:
+            _ROLL_UPS.run(tx, [(*key, *map(sums.get, SUMS, [0] * 6)) for key, sums in self._sums.items()])
+        write_events(tx, self._events)
+
+    def _sum(self, change: Change, name: str, number: int) -> None:
+        # What an attempt leads to counts where it was made, not where the next one goes.
+        provider = change.attempt.provider if change.attempt else change.row.provider
+        key = (change.at - change.at % HOUR_MS, change.row.tenant, change.row.channel._value_, provider)
+        sums = self._sums.setdefault(key, dict.fromkeys(SUMS, 0))
+        sums[name] += number
+
+    def _events_of(self, seq: int, change: Change) -> list[Event]:
+        if change.row.status is not Status.FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:
+            return events_of(change, self._tx.subscribed, _NOTHING_SAID, ())
+        if seq not in self._dossiers:
+            self._dossiers.update(_dossiers(self._tx, (seq,)))
+        message, attempts = self._dossiers[seq]
+        if change.attempt is not None:
+            attempts.append(change.attempt)
+        return events_of(change, self._tx.subscribed, message, attempts)
+
+
+def write_events(tx: Tx, events: Iterable[Event]) -> None:
+    """To the outbox; one whose id waits there already is the same event told again."""
+    rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
+    if rows:
+        _EVENTS.run(tx, rows)
+
+
+def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -> None:
+    """Reference data that a settlement or receipt brings: overwrites whatever is there."""
+    for put in puts:  # one by one, because two in a row may be for the same key
+        _PUTS.run(tx, [(put.tenant, put.kind, put.key, encode(put.value), 1, tx.now, who)])
+
+
+def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:
+    """The attempts of each of these rows, in their order."""
+    found: dict[int, list[AttemptRecord]] = {seq: [] for seq in seqs}
+    for seq, attempt in decode_attempts(tx.one(_ATTEMPTS_OF, encode(list(seqs)))):
+        found[seq].append(attempt)
+    return found
+
+
+def messages_of(tx: Tx, seqs: Collection[int]) -> dict[int, Message]:
+    """The messages of these rows."""
+    wanted = list(seqs)
+    messages = decode_messages(tx.one(_MESSAGES_OF, encode(wanted)))
+    return dict(zip(wanted, messages, strict=True))
+
+
+def _dossiers(tx: Tx, seqs: Collection[int]) -> dict[int, tuple[Message, list[AttemptRecord]]]:
+    attempts, messages = attempts_of(tx, seqs), messages_of(tx, seqs)
+    return {seq: (messages[seq], attempts[seq]) for seq in seqs}
+
+
+_ATTEMPTS_OF = f"""
+SELECT json_group_array(json_array(a.seq, json_array({", ".join(f"a.{f}" for f in ATTEMPT_FIELDS)})))
+FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a ON a.seq = j.value
+"""  # noqa: S608
+_MESSAGES_OF = """
+SELECT '[' || coalesce(group_concat(m.message), '') || ']'
+FROM json_each(?1) AS j CROSS JOIN homing_messages AS m ON m.seq = j.value
+"""

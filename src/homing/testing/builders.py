@@ -1,0 +1,300 @@
+"""Short ways to say what a test needs; what it does not name has a harmless value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from homing.core.ids import uuid7
+from homing.core.model import (
+    DEFAULT_TENANT,
+    AttemptRecord,
+    Channel,
+    Claim,
+    ClaimRequest,
+    Content,
+    LaneRoom,
+    Message,
+    Mode,
+    NewNotification,
+    OutcomeKind,
+    Priority,
+    Reason,
+    Receipt,
+    ReceiptEvent,
+    Recipient,
+    RegistryPut,
+    Settlement,
+    Status,
+    Submission,
+    lane_of,
+)
+
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+MINUTE_MS = 60_000
+STANDARD_EMAIL = lane_of(Mode.STANDARD, Channel.EMAIL)
+PLENTY = 1_000_000
+"""Room that no test fills."""
+
+_numbers = count(1)
+
+
+def an_id() -> str:
+    """A new UUIDv7; each sorts after the one before it."""
+    number = next(_numbers)
+    return uuid7(1_700_000_000_000 + number, number)
+
+
+def a_message(body: str = "Your order is on its way.", **metadata: Any) -> Message:
+    """Something to say to somebody."""
+    return Message(
+        recipient=Recipient(id="u-1", email="ada@example.com"),
+        content=Content(subject="Hello", body=body),
+        metadata=metadata,
+    )
+
+
+def a_notification(
+    *,
+    id: str | None = None,
+    channel: Channel = Channel.EMAIL,
+    mode: Mode = Mode.STANDARD,
+    lane: str | None = None,
+    type: str = "order_confirmed",
+    category: str | None = None,
+    priority: Priority = Priority.MEDIUM,
+    origin: str = "orders",
+    provider: str = "sendgrid",
+    outlet: str | None = None,
+    pinned: bool = False,
+    address: str = "ada@example.com",
+    message: Message | None = None,
+    send_at: int | None = None,
+    expires_at: int | None = None,
+    max_age_ms: int = DAY_MS,
+    dedup_key: str | None = None,
+    dedup_window_ms: int = 0,
+    resend_of: str | None = None,
+) -> NewNotification:
+    """A standard email, due at once."""
+    return NewNotification(
+        id=id or an_id(),
+        channel=channel,
+        mode=mode,
+        lane=lane or lane_of(mode, channel),
+        type=type,
+        category=category or type,
+        priority=priority,
+        origin=origin,
+        provider=provider,
+        outlet=outlet or provider,
+        pinned=pinned,
+        address=address,
+        message=message or a_message(),
+        send_at=send_at,
+        expires_at=expires_at,
+        max_age_ms=max_age_ms,
+        dedup_key=dedup_key,
+        dedup_window_ms=dedup_window_ms,
+        resend_of=resend_of,
+    )
+
+
+def a_submission(
+    *notifications: NewNotification,
+    tenant: str = DEFAULT_TENANT,
+    batch_id: str | None = None,
+    key: str | None = None,
+    fingerprint: str = "body",
+    lease_to: str | None = None,
+    lease_ms: int = 0,
+) -> Submission:
+    """A request; without notifications given, for one standard email."""
+    return Submission(
+        tenant=tenant,
+        batch_id=batch_id or an_id(),
+        notifications=notifications or (a_notification(),),
+        idempotency_key=key,
+        fingerprint=fingerprint,
+        lease_to=lease_to,
+        lease_ms=lease_ms,
+    )
+
+
+def everything(
+    *lanes: str,
+    worker: str = "w-1",
+    lease_ms: int = MINUTE_MS,
+    slots: int = PLENTY,
+    tenant_slots: int = PLENTY,
+    tenant_room: Mapping[str, int] | None = None,
+    outlet_slots: int = PLENTY,
+    outlet_room: Mapping[str, int] | None = None,
+) -> ClaimRequest:
+    """A claim of all that is due in these lanes (standard email if none is named), unless limited."""
+    room = LaneRoom(slots=slots, tenant_slots=tenant_slots, tenant_room=tenant_room or {})
+    return ClaimRequest(
+        worker=worker,
+        lease_ms=lease_ms,
+        lanes=dict.fromkeys(lanes or (STANDARD_EMAIL,), room),
+        outlet_slots=outlet_slots,
+        outlet_room=outlet_room or {},
+    )
+
+
+def an_attempt(
+    claim: Claim,
+    kind: OutcomeKind = OutcomeKind.ACCEPTED,
+    *,
+    message_id: str | None = None,
+    error: str | None = None,
+    error_code: str | None = None,
+    latency_ms: int = 120,
+) -> AttemptRecord:
+    """The record of the attempt that a claim was for."""
+    return AttemptRecord(
+        number=claim.attempt,
+        provider=claim.provider,
+        outcome=kind,
+        started_at=claim.started_at,
+        latency_ms=latency_ms,
+        worker=claim.worker,
+        error_code=error_code,
+        error=error,
+        provider_message_id=message_id,
+    )
+
+
+def a_settlement(
+    claim: Claim,
+    status: Status,
+    *,
+    attempt: AttemptRecord | None,
+    reason: Reason | None = None,
+    give_back: bool = False,
+    delay_ms: int = 0,
+    provider: str | None = None,
+    outlet: str | None = None,
+    failures_here: int = 0,
+    last_delay_ms: int = 0,
+    hold_ms: int = 0,
+    max_age_ms: int = DAY_MS,
+    puts: tuple[RegistryPut, ...] = (),
+) -> Settlement:
+    """A settlement of this claim, at the provider it was for unless another is named."""
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=status,
+        reason=reason,
+        attempt=attempt,
+        give_back=give_back,
+        delay_ms=delay_ms,
+        provider=provider or claim.provider,
+        outlet=outlet or provider or claim.outlet,
+        failures_here=failures_here,
+        last_delay_ms=last_delay_ms,
+        hold_ms=hold_ms,
+        max_age_ms=max_age_ms,
+        puts=puts,
+    )
+
+
+def sent(claim: Claim, message_id: str | None = None) -> Settlement:
+    """The provider took it."""
+    record = an_attempt(claim, message_id=message_id or f"m-{claim.id}-{claim.attempt}")
+    return a_settlement(claim, Status.SENT, attempt=record)
+
+
+def retry_in(
+    claim: Claim,
+    delay_ms: int,
+    *,
+    provider: str | None = None,
+    hold_ms: int = 0,
+    message_id: str | None = None,
+    error: str = "try later",
+    error_code: str = "503",
+) -> Settlement:
+    """The attempt failed; the next is due after `delay_ms`, at another provider if one is named."""
+    record = an_attempt(
+        claim, OutcomeKind.TRANSIENT, error=error, error_code=error_code, message_id=message_id
+    )
+    return a_settlement(
+        claim,
+        Status.RETRYING,
+        attempt=record,
+        delay_ms=delay_ms,
+        provider=provider,
+        failures_here=0 if provider else claim.failures_here + 1,
+        last_delay_ms=delay_ms,
+        hold_ms=hold_ms,
+    )
+
+
+def postponed(claim: Claim, delay_ms: int, reason: Reason | None = Reason.RATE_LIMIT) -> Settlement:
+    """No attempt took place: the one that the claim counted is given back."""
+    made = claim.attempt if claim.overdue else claim.attempt - 1
+    return a_settlement(
+        claim,
+        Status.RETRYING if made else Status.PENDING,
+        attempt=None,
+        reason=reason,
+        give_back=not claim.overdue,
+        delay_ms=delay_ms,
+        failures_here=claim.failures_here,
+        last_delay_ms=claim.last_delay_ms,
+    )
+
+
+def dead(
+    claim: Claim,
+    *,
+    reason: Reason = Reason.RETRIES_EXHAUSTED,
+    kind: OutcomeKind = OutcomeKind.TRANSIENT,
+    error: str = "mailbox on fire",
+    error_code: str = "550",
+    message_id: str | None = None,
+    puts: tuple[RegistryPut, ...] = (),
+) -> Settlement:
+    """The attempt failed for good: a dead letter."""
+    record = an_attempt(claim, kind, error=error, error_code=error_code, message_id=message_id)
+    return a_settlement(claim, Status.FAILED, attempt=record, reason=reason, puts=puts)
+
+
+def in_doubt(claim: Claim, message_id: str | None = None) -> Settlement:
+    """It may have been taken: only a receipt or an operator resolves it."""
+    record = an_attempt(claim, OutcomeKind.AMBIGUOUS, message_id=message_id, error_code="timeout")
+    return a_settlement(claim, Status.IN_DOUBT, attempt=record, reason=Reason.UNCONFIRMED)
+
+
+def a_receipt(
+    message_id: str,
+    event: ReceiptEvent = ReceiptEvent.DELIVERED,
+    *,
+    provider: str = "sendgrid",
+    event_id: str | None = None,
+    at: int = 0,
+    recipient_at_fault: bool = False,
+    always_failover: bool = False,
+    error: str | None = None,
+    error_code: str | None = None,
+    route: tuple[tuple[str, str], ...] = (("sendgrid", "sendgrid"), ("acs", "acs")),
+    puts: tuple[RegistryPut, ...] = (),
+) -> Receipt:
+    """What a provider's callback says about one of its messages; each a new event unless its id is given."""
+    return Receipt(
+        provider=provider,
+        provider_message_id=message_id,
+        event=event,
+        event_id=event_id or an_id(),
+        at=at,
+        recipient_at_fault=recipient_at_fault,
+        always_failover=always_failover,
+        error_code=error_code,
+        error=error,
+        route=route,
+        puts=puts,
+    )

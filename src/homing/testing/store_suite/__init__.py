@@ -1,0 +1,25 @@
+"""The conformance suite that every store runs.
+
+A store's test file supplies a `harness` fixture (see `Harness`) and derives a test class:
+
+    class TestMyStore(StoreSuite):
+        @pytest.fixture
+        async def harness(self) -> AsyncIterator[Harness]: ...
+
+No behaviour of a store exists outside this suite.
+"""
+
+from __future__ import annotations
+
+from homing.testing.store_suite.accepting import AcceptingTests
+from homing.testing.store_suite.claiming import ClaimingTests
+from homing.testing.store_suite.fairness import FairnessTests
+from homing.testing.store_suite.harness import Harness
+from homing.testing.store_suite.leases import LeaseTests
+from homing.testing.store_suite.settling import SettlingTests
+
+__all__ = ["Harness", "StoreSuite"]
+
+
+class StoreSuite(AcceptingTests, ClaimingTests, FairnessTests, LeaseTests, SettlingTests):
+    """Everything that a store promises, as tests."""

@@ -1,0 +1,373 @@
+"""Claims: what is due, once, and within the room that the worker has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from homing.core.model import (
+    Channel,
+    Claim,
+    ClaimRequest,
+    Command,
+    CommandName,
+    LaneRoom,
+    Mode,
+    NewNotification,
+    Priority,
+    Reason,
+    Status,
+    lane_of,
+)
+from homing.testing.builders import (
+    HOUR_MS,
+    MINUTE_MS,
+    PLENTY,
+    STANDARD_EMAIL,
+    a_message,
+    a_notification,
+    a_settlement,
+    an_attempt,
+    everything,
+    postponed,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import Harness
+from homing.testing.store_suite.steps import (
+    accept,
+    accept_one,
+    claim_all,
+    claim_one,
+    close_to,
+    counts,
+    see,
+    take,
+)
+
+STANDARD_SMS = lane_of(Mode.STANDARD, Channel.SMS)
+
+
+class ClaimingTests:
+    """`claim`."""
+
+    async def test_a_claim_carries_all_that_a_worker_needs(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        new = a_notification(
+            type="alarm",
+            category="safety",
+            priority=Priority.HIGH,
+            origin="auth",
+            provider="webhook",
+            outlet="webhook@hooks.example.com",
+            channel=Channel.WEBHOOK,
+            pinned=True,
+            address="https://hooks.example.com/a",
+            message=a_message("Look!", order=7),
+            expires_at=now + 5 * HOUR_MS,
+        )
+        answer = await accept(store, new)
+        batch = await store.claim(everything(new.lane, worker="w-9", lease_ms=HOUR_MS))
+        [claim] = batch.claims
+        assert (claim.id, claim.tenant, claim.batch_id) == (new.id, "default", answer.batch_id)
+        assert (claim.channel, claim.mode, claim.lane) == (new.channel, new.mode, new.lane)
+        assert (claim.type, claim.category, claim.priority, claim.origin) == (
+            "alarm",
+            "safety",
+            Priority.HIGH,
+            "auth",
+        )
+        assert (claim.provider, claim.outlet) == ("webhook", "webhook@hooks.example.com")
+        assert (claim.pinned, claim.address, claim.message) == (True, new.address, new.message)
+        assert (claim.attempt, claim.attempt_floor, claim.failures_here) == (1, 0, 0)
+        assert (claim.last_delay_ms, dict(claim.holds), claim.overdue) == (0, {}, False)
+        assert (claim.worker, claim.expires_at) == ("w-9", new.expires_at)
+        assert claim.started_at == batch.now
+        assert claim.lease_until == batch.now + HOUR_MS
+        assert claim.created_at == claim.aged_from == claim.due_at <= batch.now
+        assert close_to(batch.now, now)
+
+    async def test_a_claim_is_committed_before_it_returns(self, harness: Harness) -> None:
+        store, other = harness.store, await harness.second()
+        claim = await take(store)
+        found = await see(other, claim.id)
+        assert (found.status, found.attempt_count) == (Status.SENDING, 1)
+        assert await counts(other) == {Status.SENDING: 1}
+        assert found.next_retry_at is None
+
+    async def test_what_is_leased_is_not_claimed_again(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        assert await claim_all(store, worker=claim.worker) == ()
+        assert await claim_all(store, worker="w-2") == ()
+        await harness.advance(HOUR_MS)  # an expired lease is no due row: reclaim takes it
+        assert await claim_all(store) == ()
+
+    async def test_claims_of_two_instances_at_once_are_disjoint(self, harness: Harness) -> None:
+        stores = (harness.store, await harness.second())
+        total = 60
+        answer = await accept(harness.store, *(a_notification() for _ in range(total)))
+        batches = await asyncio.gather(
+            *(stores[number % 2].claim(everything(worker=f"w-{number}", slots=10)) for number in range(6))
+        )
+        claimed = [claim.id for batch in batches for claim in batch.claims]
+        assert sorted(claimed) == sorted(answer.ids)
+        assert await counts(harness.store) == {Status.SENDING: total}
+
+    async def test_tokens_only_rise(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        tokens = [claim.token]
+        for _ in range(4):
+            await store.settle([retry_in(claim, 0)])
+            claim = await claim_one(store)
+            tokens.append(claim.token)
+        assert tokens == sorted(set(tokens))
+
+    async def test_each_claim_counts_an_attempt(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        for attempt in (2, 3):
+            await store.settle([retry_in(claim, 0)])
+            claim = await claim_one(store)
+            assert claim.attempt == attempt
+        await store.settle([postponed(claim, 0)])
+        assert (await claim_one(store)).attempt == 3
+
+    async def test_only_due_rows_are_claimed(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        due = a_notification()
+        later = a_notification(send_at=now + HOUR_MS)
+        await accept(store, due, later)
+        assert [claim.id for claim in await claim_all(store)] == [due.id]
+        await harness.advance(HOUR_MS + MINUTE_MS)
+        assert [claim.id for claim in await claim_all(store)] == [later.id]
+
+    async def test_only_the_lanes_of_the_request_are_claimed(self, harness: Harness) -> None:
+        store = harness.store
+        email, sms = a_notification(), _sms()
+        await accept(store, email, sms)
+        assert [claim.id for claim in await claim_all(store, STANDARD_SMS, "bulk.chat")] == [sms.id]
+        assert [claim.id for claim in await claim_all(store, STANDARD_EMAIL)] == [email.id]
+
+    async def test_one_claim_serves_many_lanes_each_with_its_own_slots(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(5)), *(_sms() for _ in range(5)))
+        batch = await store.claim(
+            _request(
+                {
+                    STANDARD_EMAIL: LaneRoom(slots=2, tenant_slots=9),
+                    STANDARD_SMS: LaneRoom(slots=3, tenant_slots=9),
+                }
+            )
+        )
+        lanes = sorted(claim.lane for claim in batch.claims)
+        assert lanes == [STANDARD_EMAIL] * 2 + [STANDARD_SMS] * 3
+
+    async def test_no_slots_take_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store)
+        assert (await store.claim(everything(slots=0))).claims == ()
+        assert (await store.claim(everything(tenant_slots=0))).claims == ()
+        assert (await store.claim(everything(outlet_slots=0))).claims == ()
+        assert (await store.claim(_request({}))).claims == ()
+        assert len(await claim_all(store)) == 1
+
+    async def test_the_oldest_due_come_first(self, harness: Harness) -> None:
+        store = harness.store
+        ids: list[str] = []
+        for _ in range(5):
+            ids.append(await accept_one(store))
+            await harness.advance(MINUTE_MS)
+        first = await store.claim(everything(slots=2))
+        assert [claim.id for claim in first.claims] == ids[:2]
+        await store.settle([retry_in(first.claims[0], 0)])  # due again, but not for long
+        rest = [(await store.claim(everything(slots=1))).claims[0].id for _ in range(4)]
+        assert rest == [*ids[2:], ids[0]]
+
+    async def test_ties_go_by_id(self, harness: Harness) -> None:
+        store = harness.store
+        at = await store.now_ms() + HOUR_MS
+        news = [a_notification(send_at=at) for _ in range(6)]
+        await accept(store, *reversed(news))
+        await harness.advance(2 * HOUR_MS)
+        taken = [(await store.claim(everything(slots=1))).claims[0].id for _ in news]
+        assert taken == [new.id for new in news]
+
+    async def test_a_tenant_gets_no_more_than_its_room(self, harness: Harness) -> None:
+        store = harness.store
+        for tenant in ("a", "b", "c"):
+            await accept(store, *(a_notification() for _ in range(9)), tenant=tenant)
+        batch = await store.claim(everything(slots=20, tenant_slots=3, tenant_room={"b": 1, "c": 0}))
+        assert _by(batch.claims, "tenant") == {"a": 3, "b": 1}
+
+    async def test_an_outlet_gets_no_more_than_its_room(self, harness: Harness) -> None:
+        store = harness.store
+        for outlet in ("x", "y", "z"):
+            await accept(store, *(a_notification(outlet=outlet) for _ in range(9)))
+        batch = await store.claim(everything(slots=20, outlet_slots=4, outlet_room={"y": 2, "z": 7}))
+        assert _by(batch.claims, "outlet") == {"x": 4, "y": 2, "z": 7}
+
+    async def test_the_room_of_an_outlet_counts_over_all_lanes(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(
+            store, *(a_notification(outlet="x") for _ in range(5)), *(_sms(outlet="x") for _ in range(5))
+        )
+        batch = await store.claim(everything(STANDARD_EMAIL, STANDARD_SMS, outlet_room={"x": 6}))
+        assert len(batch.claims) == 6
+        rest = await store.claim(everything(STANDARD_EMAIL, STANDARD_SMS, outlet_slots=3))
+        assert len(rest.claims) == 3
+
+    async def test_an_outlet_without_room_is_left_out_and_loses_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification(outlet="x") for _ in range(50)))
+        await harness.advance(MINUTE_MS)
+        other = await accept_one(store, a_notification(outlet="y"))
+        batch = await store.claim(everything(slots=10, outlet_room={"x": 0}))
+        assert [claim.id for claim in batch.claims] == [other]
+        assert await counts(store) == {Status.PENDING: 50, Status.SENDING: 1}
+        assert (await see(store, other)).attempt_count == 1
+        assert len((await store.claim(everything())).claims) == 50
+
+    async def test_a_negative_room_is_no_room(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, a_notification(outlet="x"), a_notification(outlet="y"))
+        await accept(store, a_notification(outlet="y"), tenant="b")
+        request = everything(outlet_room={"x": -2}, tenant_room={"b": -1})
+        assert _by((await store.claim(request)).claims, "outlet") == {"y": 1}
+
+    async def test_a_retry_is_due_after_its_delay(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([retry_in(claim, HOUR_MS)])
+        await harness.advance(HOUR_MS - MINUTE_MS)
+        assert await claim_all(store) == ()
+        await harness.advance(2 * MINUTE_MS)
+        again = await claim_one(store)
+        assert (again.id, again.attempt) == (claim.id, 2)
+        assert close_to(again.due_at, claim.started_at + HOUR_MS)
+        assert again.started_at >= again.due_at
+
+    async def test_the_next_claim_knows_what_the_settlement_said(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        now = await store.now_ms()
+        await store.settle(
+            [
+                a_settlement(
+                    claim,
+                    Status.RETRYING,
+                    attempt=an_attempt(claim),
+                    provider="acs",
+                    outlet="acs@eu",
+                    failures_here=3,
+                    last_delay_ms=1234,
+                    hold_ms=HOUR_MS,
+                )
+            ]
+        )
+        again = await claim_one(store)
+        assert (again.provider, again.outlet) == ("acs", "acs@eu")
+        assert (again.failures_here, again.last_delay_ms) == (3, 1234)
+        assert list(again.holds) == ["sendgrid"]
+        assert close_to(again.holds["sendgrid"], now + HOUR_MS)
+        assert again.aged_from == claim.aged_from
+
+    async def test_a_row_that_moved_waits_at_its_new_outlet_only(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([retry_in(claim, 0, provider="acs")])
+        assert (await store.claim(everything(outlet_room={"acs": 0}))).claims == ()
+        [again] = (await store.claim(everything(outlet_room={"sendgrid": 0}))).claims
+        assert again.outlet == "acs"
+
+    async def test_nobody_can_change_the_store_through_a_claim(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store, a_notification(message=a_message(order=1)))
+        claim.message.metadata["order"] = 2
+        await store.settle([retry_in(claim, 0, provider="acs", hold_ms=HOUR_MS)])
+        again = await claim_one(store)
+        assert again.message.metadata == {"order": 1}
+        assert isinstance(again.holds, dict)
+        again.holds.clear()
+        await store.settle([postponed(again, 0, Reason.QUIET_HOURS)])
+        assert list((await claim_one(store)).holds) == ["sendgrid"]
+
+    async def test_next_due_at_is_when_the_next_row_is_due(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        assert (await store.claim(everything())).next_due_at is None
+        soon, late = now + HOUR_MS, now + 2 * HOUR_MS
+        await accept(store, a_notification(send_at=late), a_notification(send_at=soon), a_notification())
+        await accept(store, a_notification(send_at=soon + MINUTE_MS), tenant="b")
+        batch = await store.claim(everything())
+        assert (len(batch.claims), batch.next_due_at) == (1, soon)
+        await store.settle([sent(batch.claims[0])])
+        await harness.advance(HOUR_MS + 10 * MINUTE_MS)
+        batch = await store.claim(everything())
+        assert (len(batch.claims), batch.next_due_at) == (2, late)
+        await harness.advance(HOUR_MS)
+        batch = await store.claim(everything())
+        assert (len(batch.claims), batch.next_due_at) == (1, None)
+
+    async def test_next_due_at_looks_at_the_lanes_of_the_request_only(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        await accept(store, _sms(send_at=now + HOUR_MS), a_notification(send_at=now + 2 * HOUR_MS))
+        assert (await store.claim(everything(STANDARD_EMAIL))).next_due_at == now + 2 * HOUR_MS
+        both = await store.claim(everything(STANDARD_EMAIL, STANDARD_SMS))
+        assert both.next_due_at == now + HOUR_MS
+
+    async def test_next_due_at_leaves_out_outlets_without_room(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        await accept(store, a_notification(outlet="x", send_at=now + HOUR_MS))
+        closed = everything(outlet_room={"x": 0})
+        assert (await store.claim(closed)).next_due_at is None
+        await accept(store, a_notification(outlet="y", send_at=now + 2 * HOUR_MS))
+        assert (await store.claim(closed)).next_due_at == now + 2 * HOUR_MS
+        assert (await store.claim(everything())).next_due_at == now + HOUR_MS
+
+    async def test_next_due_at_is_never_in_the_past(self, harness: Harness) -> None:
+        """Rows left behind for lack of room are asked for when there is room, not again and again."""
+        store = harness.store
+        later = await store.now_ms() + HOUR_MS
+        await accept(store, *(a_notification(outlet="x") for _ in range(4)))
+        await accept(store, a_notification(outlet="y", send_at=later), tenant="b")
+        for request in (
+            everything(slots=1),
+            everything(tenant_slots=1),
+            everything(outlet_slots=1),
+            everything(outlet_room={"x": 0}),
+        ):
+            batch = await store.claim(request)
+            assert batch.next_due_at == later
+            await harness.advance(MINUTE_MS)
+
+    async def test_a_cancelled_row_is_no_longer_due(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        claims = [await take(store) for _ in range(2)]
+        await store.settle([retry_in(claims[0], 0), sent(claims[1])])
+        await accept(store, a_notification(send_at=now + HOUR_MS))
+        waiting = (await store.waiting("default")).items
+        assert len(waiting) == 2
+        cancel = Command(name=CommandName.CANCEL, who="ada")
+        await store.amend("default", [n.id for n in waiting], cancel)
+        batch = await store.claim(everything())
+        assert (batch.claims, batch.next_due_at) == ((), None)
+
+
+def _sms(*, outlet: str = "twilio", send_at: int | None = None) -> NewNotification:
+    return a_notification(channel=Channel.SMS, provider="twilio", outlet=outlet, send_at=send_at)
+
+
+def _request(lanes: Mapping[str, LaneRoom]) -> ClaimRequest:
+    return ClaimRequest(worker="w-1", lease_ms=MINUTE_MS, lanes=lanes, outlet_slots=PLENTY)
+
+
+def _by(claims: Sequence[Claim], name: str) -> dict[str, int]:
+    return dict(Counter(getattr(claim, name) for claim in claims))

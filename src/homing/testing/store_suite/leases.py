@@ -1,0 +1,269 @@
+"""Leases: what becomes of a worker that dies, of one that takes long, and of what waits too long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from homing.core.model import (
+    Command,
+    CommandName,
+    Lease,
+    Mode,
+    OutcomeKind,
+    Reason,
+    Status,
+)
+from homing.testing.builders import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    a_notification,
+    a_settlement,
+    a_submission,
+    an_attempt,
+    dead,
+    everything,
+    postponed,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import Harness
+from homing.testing.store_suite.steps import (
+    accept,
+    accept_one,
+    claim_all,
+    claim_one,
+    close_to,
+    counts,
+    see,
+    status_of,
+    take,
+)
+
+
+class LeaseTests:
+    """`reclaim` and `extend`."""
+
+    async def test_a_live_lease_is_left_alone(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store)
+        await store.claim(everything(lease_ms=HOUR_MS))
+        await harness.advance(HOUR_MS - MINUTE_MS)
+        assert (await store.reclaim("w-2", 10, HOUR_MS)).claims == ()
+
+    async def test_an_expired_lease_is_taken_over_with_its_attempt(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await harness.advance(HOUR_MS)
+        batch = await store.reclaim("w-2", 10, HOUR_MS)
+        [lost] = batch.claims
+        assert (lost.id, lost.attempt, lost.overdue) == (claim.id, claim.attempt, False)
+        assert lost.token > claim.token
+        assert (lost.provider, lost.outlet) == (claim.provider, claim.outlet)
+        assert (lost.worker, lost.started_at) == (claim.worker, claim.started_at)
+        assert lost.lease_until == batch.now + HOUR_MS
+        assert lost.message == claim.message
+        found = await see(store, claim.id)
+        assert (found.status, found.attempt_count) == (Status.SENDING, 1)
+        assert await counts(store) == {Status.SENDING: 1}
+
+    async def test_what_is_taken_over_is_settled_with_the_new_token_only(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await harness.advance(HOUR_MS)
+        [lost] = (await store.reclaim("w-2", 10, HOUR_MS)).claims
+        assert (await store.settle([sent(claim)])).stale == (claim.id,)
+        assert await store.extend([Lease(claim.id, claim.token)], HOUR_MS) == frozenset()
+        record = an_attempt(lost, OutcomeKind.LOST)
+        settlement = a_settlement(lost, Status.RETRYING, attempt=record, delay_ms=HOUR_MS)
+        assert (await store.settle([settlement])).applied == (claim.id,)
+        history = await store.get("default", claim.id)
+        assert history is not None
+        assert [attempt.outcome for attempt in history.attempts] == [OutcomeKind.LOST]
+        assert history.notification.status is Status.RETRYING
+
+    async def test_two_instances_never_take_over_the_same_lease(self, harness: Harness) -> None:
+        stores = (harness.store, await harness.second())
+        answer = await accept(harness.store, *(a_notification() for _ in range(20)))
+        await claim_all(harness.store)
+        await harness.advance(HOUR_MS)
+        batches = await asyncio.gather(*(stores[n % 2].reclaim(f"w-{n}", 7, HOUR_MS) for n in range(4)))
+        taken = [claim.id for batch in batches for claim in batch.claims]
+        assert sorted(taken) == sorted(answer.ids)
+
+    async def test_a_lease_that_was_taken_over_can_be_lost_again(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await harness.advance(HOUR_MS)
+        [first] = (await store.reclaim("w-2", 10, HOUR_MS)).claims
+        assert (await store.reclaim("w-3", 10, HOUR_MS)).claims == ()
+        await harness.advance(HOUR_MS + MINUTE_MS)
+        [second] = (await store.reclaim("w-3", 10, HOUR_MS)).claims
+        assert second.token > first.token > claim.token
+        assert (second.attempt, second.worker, second.started_at) == (1, claim.worker, claim.started_at)
+
+    async def test_reclaim_takes_the_oldest_first_and_no_more_than_its_limit(self, harness: Harness) -> None:
+        store = harness.store
+        ids = []
+        for _ in range(3):
+            ids.append((await take(store)).id)
+            await harness.advance(MINUTE_MS)
+        now = await store.now_ms()
+        ids.append(await accept_one(store, a_notification(send_at=now + DAY_MS, expires_at=now + HOUR_MS)))
+        await harness.advance(2 * HOUR_MS)
+        first = [claim.id for claim in (await store.reclaim("w", 2, HOUR_MS)).claims]
+        then = [claim.id for claim in (await store.reclaim("w", 2, HOUR_MS)).claims]
+        assert [*first, *then] == ids
+        assert (await store.reclaim("w", 2, HOUR_MS)).claims == ()
+
+    async def test_a_waiting_row_past_its_expiry_is_taken_without_an_attempt(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        new = a_notification(send_at=now + DAY_MS, expires_at=now + HOUR_MS)
+        await accept(store, new)
+        assert (await store.reclaim("w-2", 10, HOUR_MS)).claims == ()
+        await harness.advance(HOUR_MS + MINUTE_MS)
+        batch = await store.reclaim("w-2", 10, HOUR_MS)
+        [claim] = batch.claims
+        assert (claim.id, claim.overdue, claim.attempt, claim.worker) == (new.id, True, 0, "w-2")
+        assert (claim.due_at, claim.started_at) == (new.send_at, batch.now)
+        assert await status_of(store, new.id) is Status.SENDING
+        ended = a_settlement(claim, Status.EXPIRED, attempt=None, reason=Reason.EXPIRED)
+        assert (await store.settle([ended])).applied == (new.id,)
+        found = await see(store, new.id)
+        assert (found.status, found.reason, found.attempt_count) == (Status.EXPIRED, Reason.EXPIRED, 0)
+
+    async def test_a_row_that_has_waited_longer_than_its_maximum_age_is_taken(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        await store.settle([retry_in(claim, 3 * DAY_MS)])
+        await harness.advance(DAY_MS - HOUR_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+        await harness.advance(2 * HOUR_MS)
+        [late] = (await store.reclaim("w", 10, HOUR_MS)).claims
+        assert (late.id, late.overdue, late.attempt) == (claim.id, True, 1)
+        assert close_to(late.due_at, claim.started_at + 3 * DAY_MS)
+
+    async def test_the_maximum_age_is_the_one_last_settled(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        patient = a_settlement(
+            claim, Status.RETRYING, attempt=an_attempt(claim), delay_ms=9 * DAY_MS, max_age_ms=2 * DAY_MS
+        )
+        await store.settle([patient])
+        await harness.advance(DAY_MS + HOUR_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+        await harness.advance(DAY_MS)
+        assert len((await store.reclaim("w", 10, HOUR_MS)).claims) == 1
+
+    async def test_age_counts_from_send_at(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        await accept(store, a_notification(send_at=now + 3 * DAY_MS, max_age_ms=DAY_MS))
+        await harness.advance(4 * DAY_MS - HOUR_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+        await harness.advance(2 * HOUR_MS)
+        [claim] = (await store.reclaim("w", 10, HOUR_MS)).claims
+        assert claim.aged_from == now + 3 * DAY_MS
+
+    async def test_a_synchronous_row_has_no_deadline(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        new = a_notification(mode=Mode.SYNCHRONOUS, max_age_ms=HOUR_MS, expires_at=now + HOUR_MS)
+        await accept(store, new)
+        await harness.advance(DAY_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+
+    async def test_a_synchronous_send_whose_caller_died_is_taken_over(self, harness: Harness) -> None:
+        store = harness.store
+        new = a_notification(mode=Mode.SYNCHRONOUS)
+        await store.accept([a_submission(new, lease_to="caller", lease_ms=MINUTE_MS)])
+        await harness.advance(HOUR_MS)
+        [claim] = (await store.reclaim("w", 10, HOUR_MS)).claims
+        assert (claim.id, claim.attempt, claim.worker) == (new.id, 1, "caller")
+
+    async def test_an_overdue_row_that_is_lost_stays_overdue(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        await accept(store, a_notification(send_at=now + DAY_MS, expires_at=now + HOUR_MS))
+        await harness.advance(2 * HOUR_MS)
+        [first] = (await store.reclaim("w-1", 10, HOUR_MS)).claims
+        await harness.advance(2 * HOUR_MS)
+        [second] = (await store.reclaim("w-2", 10, HOUR_MS)).claims
+        assert (second.overdue, second.attempt) == (True, 0)
+        assert second.token > first.token
+
+    async def test_an_overdue_row_that_is_put_back_waits_on(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        await store.settle([retry_in(claim, 2 * DAY_MS)])
+        await harness.advance(DAY_MS + HOUR_MS)
+        [late] = (await store.reclaim("w", 10, HOUR_MS)).claims
+        patient = a_settlement(late, Status.RETRYING, attempt=None, delay_ms=DAY_MS, max_age_ms=5 * DAY_MS)
+        assert (await store.settle([patient])).applied == (claim.id,)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+        assert await claim_all(store) == ()
+        await harness.advance(DAY_MS + HOUR_MS)
+        again = await claim_one(store)
+        assert (again.attempt, again.overdue) == (2, False)
+
+    @pytest.mark.parametrize("ending", ["sent", "failed", "cancelled"])
+    async def test_what_has_ended_is_never_taken(self, harness: Harness, ending: str) -> None:
+        store = harness.store
+        claim = await take(store, a_notification(max_age_ms=HOUR_MS))
+        match ending:
+            case "sent":
+                await store.settle([sent(claim)])
+            case "failed":
+                await store.settle([dead(claim)])
+            case _:
+                await store.settle([postponed(claim, 2 * HOUR_MS)])
+                await store.amend("default", [claim.id], Command(name=CommandName.CANCEL, who="ada"))
+        await harness.advance(DAY_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+        assert await claim_all(store) == ()
+        assert await status_of(store, claim.id) is Status(ending)
+
+    async def test_an_extended_lease_lasts_longer(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        assert await store.extend([Lease(claim.id, claim.token)], DAY_MS) == frozenset({claim.id})
+        await harness.advance(DAY_MS - HOUR_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+        assert (await store.settle([sent(claim)])).applied == (claim.id,)
+
+    async def test_an_extended_lease_ends_too(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.extend([Lease(claim.id, claim.token)], HOUR_MS)
+        await harness.advance(HOUR_MS + MINUTE_MS)
+        [lost] = (await store.reclaim("w", 10, HOUR_MS)).claims
+        assert (lost.id, lost.attempt) == (claim.id, 1)
+
+    async def test_extend_tells_which_leases_are_still_held(self, harness: Harness) -> None:
+        store = harness.store
+        held, gone, settled = [await take(store) for _ in range(3)]
+        await store.settle([sent(settled)])
+        leases = [
+            Lease(held.id, held.token),
+            Lease(gone.id, gone.token - 1),
+            Lease(settled.id, settled.token),
+            Lease("nobody", 1),
+        ]
+        assert await store.extend(leases, DAY_MS) == frozenset({held.id})
+        await harness.advance(HOUR_MS)
+        assert [claim.id for claim in (await store.reclaim("w", 10, HOUR_MS)).claims] == [gone.id]
+        assert await status_of(store, settled.id) is Status.SENT
+
+    async def test_extend_records_the_provider_that_the_attempt_goes_to(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([retry_in(claim, 0)])
+        claim = await claim_one(store)
+        assert claim.failures_here == 1
+        await store.extend([Lease(claim.id, claim.token, "acs", "acs@eu")], MINUTE_MS)
+        await harness.advance(HOUR_MS)
+        [lost] = (await store.reclaim("w", 10, HOUR_MS)).claims
+        assert (lost.provider, lost.outlet, lost.failures_here) == ("acs", "acs@eu", 0)

@@ -1,0 +1,130 @@
+"""What the suite's tests do again and again, as short words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from homing.core.model import (
+    DEFAULT_TENANT,
+    Acceptance,
+    Claim,
+    Filter,
+    NewNotification,
+    Notification,
+    Status,
+    Tally,
+)
+from homing.core.ports import Backend
+from homing.core.views import when
+from homing.testing.builders import a_notification, a_submission, everything, in_doubt, sent
+
+MARGIN_MS = 30_000
+"""More than any test takes, less than any time that a test tells apart."""
+
+
+async def accept(
+    store: Backend, *notifications: NewNotification, tenant: str = DEFAULT_TENANT, batch_id: str | None = None
+) -> Acceptance:
+    """Accepts one submission."""
+    [answer] = await store.accept([a_submission(*notifications, tenant=tenant, batch_id=batch_id)])
+    return answer
+
+
+async def accept_one(
+    store: Backend, notification: NewNotification | None = None, *, tenant: str = DEFAULT_TENANT
+) -> str:
+    """Accepts one notification; its id."""
+    answer = await accept(store, notification or a_notification(), tenant=tenant)
+    [id] = answer.ids
+    return id
+
+
+async def claim_all(store: Backend, *lanes: str, worker: str = "w-1") -> tuple[Claim, ...]:
+    """Leases all that is due."""
+    return (await store.claim(everything(*lanes, worker=worker))).claims
+
+
+async def claim_one(store: Backend, *lanes: str) -> Claim:
+    """Leases what is due, which is expected to be one row."""
+    [claim] = await claim_all(store, *lanes)
+    return claim
+
+
+async def take(
+    store: Backend, notification: NewNotification | None = None, *, tenant: str = DEFAULT_TENANT
+) -> Claim:
+    """Accepts one notification and leases it."""
+    new = notification or a_notification()
+    await accept_one(store, new, tenant=tenant)
+    claims = await claim_all(store, new.lane)
+    [claim] = [claim for claim in claims if claim.id == new.id]
+    return claim
+
+
+async def send(
+    store: Backend,
+    message_id: str,
+    notification: NewNotification | None = None,
+    *,
+    tenant: str = DEFAULT_TENANT,
+) -> str:
+    """Brings one notification to `sent` under this provider message id; its own id."""
+    claim = await take(store, notification, tenant=tenant)
+    result = await store.settle([sent(claim, message_id)])
+    assert result.applied == (claim.id,)
+    return claim.id
+
+
+async def doubt(store: Backend, message_id: str | None = None) -> str:
+    """Brings one notification to `in_doubt`; its id."""
+    claim = await take(store)
+    await store.settle([in_doubt(claim, message_id)])
+    return claim.id
+
+
+async def see(store: Backend, id: str, tenant: str = DEFAULT_TENANT) -> Notification:
+    """The notification, which is expected to be there."""
+    history = await store.get(tenant, id)
+    assert history is not None, f"{id} is not there"
+    return history.notification
+
+
+async def status_of(store: Backend, id: str, tenant: str = DEFAULT_TENANT) -> Status:
+    return (await see(store, id, tenant)).status
+
+
+async def everyone(
+    store: Backend, tenant: str = DEFAULT_TENANT, filter: Filter | None = None
+) -> list[Notification]:
+    """All notifications that the filter finds, page by page."""
+    items: list[Notification] = []
+    cursor: str | None = None
+    while True:
+        page = await store.list(tenant, filter or Filter(), limit=200, cursor=cursor)
+        items.extend(page.items)
+        cursor = page.cursor
+        if cursor is None:
+            return items
+
+
+async def counts(store: Backend, tenant: str | None = DEFAULT_TENANT) -> dict[Status, int]:
+    """How many have each status."""
+    numbers: dict[Status, int] = {}
+    for tally in await store.tallies(tenant):
+        if tally.count:
+            numbers[tally.status] = numbers.get(tally.status, 0) + tally.count
+    return numbers
+
+
+def cells(tallies: Sequence[Tally]) -> dict[tuple[Status, int], tuple[int, int]]:
+    """(status, attempts) → (count, purged), without the empty ones."""
+    return {(t.status, t.attempts): (t.count, t.purged) for t in tallies if t.count or t.purged}
+
+
+def close_to(at: datetime | int | None, expected: int) -> bool:
+    """Whether a time is the expected one, give or take what a slow machine needs for a test."""
+    if at is None:
+        return False
+    moment = when(at) if isinstance(at, int) else at
+    return abs(moment - when(expected)) < timedelta(milliseconds=MARGIN_MS)

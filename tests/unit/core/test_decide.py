@@ -1,0 +1,324 @@
+"""The one decision, case by case: endings, effects, failover, Retry-After and expiry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from homing.core.decide import LONGEST_RETRY_AFTER_MS, decide, suppression_key
+from homing.core.failover import Route, Stop
+from homing.core.model import AttemptRecord, Channel, Claim, Mode, OutcomeKind, Reason, Settlement, Status
+from homing.core.policy import Jitter, OnTimeout, RetryPolicy
+
+from .build import DAY, HOUR, MINUTE, NOW, ONE, SECOND, STEADY, THREE, TWO, make_claim, make_outcome
+
+K = OutcomeKind
+
+
+def settle(
+    kind: OutcomeKind,
+    claim: Claim | None = None,
+    policy: RetryPolicy = STEADY,
+    route: Route = TWO,
+    u: float = 0.0,
+    elapsed_ms: int = SECOND,
+    **outcome: Any,
+) -> Settlement:
+    claim = claim or make_claim()
+    return decide(
+        claim, make_outcome(kind, **outcome), policy, route, elapsed_ms=elapsed_ms, latency_ms=900, u=u
+    )
+
+
+def test_the_attempt_is_recorded_as_it_was() -> None:
+    claim = make_claim(attempt=3, provider="sns", outlet="sns")
+    settled = settle(K.TRANSIENT, claim, error_code="503", error="try later", provider_message_id="m-1")
+    assert settled.attempt == AttemptRecord(
+        number=3,
+        provider="sns",
+        outcome=K.TRANSIENT,
+        started_at=NOW,
+        latency_ms=900,
+        worker="worker-1",
+        error_code="503",
+        error="try later",
+        provider_message_id="m-1",
+    )
+
+
+@pytest.mark.parametrize("kind", list(OutcomeKind))
+def test_every_outcome_leaves_the_record_of_its_attempt(kind: OutcomeKind) -> None:
+    record = settle(kind).attempt
+    assert record is not None
+    assert (record.outcome, record.number) == (kind, 1)
+
+
+def test_an_accepted_attempt_is_sent_and_one_known_to_have_arrived_is_delivered() -> None:
+    assert settle(K.ACCEPTED).status is Status.SENT
+    assert settle(K.ACCEPTED, delivered=True).status is Status.DELIVERED
+
+
+def test_every_settlement_carries_the_policy_s_age_limit() -> None:
+    policy = replace(STEADY, max_age_ms=HOUR)
+    assert {settle(kind, policy=policy).max_age_ms for kind in K} == {HOUR}
+
+
+# What an ending does besides ------------------------------------------------------------------------
+
+
+def test_a_dead_push_token_deactivates_its_device() -> None:
+    claim = make_claim(channel=Channel.PUSH, provider="fcm", address="token-1")
+    (put,) = settle(K.DEAD_ADDRESS, claim).puts
+    assert (put.tenant, put.kind, put.key) == ("acme", "device", "token-1")
+    assert (put.value["token"], put.value["active"]) == ("token-1", False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "channel"),
+    [(K.DEAD_ADDRESS, Channel.EMAIL), (K.OPTED_OUT, Channel.SMS), (K.OPTED_OUT, Channel.PUSH)],
+)
+def test_a_dead_address_or_an_opt_out_is_suppressed_for_every_category(
+    kind: OutcomeKind, channel: Channel
+) -> None:
+    (put,) = settle(kind, make_claim(channel=channel, address="a-1")).puts
+    assert (put.tenant, put.kind) == ("acme", "suppression")
+    assert put.key == suppression_key(channel, "a-1", "*") == f"{channel.value}:a-1:*"
+    assert put.value == {"channel": channel.value, "address": "a-1", "category": "*", "why": kind.value}
+
+
+@pytest.mark.parametrize("kind", sorted(set(K) - {K.DEAD_ADDRESS, K.OPTED_OUT}))
+def test_no_other_outcome_touches_the_recipient(kind: OutcomeKind) -> None:
+    assert settle(kind).puts == ()
+
+
+# Synchronous -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", sorted(set(K) - {K.ACCEPTED}))
+@pytest.mark.parametrize("on_timeout", list(OnTimeout))
+def test_a_synchronous_send_that_fails_is_over(kind: OutcomeKind, on_timeout: OnTimeout) -> None:
+    claim = make_claim(mode=Mode.SYNCHRONOUS)
+    settled = settle(kind, claim, replace(STEADY, on_timeout=on_timeout), retry_after_ms=5)
+    assert (settled.status, settled.delay_ms) == (Status.FAILED, 0)
+
+
+def test_a_synchronous_send_that_timed_out_before_it_was_written_says_so_too() -> None:
+    claim = make_claim(mode=Mode.SYNCHRONOUS)
+    assert settle(K.TRANSIENT, claim, error_code="timeout").reason is Reason.DELIVERY_TIMEOUT
+    assert settle(K.TRANSIENT, claim, error_code="503").reason is Reason.DELIVERY_FAILED
+
+
+# The number of attempts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempt", "floor", "status"),
+    [
+        (4, 0, Status.RETRYING),
+        (5, 0, Status.FAILED),
+        (6, 0, Status.FAILED),
+        (5, 6, Status.RETRYING),
+        (6, 6, Status.FAILED),
+        (4, 2, Status.RETRYING),
+    ],
+)
+def test_the_last_attempt_is_the_policy_s_or_the_one_that_was_granted(
+    attempt: int, floor: int, status: Status
+) -> None:
+    assert settle(K.TRANSIENT, make_claim(attempt=attempt, attempt_floor=floor)).status is status
+
+
+def test_the_number_is_that_of_the_policy_now_not_of_the_policy_then() -> None:
+    claim = make_claim(attempt=3)
+    assert settle(K.TRANSIENT, claim, replace(STEADY, max_attempts=3)).reason is Reason.RETRIES_EXHAUSTED
+
+
+# Failover --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failover_after", [1, 2, 3, 4])
+def test_the_provider_changes_after_so_many_failures_there(failover_after: int) -> None:
+    policy = replace(STEADY, failover_after=failover_after, max_attempts=20)
+    providers, claim = [], make_claim()
+    for attempt in range(1, 10):
+        providers.append(claim.provider)
+        settled = settle(K.TRANSIENT, claim, policy)
+        claim = replace(
+            claim,
+            attempt=attempt + 1,
+            provider=settled.provider,
+            outlet=settled.outlet,
+            failures_here=settled.failures_here,
+        )
+    names = ["twilio", "sns"]
+    assert providers == [names[n // failover_after % 2] for n in range(9)]
+
+
+def test_after_the_last_provider_comes_the_first_again() -> None:
+    claim = make_claim(provider="spare", outlet="spare", failures_here=1)
+    assert settle(K.TRANSIENT, claim, route=THREE).provider == "twilio"
+
+
+def test_a_failover_waits_for_the_backoff_like_any_retry() -> None:
+    settled = settle(K.TRANSIENT, make_claim(attempt=2, failures_here=1))
+    assert (settled.provider, settled.delay_ms, settled.failures_here) == ("sns", 20 * SECOND, 0)
+
+
+def test_a_pinned_notification_stays_where_it_was_put() -> None:
+    settled = settle(K.PROVIDER_FAULT, make_claim(pinned=True, failures_here=7))
+    assert (settled.provider, settled.delay_ms, settled.failures_here) == ("twilio", 10 * SECOND, 8)
+
+
+def test_a_provider_that_left_the_route_is_left_for_the_first_of_it() -> None:
+    claim = make_claim(provider="gone", outlet="gone", failures_here=1)
+    assert settle(K.TRANSIENT, claim).provider == "twilio"
+    assert settle(K.TRANSIENT, replace(claim, failures_here=0)).provider == "gone"
+
+
+def test_with_no_route_at_all_it_retries_where_it_was() -> None:
+    settled = settle(K.TRANSIENT, make_claim(failures_here=9), route=())
+    assert (settled.status, settled.provider) == (Status.RETRYING, "twilio")
+
+
+def test_the_outlet_follows_the_provider_and_the_address() -> None:
+    route = (Stop("relay"), Stop("hook", per_host=True))
+    claim = make_claim(
+        provider="relay", outlet="relay", address="https://Shop.example:8443/in", failures_here=1
+    )
+    settled = settle(K.TRANSIENT, claim, route=route)
+    assert (settled.provider, settled.outlet) == ("hook", "hook@shop.example:8443")
+    stayed = settle(K.TRANSIENT, replace(claim, provider="hook", outlet="hook@kept"), route=(route[1],))
+    assert stayed.outlet == "hook@kept"
+
+
+def test_a_fault_of_the_provider_moves_on_at_once() -> None:
+    settled = settle(K.PROVIDER_FAULT)
+    assert (settled.provider, settled.delay_ms) == ("sns", 0)
+
+
+@pytest.mark.parametrize("route", [ONE, TWO, THREE])
+def test_faults_everywhere_do_not_go_round_and_round_without_waiting(route: Route) -> None:
+    policy, claim, waits = replace(STEADY, max_attempts=12), make_claim(), []
+    for attempt in range(1, 12):
+        settled = settle(K.PROVIDER_FAULT, claim, policy, route)
+        waits.append(settled.delay_ms)
+        claim = replace(claim, attempt=attempt + 1, provider=settled.provider)
+    for at in range(len(waits) - len(route) + 1):
+        assert any(waits[at : at + len(route)]), f"one whole round without waiting: {waits}"
+    assert waits.count(0) == sum(1 for n in range(1, 12) if n % len(route))
+
+
+# Ambiguous and lost ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [K.AMBIGUOUS, K.LOST])
+def test_what_may_have_been_taken_stays_at_its_provider_unless_the_policy_says_otherwise(
+    kind: OutcomeKind,
+) -> None:
+    claim = make_claim(attempt=4, failures_here=3)
+    assert settle(kind, claim).provider == "twilio"
+    moved = settle(kind, claim, replace(STEADY, on_timeout=OnTimeout.FAILOVER))
+    assert (moved.provider, moved.delay_ms) == ("sns", 80 * SECOND)
+    held = settle(kind, claim, replace(STEADY, on_timeout=OnTimeout.HOLD))
+    assert (held.status, held.reason) == (Status.IN_DOUBT, Reason.UNCONFIRMED)
+
+
+def test_a_last_attempt_that_may_have_been_taken_is_held_too() -> None:
+    hold = replace(STEADY, on_timeout=OnTimeout.HOLD)
+    assert settle(K.AMBIGUOUS, make_claim(attempt=5), hold).status is Status.IN_DOUBT
+
+
+def test_an_unsure_attempt_counts_towards_the_failover_that_a_sure_one_makes() -> None:
+    first = settle(K.AMBIGUOUS)
+    assert (first.provider, first.failures_here) == ("twilio", 1)
+    second = settle(K.TRANSIENT, make_claim(attempt=2, failures_here=1))
+    assert second.provider == "sns"
+
+
+# Retry-After -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("retry_after_ms", "delay_ms"),
+    [
+        (None, 10 * SECOND),
+        (0, 10 * SECOND),
+        (1, 10 * SECOND),
+        (10 * SECOND, 10 * SECOND),
+        (10_001, 10_001),
+        (HOUR, HOUR),
+        (DAY, DAY),
+        (30 * DAY, DAY),
+    ],
+)
+def test_retry_after_raises_the_delay_up_to_a_day_and_never_lowers_it(
+    retry_after_ms: int | None, delay_ms: int
+) -> None:
+    assert settle(K.THROTTLED, retry_after_ms=retry_after_ms).delay_ms == delay_ms
+
+
+@pytest.mark.parametrize("kind", [K.THROTTLED, K.TRANSIENT, K.PROVIDER_FAULT])
+def test_retry_after_is_heard_with_whatever_outcome_it_comes(kind: OutcomeKind) -> None:
+    assert settle(kind, route=ONE, retry_after_ms=HOUR).delay_ms == HOUR
+
+
+@given(
+    st.sampled_from(list(Jitter)),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(1, 3 * DAY),
+    st.integers(1, 4),
+)
+def test_jitter_is_added_to_retry_after(
+    jitter: Jitter, u: float, retry_after_ms: int, attempt: int
+) -> None:
+    policy = replace(STEADY, jitter=jitter, jitter_ms=5 * SECOND, max_attempts=9)
+    claim = make_claim(attempt=attempt)
+    plain_ms = settle(K.THROTTLED, claim, policy, ONE, u).delay_ms
+    floor_ms = settle(K.THROTTLED, claim, policy, ONE, 0.0).delay_ms
+    delay_ms = settle(K.THROTTLED, claim, policy, ONE, u, retry_after_ms=retry_after_ms).delay_ms
+    asked_ms = min(retry_after_ms, LONGEST_RETRY_AFTER_MS)
+    assert delay_ms == max(plain_ms, asked_ms + plain_ms - floor_ms)
+
+
+def test_leaving_a_provider_that_asked_for_time_puts_it_on_hold_and_does_not_wait_for_it() -> None:
+    settled = settle(K.THROTTLED, make_claim(failures_here=1), retry_after_ms=HOUR)
+    assert (settled.provider, settled.delay_ms, settled.hold_ms) == ("sns", 10 * SECOND, HOUR)
+    assert settle(K.THROTTLED, make_claim(failures_here=1), retry_after_ms=9 * DAY).hold_ms == DAY
+    assert settle(K.THROTTLED, make_claim(failures_here=1)).hold_ms == 0
+    assert settle(K.THROTTLED, retry_after_ms=HOUR).hold_ms == 0, "it stays, so the delay says it"
+
+
+def test_retry_after_does_not_feed_the_decorrelated_jitter() -> None:
+    assert settle(K.THROTTLED, retry_after_ms=HOUR).last_delay_ms == 10 * SECOND
+
+
+# Expiry ----------------------------------------------------------------------------------------------
+
+
+def test_a_retry_after_past_the_expiry_fails_over_now() -> None:
+    claim = make_claim(expires_at=NOW + MINUTE)
+    settled = settle(K.THROTTLED, claim, retry_after_ms=HOUR)
+    assert (settled.status, settled.provider, settled.delay_ms) == (Status.RETRYING, "sns", 0)
+    assert (settled.hold_ms, settled.failures_here) == (HOUR, 0)
+
+
+@pytest.mark.parametrize("changes", [{"pinned": True}, {}])
+def test_a_retry_after_past_the_expiry_expires_where_there_is_nowhere_else(changes: dict[str, Any]) -> None:
+    claim = make_claim(expires_at=NOW + MINUTE, **changes)
+    settled = settle(K.THROTTLED, claim, route=TWO if changes else ONE, retry_after_ms=HOUR)
+    assert (settled.status, settled.reason) == (Status.EXPIRED, Reason.EXPIRED)
+
+
+def test_time_that_passed_since_the_claim_counts_towards_the_expiry() -> None:
+    claim = make_claim(expires_at=NOW + 15 * SECOND)
+    assert settle(K.TRANSIENT, claim, route=ONE, elapsed_ms=4_999).status is Status.RETRYING
+    assert settle(K.TRANSIENT, claim, route=ONE, elapsed_ms=5_000).status is Status.EXPIRED
+
+
+def test_what_has_expired_does_not_fail_over_any_more() -> None:
+    settled = settle(K.PROVIDER_FAULT, make_claim(expires_at=NOW + SECOND), elapsed_ms=SECOND)
+    assert settled.status is Status.EXPIRED
