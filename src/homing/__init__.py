@@ -5,42 +5,112 @@ async with Homing("homing.db", worker=True) as homing:
     print(await homing.wait(sent.id))
 """
 
-from homing.core.breaker import BreakerPolicy
-from homing.core.errors import (
-    CommandRefused,
-    ConfigError,
-    DeliveryFailed,
-    DeliveryTimeout,
-    HomingError,
-    IdempotencyConflict,
-    InvalidRequest,
-    NotFound,
-    StoreError,
-    StoreUnavailable,
-)
-from homing.core.limits import RateLimit
-from homing.core.model import (
-    Channel,
-    CommandName,
-    Content,
-    Event,
-    Filter,
-    Notification,
-    Outcome,
-    OutcomeKind,
-    Priority,
-    Reason,
-    Recipient,
-    Status,
-)
-from homing.core.policy import PolicyPatch, RetryPolicy, Rule
-from homing.core.ports import Delivery, Provider
-from homing.core.request import SendRequest
-from homing.engine.homing import Rejection, SendResult
-from homing.engine.roster import Listed
-from homing.library import Homing, SyncHoming
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from homing.core.breaker import BreakerPolicy
+    from homing.core.errors import (
+        CommandRefused,
+        ConfigError,
+        DeliveryFailed,
+        DeliveryTimeout,
+        HomingError,
+        IdempotencyConflict,
+        InvalidRequest,
+        NotFound,
+        StoreError,
+        StoreUnavailable,
+    )
+    from homing.core.limits import RateLimit
+    from homing.core.model import (
+        Channel,
+        CommandName,
+        Content,
+        Event,
+        Filter,
+        Notification,
+        Outcome,
+        OutcomeKind,
+        Priority,
+        Reason,
+        Recipient,
+        Status,
+    )
+    from homing.core.policy import PolicyPatch, RetryPolicy, Rule
+    from homing.core.ports import Delivery, Provider
+    from homing.core.request import SendRequest
+    from homing.engine.homing import Rejection, SendResult
+    from homing.engine.roster import Listed
+    from homing.library import Homing, SyncHoming
 
 __version__ = "0.1.0"
+
+# Names are loaded when they are first used, so that `import homing` costs a program next to nothing.
+_HOME = {
+    "homing.core.breaker": ("BreakerPolicy",),
+    "homing.core.errors": (
+        "CommandRefused",
+        "ConfigError",
+        "DeliveryFailed",
+        "DeliveryTimeout",
+        "HomingError",
+        "IdempotencyConflict",
+        "InvalidRequest",
+        "NotFound",
+        "StoreError",
+        "StoreUnavailable",
+    ),
+    "homing.core.limits": ("RateLimit",),
+    "homing.core.model": (
+        "Channel",
+        "CommandName",
+        "Content",
+        "Event",
+        "Filter",
+        "Notification",
+        "Outcome",
+        "OutcomeKind",
+        "Priority",
+        "Reason",
+        "Recipient",
+        "Status",
+    ),
+    "homing.core.policy": (
+        "PolicyPatch",
+        "RetryPolicy",
+        "Rule",
+    ),
+    "homing.core.ports": (
+        "Delivery",
+        "Provider",
+    ),
+    "homing.core.request": ("SendRequest",),
+    "homing.engine.homing": (
+        "Rejection",
+        "SendResult",
+    ),
+    "homing.engine.roster": ("Listed",),
+    "homing.library": (
+        "Homing",
+        "SyncHoming",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'homing' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 __all__ = [
     "BreakerPolicy",

@@ -7,7 +7,6 @@ import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +193,8 @@ def _make(group: str, name: str, kind: str, known: Mapping[str, str], options: d
     if kind in known:
         maker = _load(known[kind])
     else:
+        from importlib.metadata import entry_points  # costs more than all the rest: only when needed
+
         found = entry_points(group=f"homing.{group}", name=kind)
         if not found:
             raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; allowed are {', '.join(known)}")

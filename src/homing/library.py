@@ -162,7 +162,7 @@ class SyncHoming:
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._make = lambda: Homing(*args, **kwargs)
+        self._make: Callable[[], Homing] = lambda: Homing(*args, **kwargs)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="homing", daemon=True)
         self._engine: Homing | None = None
@@ -285,9 +285,7 @@ def _camel(name: str) -> str:
 
 
 def _shifted(result: SendResult | Rejection, by: int) -> SendResult | Rejection:
-    return (
-        msgspec.structs.replace(result, index=result.index + by) if isinstance(result, Rejection) else result
-    )
+    return replace(result, index=result.index + by) if isinstance(result, Rejection) else result
 
 
 async def _requests(

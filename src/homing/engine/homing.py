@@ -221,8 +221,12 @@ class Engine(Operations, Commands):
     async def run_worker(self) -> None:
         """Works until it is cancelled or drained."""
         self.start_worker()
-        await asyncio.wait(self._running[:1])
-        await self.stop_worker()
+        work = self._running[0]
+        try:
+            await asyncio.wait([work])
+        finally:
+            await self.stop_worker()
+        work.result()
 
     async def process(self, limit: int = 50) -> Processed:
         """Takes what is due now, once, and says what became of it."""
@@ -298,7 +302,8 @@ class Engine(Operations, Commands):
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._raise_conflict(submission, answer)
-        if not answer.claims:
+        if not answer.claims:  # asked before under the same key, perhaps this very moment
+            await self.wait(answer.ids[0], timeout_ms=SYNCHRONOUS_TIMEOUT_MS)
             return await self._settled_result(answer)
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
         settlements: list[Settlement] = []
@@ -315,10 +320,20 @@ class Engine(Operations, Commands):
     async def _attempt_now(self, answer: Acceptance, settlements: list[Settlement], until_ms: int) -> None:
         ready = await self._deliverer.guard(answer.claims, settlements.append)
         for one in await self._deliverer.route(ready, settlements.append):
+            await self._rate_token(one.claim.provider)
             left_ms = max(1, until_ms - self._clock.monotonic_ms())
             settlement = await self._deliverer.attempt(one, timeout_ms=left_ms)
             if settlement is not None:
                 settlements.append(settlement)
+
+    async def _rate_token(self, provider: str) -> None:
+        """A synchronous send keeps to the provider's rate limit too, as long as its two seconds allow."""
+        rate = self._roster[provider].rate
+        while rate is not None:
+            taken = await self._backend.take(f"provider:{provider}", rate, 1)
+            if taken.granted:
+                return
+            await self._clock.sleep_ms(taken.wait_ms)
 
     def _broken_off(self, answer: Acceptance) -> list[Settlement]:
         return [self._deliverer.settle_lost(claim) for claim in answer.claims]

@@ -58,6 +58,7 @@ class Room:
         self._clock = clock
         self._slots = slots
         self._tokens: dict[str, _Tokens] = {}
+        self._stands_in: dict[str, str | None] = {}
         self.held = Held()
         self.retry_in_ms: int | None = None
         """Set when a rate limit or a ramp held something back: look again then."""
@@ -87,8 +88,9 @@ class Room:
         )
 
     def spend(self, claim: Claim) -> None:
-        """A claim that was taken uses up one token of its provider's rate limit."""
-        if tokens := self._tokens.get(claim.provider):
+        """A claim that was taken uses up one token of the provider that it will go to."""
+        provider = self._stands_in.get(claim.provider) or claim.provider
+        if tokens := self._tokens.get(provider):
             tokens.left = max(0, tokens.left - 1)
 
     async def _capacity(self, listed: Listed) -> int:
@@ -125,6 +127,7 @@ class Room:
     def _outlets(self, capacity: Mapping[str, int]) -> dict[str, int]:
         """Room by outlet. What waits for a stopped provider shares the room of the one that stands in."""
         stands_in = {listed.id: self._target(listed.id, capacity) for listed in self._roster}
+        self._stands_in = stands_in
         sharers = Counter(target for target in stands_in.values() if target is not None)
         rooms: dict[str, int] = {}
         for listed in self._roster:

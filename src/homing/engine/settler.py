@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from homing.core.errors import StoreUnavailable
+from homing.core.errors import StoreError
 from homing.core.model import Settlement
 from homing.core.ports import Clock, Store
 
@@ -76,13 +76,25 @@ class Settler:
         while True:
             try:
                 result = await self._store.settle(batch)
-            except StoreUnavailable as error:
+            except StoreError as error:
                 log.warning("settling waits for the store: %s", error)
                 await self._clock.sleep_ms(pause_ms)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
                 continue
+            except Exception:
+                await self._isolate(batch)
+                return
             break
         refused = {*result.stale, *result.missing}
         self.stale += len(refused)
         for settlement in batch:
             self._on_settled(settlement, settlement.id not in refused)
+
+    async def _isolate(self, batch: list[Settlement]) -> None:
+        """One settlement that cannot be written must not hold up the others; its lease will run out."""
+        if len(batch) == 1:
+            log.exception("settlement of %s cannot be written; it will count as lost", batch[0].id)
+            return
+        middle = len(batch) // 2
+        await self._write(batch[:middle])
+        await self._write(batch[middle:])

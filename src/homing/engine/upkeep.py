@@ -89,6 +89,8 @@ class Upkeep:
             await self._every("look", self._settings.look_every_ms, self.check_thresholds)
         except StoreError as error:
             log.warning("upkeep waits for the store: %s", error)
+        except Exception:
+            log.exception("upkeep failed; it goes on with the next round")
 
     async def reap(self) -> int:
         """Settles expired leases as lost, and ends what waited past its deadline."""

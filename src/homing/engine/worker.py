@@ -90,7 +90,7 @@ class Worker:
 
     async def run(self) -> None:
         """Works until `drain` is called and everything under way is settled; cancel it to stop hard."""
-        background = [asyncio.create_task(self._settler.run()), asyncio.create_task(self._keep_leases())]
+        background = self._background()
         try:
             while not self._draining:
                 wait_ms = await self._look()
@@ -109,7 +109,7 @@ class Worker:
 
     async def run_once(self, limit: int) -> Processed:
         """Takes at most `limit` due notifications, delivers them, and says what became of them."""
-        background = [asyncio.create_task(self._settler.run()), asyncio.create_task(self._keep_leases())]
+        background = self._background()
         before = self.processed
         self.processed = Processed()
         try:
@@ -120,6 +120,7 @@ class Worker:
                     break
                 left -= len(batch.claims)
                 await self._finish()
+            await self._finish()
             return self.processed
         finally:
             self.processed = before
@@ -133,6 +134,12 @@ class Worker:
         overdue = [claim for claim in claims if claim.overdue]
         if overdue:
             self._spawn(self._guard_only(overdue))
+
+    def _background(self) -> list[asyncio.Task[None]]:
+        tasks = [asyncio.create_task(self._settler.run()), asyncio.create_task(self._keep_leases())]
+        for task in tasks:
+            task.add_done_callback(self._done)
+        return tasks
 
     async def _look(self) -> int:
         """One claim, if anything can be started; how long to sleep afterwards."""
@@ -254,7 +261,7 @@ class Worker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an attempt broke off; its lease will run out", exc_info=error)
+            log.error("something broke off unexpectedly; leases that it held will run out", exc_info=error)
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -218,10 +218,8 @@ def settled_columns(row: Row) -> tuple[Column, ...]:
     )
 
 
-_FIXED = frozenset(
-    "id tenant batch_id lane channel mode type category priority origin address created_at send_at"
-    " resend_of".split()
-)
+_IDENTITY = ("id", "tenant", "batch_id", "lane", "channel", "mode", "type", "category", "priority", "origin")
+_FIXED = frozenset({*_IDENTITY, "address", "created_at", "send_at", "resend_of"})
 MUTABLE_FIELDS = tuple(name for name in ROW_FIELDS if name not in _FIXED)
 """What any transition at all can change: for commands and receipts, which are rare."""
 

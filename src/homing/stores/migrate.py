@@ -29,8 +29,7 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
     found = []
     for position, file in enumerate(files, 1):
         name = file.name.removesuffix(".sql")
-        number = name.partition("_")[0]
-        assert number.isdigit() and int(number) == position, f"migration {position} is missing: {name}"
+        assert name.startswith(f"{position:04}_"), f"migration {position} is missing: {name}"
         found.append(Migration(position, name, file.read_text(encoding="utf-8")))
     return tuple(found)
 

@@ -23,7 +23,8 @@ _DEDUPS = insert(
     " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at",
 )
 _KNOWN_REQUESTS = """
-SELECT json_group_array(json_array(r.tenant, r.idempotency_key, r.fingerprint, r.batch_id, json(r.ids)))
+SELECT json_group_array(json_array(
+  r.tenant, r.idempotency_key, json_array(r.fingerprint, r.batch_id, json(r.ids))))
 FROM json_each(?1) AS j CROSS JOIN homing_requests AS r
   ON r.tenant = j.value ->> 0 AND r.idempotency_key = j.value ->> 1
 """
@@ -42,13 +43,13 @@ SELECT json_array(
 Key = tuple[str, str]
 
 
-class _Request(Struct, frozen=True):
+class _Request(Struct, frozen=True, array_like=True):
     fingerprint: str
     batch_id: str
     ids: tuple[str, ...]
 
 
-_decode_requests = json.Decoder(list[tuple[str, str, str, str, tuple[str, ...]]]).decode
+_decode_requests = json.Decoder(list[tuple[str, str, _Request]]).decode
 _decode_dedups = json.Decoder(list[tuple[str, str, str, int]]).decode
 _decode_before = json.Decoder(tuple[int, list[tuple[str, str, str]]]).decode
 
@@ -78,17 +79,19 @@ class _Intake:
         if self._repeated(submission):
             ids = tuple(self._duplicate_of(submission, new) or new.id for new in submission.notifications)
             return Acceptance(batch_id=submission.batch_id, ids=ids, duplicates=frozenset(ids))
-        ids, duplicates, claims = [], set(), []
+        found: list[str] = []
+        duplicates: set[str] = set()
+        claims: list[Claim] = []
         for new in submission.notifications:
             earlier = self._duplicate_of(submission, new)
-            ids.append(earlier or new.id)
+            found.append(earlier or new.id)
             if earlier is not None:
                 duplicates.add(earlier)
                 continue
             row = self._store(submission, new)
             if submission.lease_to is not None:
                 claims.append(_claim(row, new))
-        accepted = tuple(ids)
+        accepted = tuple(found)
         if submission.idempotency_key is not None:
             self.requests[key] = _Request(submission.fingerprint, submission.batch_id, accepted)
             columns = (submission.fingerprint, submission.batch_id, encode(accepted), self.tx.now)
@@ -161,7 +164,7 @@ def _known_requests(tx: Tx, batch: Sequence[Submission]) -> dict[Key, _Request]:
     if not keys:
         return {}
     found = _decode_requests(tx.one(_KNOWN_REQUESTS, encode(keys)))
-    return {(tenant, key): _Request(*request) for tenant, key, *request in found}
+    return {(tenant, key): request for tenant, key, request in found}
 
 
 def _known_dedups(tx: Tx, batch: Sequence[Submission]) -> dict[Key, tuple[str, int]]:

@@ -53,7 +53,9 @@ def translated(error: Exception, path: Path) -> Exception:
         return error
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            return StoreBusy(f"{path} is locked by another process for too long. Nothing was changed; try again.")
+            return StoreBusy(
+                f"{path} is locked by another process for too long. Nothing was changed; try again."
+            )
         case sqlite3.SQLITE_FULL:
             return StoreFull(f"No space left for {path}. Nothing was changed; free some space and try again.")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:

@@ -21,7 +21,7 @@ from homing.stores.sqlite.connection import translated
 R = TypeVar("R")
 Action = Callable[[sqlite3.Cursor], R]
 """What a call does in its transaction."""
-Together = Callable[[sqlite3.Cursor, list[Any]], list[Any]]
+Together = Callable[[sqlite3.Cursor, list[Any]], Sequence[Any]]
 """Does the same for the parts of several callers; one result for each."""
 
 _GROUP = 64

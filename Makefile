@@ -1,0 +1,84 @@
+# Everything a developer does with Homing. `make` alone lists it.
+#
+# A fresh machine needs Python 3.11 with its venv module, and make. The first target that needs the
+# environment makes .venv and installs what requirements/dev.txt locks; it does so again when that changes.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+UV := $(shell command -v uv || { test -x $(BIN)/uv && echo $(BIN)/uv; })
+STAMP := $(VENV)/.installed
+COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-emit-index-url --quiet --extra all
+
+# Tests run side by side; JOBS=0 runs them one after another, in this process.
+JOBS ?= auto
+# For `make simulate`: how many seeds, and the first of them.
+N ?= 200
+SEED ?= 1
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test check format bench simulate coverage lock clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## .venv with everything that is locked, and Homing itself
+
+$(STAMP): requirements/dev.txt pyproject.toml
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { \
+		echo "Homing needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv)," \
+			"or name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(VENV) has an older Python than 3.11; make clean, then make PYTHON=/path/to/python3.11"; exit 1; }
+ifeq ($(UV),)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+else
+	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
+endif
+	@touch $@
+
+demo: $(STAMP) ## See it work: an outage, retries, a failover, a dead letter and its resend
+	@$(BIN)/homing demo $(ARGS)
+
+serve: $(STAMP) ## Deliver what is due, until Ctrl-C (store: homing.toml, HOMING_STORE, else homing.db here)
+	@$(BIN)/homing worker $(ARGS)
+
+test: $(STAMP) ## All tests, with the branch coverage of core and engine (at least 95 %)
+	@$(BIN)/coverage erase
+	@$(BIN)/coverage run -m pytest -n $(JOBS) $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --include='src/homing/core/*,src/homing/engine/*' --fail-under=95
+
+check: $(STAMP) ## Format, lint and types
+	@$(BIN)/ruff format --check --quiet . || { echo "make format mends this"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+
+format: $(STAMP) ## Format the code, and mend what the linter can
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix .
+
+bench: $(STAMP) ## Measure
+	@for each in bench/*.py; do echo "== $$each"; $(BIN)/python "$$each" || exit 1; done
+
+simulate: $(STAMP) ## Run N seeds of the simulator (N=200 SEED=1)
+	@$(BIN)/homing simulate --runs $(N) --seed $(SEED) $(ARGS)
+
+coverage: test ## Tests, then every line that is not covered, and htmlcov/
+	@$(BIN)/coverage report
+	@$(BIN)/coverage html --quiet
+
+lock: $(STAMP) ## Lock the dependencies anew (needs uv)
+	@test -n "$(UV)" || { echo "make lock needs uv on PATH"; exit 1; }
+	@$(COMPILE) --upgrade --output-file requirements/runtime.txt
+	@$(COMPILE) --upgrade --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
+
+clean: ## Remove .venv, caches and reports
+	rm -rf $(VENV) .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,164 @@
+"""Who gets the room of a claim: the tenants of a lane in turn, the one served longest ago first.
+
+Dealing one row at a time is what makes the shares equal and lets those who have more share what the others
+leave. Rows are fetched in bulk ahead of the dealing, so that it costs few statements.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from msgspec import Struct, field
+
+from homing.core.model import LaneRoom
+
+Due = tuple[int, str, int]
+"""(due_at, id, seq) of a row."""
+START: tuple[int, str] = (-1, "")
+_LEAST = 8
+_MOST = 4096
+"""Rows fetched of one queue at once: bounds the memory, not the claim."""
+
+
+class DueQueue(Struct):
+    """A tenant's rows at one outlet of a lane, as far as they are due."""
+
+    lane: str
+    tenant: str
+    outlet: str
+    served: int
+    after: tuple[int, str] = START
+    """(due_at, id) of the last row that was fetched."""
+    rows: deque[Due] = field(default_factory=deque)
+    looked: bool = False
+    more: bool = True
+    """There may be rows beyond those that were fetched."""
+    took: bool = False
+
+
+class _Turns(Struct):
+    """One tenant of a lane, with its queues by (served, outlet)."""
+
+    tenant: str
+    served: int
+    room: int
+    queues: list[tuple[int, str]]
+    took: bool = False
+
+
+Fetch = Callable[[Sequence[DueQueue], int], None]
+"""Fetches up to so many further rows into each of the queues."""
+
+
+class OutletRoom:
+    """What a claim may still start at each outlet; counts over all its lanes."""
+
+    def __init__(self, room: Mapping[str, int], slots: int) -> None:
+        self._left = dict(room)
+        self._slots = slots
+        self.closed = [outlet for outlet, left in room.items() if left <= 0]
+
+    def left(self, outlet: str) -> int:
+        return self._left.get(outlet, self._slots)
+
+    def use(self, outlet: str) -> None:
+        self._left[outlet] = self.left(outlet) - 1
+
+
+class Deal:
+    """The dealing of one lane."""
+
+    def __init__(
+        self,
+        room: LaneRoom,
+        outlets: OutletRoom,
+        queues: Sequence[DueQueue],
+        turns: Mapping[str, int],
+        serial: int,
+        fetch: Fetch,
+    ) -> None:
+        self._left = room.slots
+        self._outlets = outlets
+        self._fetch = fetch
+        self._queues = {(queue.tenant, queue.outlet): queue for queue in queues}
+        self._tenants: dict[str, _Turns] = {}
+        self.serial = serial
+        """Counts what was dealt since the store was made: the higher, the later."""
+        for queue in queues:
+            if outlets.left(queue.outlet) > 0:
+                self._line_up(queue, turns, room)
+
+    def run(self) -> list[Due]:
+        """The rows dealt, in their order."""
+        line = [(turns.served, turns.tenant) for turns in self._tenants.values()]
+        heapify(line)
+        self._look_ahead(line)
+        dealt: list[Due] = []
+        while self._left > 0 and line:
+            turns = self._tenants[heappop(line)[1]]
+            row = self._serve(turns)
+            if row is None:
+                continue
+            dealt.append(row)
+            self._left -= 1
+            turns.room -= 1
+            if turns.room > 0 and turns.queues:
+                heappush(line, (turns.served, turns.tenant))
+        return dealt
+
+    def looked(self) -> list[DueQueue]:
+        """Queues whose rows were looked at: what is known of them may have changed."""
+        return [queue for queue in self._queues.values() if queue.looked]
+
+    def served(self) -> list[tuple[str, int]]:
+        """Tenants that got something, and when."""
+        return [(turns.tenant, turns.served) for turns in self._tenants.values() if turns.took]
+
+    def _line_up(self, queue: DueQueue, served: Mapping[str, int], room: LaneRoom) -> None:
+        turns = self._tenants.get(queue.tenant)
+        if turns is None:
+            room_here = room.tenant_room.get(queue.tenant, room.tenant_slots)
+            if room_here <= 0:
+                return
+            turns = _Turns(queue.tenant, served.get(queue.tenant, 0), room_here, [])
+            self._tenants[queue.tenant] = turns
+        heappush(turns.queues, (queue.served, queue.outlet))
+
+    def _serve(self, turns: _Turns) -> Due | None:
+        """The oldest due row of the tenant's outlet that was served longest ago."""
+        while turns.queues:
+            outlet = turns.queues[0][1]
+            queue = self._queues[turns.tenant, outlet]
+            if self._outlets.left(outlet) <= 0 or not self._has_row(queue, turns.room):
+                heappop(turns.queues)
+                continue
+            row = queue.rows.popleft()
+            self._outlets.use(outlet)
+            self.serial += 1
+            queue.served = turns.served = self.serial
+            queue.took = turns.took = True
+            heappop(turns.queues)
+            heappush(turns.queues, (queue.served, outlet))
+            return row
+        return None
+
+    def _has_row(self, queue: DueQueue, room: int) -> bool:
+        if not queue.rows and queue.more:
+            tenants = max(1, len(self._tenants))
+            share = max(_LEAST, -(-self._left // tenants), self._left // 4)
+            self._fetch((queue,), min(share, self._left, room, self._outlets.left(queue.outlet), _MOST))
+        return bool(queue.rows)
+
+    def _look_ahead(self, line: Sequence[tuple[int, str]]) -> None:
+        """Fetches, in one statement, about what the tenants that come first will get."""
+        if self._left <= 0 or not line:
+            return
+        first = [self._tenants[tenant] for _, tenant in sorted(line)[: self._left]]
+        queues = [self._queues[turns.tenant, outlet] for turns in first for _, outlet in turns.queues]
+        queues = queues[: max(self._left, 1)]
+        share = -(-self._left // len(queues))
+        if len(queues) > 1:
+            share = min(self._left, max(_LEAST, share + share // 4))
+        self._fetch(queues, min(share, _MOST))

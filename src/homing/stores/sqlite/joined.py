@@ -1,0 +1,41 @@
+"""Joining a caller's own transaction, so that its data and its notifications are promised together."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from homing.core.errors import StoreError
+from homing.stores.sqlite.connection import translated
+
+
+@contextmanager
+def joined(connection: object, path: Path) -> Iterator[sqlite3.Cursor]:
+    """A cursor in the transaction of this connection; who owns it commits or rolls back.
+
+    What fails inside is undone alone: the caller's transaction goes on as it was.
+    """
+    if not isinstance(connection, sqlite3.Connection):
+        raise StoreError(f"tx must be a sqlite3.Connection, not {type(connection).__name__}.")
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    try:
+        if not connection.in_transaction:
+            if connection.isolation_level is None:
+                raise StoreError("This connection has no transaction to join. Begin one first.")
+            cursor.execute("BEGIN IMMEDIATE")  # what sqlite3 would do by itself at the first write
+        cursor.execute("SAVEPOINT homing")
+        try:
+            yield cursor
+        except BaseException:
+            if connection.in_transaction:
+                cursor.execute("ROLLBACK TO homing")
+                cursor.execute("RELEASE homing")
+            raise
+        cursor.execute("RELEASE homing")
+    except sqlite3.Error as error:
+        raise translated(error, path) from error
+    finally:
+        cursor.close()

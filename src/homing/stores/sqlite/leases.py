@@ -1,0 +1,207 @@
+"""claim, reclaim and extend: who works on what, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import json
+
+from homing.core.model import Claim, ClaimBatch, ClaimRequest, Lease, Message
+from homing.core.rows import claim_of, extend, lease, reclaim
+from homing.stores.codec import (
+    LEASED_FIELDS,
+    Column,
+    StoredRow,
+    decode_messages,
+    decode_rows,
+    encode,
+    leased_columns,
+)
+from homing.stores.sqlite.changes import NEXT_DUE, Book, queue_of
+from homing.stores.sqlite.deal import Deal, Due, DueQueue, OutletRoom
+from homing.stores.sqlite.rows import rows_by_id
+from homing.stores.sqlite.statements import Many, Tx, insert, json_row, update_rows
+
+_QUEUES_PER_LANE = 2000
+"""Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
+
+DUE_QUEUES = """
+SELECT json_array(
+  coalesce((SELECT value FROM homing_counters WHERE name = 'served'), 0),
+  (SELECT json_group_array(json_array(lanes.value, (
+     SELECT json_group_array(json_array(tenant, outlet, turn, served)) FROM (
+       SELECT q.tenant, q.outlet, coalesce(t.served, 0) AS turn, q.served
+       FROM homing_queues AS q
+       LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
+       WHERE q.lane = lanes.value AND q.next_due_at <= ?2
+         AND q.outlet NOT IN (SELECT value FROM json_each(?3))
+       ORDER BY turn, q.served LIMIT ?4))))
+   FROM json_each(?1) AS lanes))
+"""
+DUE_ROWS = """
+SELECT json_group_array(json((
+  SELECT json_group_array(json_array(due_at, id, seq)) FROM (
+    SELECT n.due_at, n.id, n.seq FROM homing_notifications AS n
+    WHERE n.lane = q.value ->> 0 AND n.tenant = q.value ->> 1 AND n.outlet = q.value ->> 2
+      AND (n.due_at, n.id) > (q.value ->> 3, q.value ->> 4) AND n.due_at <= ?2
+    ORDER BY n.due_at, n.id LIMIT ?3))))
+FROM json_each(?1) AS q
+"""
+ROWS_AND_MESSAGES = f"""
+SELECT json_group_array({json_row("n")}), '[' || coalesce(group_concat(m.message), '') || ']'
+FROM json_each(?1) AS j
+CROSS JOIN homing_notifications AS n ON n.seq = j.value
+CROSS JOIN homing_messages AS m ON m.seq = n.seq
+"""  # noqa: S608
+NEXT_DUE_AT = """
+SELECT min((
+  SELECT min(q.next_due_at) FROM homing_queues AS q
+  WHERE q.lane = lanes.value ->> 0 AND q.next_due_at > ?2
+    AND q.outlet NOT IN (SELECT value FROM json_each(?3))
+    AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[1]'))))
+FROM json_each(?1) AS lanes
+"""
+PASSED = """
+SELECT json_group_array(seq) FROM (
+  SELECT * FROM (
+    SELECT lease_until AS at, id, seq FROM homing_notifications
+    WHERE lease_until <= ?1 ORDER BY lease_until LIMIT ?2)
+  UNION ALL
+  SELECT * FROM (
+    SELECT deadline_at AS at, id, seq FROM homing_notifications
+    WHERE deadline_at <= ?1 AND mode <> 'synchronous' ORDER BY deadline_at LIMIT ?2)
+  ORDER BY at, id LIMIT ?2)
+"""
+LEASED = update_rows(LEASED_FIELDS)
+_EXTENDED = update_rows(("lease_until", "provider", "outlet", "failures_here"))
+_LOOKED_AT = Many(
+    f"UPDATE homing_queues SET served = q.column4, next_due_at = {NEXT_DUE} FROM (VALUES ",  # noqa: S608
+    4,
+    ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
+)
+_TURNS = insert(
+    "homing_turns", ("lane", "tenant", "served"), " ON CONFLICT DO UPDATE SET served = excluded.served"
+)
+_SERVED = """
+INSERT INTO homing_counters (name, value) VALUES ('served', ?)
+ON CONFLICT DO UPDATE SET value = excluded.value
+"""
+
+_decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int, int]]]]]).decode
+_decode_due = json.Decoder(list[list[Due]]).decode
+_decode_seqs = json.Decoder(list[int]).decode
+
+
+def claim(tx: Tx, request: ClaimRequest) -> ClaimBatch:
+    """Leases due rows within the room that the request gives."""
+    outlets = OutletRoom(request.outlet_room, request.outlet_slots)
+    dealt, deals = _deal(tx, request, outlets)
+    claims = _lease(tx, dealt, request)
+    _keep_turns(tx, deals)
+    return ClaimBatch(claims=claims, now=tx.now, next_due_at=_next_due_at(tx, request, outlets))
+
+
+def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+    """Takes expired leases, and waiting rows whose deadline passed; whatever passed first, first."""
+    seqs = _decode_seqs(tx.one(PASSED, tx.now, max(0, limit)))
+    if not seqs:
+        return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
+    book, claims, written = Book(tx), [], []
+    for (seq, row), message in zip(*_rows_and_messages(tx, seqs), strict=True):
+        was = queue_of(row)
+        due_at = row.started_at if row.due_at is None else row.due_at
+        book.record(seq, reclaim(row, worker, lease_ms, tx.now), was)
+        claims.append(claim_of(row, message, due_at))
+        written.append((seq, *leased_columns(row)))
+    LEASED.run(tx, written)
+    book.write()
+    return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
+
+
+def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+    """Prolongs leases whose token still matches; the ids still held."""
+    found = rows_by_id(tx, [lease.id for lease in leases])
+    held: dict[str, tuple[Column, ...]] = {}
+    for one in leases:
+        if one.id not in found:
+            continue
+        seq, row = found[one.id]
+        if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
+            held[one.id] = (seq, row.lease_until, row.provider, row.outlet, row.failures_here)
+    _EXTENDED.run(tx, list(held.values()))
+    return frozenset(held)
+
+
+def _deal(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> tuple[list[Due], list[Deal]]:
+    lanes = [lane for lane, room in request.lanes.items() if room.slots > 0]
+    found = tx.one(DUE_QUEUES, encode(lanes), tx.now, encode(outlets.closed), _QUEUES_PER_LANE)
+    serial, due = _decode_queues(found)
+
+    def fetch(queues: Sequence[DueQueue], limit: int) -> None:
+        _fetch(tx, queues, limit)
+
+    dealt: list[Due] = []
+    deals: list[Deal] = []
+    for lane, places in due:
+        if not places:
+            continue
+        queues = [DueQueue(lane, tenant, outlet, served) for tenant, outlet, _, served in places]
+        turns = {tenant: turn for tenant, _, turn, _ in places}
+        deal = Deal(request.lanes[lane], outlets, queues, turns, serial, fetch)
+        dealt += deal.run()
+        deals.append(deal)
+        serial = deal.serial
+    return dealt, deals
+
+
+def _fetch(tx: Tx, queues: Sequence[DueQueue], limit: int) -> None:
+    places = [(queue.lane, queue.tenant, queue.outlet, *queue.after) for queue in queues]
+    for queue, rows in zip(queues, _decode_due(tx.one(DUE_ROWS, encode(places), tx.now, limit)), strict=True):
+        queue.rows.extend(rows)
+        queue.looked = True
+        queue.more = len(rows) == limit
+        if rows:
+            queue.after = rows[-1][:2]
+
+
+def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest) -> tuple[Claim, ...]:
+    if not dealt:
+        return ()
+    book, claims, written = Book(tx), [], []
+    rows, messages = _rows_and_messages(tx, [seq for _, _, seq in dealt])
+    for (seq, row), message, (due_at, _, _) in zip(rows, messages, dealt, strict=True):
+        change = lease(row, request.worker, request.lease_ms, tx.now)
+        book.count(row, change.before, change.attempts_before)
+        claims.append(claim_of(row, message, due_at))
+        written.append((seq, *leased_columns(row)))
+    LEASED.run(tx, written)
+    book.write()
+    return tuple(claims)
+
+
+def _rows_and_messages(tx: Tx, seqs: Sequence[int]) -> tuple[list[tuple[int, StoredRow]], list[Message]]:
+    rows, messages = tx.cursor.execute(ROWS_AND_MESSAGES, (encode(seqs),)).fetchone()
+    return decode_rows(rows), decode_messages(messages)
+
+
+def _keep_turns(tx: Tx, deals: Sequence[Deal]) -> None:
+    """Writes down when each tenant and outlet was served, and when the queues are due next."""
+    looked = [queue for deal in deals for queue in deal.looked()]
+    if looked:
+        _LOOKED_AT.run(tx, [(queue.lane, queue.tenant, queue.outlet, queue.served) for queue in looked])
+    lanes = {deal: queue.lane for deal in deals for queue in deal.looked()}
+    turns = [(lanes[deal], tenant, served) for deal in deals for tenant, served in deal.served()]
+    if turns:
+        _TURNS.run(tx, turns)
+        tx.run(_SERVED, deals[-1].serial)
+
+
+def _next_due_at(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> int | None:
+    """The earliest time after now at which a row is due where the request gave room."""
+    lanes = [
+        (lane, [tenant for tenant, left in room.tenant_room.items() if left <= 0])
+        for lane, room in request.lanes.items()
+        if room.slots > 0
+    ]
+    found: int | None = tx.one(NEXT_DUE_AT, encode(lanes), tx.now, encode(outlets.closed))
+    return found

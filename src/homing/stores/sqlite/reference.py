@@ -1,0 +1,149 @@
+"""Reference data, and what all workers share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from msgspec import json
+from msgspec.structs import replace
+
+from homing.core import limits
+from homing.core.breaker import Breaker
+from homing.core.limits import Bucket, RateLimit
+from homing.core.model import Entry
+from homing.core.ports import Taken
+from homing.stores.codec import encode
+from homing.stores.sqlite.statements import Tx, insert
+
+_ENTRY = "json_array(r.tenant, r.kind, r.key, json(r.value), r.version, r.updated_at, r.updated_by)"
+_GET_MANY = f"""
+SELECT json_group_array({_ENTRY})
+FROM json_each(?3) AS j CROSS JOIN homing_registry AS r
+  ON r.tenant = ?1 AND r.kind = ?2 AND r.key = j.value
+"""  # noqa: S608
+_LIST = f"""
+SELECT json_group_array({_ENTRY}) FROM (
+  SELECT * FROM homing_registry
+  WHERE tenant = ?1 AND kind = ?2 AND key >= ?3 AND key > ?4 AND substr(key, 1, length(?3)) = ?3
+  ORDER BY key LIMIT ?5) AS r
+"""  # noqa: S608
+_VERSIONS = """
+SELECT json_group_array(json_array(r.tenant, r.kind, r.key, r.version))
+FROM json_each(?1) AS j CROSS JOIN homing_registry AS r
+  ON r.tenant = j.value ->> 0 AND r.kind = j.value ->> 1 AND r.key = j.value ->> 2
+"""
+_WRITE = insert(
+    "homing_registry",
+    ("tenant", "kind", "key", "value", "version", "updated_at", "updated_by"),
+    " ON CONFLICT DO UPDATE SET value = excluded.value, version = excluded.version,"
+    " updated_at = excluded.updated_at, updated_by = excluded.updated_by",
+)
+
+_decode_entries = json.Decoder(list[tuple[str, str, str, dict[str, Any], int, int, str]]).decode
+_decode_versions = json.Decoder(list[tuple[str, str, str, int]]).decode
+_decode_breakers = json.Decoder(dict[str, Breaker]).decode
+
+
+def get_many(tx: Tx, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+    """The entries that are there."""
+    found = _entries(tx.one(_GET_MANY, tenant, kind, encode(list(keys))))
+    return {entry.key: entry for entry in found}
+
+
+def list_entries(tx: Tx, tenant: str, kind: str, prefix: str, after: str, limit: int) -> tuple[Entry, ...]:
+    """By key, ascending."""
+    return _entries(tx.one(_LIST, tenant, kind, prefix, after, max(0, limit)))
+
+
+def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
+    """All or nothing; None where one has moved on from its version."""
+    places = [(entry.tenant, entry.kind, entry.key) for entry in entries]
+    versions = {(t, kind, key): v for t, kind, key, v in _decode_versions(tx.one(_VERSIONS, encode(places)))}
+    written: list[Entry] = []
+    for entry, place in zip(entries, places, strict=True):
+        version = versions.get(place, 0)
+        if entry.version not in (version, -1):
+            return None
+        versions[place] = version + 1
+        written.append(replace(entry, version=version + 1, updated_at=tx.now, updated_by=who))
+    newest = {(entry.tenant, entry.kind, entry.key): entry for entry in written}
+    _WRITE.run(tx, [(*place, encode(e.value), e.version, tx.now, who) for place, e in newest.items()])
+    return tuple(written)
+
+
+def delete(tx: Tx, tenant: str, kind: str, keys: Sequence[str]) -> int:
+    """How many of them were there."""
+    return tx.run(
+        "DELETE FROM homing_registry"
+        " WHERE tenant = ? AND kind = ? AND key IN (SELECT value FROM json_each(?))",
+        tenant,
+        kind,
+        encode(list(keys)),
+    )
+
+
+def breakers(tx: Tx) -> dict[str, Breaker]:
+    """All of them, by provider."""
+    return _decode_breakers(tx.one("SELECT json_group_object(provider, json(breaker)) FROM homing_breakers"))
+
+
+def put_breaker(tx: Tx, provider: str, breaker: Breaker) -> bool:
+    """Compare-and-set on the version."""
+    version = tx.one("SELECT version FROM homing_breakers WHERE provider = ?", provider) or 0
+    if breaker.version != version:
+        return False
+    stored = replace(breaker, version=version + 1)
+    tx.run(
+        "INSERT INTO homing_breakers (provider, version, breaker) VALUES (?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET version = excluded.version, breaker = excluded.breaker",
+        provider,
+        stored.version,
+        encode(stored),
+    )
+    return True
+
+
+def take_tokens(tx: Tx, key: str, limit: RateLimit, want: int) -> Taken:
+    """Up to `want` tokens of the bucket."""
+    row = tx.cursor.execute("SELECT tokens, at FROM homing_buckets WHERE key = ?", (key,)).fetchone()
+    bucket = Bucket(*row) if row else limits.full(limit, tx.now)
+    bucket, granted, wait_ms = limits.take(bucket, limit, tx.now, want)
+    tx.run(
+        "INSERT INTO homing_buckets (key, tokens, at) VALUES (?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET tokens = excluded.tokens, at = excluded.at",
+        key,
+        bucket.tokens,
+        bucket.at,
+    )
+    return Taken(granted, wait_ms)
+
+
+def lead(tx: Tx, task: str, worker: str, for_ms: int) -> bool:
+    """True for one worker at a time."""
+    return bool(
+        tx.run(
+            "INSERT INTO homing_leads (task, worker, lead_until) VALUES (?1, ?2, ?3)"
+            " ON CONFLICT DO UPDATE SET worker = excluded.worker, lead_until = excluded.lead_until"
+            " WHERE worker = excluded.worker OR lead_until <= ?4",
+            task,
+            worker,
+            tx.now + for_ms,
+            tx.now,
+        )
+    )
+
+
+def _entries(found: str) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(
+            tenant=tenant,
+            kind=kind,
+            key=key,
+            value=value,
+            version=version,
+            updated_at=updated_at,
+            updated_by=updated_by,
+        )
+        for tenant, kind, key, value, version, updated_at, updated_by in _decode_entries(found)
+    )

@@ -1,0 +1,31 @@
+"""Finding notifications and reading them whole."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from homing.stores.codec import StoredRow, decode_rows, encode
+from homing.stores.sqlite.statements import Tx, json_row
+
+Found = tuple[int, StoredRow]
+"""(seq, row)."""
+
+BY_ID = f"""
+SELECT json_group_array({json_row("n")})
+FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value
+"""  # noqa: S608
+_BY_SEQ = f"""
+SELECT json_group_array({json_row("n")})
+FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.seq = j.value
+"""  # noqa: S608
+
+
+def rows_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
+    """The rows of these ids that are there, whoever they belong to."""
+    found = decode_rows(tx.one(BY_ID, encode(list(dict.fromkeys(ids)))))
+    return {row.id: (seq, row) for seq, row in found}
+
+
+def rows_by_seq(tx: Tx, seqs: Collection[int]) -> dict[int, StoredRow]:
+    """The rows of these numbers."""
+    return dict(decode_rows(tx.one(_BY_SEQ, encode(list(dict.fromkeys(seqs))))))

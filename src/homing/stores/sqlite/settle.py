@@ -1,0 +1,61 @@
+"""settle: what became of claims, applied where the token is still the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from homing.core.model import RegistryPut, Settlement, SettleResult, Status
+from homing.core.rows import settle as settled
+from homing.stores.codec import SETTLED_FIELDS, Column, settled_columns
+from homing.stores.sqlite.changes import Book, write_puts
+from homing.stores.sqlite.receipts import take_early
+from homing.stores.sqlite.rows import rows_by_id
+from homing.stores.sqlite.statements import Tx, update_rows
+
+SETTLED = update_rows(SETTLED_FIELDS)
+
+
+class Fate(Enum):
+    """What became of a settlement."""
+
+    APPLIED = 0
+    STALE = 1
+    MISSING = 2
+
+
+def settle(tx: Tx, batch: Sequence[Settlement]) -> list[Fate]:
+    """Applies settlements in their order; the fate of each."""
+    found = rows_by_id(tx, [settlement.id for settlement in batch])
+    book = Book(tx)
+    fates: list[Fate] = []
+    written: dict[int, tuple[Column, ...]] = {}
+    puts: list[RegistryPut] = []
+    failing = [found[s.id][0] for s in batch if s.status is Status.FAILED and s.id in found]
+    book.foresee(failing)
+    for settlement in batch:
+        if settlement.id not in found:
+            fates.append(Fate.MISSING)
+            continue
+        seq, row = found[settlement.id]
+        change = settled(row, settlement, tx.now)
+        if change is None:
+            fates.append(Fate.STALE)
+            continue
+        book.record(seq, change)
+        written[seq] = (seq, *settled_columns(row))
+        puts += settlement.puts
+        fates.append(Fate.APPLIED)
+    SETTLED.run(tx, list(written.values()))
+    book.write()
+    write_puts(tx, puts)
+    take_early(tx, list(written))
+    return fates
+
+
+def result_of(batch: Sequence[Settlement], fates: Sequence[Fate]) -> SettleResult:
+    """Ids by fate."""
+    ids: dict[Fate, list[str]] = {fate: [] for fate in Fate}
+    for settlement, fate in zip(batch, fates, strict=True):
+        ids[fate].append(settlement.id)
+    return SettleResult(tuple(ids[Fate.APPLIED]), tuple(ids[Fate.STALE]), tuple(ids[Fate.MISSING]))

@@ -1,0 +1,251 @@
+"""The store as the engine sees it: each method is one call to the writer or the reader."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from homing.core.breaker import Breaker
+from homing.core.errors import ConfigError, StoreError
+from homing.core.limits import RateLimit
+from homing.core.model import (
+    Acceptance,
+    AmendResult,
+    ClaimBatch,
+    ClaimRequest,
+    Command,
+    Entry,
+    ErrorGroup,
+    Event,
+    Filter,
+    History,
+    Lease,
+    Page,
+    Receipt,
+    ReceiptResult,
+    Retention,
+    RollUp,
+    Settlement,
+    SettleResult,
+    Submission,
+    Tally,
+)
+from homing.core.ports import Taken
+from homing.stores.sqlite import accept, amend, leases, reads, receipts, reference, schema, settle, upkeep
+from homing.stores.sqlite.changes import write_events
+from homing.stores.sqlite.connection import connect, translated
+from homing.stores.sqlite.joined import joined
+from homing.stores.sqlite.statements import Tx
+from homing.stores.sqlite.threads import Call, Reader, Writer
+
+R = TypeVar("R")
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class SqliteStore:
+    """A `Backend` in one SQLite file.
+
+    `open` connects, and creates the file if there is none; `migrate` makes the tables. Until then every
+    other call raises `SchemaError`. Any number of processes may open the same file.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        busy_timeout_ms: int = 5000,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        """`clock` gives epoch milliseconds; processes that share a file must share it too."""
+        if str(path) == ":memory:":
+            raise ConfigError("path", "is :memory:, which no two connections share; use the memory store")
+        self._path = Path(path)
+        self._busy_timeout_ms = busy_timeout_ms
+        self._clock = clock or _wall_clock_ms
+        self._subscribed: frozenset[str] = frozenset()
+        self._writer: Writer | None = None
+        self._reader: Reader | None = None
+
+    async def open(self) -> None:
+        """Connects; raises `SchemaError` for a schema newer than this program."""
+        if self._writer is None:
+            await asyncio.get_running_loop().run_in_executor(None, self._open)
+
+    async def close(self) -> None:
+        """Finishes what is under way and closes the file."""
+        threads = [thread for thread in (self._writer, self._reader) if thread is not None]
+        self._writer = self._reader = None
+        for thread in threads:
+            await asyncio.get_running_loop().run_in_executor(None, thread.stop)
+
+    async def migrate(self) -> tuple[str, ...]:
+        """Brings the schema up to date; safe in several processes at once."""
+        return await self._write(lambda tx: schema.migrate(tx.cursor, str(self._path), tx.now))
+
+    async def now_ms(self) -> int:
+        return self._clock()
+
+    def subscribe(self, names: Collection[str]) -> None:
+        self._subscribed = frozenset(names)
+
+    # The line -----------------------------------------------------------------------------------
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        """`tx` may be the caller's own `sqlite3.Connection` to the same file."""
+        if tx is not None:
+            with joined(tx, self._path) as cursor:
+                return accept.accept(self._tx(cursor), batch)
+        call = Call(lambda cursor: accept.accept(self._tx(cursor), batch), self._accept_together, batch)
+        return await self._open_writer().do(call)
+
+    async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        return await self._write(lambda tx: leases.claim(tx, request))
+
+    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+        return await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms))
+
+    async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+        return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
+
+    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        def alone(cursor: sqlite3.Cursor) -> SettleResult:
+            return settle.result_of(batch, settle.settle(self._tx(cursor), batch))
+
+        return await self._open_writer().do(Call(alone, self._settle_together, batch))
+
+    async def amend(
+        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
+    ) -> AmendResult:
+        return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
+
+    async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
+        return await self._write(lambda tx: receipts.take(tx, batch))
+
+    # Events --------------------------------------------------------------------------------------
+
+    async def emit(self, events: Sequence[Event]) -> None:
+        await self._write(lambda tx: write_events(tx, events))
+
+    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        return await self._write(lambda tx: upkeep.lease_events(tx, worker, limit, lease_ms))
+
+    async def published(self, ids: Sequence[str]) -> None:
+        await self._write(lambda tx: upkeep.remove_events(tx, ids))
+
+    # Reads ---------------------------------------------------------------------------------------
+
+    async def get(self, tenant: str, id: str) -> History | None:
+        return await self._read(lambda tx: reads.get(tx, tenant, id))
+
+    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._read(lambda tx: reads.list_page(tx, tenant, filter, limit, cursor))
+
+    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+        return await self._read(lambda tx: reads.waiting(tx, tenant, limit, ready))
+
+    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
+        return await self._read(lambda tx: reads.tallies(tx, tenant))
+
+    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+        return await self._read(lambda tx: reads.error_groups(tx, tenant, limit))
+
+    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
+        return await self._read(lambda tx: reads.roll_ups(tx, tenant, since_ms))
+
+    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
+        return await self._read(lambda tx: reads.oldest_retry_at(tx, tenant))
+
+    async def tenants(self) -> tuple[str, ...]:
+        return await self._read(reads.tenants)
+
+    # Upkeep --------------------------------------------------------------------------------------
+
+    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
+        return await self._write(lambda tx: upkeep.prune(tx, retention, limit))
+
+    async def size(self) -> Mapping[str, int]:
+        return await self._read(lambda tx: upkeep.size(tx, self._path))
+
+    # Registry ------------------------------------------------------------------------------------
+
+    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+        return await self._read(lambda tx: reference.get_many(tx, tenant, kind, keys))
+
+    async def list_entries(
+        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> tuple[Entry, ...]:
+        return await self._read(lambda tx: reference.list_entries(tx, tenant, kind, prefix, after, limit))
+
+    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
+        return await self._write(lambda tx: reference.put(tx, entries, who))
+
+    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        return await self._write(lambda tx: reference.delete(tx, tenant, kind, keys))
+
+    # Shared --------------------------------------------------------------------------------------
+
+    async def breakers(self) -> dict[str, Breaker]:
+        return await self._read(reference.breakers)
+
+    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
+        return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
+
+    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+        return await self._write(lambda tx: reference.take_tokens(tx, key, limit, want))
+
+    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
+        return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))
+
+    # Calls ---------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        writing = connect(self._path, self._busy_timeout_ms)
+        try:
+            schema.check_version(writing.cursor(), str(self._path))
+            reading = connect(self._path, self._busy_timeout_ms)
+        except sqlite3.Error as error:
+            writing.close()
+            raise translated(error, self._path) from error
+        except BaseException:
+            writing.close()
+            raise
+        self._writer = Writer("homing-sqlite-writer", writing, self._path)
+        self._reader = Reader("homing-sqlite-reader", reading, self._path)
+
+    def _tx(self, cursor: sqlite3.Cursor) -> Tx:
+        return Tx(cursor, self._clock(), self._subscribed)
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None:
+            raise StoreError(f"{self._path} is closed; open the store first.")
+        return self._writer
+
+    async def _write(self, action: Callable[[Tx], R]) -> R:
+        return await self._open_writer().do(Call(lambda cursor: action(self._tx(cursor))))
+
+    async def _read(self, action: Callable[[Tx], R]) -> R:
+        if self._reader is None:
+            raise StoreError(f"{self._path} is closed; open the store first.")
+        return await self._reader.do(Call(lambda cursor: action(self._tx(cursor))))
+
+    def _accept_together(
+        self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Submission]]
+    ) -> Sequence[tuple[Acceptance, ...]]:
+        everything = [submission for batch in batches for submission in batch]
+        answers = iter(accept.accept(self._tx(cursor), everything))
+        return [tuple(next(answers) for _ in batch) for batch in batches]
+
+    def _settle_together(
+        self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Settlement]]
+    ) -> Sequence[SettleResult]:
+        everything = [settlement for batch in batches for settlement in batch]
+        fates = iter(settle.settle(self._tx(cursor), everything))
+        return [settle.result_of(batch, [next(fates) for _ in batch]) for batch in batches]

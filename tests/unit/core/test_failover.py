@@ -1,0 +1,175 @@
+"""Which provider the next attempt goes to, and what has capacity of its own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.failover import Choice, Route, Stop, choose, next_stop, rotation
+
+from .build import NOW, ONE, SECOND, THREE, TWO
+
+NAMES = [stop.provider for stop in THREE]
+
+routes = st.permutations(THREE).flatmap(
+    lambda order: st.integers(1, 3).map(lambda size: tuple(order[:size]))
+)
+holds = st.dictionaries(st.sampled_from(NAMES), st.integers(NOW - SECOND, NOW + 9 * SECOND))
+
+
+def pick(
+    route: Route,
+    start: str,
+    *,
+    pinned: bool = False,
+    shut: frozenset[str] = frozenset(),
+    holds: dict[str, int] | None = None,
+) -> Choice:
+    return choose(
+        route, start, pinned=pinned, usable=lambda name: name not in shut, holds=holds or {}, now=NOW
+    )
+
+
+# The order -------------------------------------------------------------------------------------------
+
+
+def test_the_route_turns_to_begin_where_it_is_told() -> None:
+    assert rotation(THREE, "sns") == (Stop("sns"), Stop("spare"), Stop("twilio"))
+    assert rotation(THREE, "twilio") == THREE
+    assert rotation(THREE, "elsewhere") == THREE
+    assert rotation((), "twilio") == ()
+
+
+@given(routes, st.sampled_from([*NAMES, "elsewhere"]))
+def test_turning_a_route_loses_and_doubles_no_stop(route: Route, start: str) -> None:
+    turned = rotation(route, start)
+    assert sorted(stop.provider for stop in turned) == sorted(stop.provider for stop in route)
+    if any(stop.provider == start for stop in route):
+        assert turned[0].provider == start
+
+
+@pytest.mark.parametrize(
+    ("route", "provider", "following", "anew"),
+    [
+        (THREE, "twilio", "sns", False),
+        (THREE, "sns", "spare", False),
+        (THREE, "spare", "twilio", True),
+        (TWO, "sns", "twilio", True),
+        (TWO, "elsewhere", "twilio", False),
+        (ONE, "elsewhere", "twilio", False),
+        (ONE, "twilio", None, False),
+        ((), "twilio", None, False),
+    ],
+)
+def test_the_stop_after_a_provider_and_whether_the_round_begins_anew(
+    route: Route, provider: str, following: str | None, anew: bool
+) -> None:
+    assert next_stop(route, provider) == (Stop(following) if following else None, anew)
+
+
+@given(routes)
+def test_following_the_stops_visits_all_of_them_and_begins_anew_once_a_round(route: Route) -> None:
+    at, seen, rounds = route[0].provider, [], 0
+    for _ in range(2 * len(route)):
+        seen.append(at)
+        stop, anew = next_stop(route, at)
+        if stop is None:
+            assert len(route) == 1
+            return
+        at, rounds = stop.provider, rounds + anew
+    assert seen == 2 * [stop.provider for stop in route]
+    assert rounds == 2
+
+
+# The choice ------------------------------------------------------------------------------------------
+
+
+def test_the_first_choice_is_where_it_is() -> None:
+    assert pick(TWO, "sns") == Choice(Stop("sns"))
+
+
+def test_an_open_breaker_moves_on_to_the_next_one_and_round_to_the_first() -> None:
+    assert pick(THREE, "twilio", shut=frozenset({"twilio"})).stop == Stop("sns")
+    assert pick(THREE, "sns", shut=frozenset({"sns", "spare"})).stop == Stop("twilio")
+
+
+def test_a_provider_that_left_the_route_is_replaced_by_the_first_usable_one() -> None:
+    assert pick(TWO, "gone").stop == Stop("twilio")
+    assert pick(TWO, "gone", shut=frozenset({"twilio"})).stop == Stop("sns")
+
+
+def test_a_hold_is_respected_until_its_very_end() -> None:
+    assert pick(ONE, "twilio", holds={"twilio": NOW + 1}) == Choice(None, 1)
+    assert pick(ONE, "twilio", holds={"twilio": NOW}) == Choice(Stop("twilio"))
+    assert pick(TWO, "twilio", holds={"twilio": NOW + SECOND}).stop == Stop("sns")
+
+
+def test_where_all_are_on_hold_it_waits_for_the_first_to_come_back() -> None:
+    found = pick(THREE, "twilio", holds={"twilio": NOW + 9, "sns": NOW + 3, "spare": NOW + 5})
+    assert found == Choice(None, 3)
+
+
+def test_a_hold_at_a_shut_provider_says_nothing_about_when_to_try_again() -> None:
+    found = pick(TWO, "twilio", shut=frozenset({"sns"}), holds={"twilio": NOW + 9, "sns": NOW + 3})
+    assert found == Choice(None, 9)
+
+
+def test_with_every_provider_shut_there_is_none_and_no_time_either() -> None:
+    assert pick(TWO, "twilio", shut=frozenset({"twilio", "sns"})) == Choice(None, None)
+    assert pick((), "twilio") == Choice(None, None)
+
+
+def test_a_pinned_notification_goes_to_its_provider_or_waits() -> None:
+    assert pick(TWO, "sns", pinned=True).stop == Stop("sns")
+    assert pick(TWO, "sns", pinned=True, shut=frozenset({"sns"})) == Choice(None, None)
+    assert pick(TWO, "sns", pinned=True, holds={"sns": NOW + 7}) == Choice(None, 7)
+    assert pick(TWO, "gone", pinned=True) == Choice(None, None)
+
+
+@given(routes, st.sampled_from(NAMES), st.booleans(), st.frozensets(st.sampled_from(NAMES)), holds)
+def test_a_choice_is_always_usable_and_not_on_hold_and_there_is_one_if_there_can_be(
+    route: Route, start: str, pinned: bool, shut: frozenset[str], holds: dict[str, int]
+) -> None:
+    found = pick(route, start, pinned=pinned, shut=shut, holds=holds)
+    able = {
+        stop.provider
+        for stop in route
+        if stop.provider not in shut and (not pinned or stop.provider == start)
+    }
+    free = {name for name in able if holds.get(name, 0) <= NOW}
+    if found.stop is not None:
+        assert found.stop.provider in free
+        assert found.wait_ms is None
+    else:
+        assert not free
+        assert found.wait_ms == min((holds[name] - NOW for name in able), default=None)
+
+
+# Outlets ---------------------------------------------------------------------------------------------
+
+
+def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
+    assert Stop("twilio").outlet("+15550100") == "twilio"
+    assert Stop("relay").outlet("https://shop.example/in") == "relay"
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://shop.example/in", "shop.example"),
+        ("https://SHOP.Example/In", "shop.example"),
+        ("https://shop.example:8443/in?x=1#y", "shop.example:8443"),
+        ("https://user:secret@shop.example/in", "shop.example"),
+        ("https://user:p@ss@shop.example:8443", "shop.example:8443"),
+        ("https://[2001:DB8::1]:8443/in", "[2001:db8::1]:8443"),
+        ("https://[::1]/in", "[::1]"),
+        ("https://shop.example", "shop.example"),
+    ],
+)
+def test_each_host_is_an_outlet_of_its_own_whoever_calls_and_however_it_is_spelt(url: str, host: str) -> None:
+    assert Stop("webhook", per_host=True).outlet(url) == f"webhook@{host}"
+
+
+def test_no_password_gets_into_the_name_of_an_outlet() -> None:
+    assert "secret" not in Stop("webhook", per_host=True).outlet("https://user:secret@shop.example/in")

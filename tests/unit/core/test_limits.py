@@ -1,0 +1,139 @@
+"""The token bucket: never more than its rate and burst, and a wait that is neither too short nor too long."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.errors import ConfigError
+from homing.core.limits import Bucket, RateLimit, full, refill, take
+
+from .build import DAY, NOW, SECOND
+
+rates = st.floats(0.001, 10_000)
+limits = st.builds(RateLimit, rates, st.integers(1, 1_000))
+visits = st.lists(st.tuples(st.integers(0, 5 * SECOND), st.integers(0, 200)), min_size=1, max_size=60)
+jumps = st.lists(st.tuples(st.integers(-5 * SECOND, 5 * SECOND), st.integers(0, 200)), min_size=1, max_size=60)
+
+
+def grants(limit: RateLimit, steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(when by the highest clock seen, how many) for each visit."""
+    bucket, now, latest, found = full(limit, NOW), NOW, NOW, []
+    for step_ms, want in steps:
+        now += step_ms
+        latest = max(latest, now)
+        bucket, granted, _ = take(bucket, limit, now, want)
+        assert 0 <= granted <= want
+        found.append((latest, granted))
+    return found
+
+
+@given(limits, visits)
+def test_no_window_sees_more_than_the_burst_and_the_rate_over_it(
+    limit: RateLimit, steps: list[tuple[int, int]]
+) -> None:
+    found = grants(limit, steps)
+    for first in range(len(found)):
+        for last in range(first, len(found)):
+            window_ms = found[last][0] - found[first][0]
+            taken = sum(granted for _, granted in found[first : last + 1])
+            assert taken <= limit.burst + limit.per_second * window_ms / 1000 + 1e-6
+
+
+@given(limits, jumps)
+def test_a_clock_that_goes_back_grants_nothing_twice(limit: RateLimit, steps: list[tuple[int, int]]) -> None:
+    found = grants(limit, steps)
+    passed_ms = found[-1][0] - NOW
+    total = sum(granted for _, granted in found)
+    assert total <= limit.burst + limit.per_second * passed_ms / 1000 + 1e-6
+
+
+@given(limits, st.integers(1, DAY))
+def test_a_clock_that_goes_back_takes_nothing_away(limit: RateLimit, back_ms: int) -> None:
+    bucket = Bucket(limit.burst / 2, NOW)
+    assert refill(bucket, limit, NOW - back_ms) == bucket
+
+
+@given(limits, st.integers(1, 10 * DAY))
+def test_a_full_bucket_stays_at_its_burst_however_long_it_rests(limit: RateLimit, rest_ms: int) -> None:
+    rested = refill(full(limit, NOW), limit, NOW + rest_ms)
+    assert (rested.tokens, rested.at) == (limit.burst, NOW + rest_ms)
+
+
+@given(limits, visits)
+def test_the_wait_is_long_enough_for_one_more(limit: RateLimit, steps: list[tuple[int, int]]) -> None:
+    bucket, now = full(limit, NOW), NOW
+    for step_ms, want in steps:
+        now += step_ms
+        bucket, _, wait_ms = take(bucket, limit, now, want)
+        _, granted, _ = take(bucket, limit, now + wait_ms, 1)
+        assert granted == 1
+
+
+@given(limits, visits)
+def test_the_wait_is_not_a_millisecond_longer_than_it_must_be(
+    limit: RateLimit, steps: list[tuple[int, int]]
+) -> None:
+    bucket, now = full(limit, NOW), NOW
+    for step_ms, want in steps:
+        now += step_ms
+        bucket, _, wait_ms = take(bucket, limit, now, want)
+        if wait_ms > 0:
+            assert take(bucket, limit, now + wait_ms - 1, 1)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "want", "granted", "wait_ms"),
+    [
+        (RateLimit(10, 5), 3, 3, 0),
+        (RateLimit(10, 5), 5, 5, 100),
+        (RateLimit(10, 5), 9, 5, 100),
+        (RateLimit(3, 1), 1, 1, 334),
+        (RateLimit(5_000, 1), 1, 1, 1),
+        (RateLimit(0.5, 1), 1, 1, 2_000),
+        (RateLimit(10, 5), 0, 0, 0),
+        (RateLimit(10, 5), -3, 0, 0),
+    ],
+)
+def test_a_full_bucket_grants_and_says_how_long_until_the_next(
+    limit: RateLimit, want: int, granted: int, wait_ms: int
+) -> None:
+    _, found, wait = take(full(limit, NOW), limit, NOW, want)
+    assert (found, wait) == (granted, wait_ms)
+
+
+@given(limits, st.integers(1, 10 * SECOND))
+def test_the_wait_holds_by_the_clock_that_asked_also_when_it_went_back(
+    limit: RateLimit, back_ms: int
+) -> None:
+    bucket, _, _ = take(full(limit, NOW), limit, NOW, limit.burst)
+    behind = NOW - back_ms
+    bucket, _, wait_ms = take(bucket, limit, behind, 1)
+    assert take(bucket, limit, behind + wait_ms, 1)[1] == 1
+
+
+def test_what_is_left_over_counts_for_the_next_time() -> None:
+    limit = RateLimit(1, 3)
+    bucket, granted, _ = take(full(limit, NOW), limit, NOW, 3)
+    bucket, more, wait_ms = take(bucket, limit, NOW + 700, 1)
+    assert (granted, more, wait_ms) == (3, 0, 300)
+    assert take(bucket, limit, NOW + 1_000, 1)[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("per_second", "burst", "field"),
+    [
+        (0, 1, "per_second"),
+        (-1, 1, "per_second"),
+        (math.nan, 1, "per_second"),
+        (1, 0, "burst"),
+        (1, -2, "burst"),
+    ],
+)
+def test_a_limit_that_lets_nothing_through_is_refused(per_second: float, burst: int, field: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RateLimit(per_second, burst)
+    assert caught.value.field == field
