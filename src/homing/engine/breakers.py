@@ -19,14 +19,11 @@ from homing.core.breaker import (
     record,
     reopens_at,
 )
-from homing.core.errors import StoreError
-from homing.core.events import ALERT, alert
-from homing.core.ids import uuid7
 from homing.core.limits import Bucket, RateLimit, take
-from homing.core.model import Event, OutcomeKind
+from homing.core.model import OutcomeKind
 from homing.core.policy import PolicyBook
-from homing.core.ports import Backend, Chance, Clock
-from homing.engine.policies import EVERY_TENANT
+from homing.core.ports import Backend, Clock
+from homing.engine.alerts import Alerts
 from homing.engine.roster import Roster
 
 log = logging.getLogger("homing.breakers")
@@ -37,11 +34,11 @@ _REFRESH_MS = 1_000
 class Breakers:
     """Asks and tells the breakers. Time is the store's, carried on by the monotonic clock."""
 
-    def __init__(self, roster: Roster, backend: Backend, clock: Clock, chance: Chance, worker: str) -> None:
+    def __init__(self, roster: Roster, backend: Backend, clock: Clock, alerts: Alerts, worker: str) -> None:
         self._roster = roster
         self._backend = backend
         self._clock = clock
-        self._chance = chance
+        self._alerts = alerts
         self._worker = worker
         self._states: dict[str, Breaker] = {}
         self._ahead_ms = 0
@@ -60,6 +57,7 @@ class Breakers:
     async def refresh(self, *, at_once: bool = False) -> None:
         """Reads what other workers and operators changed, at most once a second, and shares our changes."""
         mono = self._clock.monotonic_ms()
+        await self._alerts.flush()
         if self._dirty:
             await self._share()
         elif not at_once and self._refreshed_ms is not None and mono - self._refreshed_ms < _REFRESH_MS:
@@ -133,6 +131,13 @@ class Breakers:
         after = record(before, listed.breaker_policy, blames_provider(kind), self.now())
         if after is not before:
             self._states[provider] = after
+        if kind is OutcomeKind.PROVIDER_FAULT:
+            self._alerts.add_once(
+                f"fault:{provider}",
+                "ProviderFault",
+                f"{provider} refuses us: look at its settings",
+                provider=provider,
+            )
         if after.phase is not before.phase:
             self._dirty.add(provider)
             log.warning("breaker of %s: %s → %s", provider, before.phase.value, after.phase.value)
@@ -172,29 +177,25 @@ class Breakers:
             self._dirty.discard(provider)
             if await self._backend.put_breaker(provider, state):
                 self._states[provider] = _next(state)
-                await self._announce(provider, state)
+                self._announce(provider, state)
             else:  # another worker or an operator changed it: theirs holds
                 self._states.pop(provider, None)
 
-    async def _announce(self, provider: str, state: Breaker) -> None:
-        now = self.now()
-        event = Event(
-            id=uuid7(now, self._chance.getrandbits(74)),
-            name=ALERT,
-            tenant=EVERY_TENANT,
-            at=now,
-            payload=alert(
-                "BreakerChanged",
-                f"breaker of {provider} is {state.phase}",
-                now,
-                provider=provider,
-                phase=state.phase.value,
-            ),
+    def _announce(self, provider: str, state: Breaker) -> None:
+        self._alerts.add(
+            "BreakerChanged",
+            f"breaker of {provider} is {state.phase}",
+            provider=provider,
+            phase=state.phase.value,
         )
-        try:
-            await self._backend.emit([event])
-        except StoreError as error:
-            log.warning("could not announce the breaker of %s: %s", provider, error)
+        for channel in self._roster[provider].channels:
+            names = [stop.provider for stop in self._roster.route(channel)]
+            if provider in names and not any(self.usable(name) for name in names):
+                self._alerts.add(
+                    "NoProviderLeft",
+                    f"{channel} waits: every provider of it is paused",
+                    channel=channel.value,
+                )
 
 
 def longest_trial_ms(book: PolicyBook) -> int:

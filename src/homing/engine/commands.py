@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -139,9 +139,13 @@ class Commands:
             raise InvalidRequest("provider", f"{provider!r} is not configured; known are {known}")
         await self._breakers.force(name, phase, who)
 
-    async def purge(self, retention: Retention | None = None) -> dict[str, int]:
-        """Removes what is past its age, in small steps; how many of each kind."""
-        return await self._upkeep.purge(retention)
+    async def purge(
+        self,
+        retention: Retention | None = None,
+        on_step: Callable[[Mapping[str, int]], None] = lambda so_far: None,
+    ) -> dict[str, int]:
+        """Removes what is past its age, in small steps; how many of each kind, also after each step."""
+        return await self._upkeep.purge(retention, on_step)
 
     async def _sending(self, name: CommandName, id: str, who: str, why: str, provider: str | None) -> Command:
         notification = await self.get(id)

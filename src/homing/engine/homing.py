@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -34,6 +34,7 @@ from homing.core.ports import Backend, Chance, Clock, Directory, Renderer, Sink
 from homing.core.presets import PRIORITY
 from homing.core.request import SendRequest
 from homing.core.states import FINAL
+from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
 from homing.engine.clock import LocalWaker
 from homing.engine.commands import Commands
@@ -132,7 +133,8 @@ class Engine(Operations, Commands):
         self._policies = Policies(
             settings.preset, settings.rules, registry=parts.backend, clock=parts.clock, chance=parts.chance
         )
-        self._breakers = Breakers(parts.roster, parts.backend, parts.clock, parts.chance, settings.name)
+        alerts = Alerts(parts.backend, parts.clock, parts.chance)
+        self._breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name)
         directory = parts.directory or RegistryDirectory(parts.backend)
         self._deliverer = Deliverer(
             backend=parts.backend,
@@ -154,13 +156,15 @@ class Engine(Operations, Commands):
             name=settings.name,
         )
         self._waker = LocalWaker()
+        self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
+        """Told of every settlement that this process's worker has written, and whether it was applied."""
         self._relay = Relay(parts.backend, parts.sinks, parts.clock, settings.name)
         self.worker = self._new_worker()
         self._upkeep = Upkeep(
             backend=parts.backend,
             breakers=self._breakers,
             clock=parts.clock,
-            chance=parts.chance,
+            alerts=alerts,
             worker=settings.name,
             lease_ms=lambda: self.worker.lease_ms,
             adopt=lambda claims: self.worker.adopt(claims),
@@ -168,6 +172,7 @@ class Engine(Operations, Commands):
         )
         self._spool = Spool(settings.spool) if settings.spool else None
         self._running: list[asyncio.Task[None]] = []
+        self._work: asyncio.Task[None] | None = None
 
     # Life ----------------------------------------------------------------------------------------
 
@@ -202,16 +207,20 @@ class Engine(Operations, Commands):
             asyncio.create_task(self._relay.run(), name="homing-relay"),
             asyncio.create_task(self._drain_spool(), name="homing-spool"),
         ]
+        self._work = self._running[0]
 
     async def stop_worker(self, *, hard: bool = False) -> None:
-        """Lets what is under way end (or, `hard`, breaks it off: its leases run out by themselves)."""
+        """Lets what is under way end (or, `hard`, breaks it off: its leases run out by themselves).
+
+        A hard stop while a graceful one waits breaks that off too.
+        """
+        if hard and self._work is not None:
+            self._work.cancel()
         if not self._running:
             return
         work, *others = self._running
         self._running = []
         self.worker.drain()
-        if hard:
-            work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         for task in others:
             task.cancel()
@@ -226,7 +235,8 @@ class Engine(Operations, Commands):
             await asyncio.wait([work])
         finally:
             await self.stop_worker()
-        work.result()
+        if not work.cancelled():
+            work.result()
 
     async def process(self, limit: int = 50) -> Processed:
         """Takes what is due now, once, and says what became of it."""
@@ -455,6 +465,7 @@ class Engine(Operations, Commands):
             clock=self._clock,
             waker=self._waker,
             settings=self.settings.worker,
+            on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
         )
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from homing.core.errors import StoreError
-from homing.core.events import ALERT, alert
-from homing.core.ids import uuid7
-from homing.core.model import Claim, Event, Retention, Status, Tally
-from homing.core.ports import Backend, Chance, Clock
+from homing.core.model import Claim, Retention, Status, Tally
+from homing.core.ports import Backend, Clock
+from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
-from homing.engine.policies import EVERY_TENANT
 
 log = logging.getLogger("homing.upkeep")
 
@@ -54,7 +52,7 @@ class Upkeep:
         backend: Backend,
         breakers: Breakers,
         clock: Clock,
-        chance: Chance,
+        alerts: Alerts,
         worker: str,
         lease_ms: Callable[[], int],
         adopt: Callable[[Sequence[Claim]], None],
@@ -63,7 +61,7 @@ class Upkeep:
         self._backend = backend
         self._breakers = breakers
         self._clock = clock
-        self._chance = chance
+        self._alerts = alerts
         self._worker = worker
         self._lease_ms = lease_ms
         self._adopt = adopt
@@ -103,7 +101,11 @@ class Upkeep:
             if len(batch.claims) < step:
                 return total
 
-    async def purge(self, retention: Retention | None = None) -> dict[str, int]:
+    async def purge(
+        self,
+        retention: Retention | None = None,
+        on_step: Callable[[Mapping[str, int]], None] = lambda so_far: None,
+    ) -> dict[str, int]:
         """Removes what is past its age, in small steps, so that nothing else waits for it."""
         total: dict[str, int] = {}
         while True:
@@ -112,6 +114,7 @@ class Upkeep:
             )
             for kind, count in removed.items():
                 total[kind] = total.get(kind, 0) + count
+            on_step(total)
             if max(removed.values(), default=0) < self._settings.purge_step:
                 return total
             await self._clock.sleep_ms(1)
@@ -123,20 +126,19 @@ class Upkeep:
         limits = self._settings.thresholds
         backlog = count(tallies, Status.RETRYING)
         await self._tell(
-            now, "RetryBacklog", backlog > limits.retry_backlog, f"{backlog} notifications wait for a retry"
+            "RetryBacklog", backlog > limits.retry_backlog, f"{backlog} notifications wait for a retry"
         )
         rate, ended = await self._failure_rate()
         high = ended >= limits.failure_rate_of and rate > limits.failure_rate
-        await self._tell(now, "FailureRate", high, f"{rate:.1f} % of {ended} failed in the last hour")
+        await self._tell("FailureRate", high, f"{rate:.1f} % of {ended} failed in the last hour")
         oldest = await self._backend.oldest_retry_at(None)
         age_ms = 0 if oldest is None else now - int(oldest.timestamp() * 1000)
         old = age_ms > limits.oldest_retry_ms
-        await self._tell(now, "OldestRetry", old, f"a retry has waited for {age_ms // _HOUR_MS} hours")
+        await self._tell("OldestRetry", old, f"a retry has waited for {age_ms // _HOUR_MS} hours")
         dead = count(tallies, Status.FAILED)
         grown = dead - (dead if self._dead_letters is None else self._dead_letters)
         self._dead_letters = dead
         await self._tell(
-            now,
             "DeadLettersGrowing",
             grown > limits.dead_letters_growing,
             f"{grown} new dead letters, {dead} in all",
@@ -148,20 +150,14 @@ class Upkeep:
         ended = failed + sum(s.sent for s in sums)
         return (100.0 * failed / ended if ended else 0.0), ended
 
-    async def _tell(self, now: int, name: str, passed: bool, message: str) -> None:
+    async def _tell(self, name: str, passed: bool, message: str) -> None:
         if not passed:
             self._raised.discard(name)
             return
         if name in self._raised:
             return
-        event = Event(
-            id=uuid7(now, self._chance.getrandbits(74)),
-            name=ALERT,
-            tenant=EVERY_TENANT,
-            at=now,
-            payload=alert(name, message, now),
-        )
-        await self._backend.emit([event])
+        self._alerts.add(name, message)
+        await self._alerts.flush()
         self._raised.add(name)
 
     async def _every(self, name: str, every_ms: int, work: Callable[[], Coroutine[Any, Any, object]]) -> None:

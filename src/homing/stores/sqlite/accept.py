@@ -22,7 +22,7 @@ _DEDUPS = insert(
     ("tenant", "dedup_key", "id", "accepted_at"),
     " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at",
 )
-_KNOWN_REQUESTS = """
+KNOWN_REQUESTS = """
 SELECT json_group_array(json_array(
   r.tenant, r.idempotency_key, json_array(r.fingerprint, r.batch_id, json(r.ids))))
 FROM json_each(?1) AS j CROSS JOIN homing_requests AS r
@@ -33,7 +33,7 @@ SELECT json_group_array(json_array(d.tenant, d.dedup_key, d.id, d.accepted_at))
 FROM json_each(?1) AS j CROSS JOIN homing_dedups AS d
   ON d.tenant = j.value ->> 0 AND d.dedup_key = j.value ->> 1
 """
-_BEFORE = """
+BEFORE = """
 SELECT json_array(
   coalesce((SELECT max(seq) FROM homing_notifications), 0),
   (SELECT json_group_array(json_array(n.id, n.tenant, n.batch_id))
@@ -65,7 +65,7 @@ class _Intake:
         # Without a key a repeated call (after an error whose commit did happen) is known by its ids; a
         # submission is stored whole, so its first id stands for all.
         first_ids = [s.notifications[0].id for s in batch if s.idempotency_key is None and s.notifications]
-        self.seq, stored = _decode_before(tx.one(_BEFORE, encode(first_ids)))
+        self.seq, stored = _decode_before(tx.one(BEFORE, encode(first_ids)))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
         self.new_dedups: dict[Key, tuple[str, int]] = {}
@@ -163,7 +163,7 @@ def _known_requests(tx: Tx, batch: Sequence[Submission]) -> dict[Key, _Request]:
     keys = [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
     if not keys:
         return {}
-    found = _decode_requests(tx.one(_KNOWN_REQUESTS, encode(keys)))
+    found = _decode_requests(tx.one(KNOWN_REQUESTS, encode(keys)))
     return {(tenant, key): request for tenant, key, request in found}
 
 

@@ -57,7 +57,7 @@ NEXT_DUE = """(
     WHERE n.lane = homing_queues.lane AND n.tenant = homing_queues.tenant
       AND n.outlet = homing_queues.outlet AND n.due_at IS NOT NULL
     ORDER BY n.due_at LIMIT 1)"""
-_LEFT = Many(
+LEFT = Many(
     f"UPDATE homing_queues SET next_due_at = {NEXT_DUE} FROM (VALUES ",  # noqa: S608
     3,
     ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
@@ -133,7 +133,7 @@ class Book:
         if self._causes:
             _CAUSES.run(tx, self._causes)
         if self._left:
-            _LEFT.run(tx, list(self._left))
+            LEFT.run(tx, list(self._left))
         if self._entered:
             _ENTERED.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
         tallies = [(*cell, number) for cell, number in self._tallies.items() if number]

@@ -74,7 +74,7 @@ SELECT json_group_array(seq) FROM (
 """
 LEASED = update_rows(LEASED_FIELDS)
 _EXTENDED = update_rows(("lease_until", "provider", "outlet", "failures_here"))
-_LOOKED_AT = Many(
+LOOKED_AT = Many(
     f"UPDATE homing_queues SET served = q.column4, next_due_at = {NEXT_DUE} FROM (VALUES ",  # noqa: S608
     4,
     ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
@@ -188,7 +188,7 @@ def _keep_turns(tx: Tx, deals: Sequence[Deal]) -> None:
     """Writes down when each tenant and outlet was served, and when the queues are due next."""
     looked = [queue for deal in deals for queue in deal.looked()]
     if looked:
-        _LOOKED_AT.run(tx, [(queue.lane, queue.tenant, queue.outlet, queue.served) for queue in looked])
+        LOOKED_AT.run(tx, [(queue.lane, queue.tenant, queue.outlet, queue.served) for queue in looked])
     lanes = {deal: queue.lane for deal in deals for queue in deal.looked()}
     turns = [(lanes[deal], tenant, served) for deal in deals for tenant, served in deal.served()]
     if turns:

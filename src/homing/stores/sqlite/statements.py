@@ -46,7 +46,13 @@ class Many:
         values = "(" + ",".join("?" * width) + ")"
         self._texts = [(size, head + ",".join([values] * size) + tail) for size in _SIZES]
 
+    @property
+    def text(self) -> str:
+        """The statement for one row."""
+        return self._texts[-1][1]
+
     def run(self, tx: Tx, rows: Sequence[Iterable[Column]]) -> None:
+        """Writes all rows, in as few statements as the sizes allow."""
         start, left = 0, len(rows)
         for size, text in self._texts:
             while left >= size:

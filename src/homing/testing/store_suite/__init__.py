@@ -13,13 +13,33 @@ from __future__ import annotations
 
 from homing.testing.store_suite.accepting import AcceptingTests
 from homing.testing.store_suite.claiming import ClaimingTests
+from homing.testing.store_suite.commands import CommandTests
 from homing.testing.store_suite.fairness import FairnessTests
 from homing.testing.store_suite.harness import Harness
 from homing.testing.store_suite.leases import LeaseTests
+from homing.testing.store_suite.reading import ReadingTests
+from homing.testing.store_suite.receiving import ReceivingTests
+from homing.testing.store_suite.registry import RegistryTests
 from homing.testing.store_suite.settling import SettlingTests
+from homing.testing.store_suite.sharing import SharingTests
+from homing.testing.store_suite.telling import TellingTests
+from homing.testing.store_suite.upkeep import UpkeepTests
 
 __all__ = ["Harness", "StoreSuite"]
 
 
-class StoreSuite(AcceptingTests, ClaimingTests, FairnessTests, LeaseTests, SettlingTests):
+class StoreSuite(
+    AcceptingTests,
+    ClaimingTests,
+    FairnessTests,
+    LeaseTests,
+    SettlingTests,
+    CommandTests,
+    ReceivingTests,
+    ReadingTests,
+    TellingTests,
+    UpkeepTests,
+    RegistryTests,
+    SharingTests,
+):
     """Everything that a store promises, as tests."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from homing.core.model import Status
 from homing.testing.builders import MINUTE_MS, a_notification, everything, sent
@@ -102,7 +103,7 @@ class FairnessTests:
             for number in range(8)
         ]
         assert Counter(served) == {"a": 4, "b": 4}
-        assert all(one != next for one, next in zip(served, served[1:], strict=False))
+        assert all(one != other for one, other in pairwise(served))
 
     async def test_the_outlets_of_a_tenant_share_its_room(self, harness: Harness) -> None:
         store = harness.store

@@ -263,8 +263,7 @@ class SettlingTests:
         claim = await claim_one(store)
         assert sorted(claim.holds) == ["acs", "sendgrid"]
         await harness.advance(2 * HOUR_MS)
-        await store.reclaim("w", 10, HOUR_MS)
-        [claim] = [replace(claim, token=claim.token + 1)]
+        [claim] = (await store.reclaim("w", 10, HOUR_MS)).claims
         await store.settle([retry_in(claim, 0)])
         assert list((await claim_one(store)).holds) == ["acs"]
 

@@ -1,0 +1,5 @@
+"""`python -m homing.cli`."""
+
+from homing.cli import main
+
+main()

@@ -1,0 +1,93 @@
+"""Times, durations and rates, as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from homing.cli.exits import Refused
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?")
+_RATE_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
+
+
+def duration_ms(text: str, flag: str) -> int:
+    """Milliseconds from `10m`, `1h30m`, `500ms`; a bare number is seconds."""
+    from homing.config import duration_ms as parse
+
+    stripped = text.strip()
+    if stripped.startswith("-"):
+        raise Refused(f"{flag}: is {text}; it cannot be negative")
+    if _NUMBER.fullmatch(stripped):
+        return int(float(stripped) * 1000)
+    try:
+        return parse(stripped, flag)
+    except ValueError as error:
+        raise Refused(f"{flag}: is {text!r}; {error}") from None
+
+
+def delay(text: str | None, flag: str) -> timedelta | None:
+    """The same as a `timedelta`."""
+    return None if text is None else timedelta(milliseconds=duration_ms(text, flag))
+
+
+def moment(text: str, flag: str) -> datetime:
+    """A time with its zone: ISO 8601."""
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Refused(f"{flag}: is {text!r}; give a time like 2026-01-31T09:00:00Z") from None
+    if at.tzinfo is None:
+        raise Refused(f"{flag}: has no time zone; give one, e.g. 2026-01-31T09:00:00Z")
+    return at
+
+
+def per_second(text: str, flag: str) -> float:
+    """A rate from `20`, `20/s`, `300/m` or `1000/h`."""
+    found = _RATE.fullmatch(text.strip().lower())
+    if found is None:
+        raise Refused(f"{flag}: is {text!r}; give a rate like 20/s, 300/m or 1000/h")
+    rate = float(found[1]) / _RATE_SECONDS[found[2]]
+    if rate <= 0:
+        raise Refused(f"{flag}: is {text}; a rate must be above 0")
+    return rate
+
+
+def span(ms: float) -> str:
+    """A duration in at most two units: `1h 21m`, `12.5s`, `340ms`."""
+    if ms < 1000:
+        return f"{int(ms)}ms"
+    if ms < 60_000:
+        seconds = ms / 1000
+        return f"{seconds:.0f}s" if seconds == int(seconds) else f"{seconds:.1f}s"
+    left, parts = round(ms / 1000), []
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2])
+
+
+def local(at: datetime | None, *, millis: bool = False) -> str:
+    """A time in the reader's zone; empty for none."""
+    if at is None:
+        return ""
+    text = at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return f"{text}.{at.microsecond // 1000:03d}" if millis else text
+
+
+def relative(at: datetime | None, now: datetime | None = None) -> str:
+    """`in 4m 10s`, `2h ago`; empty for none."""
+    if at is None:
+        return ""
+    ms = (at - (now or datetime.now(UTC))).total_seconds() * 1000
+    if abs(ms) < 1000:
+        return "now"
+    whole = round(abs(ms) / 1000) * 1000
+    return f"in {span(whole)}" if ms > 0 else f"{span(whole)} ago"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """`1 notification`, `2 notifications`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

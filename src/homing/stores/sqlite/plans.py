@@ -1,0 +1,23 @@
+"""The hot statements by name, for whoever wants to look at their query plans."""
+
+from __future__ import annotations
+
+from homing.stores.sqlite import accept, changes, leases, rows, settle
+
+
+def hot_statements() -> dict[str, str]:
+    """Everything that runs for each batch of accept, claim, reclaim and settle."""
+    return {
+        "accept: last seq, repeated ids": accept.BEFORE,
+        "accept: known keys": accept.KNOWN_REQUESTS,
+        "claim: due queues": leases.DUE_QUEUES,
+        "claim: due rows of a queue": leases.DUE_ROWS,
+        "claim: rows and messages": leases.ROWS_AND_MESSAGES,
+        "claim: lease": leases.LEASED.text,
+        "claim: queues after it": leases.LOOKED_AT.text,
+        "claim: next due": leases.NEXT_DUE_AT,
+        "reclaim: what has passed": leases.PASSED,
+        "settle: rows by id": rows.BY_ID,
+        "settle: rows": settle.SETTLED.text,
+        "queues that rows have left": changes.LEFT.text,
+    }

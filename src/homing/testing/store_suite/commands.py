@@ -1,0 +1,357 @@
+"""Commands: what an operator or the caller can do, from which status, and that it is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from homing.core.model import (
+    AmendResult,
+    Claim,
+    Command,
+    CommandName,
+    Filter,
+    Mode,
+    Reason,
+    Settlement,
+    Status,
+)
+from homing.core.ports import Backend
+from homing.core.states import after_command
+from homing.testing.builders import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    a_message,
+    a_notification,
+    a_settlement,
+    a_submission,
+    an_attempt,
+    an_id,
+    dead,
+    in_doubt,
+    postponed,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import Harness
+from homing.testing.store_suite.steps import (
+    accept_one,
+    cells,
+    claim_all,
+    claim_one,
+    close_to,
+    counts,
+    doubt,
+    everyone,
+    see,
+    status_of,
+    take,
+)
+
+NOBODY = "01890000-0000-7000-8000-000000000000"
+
+
+class CommandTests:
+    """`amend`."""
+
+    @pytest.mark.parametrize("name", list(CommandName))
+    @pytest.mark.parametrize("status", list(Status))
+    async def test_each_command_is_possible_just_where_the_table_says_so(
+        self, harness: Harness, status: Status, name: CommandName
+    ) -> None:
+        store = harness.store
+        id = await _bring_to(store, status)
+        command = _order(name, [id])
+        expected = after_command(command, status, mode=Mode.STANDARD)
+        before = await store.get("default", id)
+        result = await store.amend("default", [id], command)
+        if expected is None:
+            assert result == AmendResult(refused={id: status})
+            assert await store.get("default", id) == before
+            assert len(await everyone(store)) == 1
+            return
+        assert (result.refused, result.missing) == ({}, ())
+        if name is CommandName.CANCEL and status is Status.SENDING:
+            assert (result.applied, result.requested) == ((), (id,))
+        else:
+            assert (result.applied, result.requested) == ((id,), ())
+        history = await store.get("default", id)
+        assert history is not None
+        if name is not CommandName.RETRY:  # one never attempted becomes `pending`
+            assert history.notification.status is expected
+        cause = history.causes[-1]
+        assert (cause.kind, cause.name, cause.who, cause.why) == ("command", name.value, "ada", "because")
+        assert (cause.status_before, cause.status_after) == (status, history.notification.status)
+        assert close_to(cause.at, await store.now_ms())
+
+    @pytest.mark.parametrize("name", list(CommandName))
+    async def test_what_is_not_there_is_reported_missing(self, harness: Harness, name: CommandName) -> None:
+        store = harness.store
+        id = await _bring_to(store, Status.FAILED)
+        result = await store.amend("default", [NOBODY], _order(name, [NOBODY]))
+        assert result == AmendResult(missing=(NOBODY,))
+        assert await status_of(store, id) is Status.FAILED
+
+    @pytest.mark.parametrize("status", [Status.PENDING, Status.FAILED, Status.SENDING, Status.IN_DOUBT])
+    @pytest.mark.parametrize("name", list(CommandName))
+    async def test_another_tenants_notification_is_missing(
+        self, harness: Harness, name: CommandName, status: Status
+    ) -> None:
+        store = harness.store
+        id = await _bring_to(store, status)
+        before = await store.get("default", id)
+        command = _order(name, [id])
+        assert await store.amend("other", [id], command) == AmendResult(missing=(id,))
+        assert await store.amend("other", Filter(), command) == AmendResult()
+        assert await store.get("default", id) == before
+
+    async def test_many_ids_are_sorted_by_what_became_of_the_command(self, harness: Harness) -> None:
+        store = harness.store
+        done = await _bring_to(store, Status.SENT)
+        waiting = await _bring_to(store, Status.RETRYING)
+        under_way = (await take(store)).id
+        result = await store.amend("default", [done, waiting, NOBODY, under_way], _order(CommandName.CANCEL))
+        assert result.applied == (waiting,)
+        assert result.requested == (under_way,)
+        assert result.refused == {done: Status.SENT}
+        assert result.missing == (NOBODY,)
+        assert (await see(store, under_way)).cancel_requested
+
+    async def test_a_cancelled_one_is_never_sent(self, harness: Harness) -> None:
+        store = harness.store
+        id = await accept_one(store)
+        await store.amend("default", [id], _order(CommandName.CANCEL))
+        found = await see(store, id)
+        assert (found.status, found.reason, found.next_retry_at) == (
+            Status.CANCELLED,
+            Reason.OPERATOR,
+            None,
+        )
+        await harness.advance(DAY_MS)
+        assert await claim_all(store) == ()
+
+    async def test_retry_makes_a_waiting_one_due_now(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([retry_in(claim, DAY_MS, hold_ms=DAY_MS)])
+        await store.amend("default", [claim.id], _order(CommandName.RETRY))
+        again = await claim_one(store)
+        assert (again.id, again.attempt, dict(again.holds)) == (claim.id, 2, {})
+
+    async def test_retry_reopens_a_dead_letter_with_one_more_attempt(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([dead(claim)])
+        await harness.advance(3 * DAY_MS)
+        await store.amend("default", [claim.id], _order(CommandName.RETRY))
+        found = await see(store, claim.id)
+        assert (found.status, found.failed_at, found.reason) == (Status.RETRYING, None, None)
+        again = await claim_one(store)
+        assert (again.attempt, again.attempt_floor) == (2, 2)
+        assert close_to(again.aged_from, await store.now_ms())
+
+    async def test_retry_of_an_expired_one_forgets_the_expiry(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        claim = await take(store, a_notification(expires_at=now + HOUR_MS))
+        await harness.advance(2 * HOUR_MS)
+        [claim] = (await store.reclaim("w", 1, HOUR_MS)).claims
+        await store.settle([a_settlement(claim, Status.EXPIRED, attempt=an_attempt(claim))])
+        await store.amend("default", [claim.id], _order(CommandName.RETRY))
+        assert (await store.reclaim("w", 1, HOUR_MS)).claims == ()
+        assert (await claim_one(store)).expires_at is None
+
+    async def test_retry_can_force_a_provider(self, harness: Harness) -> None:
+        store = harness.store
+        id = await _bring_to(store, Status.FAILED)
+        command = Command(name=CommandName.RETRY, who="ada", provider="acs", outlet="acs@eu")
+        await store.amend("default", [id], command)
+        claim = await claim_one(store)
+        assert (claim.provider, claim.outlet, claim.pinned) == ("acs", "acs@eu", True)
+
+    async def test_reschedule_sets_another_time(self, harness: Harness) -> None:
+        store = harness.store
+        id = await accept_one(store)
+        command = Command(name=CommandName.RESCHEDULE, who="ada", delay_ms=HOUR_MS)
+        await store.amend("default", [id], command)
+        assert await claim_all(store) == ()
+        assert close_to((await see(store, id)).next_retry_at, await store.now_ms() + HOUR_MS)
+        await harness.advance(HOUR_MS + MINUTE_MS)
+        assert (await claim_one(store)).id == id
+
+    async def test_acknowledge_says_who_when_and_why(self, harness: Harness) -> None:
+        store = harness.store
+        id = await _bring_to(store, Status.FAILED)
+        await store.amend("default", [id], _order(CommandName.ACKNOWLEDGE))
+        found = await see(store, id)
+        assert (found.status, found.acknowledged_by, found.acknowledged_why) == (
+            Status.FAILED,
+            "ada",
+            "because",
+        )
+        assert close_to(found.acknowledged_at, await store.now_ms())
+
+    @pytest.mark.parametrize("resolution", [Status.SENT, Status.FAILED])
+    async def test_resolve_says_what_became_of_one_in_doubt(
+        self, harness: Harness, resolution: Status
+    ) -> None:
+        store = harness.store
+        id = await doubt(store)
+        command = Command(name=CommandName.RESOLVE, who="ada", resolution=resolution)
+        assert (await store.amend("default", [id], command)).applied == (id,)
+        found = await see(store, id)
+        assert found.status is resolution
+        assert (found.sent_at is None) == (resolution is Status.FAILED)
+
+    @pytest.mark.parametrize("resolution", [None, Status.DELIVERED, Status.PENDING])
+    async def test_resolve_without_a_clear_word_is_refused(
+        self, harness: Harness, resolution: Status | None
+    ) -> None:
+        store = harness.store
+        id = await doubt(store)
+        command = Command(name=CommandName.RESOLVE, who="ada", resolution=resolution)
+        assert (await store.amend("default", [id], command)).refused == {id: Status.IN_DOUBT}
+
+    async def test_a_resend_is_a_new_notification_with_the_same_message(self, harness: Harness) -> None:
+        store = harness.store
+        new = a_notification(message=a_message("Hear me", entry_id=7), type="alarm", pinned=True)
+        claim = await take(store, new)
+        await store.settle([dead(claim)])
+        fresh_id = an_id()
+        command = Command(
+            name=CommandName.RESEND, who="ada", new_ids={claim.id: fresh_id}, batch_id="b-again"
+        )
+        result = await store.amend("default", [claim.id], command)
+        assert (result.applied, dict(result.resent)) == ((claim.id,), {claim.id: fresh_id})
+        original, fresh = await see(store, claim.id), await see(store, fresh_id)
+        assert (original.status, original.resent_as) == (Status.FAILED, fresh_id)
+        assert original.acknowledged_by == "ada"
+        assert (fresh.status, fresh.attempt_count, fresh.resend_of) == (Status.PENDING, 0, claim.id)
+        assert (fresh.batch_id, fresh.type, fresh.acknowledged_by) == ("b-again", "alarm", None)
+        assert (fresh.content, fresh.recipient) == (original.content, original.recipient)
+        assert (fresh.metadata, fresh.provider_names) == ({"entry_id": 7}, ())
+        assert cells(await store.tallies("default")) == {
+            (Status.FAILED, 1): (1, 0),
+            (Status.PENDING, 0): (1, 0),
+        }
+        again = await claim_one(store)
+        assert (again.id, again.attempt, again.message) == (fresh_id, 1, new.message)
+        assert (again.address, again.lane, again.pinned) == (new.address, new.lane, True)
+
+    async def test_a_resend_outlives_its_original(self, harness: Harness) -> None:
+        store = harness.store
+        id = await _bring_to(store, Status.FAILED)
+        command = _order(CommandName.RESEND, [id])
+        await store.amend("default", [id], command)
+        await store.settle([sent(await claim_one(store))])
+        assert await status_of(store, command.new_ids[id]) is Status.SENT
+        assert await status_of(store, id) is Status.FAILED
+
+    async def test_a_second_resend_or_retry_of_the_same_one_is_refused(self, harness: Harness) -> None:
+        store = harness.store
+        id = await _bring_to(store, Status.FAILED)
+        await store.amend("default", [id], _order(CommandName.RESEND, [id]))
+        for name in (CommandName.RESEND, CommandName.RETRY):
+            result = await store.amend("default", [id], _order(name, [id]))
+            assert (result.refused, dict(result.resent)) == ({id: Status.FAILED}, {})
+            assert await store.amend("default", Filter(), _order(CommandName.RESEND)) == AmendResult()
+        assert len(await everyone(store)) == 2
+
+    async def test_a_resend_without_new_ids_is_an_error_and_changes_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        ids = [await _bring_to(store, Status.FAILED) for _ in range(2)]
+        before = await everyone(store)
+        with pytest.raises(ValueError, match=ids[1]):
+            await store.amend("default", ids, _order(CommandName.RESEND, ids[:1]))
+        with pytest.raises(ValueError, match=ids[0]):
+            await store.amend("default", Filter(), _order(CommandName.RESEND))
+        assert await everyone(store) == before
+
+    @pytest.mark.parametrize("name", [CommandName.RETRY, CommandName.RESEND])
+    async def test_a_synchronous_one_is_never_sent_later(self, harness: Harness, name: CommandName) -> None:
+        store = harness.store
+        new = a_notification(mode=Mode.SYNCHRONOUS)
+        [answer] = await store.accept([a_submission(new, lease_to="caller", lease_ms=HOUR_MS)])
+        await store.settle([dead(answer.claims[0], reason=Reason.DELIVERY_FAILED)])
+        result = await store.amend("default", [new.id], _order(name, [new.id]))
+        assert result.refused == {new.id: Status.FAILED}
+        assert await store.amend("default", Filter(), _order(name, [new.id])) == AmendResult()
+        assert len(await everyone(store)) == 1
+
+    async def test_a_filter_finds_what_the_command_is_possible_for(self, harness: Harness) -> None:
+        store = harness.store
+        dead_ids = [await _bring_to(store, Status.FAILED) for _ in range(3)]
+        await _bring_to(store, Status.SENT)
+        waiting = await _bring_to(store, Status.PENDING)
+        result = await store.amend("default", Filter(), _order(CommandName.ACKNOWLEDGE))
+        assert result == AmendResult(applied=tuple(dead_ids))
+        result = await store.amend("default", Filter(), _order(CommandName.CANCEL))
+        assert result == AmendResult(applied=(waiting,))
+
+    async def test_a_filter_takes_the_oldest_up_to_the_limit(self, harness: Harness) -> None:
+        store = harness.store
+        ids = [await _bring_to(store, Status.FAILED) for _ in range(5)]
+        command, open_ones = _order(CommandName.ACKNOWLEDGE), Filter(acknowledged=False)
+        steps = [await store.amend("default", open_ones, command, limit=2) for _ in range(4)]
+        assert [step.applied for step in steps] == [tuple(ids[:2]), tuple(ids[2:4]), (ids[4],), ()]
+
+    async def test_a_filter_narrows_a_command_down(self, harness: Harness) -> None:
+        store = harness.store
+        wanted = await _bring_to(store, Status.FAILED, type="alarm")
+        other = await _bring_to(store, Status.FAILED, type="news")
+        filter = Filter(statuses=(Status.FAILED,), type="alarm")
+        result = await store.amend("default", filter, _order(CommandName.RETRY))
+        assert result.applied == (wanted,)
+        assert await status_of(store, other) is Status.FAILED
+
+    async def test_a_filter_reports_what_is_under_way_as_requested(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        result = await store.amend("default", Filter(), _order(CommandName.CANCEL))
+        assert result == AmendResult(requested=(claim.id,))
+        await store.settle([retry_in(claim, 0)])
+        assert await counts(store) == {Status.CANCELLED: 1}
+
+
+def _order(name: CommandName, ids: Sequence[str] = ()) -> Command:
+    return Command(
+        name=name,
+        who="ada",
+        why="because",
+        delay_ms=HOUR_MS,
+        resolution=Status.SENT,
+        new_ids={id: an_id() for id in ids} if name is CommandName.RESEND else {},
+        batch_id="b-resent",
+    )
+
+
+async def _bring_to(store: Backend, status: Status, *, type: str = "order_confirmed") -> str:
+    """A notification that has come to this status; one that waits does so for an hour."""
+    now = await store.now_ms()
+    if status is Status.PENDING:
+        return await accept_one(store, a_notification(type=type, send_at=now + HOUR_MS))
+    claim = await take(store, a_notification(type=type))
+    if status is not Status.SENDING:
+        await store.settle([_settlement_to(claim, status)])
+    if status is Status.CANCELLED:
+        await store.amend("default", [claim.id], _order(CommandName.CANCEL))
+    assert await status_of(store, claim.id) is status
+    return claim.id
+
+
+def _settlement_to(claim: Claim, status: Status) -> Settlement:
+    match status:
+        case Status.SENT:
+            return sent(claim)
+        case Status.RETRYING:
+            return retry_in(claim, HOUR_MS)
+        case Status.FAILED:
+            return dead(claim)
+        case Status.IN_DOUBT:
+            return in_doubt(claim)
+        case Status.CANCELLED:
+            return postponed(claim, HOUR_MS)
+        case _:
+            return a_settlement(claim, status, attempt=an_attempt(claim))

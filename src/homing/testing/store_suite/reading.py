@@ -1,0 +1,375 @@
+"""Reads: what people and other programs see, each tenant its own and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from homing.core.model import (
+    Channel,
+    Command,
+    CommandName,
+    Filter,
+    Mode,
+    Notification,
+    Reason,
+    RollUp,
+    Status,
+    lane_of,
+)
+from homing.core.views import when
+from homing.testing.builders import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    a_notification,
+    a_receipt,
+    an_id,
+    dead,
+    postponed,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import Harness
+from homing.testing.store_suite.steps import (
+    accept,
+    accept_one,
+    cells,
+    claim_all,
+    claim_one,
+    everyone,
+    see,
+    send,
+    take,
+)
+
+
+class ReadingTests:
+    """`get`, `list`, `waiting`, `tallies`, `error_groups`, `roll_ups`, `oldest_retry_at`, `tenants`."""
+
+    async def test_what_is_not_there_is_none(self, harness: Harness) -> None:
+        store = harness.store
+        assert await store.get("default", an_id()) is None
+        assert await store.get("default", "not even an id") is None
+
+    async def test_an_empty_store_reads_as_empty(self, harness: Harness) -> None:
+        store = harness.store
+        page = await store.list("default", Filter())
+        assert (page.items, page.cursor) == ((), None)
+        assert (await store.waiting("default")).items == ()
+        assert await store.tallies("default") == await store.tallies(None) == ()
+        assert await store.error_groups("default") == ()
+        assert await store.roll_ups(None, since_ms=DAY_MS) == ()
+        assert await store.oldest_retry_at(None) is None
+        assert await store.tenants() == ()
+
+    async def test_a_history_tells_attempts_and_causes(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([dead(claim)])
+        await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada", why="fixed"))
+        await store.settle([sent(await claim_one(store), "m-1")])
+        await store.receipt([a_receipt("m-1")])
+        history = await store.get("default", claim.id)
+        assert history is not None
+        assert [(a.number, a.outcome.value) for a in history.attempts] == [(1, "transient"), (2, "accepted")]
+        assert [(c.kind, c.name, c.who, c.why) for c in history.causes] == [
+            ("command", "retry", "ada", "fixed"),
+            ("receipt", "delivered", "sendgrid", ""),
+        ]
+        steps = [(c.status_before, c.status_after) for c in history.causes]
+        assert steps == [(Status.FAILED, Status.RETRYING), (Status.SENT, Status.DELIVERED)]
+
+    async def test_lists_are_newest_first(self, harness: Harness) -> None:
+        store = harness.store
+        news = [a_notification() for _ in range(5)]
+        await accept(store, *news[3:])
+        await accept(store, *news[:3])
+        page = await store.list("default", Filter())
+        assert [item.id for item in page.items] == [new.id for new in reversed(news)]
+        assert page.cursor is None
+
+    async def test_pages_follow_each_other_without_gap_or_repeat(self, harness: Harness) -> None:
+        store = harness.store
+        ids = [new.id for new in (await _many(harness, 7))]
+        seen: list[str] = []
+        cursor = None
+        for size in (3, 3, 1):
+            page = await store.list("default", Filter(), limit=3, cursor=cursor)
+            assert len(page.items) == size
+            seen += [item.id for item in page.items]
+            cursor = page.cursor
+            await accept_one(store)  # what comes meanwhile is newer and shifts nothing
+        assert cursor is None
+        assert seen == ids[::-1]
+
+    async def test_a_full_last_page_ends_the_list(self, harness: Harness) -> None:
+        store = harness.store
+        await _many(harness, 4)
+        first = await store.list("default", Filter(), limit=2)
+        assert first.cursor is not None
+        last = await store.list("default", Filter(), limit=2, cursor=first.cursor)
+        assert len(last.items) == 2
+        rest = (
+            [] if last.cursor is None else (await store.list("default", Filter(), cursor=last.cursor)).items
+        )
+        assert not rest
+
+    async def test_pages_keep_to_their_filter(self, harness: Harness) -> None:
+        store = harness.store
+        wanted = []
+        for number in range(9):
+            id = await accept_one(store, a_notification(type="alarm" if number % 3 else "news"))
+            wanted += [id] if number % 3 else []
+        first = await store.list("default", Filter(type="alarm"), limit=4)
+        rest = await store.list("default", Filter(type="alarm"), limit=4, cursor=first.cursor)
+        assert [item.id for item in (*first.items, *rest.items)] == wanted[::-1]
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "statuses",
+            "channel",
+            "type",
+            "provider",
+            "batch_id",
+            "address",
+            "reason",
+            "error_code",
+            "acknowledged",
+        ],
+    )
+    async def test_a_list_shows_only_what_matches(self, harness: Harness, name: str) -> None:
+        store = harness.store
+        special = a_notification(channel=Channel.SMS, type="alarm", provider="twilio", address="+4930123456")
+        answer = await accept(store, special)
+        claim = await claim_one(store, lane_of(Mode.STANDARD, Channel.SMS))
+        await store.settle([dead(claim, reason=Reason.BAD_RECIPIENT, error_code="21211")])
+        await store.amend("default", [claim.id], Command(name=CommandName.ACKNOWLEDGE, who="ada"))
+        others = [(await _many(harness, 1))[0].id]
+        ordinary = await take(store)
+        await store.settle([retry_in(ordinary, HOUR_MS)])
+        others.append(ordinary.id)
+        filters = {
+            "statuses": Filter(statuses=(Status.FAILED, Status.EXPIRED)),
+            "channel": Filter(channel=Channel.SMS),
+            "type": Filter(type="alarm"),
+            "provider": Filter(provider="twilio"),
+            "batch_id": Filter(batch_id=answer.batch_id),
+            "address": Filter(address="+4930123456"),
+            "reason": Filter(reason=Reason.BAD_RECIPIENT),
+            "error_code": Filter(error_code="21211"),
+            "acknowledged": Filter(acknowledged=True),
+        }
+        assert [item.id for item in await everyone(store, filter=filters[name])] == [special.id]
+        assert len(await everyone(store)) == 1 + len(others)
+        unread = await everyone(store, filter=Filter(acknowledged=False))
+        assert [item.id for item in unread] == others[::-1]
+
+    async def test_every_field_of_a_filter_must_match(self, harness: Harness) -> None:
+        store = harness.store
+        both = a_notification(type="alarm", address="x@example.com")
+        await accept(store, both, a_notification(type="alarm"), a_notification(address="x@example.com"))
+        found = await everyone(store, filter=Filter(type="alarm", address="x@example.com"))
+        assert [item.id for item in found] == [both.id]
+
+    async def test_a_list_can_be_of_a_time(self, harness: Harness) -> None:
+        store = harness.store
+        ids = []
+        for _ in range(3):
+            ids.append(await accept_one(store))
+            await harness.advance(HOUR_MS)
+        middle = (await see(store, ids[1])).created_at
+        tick = timedelta(milliseconds=1)
+
+        async def found(filter: Filter) -> list[str]:
+            return [item.id for item in await everyone(store, filter=filter)]
+
+        assert await found(Filter(created_from=middle)) == [ids[2], ids[1]]
+        assert await found(Filter(created_from=middle + tick)) == [ids[2]]
+        assert await found(Filter(created_until=middle)) == [ids[0]]
+        assert await found(Filter(created_until=middle + tick)) == [ids[1], ids[0]]
+        assert await found(Filter(created_from=middle, created_until=middle + tick)) == [ids[1]]
+
+    async def test_what_waits_is_listed_soonest_first(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        late = await accept_one(store, a_notification(send_at=now + 2 * HOUR_MS))
+        claim = await take(store)
+        await store.settle([retry_in(claim, HOUR_MS)])
+        due = await accept_one(store)
+        under_way = a_notification(lane="other", channel=Channel.SMS)
+        await accept(store, under_way)
+        await claim_all(store, "other")
+        await send(store, "m-1", a_notification(channel=Channel.PUSH))
+
+        async def waiting(ready: bool | None = None, limit: int = 50) -> list[str]:
+            page = await store.waiting("default", ready=ready, limit=limit)
+            return [item.id for item in page.items]
+
+        assert await waiting() == [due, claim.id, late]
+        assert await waiting(limit=2) == [due, claim.id]
+        assert await waiting(True) == [due]
+        assert await waiting(False) == [claim.id, late]
+        await harness.advance(HOUR_MS + MINUTE_MS)
+        assert await waiting(True) == [due, claim.id]
+
+    async def test_tallies_count_by_status_and_attempts(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(6)), tenant="a")
+        claims = await claim_all(store)
+        await store.settle([retry_in(claims[0], 0), retry_in(claims[1], HOUR_MS), sent(claims[2])])
+        await store.settle([postponed(claims[3], HOUR_MS), dead(claims[4])])
+        await claim_one(store)
+        await accept_one(store, tenant="b")
+        mine = {
+            (Status.SENDING, 2): (1, 0),
+            (Status.RETRYING, 1): (1, 0),
+            (Status.SENT, 1): (1, 0),
+            (Status.PENDING, 0): (1, 0),
+            (Status.FAILED, 1): (1, 0),
+            (Status.SENDING, 1): (1, 0),
+        }
+        assert cells(await store.tallies("a")) == mine
+        assert cells(await store.tallies("b")) == {(Status.PENDING, 0): (1, 0)}
+        assert cells(await store.tallies(None)) == {**mine, (Status.PENDING, 0): (2, 0)}
+
+    async def test_dead_letters_are_grouped_by_what_they_died_of(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, *(a_notification() for _ in range(6)))
+        claims = await claim_all(store)
+        same = [dead(claim, error="full", error_code="552") for claim in claims[:3]]
+        text = [dead(claim, error="over quota", error_code="552") for claim in claims[3:5]]
+        await store.settle([*same, *text, sent(claims[5])])
+        await harness.advance(HOUR_MS)
+        claim = await take(store)
+        await store.settle([dead(claim, reason=Reason.BAD_RECIPIENT, error="full", error_code="552")])
+        acknowledge = Command(name=CommandName.ACKNOWLEDGE, who="ada")
+        await store.amend("default", [claims[0].id], acknowledge)
+        groups = await store.error_groups("default")
+        assert [(g.reason, g.error_code, g.last_error, g.count, g.unacknowledged) for g in groups] == [
+            (Reason.RETRIES_EXHAUSTED, "552", "full", 3, 2),
+            (Reason.RETRIES_EXHAUSTED, "552", "over quota", 2, 2),
+            (Reason.BAD_RECIPIENT, "552", "full", 1, 1),
+        ]
+        assert groups[0].example_id in {claim.id for claim in claims[:3]}
+        assert groups[2].newest_at == (await see(store, claim.id)).failed_at
+        assert await store.error_groups("default", limit=1) == groups[:1]
+
+    async def test_the_newest_of_a_group_is_told(self, harness: Harness) -> None:
+        store = harness.store
+        for _ in range(2):
+            claim = await take(store)
+            await store.settle([dead(claim)])
+            await harness.advance(HOUR_MS)
+        [group] = await store.error_groups("default")
+        assert group.newest_at == (await see(store, claim.id)).failed_at
+
+    async def test_a_resolved_dead_letter_is_in_no_group(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([dead(claim)])
+        await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada"))
+        assert await store.error_groups("default") == ()
+
+    async def test_the_oldest_retry_is_the_one_longest_without_an_attempt(self, harness: Harness) -> None:
+        store = harness.store
+        first, second = await take(store, tenant="a"), await take(store, tenant="b")
+        await store.settle([retry_in(first, DAY_MS)])
+        await harness.advance(HOUR_MS)
+        await store.settle([retry_in(second, DAY_MS)])
+        attempted = (await see(store, first.id, "a")).last_attempt_at
+        assert attempted is not None
+        assert await store.oldest_retry_at(None) == await store.oldest_retry_at("a") == attempted
+        assert await store.oldest_retry_at("b") == (await see(store, second.id, "b")).last_attempt_at
+        assert await store.oldest_retry_at("c") is None
+        await store.amend("a", [first.id], Command(name=CommandName.CANCEL, who="ada"))
+        assert await store.oldest_retry_at("a") is None
+        assert await store.oldest_retry_at(None) == await store.oldest_retry_at("b")
+
+    async def test_roll_ups_sum_up_each_hour(self, harness: Harness) -> None:
+        store = harness.store
+        claims = [await take(store, tenant="a") for _ in range(4)]
+        settlements = [sent(claims[0], "m-1"), dead(claims[1]), postponed(claims[2], DAY_MS)]
+        await store.settle([*settlements, retry_in(claims[3], HOUR_MS, provider="acs")])
+        await store.receipt([a_receipt("m-1")])
+        await harness.advance(3 * HOUR_MS)
+        await store.settle([sent(await claim_one(store))])
+        sums = _sum_up(await store.roll_ups("a", since_ms=DAY_MS))
+        assert sums["sendgrid"] == {
+            "accepted": 4,
+            "sent": 1,
+            "delivered": 1,
+            "failed": 1,
+            "retried": 1,
+            "attempts": 3,
+        }
+        assert sums["acs"] == {
+            "accepted": 0,
+            "sent": 1,
+            "delivered": 0,
+            "failed": 0,
+            "retried": 0,
+            "attempts": 1,
+        }
+
+    async def test_roll_ups_are_of_the_time_asked_for(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store, tenant="a")
+        await harness.advance(5 * HOUR_MS)
+        await accept(store, a_notification(), a_notification(), tenant="a")
+        await accept_one(store, tenant="b")
+        recent = await store.roll_ups("a", since_ms=HOUR_MS)
+        assert sum(hour.accepted for hour in recent) == 2
+        assert all(hour.tenant == "a" and hour.channel is Channel.EMAIL for hour in recent)
+        everything = await store.roll_ups(None, since_ms=DAY_MS)
+        assert sum(hour.accepted for hour in everything) == 4
+        assert [hour.hour_at for hour in everything] == sorted(hour.hour_at for hour in everything)
+        assert all(
+            hour.hour_at == hour.hour_at.replace(minute=0, second=0, microsecond=0) for hour in everything
+        )
+        now = when(await store.now_ms())
+        assert timedelta(0) <= now - everything[-1].hour_at < timedelta(hours=1, minutes=1)
+
+    async def test_all_tenants_are_known(self, harness: Harness) -> None:
+        store = harness.store
+        for tenant in ("b", "a", "b"):
+            await accept_one(store, tenant=tenant)
+        assert sorted(await store.tenants()) == ["a", "b"]
+
+    async def test_no_read_shows_another_tenants_notification(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store, tenant="a")
+        await store.settle([dead(claim)])
+        retry = await take(store, tenant="a")
+        await store.settle([retry_in(retry, 0)])
+        await accept_one(store, a_notification(send_at=await store.now_ms() + HOUR_MS), tenant="a")
+        assert await store.get("b", claim.id) is None
+        assert (await store.list("b", Filter())).items == ()
+        assert (await store.list("b", Filter(), cursor=an_id())).items == ()
+        assert (await store.waiting("b")).items == ()
+        assert await store.tallies("b") == ()
+        assert await store.error_groups("b") == ()
+        assert await store.roll_ups("b", since_ms=DAY_MS) == ()
+        assert await store.oldest_retry_at("b") is None
+        assert len((await store.list("a", Filter())).items) == 3
+
+
+async def _many(harness: Harness, number: int) -> list[Notification]:
+    """So many notifications, oldest first, none of them due."""
+    store = harness.store
+    at = await store.now_ms() + DAY_MS
+    answer = await accept(store, *(a_notification(send_at=at) for _ in range(number)))
+    return [await see(store, id) for id in answer.ids]
+
+
+def _sum_up(roll_ups: Sequence[RollUp]) -> dict[str, dict[str, int]]:
+    """By provider, over all hours: a test may run across the full hour."""
+    sums: dict[str, dict[str, int]] = {}
+    for hour in roll_ups:
+        total = sums.setdefault(hour.provider, {})
+        for name in ("accepted", "sent", "delivered", "failed", "retried", "attempts"):
+            total[name] = total.get(name, 0) + getattr(hour, name)
+    return sums

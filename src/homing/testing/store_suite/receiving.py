@@ -1,0 +1,355 @@
+"""Receipts: any order, any repeats, early or late, and the same status in the end."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from homing.core.model import Mode, Reason, ReceiptEvent, RegistryPut, Status
+from homing.core.ports import Backend
+from homing.testing.builders import (
+    DAY_MS,
+    HOUR_MS,
+    a_notification,
+    a_receipt,
+    a_settlement,
+    a_submission,
+    an_attempt,
+    an_id,
+    dead,
+    in_doubt,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import Harness
+from homing.testing.store_suite.steps import (
+    claim_all,
+    claim_one,
+    close_to,
+    counts,
+    doubt,
+    see,
+    send,
+    status_of,
+    take,
+)
+
+E = ReceiptEvent
+UNSUBSCRIBED = RegistryPut(tenant="default", kind="preference", key="u-1", value={"email": False})
+
+
+class ReceivingTests:
+    """`receipt`, and what `settle` does with receipts that came early."""
+
+    async def test_a_delivery_receipt_delivers(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        receipt = a_receipt("m-1")
+        result = await store.receipt([receipt])
+        assert (result.applied, result.unchanged, result.orphaned) == ((receipt.event_id,), (), ())
+        history = await store.get("default", id)
+        assert history is not None
+        assert history.notification.status is Status.DELIVERED
+        assert close_to(history.notification.delivered_at, await store.now_ms())
+        [cause] = history.causes
+        assert (cause.kind, cause.name, cause.who) == ("receipt", "delivered", "sendgrid")
+        assert (cause.status_before, cause.status_after) == (Status.SENT, Status.DELIVERED)
+        assert await counts(store) == {Status.DELIVERED: 1}
+
+    async def test_a_repeated_event_changes_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        for event in (E.OPEN, E.DELIVERED):
+            receipt = a_receipt("m-1", event)
+            await store.receipt([receipt])
+            before = await store.get("default", id)
+            result = await store.receipt([receipt, receipt])
+            assert result.unchanged == (receipt.event_id, receipt.event_id)
+            assert not result.applied
+            assert await store.get("default", id) == before
+
+    async def test_a_repeat_within_one_batch_changes_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        receipt = a_receipt("m-1", E.CLICK)
+        result = await store.receipt([receipt, receipt])
+        assert (result.applied, result.unchanged) == ((receipt.event_id,), (receipt.event_id,))
+        assert (await see(store, id)).engagement == {"click": 1}
+
+    async def test_an_event_id_belongs_to_its_provider(self, harness: Harness) -> None:
+        store = harness.store
+        one = await send(store, "m-1")
+        other = await send(store, "m-1", a_notification(provider="acs"))
+        await store.receipt([a_receipt("m-1", event_id="e")])
+        result = await store.receipt([a_receipt("m-1", event_id="e", provider="acs")])
+        assert result.applied == ("e",)
+        assert await status_of(store, one) is await status_of(store, other) is Status.DELIVERED
+
+    async def test_a_lower_rank_never_undoes_a_higher_one(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.DELIVERED)])
+        late = [a_receipt("m-1", event) for event in (E.QUEUED, E.SENT, E.FAILED)]
+        result = await store.receipt(late)
+        assert result.unchanged == tuple(receipt.event_id for receipt in late)
+        assert await status_of(store, id) is Status.DELIVERED
+
+    async def test_a_failure_goes_to_the_next_provider_at_once(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        receipt = a_receipt("m-1", E.FAILED, error="bounced", error_code="5.1.1")
+        await store.receipt([receipt])
+        found = await see(store, id)
+        assert (found.status, found.provider, found.sent_at) == (Status.RETRYING, "acs", None)
+        assert (found.last_error, found.error_code) == ("bounced", "5.1.1")
+        claim = await claim_one(store)
+        assert (claim.provider, claim.outlet) == ("acs", "acs")
+        assert (claim.attempt, claim.attempt_floor, claim.failures_here) == (2, 2, 0)
+        await store.settle([sent(claim, "m-2")])
+        await store.receipt([a_receipt("m-2", E.FAILED, provider="acs")])
+        assert (await claim_one(store)).provider == "sendgrid"
+
+    async def test_a_failure_with_one_provider_goes_there_again(self, harness: Harness) -> None:
+        store = harness.store
+        await send(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.FAILED, route=(("sendgrid", "sendgrid"),))])
+        assert (await claim_one(store)).provider == "sendgrid"
+
+    async def test_a_failure_that_is_the_recipients_fault_is_final(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.FAILED, recipient_at_fault=True)])
+        found = await see(store, id)
+        assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
+        assert await claim_all(store) == ()
+
+    async def test_a_fault_of_the_recipient_fails_over_where_the_policy_says_so(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        await send(store, "m-1")
+        receipt = a_receipt("m-1", E.FAILED, recipient_at_fault=True, always_failover=True)
+        await store.receipt([receipt])
+        assert (await claim_one(store)).provider == "acs"
+
+    async def test_a_failed_synchronous_send_is_not_sent_later(self, harness: Harness) -> None:
+        store = harness.store
+        new = a_notification(mode=Mode.SYNCHRONOUS)
+        [answer] = await store.accept([a_submission(new, lease_to="caller", lease_ms=HOUR_MS)])
+        await store.settle([sent(answer.claims[0], "m-1")])
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        assert await status_of(store, new.id) is Status.FAILED
+
+    async def test_a_spam_report_is_never_retried(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        put = RegistryPut(tenant="default", kind="suppression", key="ada", value={"why": "spam"})
+        await store.receipt([a_receipt("m-1", E.DELIVERED), a_receipt("m-1", E.SPAM_REPORT, puts=(put,))])
+        found = await see(store, id)
+        assert (found.status, found.reason) == (Status.FAILED, Reason.SPAM_REPORT)
+        entry = (await store.get_many("default", "suppression", ["ada"]))["ada"]
+        assert (entry.value, entry.updated_by) == ({"why": "spam"}, "homing")
+
+    async def test_an_unsubscribe_writes_preferences_and_leaves_the_status(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        receipt = a_receipt("m-1", E.UNSUBSCRIBE, puts=(UNSUBSCRIBED,))
+        assert (await store.receipt([receipt])).applied == (receipt.event_id,)
+        assert await status_of(store, id) is Status.SENT
+        entry = (await store.get_many("default", "preference", ["u-1"]))["u-1"]
+        assert (entry.value, entry.version) == ({"email": False}, 1)
+
+    async def test_a_repeated_receipt_writes_no_reference_data_again(self, harness: Harness) -> None:
+        store = harness.store
+        await send(store, "m-1")
+        receipt = a_receipt("m-1", E.UNSUBSCRIBE, puts=(UNSUBSCRIBED,))
+        await store.receipt([receipt])
+        await store.receipt([receipt])
+        assert (await store.get_many("default", "preference", ["u-1"]))["u-1"].version == 1
+
+    async def test_opens_and_clicks_are_counted(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        events = (E.OPEN, E.CLICK, E.OPEN, E.DELIVERED, E.OPEN)
+        await store.receipt([a_receipt("m-1", event) for event in events])
+        found = await see(store, id)
+        assert found.engagement == {"open": 3, "click": 1}
+        assert found.status is Status.DELIVERED
+        assert isinstance(found.engagement, dict)
+        found.engagement["open"] = 99
+        assert (await see(store, id)).engagement["open"] == 3
+
+    async def test_an_early_receipt_is_kept_and_applied_by_the_settle(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        receipt = a_receipt("m-1", E.DELIVERED)
+        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        assert await status_of(store, claim.id) is Status.SENDING
+        assert (await store.settle([sent(claim, "m-1")])).applied == (claim.id,)
+        assert await status_of(store, claim.id) is Status.DELIVERED
+        assert await counts(store) == {Status.DELIVERED: 1}
+        history = await store.get("default", claim.id)
+        assert history is not None
+        assert [cause.name for cause in history.causes] == ["delivered"]
+
+    async def test_an_early_failure_reopens_right_after_the_settle(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        await store.settle([sent(claim, "m-1")])
+        assert await status_of(store, claim.id) is Status.RETRYING
+        assert (await claim_one(store)).provider == "acs"
+
+    async def test_reference_data_of_an_early_receipt_is_written_with_the_settle(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.receipt([a_receipt("m-1", E.UNSUBSCRIBE, puts=(UNSUBSCRIBED,))])
+        assert await store.get_many("default", "preference", ["u-1"]) == {}
+        await store.settle([sent(claim, "m-1")])
+        assert "u-1" in await store.get_many("default", "preference", ["u-1"])
+
+    async def test_a_repeated_early_receipt_is_applied_once(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        receipt = a_receipt("m-1", E.OPEN)
+        await store.receipt([receipt])
+        assert (await store.receipt([receipt])).unchanged == (receipt.event_id,)
+        await store.settle([sent(claim, "m-1")])
+        assert (await store.receipt([receipt])).unchanged == (receipt.event_id,)
+        assert (await see(store, claim.id)).engagement == {"open": 1}
+
+    async def test_a_receipt_about_an_earlier_attempt_waits_while_the_next_is_under_way(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([retry_in(claim, 0, message_id="m-1")])
+        second = await claim_one(store)
+        receipt = a_receipt("m-1", E.DELIVERED)
+        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        assert await status_of(store, claim.id) is Status.SENDING
+        await store.settle([dead(second)])
+        assert await status_of(store, claim.id) is Status.DELIVERED
+
+    async def test_what_arrived_after_all_is_not_sent_again(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([retry_in(claim, 0, message_id="m-1")])
+        await store.receipt([a_receipt("m-1", E.DELIVERED)])
+        assert await status_of(store, claim.id) is Status.DELIVERED
+        assert await claim_all(store) == ()
+        await harness.advance(2 * DAY_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+
+    async def test_a_failure_of_an_older_message_reopens_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([retry_in(claim, 0, message_id="m-1")])
+        await store.settle([sent(await claim_one(store), "m-2")])
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        assert await status_of(store, claim.id) is Status.SENT
+        assert await claim_all(store) == ()
+
+    async def test_a_message_of_an_unknown_provider_is_kept_apart(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        receipt = a_receipt("m-1", E.DELIVERED, provider="acs")
+        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        assert await status_of(store, id) is Status.SENT
+
+    async def test_one_unknown_message_never_fails_its_batch(self, harness: Harness) -> None:
+        store = harness.store
+        one, two = await send(store, "m-1"), await send(store, "m-2")
+        batch = [a_receipt("m-1"), a_receipt("who?"), a_receipt("m-2")]
+        result = await store.receipt(batch)
+        assert result.applied == (batch[0].event_id, batch[2].event_id)
+        assert result.orphaned == (batch[1].event_id,)
+        assert await status_of(store, one) is await status_of(store, two) is Status.DELIVERED
+
+    @pytest.mark.parametrize(
+        ("event", "status"),
+        [(E.QUEUED, Status.IN_DOUBT), (E.SENT, Status.SENT), (E.DELIVERED, Status.DELIVERED)],
+    )
+    async def test_a_receipt_resolves_doubt(
+        self, harness: Harness, event: ReceiptEvent, status: Status
+    ) -> None:
+        store = harness.store
+        id = await doubt(store, "m-1")
+        await store.receipt([a_receipt("m-1", event)])
+        assert await status_of(store, id) is status
+
+    async def test_a_failure_reopens_what_was_in_doubt(self, harness: Harness) -> None:
+        store = harness.store
+        id = await doubt(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        assert (await claim_one(store)).id == id
+
+    async def test_the_rank_is_kept_for_each_message_of_its_own(self, harness: Harness) -> None:
+        store = harness.store
+        first = await take(store)
+        await store.settle([sent(first, "m-1")])
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        await store.settle([sent(await claim_one(store), "m-2")])
+        await store.receipt([a_receipt("m-2", E.SENT, provider="acs")])
+        assert await status_of(store, first.id) is Status.SENT
+        await store.receipt([a_receipt("m-2", E.FAILED, provider="acs")])
+        assert await status_of(store, first.id) is Status.RETRYING
+
+    @pytest.mark.parametrize("seed", range(25))
+    @pytest.mark.parametrize("start", [Status.SENT, Status.IN_DOUBT, Status.FAILED])
+    async def test_any_order_and_any_repeats_end_in_the_same_status(
+        self, harness: Harness, start: Status, seed: int
+    ) -> None:
+        """The same events about one message: shuffled, repeated, some of them before the settle."""
+        store, chance = harness.store, random.Random(seed)
+        events = chance.choices([*E, E.DELIVERED, E.FAILED], k=chance.randint(1, 5))
+        at_fault = chance.random() < 0.5
+        endings = set()
+        for way in range(4):
+            endings.add(await _hear(store, start, events, at_fault, random.Random(100 * seed + way), way))
+        assert len(endings) == 1, f"{events} ended as {endings}"
+
+
+async def _hear(
+    store: Backend,
+    start: Status,
+    events: list[ReceiptEvent],
+    at_fault: bool,
+    chance: random.Random,
+    way: int,
+) -> tuple[Status, int, tuple[tuple[str, int], ...]]:
+    """Where a notification ends that hears of these events in one of many ways."""
+    message_id = an_id()
+    heard = [
+        a_receipt(message_id, event, event_id=f"{message_id}-{number}", recipient_at_fault=at_fault)
+        for number, event in enumerate(events)
+    ]
+    if way:
+        heard += chance.choices(heard, k=chance.randint(0, 4))
+        chance.shuffle(heard)
+    early = chance.randint(0, len(heard)) if way > 1 else 0
+    claim = await take(store)
+    await store.receipt(heard[:early])
+    match start:
+        case Status.SENT:
+            settlement = sent(claim, message_id)
+        case Status.IN_DOUBT:
+            settlement = in_doubt(claim, message_id)
+        case _:
+            record = an_attempt(claim, message_id=message_id)
+            settlement = a_settlement(claim, start, attempt=record, reason=Reason.BAD_CONTENT)
+    await store.settle([settlement])
+    for receipt in heard[early:]:
+        await store.receipt([receipt])
+    found = await see(store, claim.id)
+    await _leave_nothing_due(store, claim.id)
+    return found.status, found.attempt_count, tuple(sorted(found.engagement.items()))
+
+
+async def _leave_nothing_due(store: Backend, id: str) -> None:
+    for claim in await claim_all(store):
+        assert claim.id == id
+        await store.settle([dead(claim)])

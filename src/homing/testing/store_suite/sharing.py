@@ -1,0 +1,131 @@
+"""The Shared port: what all workers must agree on."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from homing.core.breaker import Breaker, Phase
+from homing.core.limits import RateLimit
+from homing.testing.builders import DAY_MS, HOUR_MS, MINUTE_MS
+from homing.testing.store_suite.harness import Harness
+
+SLOW = RateLimit(per_second=1 / 600, burst=5)
+"""One every ten minutes: what a test itself takes adds nothing."""
+
+
+class SharingTests:
+    """`breakers`, `put_breaker`, `take` and `lead`."""
+
+    async def test_no_breaker_is_known_at_first(self, harness: Harness) -> None:
+        assert await harness.store.breakers() == {}
+
+    async def test_a_breaker_reads_back_with_the_next_version(self, harness: Harness) -> None:
+        store, other = harness.store, await harness.second()
+        breaker = Breaker(
+            phase=Phase.OPEN,
+            failures=5,
+            open_until=1_750_000_060_000,
+            trial_by="w-1",
+            trial_until=1_750_000_070_000,
+            ramp_from=3,
+            forced=Phase.CLOSED,
+            forced_by="ada",
+            changed_at=1_750_000_000_000,
+        )
+        assert await store.put_breaker("twilio", breaker)
+        assert await other.breakers() == {"twilio": replace(breaker, version=1)}
+
+    async def test_a_breaker_is_written_only_over_the_version_that_was_read(self, harness: Harness) -> None:
+        store = harness.store
+        assert not await store.put_breaker("twilio", Breaker(version=1))
+        assert await store.put_breaker("twilio", Breaker())
+        assert not await store.put_breaker("twilio", Breaker(phase=Phase.OPEN))
+        assert await store.put_breaker("twilio", Breaker(phase=Phase.OPEN, version=1))
+        assert await store.put_breaker("sns", Breaker(failures=2))
+        assert await store.breakers() == {
+            "twilio": Breaker(phase=Phase.OPEN, version=2),
+            "sns": Breaker(failures=2, version=1),
+        }
+
+    async def test_one_of_many_workers_wins_the_trial(self, harness: Harness) -> None:
+        stores = (harness.store, await harness.second())
+        await harness.store.put_breaker("twilio", Breaker(phase=Phase.OPEN))
+        won = await asyncio.gather(
+            *(
+                stores[n % 2].put_breaker(
+                    "twilio", Breaker(phase=Phase.HALF_OPEN, trial_by=f"w-{n}", version=1)
+                )
+                for n in range(8)
+            )
+        )
+        assert sum(won) == 1
+        assert (await harness.store.breakers())["twilio"].trial_by == f"w-{won.index(True)}"
+
+    async def test_a_bucket_gives_no_more_than_its_burst(self, harness: Harness) -> None:
+        store = harness.store
+        first = await store.take("sms", SLOW, 3)
+        assert (first.granted, first.wait_ms) == (3, 0)
+        second = await store.take("sms", SLOW, 3)
+        assert second.granted == 2
+        assert 9 * MINUTE_MS < second.wait_ms <= 10 * MINUTE_MS
+        empty = await store.take("sms", SLOW, 1)
+        assert empty.granted == 0
+        assert 9 * MINUTE_MS < empty.wait_ms <= 10 * MINUTE_MS
+
+    async def test_a_bucket_fills_up_with_time_to_its_burst(self, harness: Harness) -> None:
+        store = harness.store
+        assert (await store.take("sms", SLOW, 5)).granted == 5
+        await harness.advance(21 * MINUTE_MS)
+        assert (await store.take("sms", SLOW, 5)).granted == 2
+        await harness.advance(DAY_MS)
+        assert (await store.take("sms", SLOW, 50)).granted == 5
+
+    async def test_waiting_as_told_is_enough(self, harness: Harness) -> None:
+        store = harness.store
+        await store.take("sms", SLOW, 5)
+        wait_ms = (await store.take("sms", SLOW, 1)).wait_ms
+        await harness.advance(wait_ms)
+        assert (await store.take("sms", SLOW, 1)).granted == 1
+
+    async def test_buckets_do_not_touch_each_other(self, harness: Harness) -> None:
+        store = harness.store
+        await store.take("sms", SLOW, 5)
+        assert (await store.take("email", SLOW, 5)).granted == 5
+
+    async def test_asking_for_nothing_takes_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        assert (await store.take("sms", SLOW, 0)).granted == 0
+        assert (await store.take("sms", SLOW, 5)).granted == 5
+
+    async def test_many_workers_together_get_no_more_than_there_is(self, harness: Harness) -> None:
+        stores = (harness.store, await harness.second())
+        taken = await asyncio.gather(*(stores[n % 2].take("sms", SLOW, 2) for n in range(6)))
+        assert sum(each.granted for each in taken) == 5
+
+    async def test_one_worker_leads_at_a_time(self, harness: Harness) -> None:
+        store, other = harness.store, await harness.second()
+        assert await store.lead("prune", "w-1", HOUR_MS)
+        assert not await other.lead("prune", "w-2", HOUR_MS)
+        assert await other.lead("relay", "w-2", HOUR_MS)
+
+    async def test_a_leader_renews_its_lead(self, harness: Harness) -> None:
+        store = harness.store
+        assert await store.lead("prune", "w-1", HOUR_MS)
+        await harness.advance(50 * MINUTE_MS)
+        assert await store.lead("prune", "w-1", HOUR_MS)
+        await harness.advance(50 * MINUTE_MS)
+        assert not await store.lead("prune", "w-2", HOUR_MS)
+
+    async def test_a_lead_ends_by_itself(self, harness: Harness) -> None:
+        store = harness.store
+        assert await store.lead("prune", "w-1", HOUR_MS)
+        await harness.advance(HOUR_MS + MINUTE_MS)
+        assert await store.lead("prune", "w-2", HOUR_MS)
+        assert not await store.lead("prune", "w-1", HOUR_MS)
+
+    async def test_of_many_that_want_to_lead_one_does(self, harness: Harness) -> None:
+        stores = (harness.store, await harness.second())
+        leads = await asyncio.gather(*(stores[n % 2].lead("prune", f"w-{n}", HOUR_MS) for n in range(8)))
+        assert sum(leads) == 1

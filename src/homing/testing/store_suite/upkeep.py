@@ -1,0 +1,266 @@
+"""Upkeep: the schema, the clock, and what is forgotten when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from homing.core.model import Command, CommandName, Mode, ReceiptEvent, Retention, Status
+from homing.core.ports import Backend
+from homing.testing.builders import (
+    DAY_MS,
+    HOUR_MS,
+    a_notification,
+    a_receipt,
+    a_settlement,
+    a_submission,
+    an_attempt,
+    dead,
+    everything,
+    in_doubt,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import Harness
+from homing.testing.store_suite.steps import (
+    accept,
+    accept_one,
+    cells,
+    claim_all,
+    close_to,
+    counts,
+    everyone,
+    see,
+    send,
+    status_of,
+    take,
+)
+
+RETENTION = Retention(delivered_ms=DAY_MS, sent_ms=7 * DAY_MS, others_ms=30 * DAY_MS, keys_ms=7 * DAY_MS)
+
+
+class UpkeepTests:
+    """`migrate`, `now_ms`, `prune` and `size`."""
+
+    async def test_migrating_again_does_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        id = await accept_one(store)
+        assert await store.migrate() == ()
+        assert await status_of(store, id) is Status.PENDING
+
+    async def test_the_clock_goes_on(self, harness: Harness) -> None:
+        store, other = harness.store, await harness.second()
+        before = await store.now_ms()
+        await harness.advance(HOUR_MS)
+        assert close_to(await store.now_ms(), before + HOUR_MS)
+        assert close_to(await other.now_ms(), before + HOUR_MS)
+
+    @pytest.mark.parametrize(
+        ("status", "days"),
+        [
+            (Status.DELIVERED, 1),
+            (Status.SENT, 7),
+            (Status.FAILED, 30),
+            (Status.CANCELLED, 30),
+            (Status.EXPIRED, 30),
+            (Status.SKIPPED, 30),
+        ],
+    )
+    async def test_what_has_ended_is_forgotten_at_its_age(
+        self, harness: Harness, status: Status, days: int
+    ) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([a_settlement(claim, status, attempt=an_attempt(claim, message_id="m-1"))])
+        await harness.advance(days * DAY_MS - HOUR_MS)
+        assert (await store.prune(RETENTION, 10))["notifications"] == 0
+        assert await status_of(store, claim.id) is status
+        await harness.advance(2 * HOUR_MS)
+        assert (await store.prune(RETENTION, 10))["notifications"] == 1
+        assert await store.get("default", claim.id) is None
+        assert await everyone(store) == []
+
+    async def test_age_counts_from_the_last_change(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        await harness.advance(6 * DAY_MS)
+        await store.receipt([a_receipt("m-1", ReceiptEvent.OPEN)])
+        await harness.advance(2 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["notifications"] == 0
+        await store.receipt([a_receipt("m-1", ReceiptEvent.DELIVERED)])
+        await harness.advance(DAY_MS - HOUR_MS)
+        assert (await store.prune(RETENTION, 10))["notifications"] == 0
+        await harness.advance(2 * HOUR_MS)
+        assert (await store.prune(RETENTION, 10))["notifications"] == 1
+        assert await store.get("default", id) is None
+
+    async def test_what_lives_or_is_in_doubt_is_never_forgotten(self, harness: Harness) -> None:
+        store = harness.store
+        now = await store.now_ms()
+        claims = [await take(store) for _ in range(3)]
+        await store.settle([in_doubt(claims[0]), retry_in(claims[1], DAY_MS)])
+        await accept(store, a_notification(send_at=now + 900 * DAY_MS, max_age_ms=900 * DAY_MS))
+        await accept(store, a_notification(mode=Mode.SYNCHRONOUS))
+        await harness.advance(400 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["notifications"] == 0
+        assert await counts(store) == {
+            Status.PENDING: 2,
+            Status.SENDING: 1,
+            Status.RETRYING: 1,
+            Status.IN_DOUBT: 1,
+        }
+
+    async def test_forgetting_goes_in_bounded_steps(self, harness: Harness) -> None:
+        store = harness.store
+        claims = [await take(store) for _ in range(5)]
+        await store.settle([sent(claim) for claim in claims])
+        await harness.advance(8 * DAY_MS)
+        steps = [(await store.prune(RETENTION, 2))["notifications"] for _ in range(4)]
+        assert steps == [2, 2, 1, 0]
+        assert await everyone(store) == []
+
+    async def test_a_purge_moves_counts_and_loses_none(self, harness: Harness) -> None:
+        store = harness.store
+        claims = [await take(store, tenant="a") for _ in range(4)]
+        await store.settle([retry_in(claims[0], 0), sent(claims[1]), sent(claims[2]), dead(claims[3])])
+        [again] = await claim_all(store)
+        await store.settle([sent(again)])
+        await accept_one(store, tenant="b")
+        hours = await store.roll_ups(None, since_ms=100 * DAY_MS)
+        await harness.advance(8 * DAY_MS)
+        await store.prune(RETENTION, 2)
+        purged = sum(tally.purged for tally in await store.tallies("a"))
+        assert purged == 2
+        assert sum(tally.count + tally.purged for tally in await store.tallies("a")) == 4
+        await store.prune(RETENTION, 2)
+        assert cells(await store.tallies("a")) == {
+            (Status.SENT, 1): (0, 2),
+            (Status.SENT, 2): (0, 1),
+            (Status.FAILED, 1): (1, 0),
+        }
+        assert cells(await store.tallies("b")) == {(Status.PENDING, 0): (1, 0)}
+        assert cells(await store.tallies(None))[Status.SENT, 1] == (0, 2)
+        assert await store.roll_ups(None, since_ms=100 * DAY_MS) == hours
+
+    async def test_what_is_forgotten_is_missing_everywhere(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store, tenant="a")
+        await store.settle([sent(claim, "m-1")])
+        await harness.advance(8 * DAY_MS)
+        await store.prune(RETENTION, 10)
+        assert (await store.settle([sent(claim)])).missing == (claim.id,)
+        cancel = Command(name=CommandName.CANCEL, who="ada")
+        assert (await store.amend("a", [claim.id], cancel)).missing == (claim.id,)
+        receipt = a_receipt("m-1")
+        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        assert (await store.waiting("a")).items == ()
+        assert await store.tenants() == ("a",)
+
+    async def test_request_keys_are_forgotten_at_their_own_age(self, harness: Harness) -> None:
+        store = harness.store
+        [first] = await store.accept([a_submission(key="k")])
+        await harness.advance(7 * DAY_MS - HOUR_MS)
+        assert (await store.prune(RETENTION, 10))["keys"] == 0
+        [again] = await store.accept([a_submission(key="k")])
+        assert again.ids == first.ids
+        await harness.advance(2 * HOUR_MS)
+        assert (await store.prune(RETENTION, 10))["keys"] == 1
+        [anew] = await store.accept([a_submission(key="k", fingerprint="other")])
+        assert not anew.conflict
+        assert anew.ids != first.ids
+        assert await status_of(store, first.ids[0]) is Status.PENDING
+
+    async def test_a_key_outlives_its_notification(self, harness: Harness) -> None:
+        store = harness.store
+        [first] = await store.accept([a_submission(key="k")])
+        [claim] = await claim_all(store)
+        await store.settle([a_settlement(claim, Status.DELIVERED, attempt=an_attempt(claim))])
+        await harness.advance(2 * DAY_MS)
+        await store.prune(RETENTION, 10)
+        assert await store.get("default", claim.id) is None
+        [again] = await store.accept([a_submission(key="k")])
+        assert again.ids == first.ids
+        assert await everyone(store) == []
+
+    async def test_dedup_keys_are_forgotten_at_the_age_of_keys(self, harness: Harness) -> None:
+        store = harness.store
+        new = a_notification(dedup_key="d", dedup_window_ms=30 * DAY_MS)
+        id = await accept_one(store, new)
+        await harness.advance(6 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["keys"] == 0
+        assert await accept_one(store, replace(new, id=a_notification().id)) == id
+        await harness.advance(2 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["keys"] == 1
+        assert await accept_one(store, replace(new, id=a_notification().id)) != id
+
+    async def test_a_dedup_key_that_was_renewed_stays(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store, a_notification(dedup_key="d", dedup_window_ms=HOUR_MS))
+        await harness.advance(5 * DAY_MS)
+        renewed = a_notification(dedup_key="d", dedup_window_ms=20 * DAY_MS)
+        # The first window is long over for one that asks for an hour, so it is accepted anew.
+        id = await accept_one(store, replace(renewed, dedup_window_ms=HOUR_MS))
+        await harness.advance(3 * DAY_MS)
+        await store.prune(RETENTION, 10)
+        assert await accept_one(store, replace(renewed, id=a_notification().id)) == id
+
+    async def test_keys_are_forgotten_in_bounded_steps(self, harness: Harness) -> None:
+        store = harness.store
+        await store.accept([a_submission(key=f"k-{number}") for number in range(5)])
+        await harness.advance(8 * DAY_MS)
+        steps = [(await store.prune(RETENTION, 2))["keys"] for _ in range(4)]
+        assert steps == [2, 2, 1, 0]
+
+    async def test_receipts_are_forgotten_at_the_age_of_keys(self, harness: Harness) -> None:
+        store = harness.store
+        await accept_one(store, a_notification(max_age_ms=900 * DAY_MS))
+        early = a_receipt("m-1")
+        await store.receipt([early])
+        await harness.advance(6 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["receipts"] == 0
+        await harness.advance(2 * DAY_MS)
+        assert (await store.prune(RETENTION, 10))["receipts"] >= 1
+        [claim] = (await store.claim(everything())).claims
+        await store.settle([sent(claim, "m-1")])
+        assert await status_of(store, claim.id) is Status.SENT
+        assert (await store.receipt([early])).applied == (early.event_id,)
+        assert await status_of(store, claim.id) is Status.DELIVERED
+
+    async def test_a_receipt_that_is_not_old_is_kept(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.receipt([a_receipt("gone")])
+        await harness.advance(6 * DAY_MS)
+        await store.receipt([a_receipt("m-1")])
+        await harness.advance(2 * DAY_MS)
+        await store.prune(RETENTION, 10)
+        [claim] = (await store.reclaim("w", 1, HOUR_MS)).claims
+        await store.settle([sent(claim, "m-1")])
+        assert await status_of(store, claim.id) is Status.DELIVERED
+
+    async def test_the_size_says_how_much_there_is(self, harness: Harness) -> None:
+        store = harness.store
+        empty = await store.size()
+        await accept(store, *(a_notification() for _ in range(20)))
+        full = await store.size()
+        assert _all_numbers(empty)
+        assert _all_numbers(full)
+        assert (empty["notifications"], full["notifications"]) == (0, 20)
+
+    async def test_two_instances_read_the_same(self, harness: Harness) -> None:
+        store, other = harness.store, await harness.second()
+        id = await send(store, "m-1")
+        await _compare(store, other, id)
+        await other.receipt([a_receipt("m-1")])
+        await _compare(store, other, id)
+
+
+async def _compare(one: Backend, other: Backend, id: str) -> None:
+    assert await see(one, id) == await see(other, id)
+    assert await one.tallies(None) == await other.tallies(None)
+
+
+def _all_numbers(size: Mapping[str, int]) -> bool:
+    return all(number >= 0 for number in size.values())
