@@ -30,12 +30,12 @@ def address(text: str) -> str:
     return f"{text[:4]}{DOTS}" if len(text) > 8 else DOTS
 
 
-def text(said: str | None, known: Iterable[str | None] = ()) -> str | None:
+def text(said: str | None, known: Iterable[str] = ()) -> str | None:
     """A provider's words without the addresses in them: those that are known, and what looks like one."""
     if said is None:
         return None
     for one in known:
-        if one and len(one) > 2:
+        if len(one) > 2:
             said = said.replace(one, address(one))
     said = _EMAIL.sub(lambda found: address(found[0]), said)
     return _PHONE.sub(lambda found: address(re.sub(r"[^\d+]", "", found[0])), said)
@@ -58,12 +58,16 @@ class Privacy:
         """An error's text."""
         if said is None or self.show:
             return said or ""
-        known = () if to is None else (to.email, to.phone, to.device_token, to.url)
-        return text(said, known) or ""
+        return text(said, _known(to)) or ""
 
-    def wire(self, value: Any) -> Any:
-        """JSON data with every recipient in it masked."""
-        return value if self.show else _masked(value, ())
+    def wire(self, value: Any, to: Recipient | None = None) -> Any:
+        """JSON data with every recipient in it masked, also where an error repeats an address of `to`."""
+        return value if self.show else _masked(value, _known(to))
+
+
+def _known(to: Recipient | None) -> tuple[str, ...]:
+    addresses = () if to is None else (to.email, to.phone, to.device_token, to.url)
+    return tuple(one for one in addresses if one)
 
 
 def _masked(value: Any, known: tuple[str, ...]) -> Any:

@@ -15,6 +15,7 @@ _RATE_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 def duration_ms(text: str, flag: str) -> int:
     """Milliseconds from `10m`, `1h30m`, `500ms`; a bare number is seconds."""
     from homing.config import duration_ms as parse
+    from homing.core.errors import ConfigError
 
     stripped = text.strip()
     if stripped.startswith("-"):
@@ -23,8 +24,9 @@ def duration_ms(text: str, flag: str) -> int:
         return int(float(stripped) * 1000)
     try:
         return parse(stripped, flag)
-    except ValueError as error:
-        raise Refused(f"{flag}: is {text!r}; {error}") from None
+    except ConfigError:
+        allowed = "give a duration like 500ms, 30s, 5m, 1h30m, 7d (a bare number is seconds)"
+        raise Refused(f"{flag}: is {text!r}; {allowed}") from None
 
 
 def delay(text: str | None, flag: str) -> timedelta | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from homing.core.policy import Backoff, Jitter, RetryPolicy
 
 LONGEST_DELAY_MS = 7 * 24 * 3_600_000
@@ -20,6 +22,8 @@ def base_delay_ms(policy: RetryPolicy, attempt: int) -> int:
 
 def bounds_ms(policy: RetryPolicy, attempt: int, last_delay_ms: int = 0) -> tuple[int, int]:
     """The closed interval that `delay_ms` falls into. Its lower end is the backoff floor."""
+    if attempt < 1:
+        return 0, 0
     delay = base_delay_ms(policy, attempt)
     match policy.jitter:
         case Jitter.NONE:
@@ -48,6 +52,8 @@ def _grow(policy: RetryPolicy, attempt: int, cap: int) -> int:
     base = policy.base_ms
     match policy.backoff:
         case Backoff.EXPONENTIAL:
+            if not base:
+                return 0
             try:
                 grown = base * policy.factor ** (attempt - 1)
             except OverflowError:
@@ -61,4 +67,5 @@ def _grow(policy: RetryPolicy, attempt: int, cap: int) -> int:
             return policy.steps_ms[min(attempt, len(policy.steps_ms)) - 1]
         case Backoff.CALLABLE:
             assert policy.call is not None, "a callable backoff has its callable (checked on construction)"
-            return int(policy.call(attempt))
+            asked = policy.call(attempt)
+            return int(asked) if isfinite(asked) else cap

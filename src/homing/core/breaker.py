@@ -158,6 +158,6 @@ def force(breaker: Breaker, phase: Phase | None, who: str, now: int) -> Breaker:
 def ramp_per_second(breaker: Breaker, policy: BreakerPolicy, now: int) -> float | None:
     """Starts per second that a recovering provider gets; None: no limit."""
     since = now - breaker.ramp_from
-    if not breaker.ramp_from or since >= policy.ramp_ms:
+    if not breaker.ramp_from or not policy.ramp_ms or since >= policy.ramp_ms:
         return None
     return policy.ramp_per_second * float(2 ** (8 * max(0, since) / policy.ramp_ms))

@@ -149,6 +149,7 @@ def _try_again(
             return _end(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
         move, wait_ms = True, 0
 
+    # If nobody else is there, it may come back to where it failed: not before its time.
     stop = other if move and other is not None else Stop(claim.provider)
     return Settlement(
         id=claim.id,
@@ -160,7 +161,7 @@ def _try_again(
         outlet=stop.outlet(claim.address) if move else claim.outlet,
         failures_here=0 if move else failures,
         last_delay_ms=backoff_ms,
-        hold_ms=retry_after_ms if move else 0,
+        hold_ms=max(retry_after_ms, backoff_ms) if move else 0,
         max_age_ms=policy.max_age_ms,
     )
 

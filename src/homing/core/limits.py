@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from msgspec import Struct
 
 from homing.core.errors import ConfigError
+
+_EPSILON = 1e-9
+"""Tokens are sums of fractions: this much may be missing of a whole one."""
 
 
 class RateLimit(Struct, frozen=True):
@@ -14,7 +19,7 @@ class RateLimit(Struct, frozen=True):
     burst: int = 1
 
     def __post_init__(self) -> None:
-        if self.per_second <= 0:
+        if not 0 < self.per_second < float("inf"):
             raise ConfigError("per_second", f"is {self.per_second}; a rate must be above 0")
         if self.burst < 1:
             raise ConfigError("burst", f"is {self.burst}; it must be at least 1")
@@ -42,8 +47,10 @@ def refill(bucket: Bucket, limit: RateLimit, now: int) -> Bucket:
 def take(bucket: Bucket, limit: RateLimit, now: int, want: int) -> tuple[Bucket, int, int]:
     """(bucket after, how many were granted, milliseconds until one more is there)."""
     filled = refill(bucket, limit, now)
-    granted = max(0, min(want, int(filled.tokens + 1e-9)))
+    granted = max(0, min(want, int(filled.tokens + 2 * _EPSILON)))
     left = Bucket(filled.tokens - granted, filled.at)
-    missing = 1 - left.tokens
-    wait_ms = 0 if missing <= 1e-9 else max(1, -int(-missing * 1000 // limit.per_second))
-    return left, granted, wait_ms
+    missing = 1 - left.tokens - _EPSILON
+    if missing <= 0:
+        return left, granted, 0
+    # A clock that went back has to come up to the bucket's time first.
+    return left, granted, filled.at - now + max(1, ceil(missing * 1000 / limit.per_second))

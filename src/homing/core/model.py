@@ -349,7 +349,7 @@ class Settlement(Struct, frozen=True, kw_only=True):
     failures_here: int = 0
     last_delay_ms: int = 0
     hold_ms: int = 0
-    """The attempt's provider is not to be tried again for this long (Retry-After, failed over)."""
+    """Failed over: the attempt's provider is not to be tried again for this long (backoff, Retry-After)."""
     max_age_ms: int
     puts: tuple[RegistryPut, ...] = ()
 

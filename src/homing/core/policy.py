@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import force_setattr
 
 from homing.core.errors import ConfigError
 from homing.core.model import Channel, Mode, Priority
@@ -115,6 +116,9 @@ class Keys(Struct, frozen=True):
     priority: Priority
 
 
+_KEYS = Keys.__struct_fields__
+
+
 class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A patch for what matches; a key that is left out (or `*`) matches anything."""
 
@@ -126,14 +130,30 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     priority: str = "*"
     policy: PolicyPatch = PolicyPatch()
 
+    def __post_init__(self) -> None:
+        if self.priority == "normal":
+            force_setattr(self, "priority", Priority.MEDIUM.value)
+        for key, allowed in (("channel", Channel), ("priority", Priority)):
+            if (value := getattr(self, key)) != "*" and value not in [member.value for member in allowed]:
+                names = ", ".join(member.value for member in allowed)
+                raise ConfigError(f"policy.{self.name}.{key}", f"is {value!r}; allowed are {names} or *")
+
     @property
     def specificity(self) -> tuple[int, tuple[bool, ...]]:
         """How many keys it names; ties go to the one that names the earlier keys."""
-        named = tuple(getattr(self, key) != "*" for key in Keys.__struct_fields__)
+        named = tuple(getattr(self, key) != "*" for key in _KEYS)
         return sum(named), named
 
+    def covers(self, other: Rule) -> bool:
+        """Whatever matches the other matches this one too."""
+        return all(getattr(self, key) in ("*", getattr(other, key)) for key in _KEYS)
+
+    def meets(self, other: Rule) -> bool:
+        """Something may match both."""
+        return all("*" in (mine := {getattr(self, k), getattr(other, k)}) or len(mine) == 1 for k in _KEYS)
+
     def matches(self, keys: Keys) -> bool:
-        return all(getattr(self, key) in ("*", getattr(keys, key)) for key in Keys.__struct_fields__)
+        return all(getattr(self, key) in ("*", getattr(keys, key)) for key in _KEYS)
 
 
 class Preset(Struct, frozen=True, kw_only=True):
@@ -213,7 +233,10 @@ class PolicyBook:
 
     def _check(self, rule: Rule, mode: Mode) -> None:
         """A rule whose numbers contradict each other, or the layers below it, is refused when written."""
-        for preset in (rule,) if rule in self.preset.rules else self.preset.rules:
+        below = [other for other in self.preset.rules if other.meets(rule)]
+        if not any(other.covers(rule) for other in below):
+            below.append(self._fallback())
+        for preset in (rule,) if rule in self.preset.rules else below:
             try:
                 self._layer(rule, preset, mode, ())
             except ConfigError as error:
@@ -239,7 +262,7 @@ def problems(policy: RetryPolicy) -> list[tuple[str, str]]:
         (p.base_ms >= 0, "base_ms", f"is {p.base_ms}; a delay cannot be negative"),
         (p.cap_ms >= 0, "cap_ms", f"is {p.cap_ms}; a cap cannot be negative (0 means none)"),
         (
-            not (p.backoff is not Backoff.FIXED and 0 < p.cap_ms < p.base_ms),
+            p.backoff in (Backoff.FIXED, Backoff.CALLABLE) or not 0 < p.cap_ms < p.base_ms,
             "cap_ms",
             f"is {p.cap_ms}, below base_ms {p.base_ms}; the cap must be at least the base",
         ),

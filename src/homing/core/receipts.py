@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from homing.core.model import Mode, Reason, Receipt, ReceiptEvent, Status
-from homing.core.states import RECEIPT_RANK
+from homing.core.states import FAILED_BY_RECIPIENT_RANK, RECEIPT_RANK, WAITING
 
 _ENGAGEMENT = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK})
 
@@ -38,7 +38,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:
     """The verdict of one receipt; None: known already, or it changes nothing."""
-    rank = RECEIPT_RANK[receipt.event]
+    rank = _rank(receipt)
     if receipt.event in _ENGAGEMENT or receipt.event is ReceiptEvent.UNSUBSCRIBE:
         return _stay(standing, standing.rank)
     if rank <= standing.rank:
@@ -52,13 +52,25 @@ def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:
             return _to(standing, rank, Status.SENT, None)
         case ReceiptEvent.FAILED if standing.newest and standing.status in (Status.SENT, Status.IN_DOUBT):
             return _failed(standing, receipt, rank)
+        case ReceiptEvent.FAILED if standing.newest and standing.status in WAITING and _final(receipt):
+            return _to(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
         case _:
             return _stay(standing, rank)
 
 
+def _final(receipt: Receipt) -> bool:
+    """A failure that no other provider mends."""
+    return receipt.recipient_at_fault and not receipt.always_failover
+
+
+def _rank(receipt: Receipt) -> int:
+    if receipt.event is ReceiptEvent.FAILED and _final(receipt):
+        return FAILED_BY_RECIPIENT_RANK
+    return RECEIPT_RANK[receipt.event]
+
+
 def _failed(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
-    at_fault = receipt.recipient_at_fault and not receipt.always_failover
-    if at_fault or standing.mode is Mode.SYNCHRONOUS:
+    if _final(receipt) or standing.mode is Mode.SYNCHRONOUS:
         return _to(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
     providers = [provider for provider, _ in receipt.route]
     if standing.provider in providers:

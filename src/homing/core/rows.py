@@ -228,15 +228,14 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
         return None
     assert may_settle(row.status, settlement.status), f"illegal: {row.status} → {settlement.status}"
     attempts = row.attempts
-    after, cause = settlement.status, None
+    after, reason, cause = settlement.status, settlement.reason, None
     if row.cancel_requested and after in WAITING:
-        after = Status.CANCELLED
+        after, reason = Status.CANCELLED, Reason.OPERATOR
         cause = _cause("command", "cancel", now, Status.SENDING, after, "requested while sending")
     elif settlement.attempt is None and after not in WAITING:
         why = settlement.reason.value if settlement.reason else ""
         cause = _cause("guard", after.value, now, Status.SENDING, after, why)
-    row.status = after
-    row.reason = settlement.reason
+    row.status, row.reason = after, reason
     row.attempts -= settlement.give_back
     row.provider, row.outlet = settlement.provider, settlement.outlet
     row.failures_here = settlement.failures_here
@@ -267,6 +266,7 @@ def command(row: Row, order: Command, now: int) -> Change | None:
         case CommandName.RETRY:
             after = _retry(row, order, now)
         case CommandName.RESCHEDULE:
+            row.aged_from = max(row.aged_from, now + order.delay_ms)  # like a `send_at`: it ages from then on
             _wait(row, now + order.delay_ms)
         case CommandName.ACKNOWLEDGE:
             _acknowledge(row, order, now)

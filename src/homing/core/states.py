@@ -71,10 +71,13 @@ RECEIPT_RANK: dict[ReceiptEvent, int] = {
     ReceiptEvent.QUEUED: 1,
     ReceiptEvent.SENT: 2,
     ReceiptEvent.FAILED: 3,
-    ReceiptEvent.DELIVERED: 4,
-    ReceiptEvent.SPAM_REPORT: 5,
+    ReceiptEvent.DELIVERED: 5,
+    ReceiptEvent.SPAM_REPORT: 6,
 }
 """For one provider message the highest rank heard decides, so order and repeats do not matter."""
+
+FAILED_BY_RECIPIENT_RANK = 4
+"""A failure that is the recipient's fault says more than one that is not."""
 
 
 def may_settle(before: Status, after: Status) -> bool:

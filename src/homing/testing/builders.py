@@ -35,6 +35,7 @@ DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 MINUTE_MS = 60_000
 STANDARD_EMAIL = lane_of(Mode.STANDARD, Channel.EMAIL)
+STANDARD_SMS = lane_of(Mode.STANDARD, Channel.SMS)
 PLENTY = 1_000_000
 """Room that no test fills."""
 
@@ -99,6 +100,13 @@ def a_notification(
         dedup_key=dedup_key,
         dedup_window_ms=dedup_window_ms,
         resend_of=resend_of,
+    )
+
+
+def an_sms(*, outlet: str = "twilio", send_at: int | None = None) -> NewNotification:
+    """A standard text message."""
+    return a_notification(
+        channel=Channel.SMS, provider="twilio", outlet=outlet, address="+4930123456", send_at=send_at
     )
 
 

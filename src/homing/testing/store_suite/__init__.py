@@ -14,16 +14,21 @@ from __future__ import annotations
 from homing.testing.store_suite.accepting import AcceptingTests
 from homing.testing.store_suite.claiming import ClaimingTests
 from homing.testing.store_suite.commands import CommandTests
+from homing.testing.store_suite.counting import CountingTests
 from homing.testing.store_suite.fairness import FairnessTests
 from homing.testing.store_suite.harness import Harness
 from homing.testing.store_suite.leases import LeaseTests
+from homing.testing.store_suite.ordering import OrderingTests
 from homing.testing.store_suite.reading import ReadingTests
 from homing.testing.store_suite.receiving import ReceivingTests
 from homing.testing.store_suite.registry import RegistryTests
+from homing.testing.store_suite.resending import ResendTests
 from homing.testing.store_suite.settling import SettlingTests
 from homing.testing.store_suite.sharing import SharingTests
 from homing.testing.store_suite.telling import TellingTests
+from homing.testing.store_suite.timing import TimingTests
 from homing.testing.store_suite.upkeep import UpkeepTests
+from homing.testing.store_suite.walking import WalkingTests
 
 __all__ = ["Harness", "StoreSuite"]
 
@@ -31,15 +36,20 @@ __all__ = ["Harness", "StoreSuite"]
 class StoreSuite(
     AcceptingTests,
     ClaimingTests,
+    TimingTests,
     FairnessTests,
     LeaseTests,
     SettlingTests,
     CommandTests,
+    ResendTests,
     ReceivingTests,
+    OrderingTests,
     ReadingTests,
+    CountingTests,
     TellingTests,
     UpkeepTests,
     RegistryTests,
     SharingTests,
+    WalkingTests,
 ):
     """Everything that a store promises, as tests."""

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from homing.core.model import (
     AmendResult,
-    Claim,
     Command,
     CommandName,
     Filter,
     Mode,
     Reason,
-    Settlement,
     Status,
 )
-from homing.core.ports import Backend
 from homing.core.states import after_command
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
-    a_message,
     a_notification,
     a_settlement,
-    a_submission,
     an_attempt,
-    an_id,
     dead,
-    in_doubt,
-    postponed,
     retry_in,
-    sent,
 )
 from homing.testing.store_suite.harness import Harness
 from homing.testing.store_suite.steps import (
     accept_one,
-    cells,
+    bring_to,
     claim_all,
     claim_one,
     close_to,
     counts,
     doubt,
     everyone,
+    order,
     see,
     status_of,
     take,
@@ -62,8 +52,8 @@ class CommandTests:
         self, harness: Harness, status: Status, name: CommandName
     ) -> None:
         store = harness.store
-        id = await _bring_to(store, status)
-        command = _order(name, [id])
+        id = await bring_to(store, status)
+        command = order(name, [id])
         expected = after_command(command, status, mode=Mode.STANDARD)
         before = await store.get("default", id)
         result = await store.amend("default", [id], command)
@@ -89,8 +79,8 @@ class CommandTests:
     @pytest.mark.parametrize("name", list(CommandName))
     async def test_what_is_not_there_is_reported_missing(self, harness: Harness, name: CommandName) -> None:
         store = harness.store
-        id = await _bring_to(store, Status.FAILED)
-        result = await store.amend("default", [NOBODY], _order(name, [NOBODY]))
+        id = await bring_to(store, Status.FAILED)
+        result = await store.amend("default", [NOBODY], order(name, [NOBODY]))
         assert result == AmendResult(missing=(NOBODY,))
         assert await status_of(store, id) is Status.FAILED
 
@@ -100,19 +90,19 @@ class CommandTests:
         self, harness: Harness, name: CommandName, status: Status
     ) -> None:
         store = harness.store
-        id = await _bring_to(store, status)
+        id = await bring_to(store, status)
         before = await store.get("default", id)
-        command = _order(name, [id])
+        command = order(name, [id])
         assert await store.amend("other", [id], command) == AmendResult(missing=(id,))
         assert await store.amend("other", Filter(), command) == AmendResult()
         assert await store.get("default", id) == before
 
     async def test_many_ids_are_sorted_by_what_became_of_the_command(self, harness: Harness) -> None:
         store = harness.store
-        done = await _bring_to(store, Status.SENT)
-        waiting = await _bring_to(store, Status.RETRYING)
+        done = await bring_to(store, Status.SENT)
+        waiting = await bring_to(store, Status.RETRYING)
         under_way = (await take(store)).id
-        result = await store.amend("default", [done, waiting, NOBODY, under_way], _order(CommandName.CANCEL))
+        result = await store.amend("default", [done, waiting, NOBODY, under_way], order(CommandName.CANCEL))
         assert result.applied == (waiting,)
         assert result.requested == (under_way,)
         assert result.refused == {done: Status.SENT}
@@ -122,7 +112,7 @@ class CommandTests:
     async def test_a_cancelled_one_is_never_sent(self, harness: Harness) -> None:
         store = harness.store
         id = await accept_one(store)
-        await store.amend("default", [id], _order(CommandName.CANCEL))
+        await store.amend("default", [id], order(CommandName.CANCEL))
         found = await see(store, id)
         assert (found.status, found.reason, found.next_retry_at) == (
             Status.CANCELLED,
@@ -136,7 +126,7 @@ class CommandTests:
         store = harness.store
         claim = await take(store)
         await store.settle([retry_in(claim, DAY_MS, hold_ms=DAY_MS)])
-        await store.amend("default", [claim.id], _order(CommandName.RETRY))
+        await store.amend("default", [claim.id], order(CommandName.RETRY))
         again = await claim_one(store)
         assert (again.id, again.attempt, dict(again.holds)) == (claim.id, 2, {})
 
@@ -145,7 +135,7 @@ class CommandTests:
         claim = await take(store)
         await store.settle([dead(claim)])
         await harness.advance(3 * DAY_MS)
-        await store.amend("default", [claim.id], _order(CommandName.RETRY))
+        await store.amend("default", [claim.id], order(CommandName.RETRY))
         found = await see(store, claim.id)
         assert (found.status, found.failed_at, found.reason) == (Status.RETRYING, None, None)
         again = await claim_one(store)
@@ -159,13 +149,13 @@ class CommandTests:
         await harness.advance(2 * HOUR_MS)
         [claim] = (await store.reclaim("w", 1, HOUR_MS)).claims
         await store.settle([a_settlement(claim, Status.EXPIRED, attempt=an_attempt(claim))])
-        await store.amend("default", [claim.id], _order(CommandName.RETRY))
+        await store.amend("default", [claim.id], order(CommandName.RETRY))
         assert (await store.reclaim("w", 1, HOUR_MS)).claims == ()
         assert (await claim_one(store)).expires_at is None
 
     async def test_retry_can_force_a_provider(self, harness: Harness) -> None:
         store = harness.store
-        id = await _bring_to(store, Status.FAILED)
+        id = await bring_to(store, Status.FAILED)
         command = Command(name=CommandName.RETRY, who="ada", provider="acs", outlet="acs@eu")
         await store.amend("default", [id], command)
         claim = await claim_one(store)
@@ -183,8 +173,8 @@ class CommandTests:
 
     async def test_acknowledge_says_who_when_and_why(self, harness: Harness) -> None:
         store = harness.store
-        id = await _bring_to(store, Status.FAILED)
-        await store.amend("default", [id], _order(CommandName.ACKNOWLEDGE))
+        id = await bring_to(store, Status.FAILED)
+        await store.amend("default", [id], order(CommandName.ACKNOWLEDGE))
         found = await see(store, id)
         assert (found.status, found.acknowledged_by, found.acknowledged_why) == (
             Status.FAILED,
@@ -214,144 +204,36 @@ class CommandTests:
         command = Command(name=CommandName.RESOLVE, who="ada", resolution=resolution)
         assert (await store.amend("default", [id], command)).refused == {id: Status.IN_DOUBT}
 
-    async def test_a_resend_is_a_new_notification_with_the_same_message(self, harness: Harness) -> None:
-        store = harness.store
-        new = a_notification(message=a_message("Hear me", entry_id=7), type="alarm", pinned=True)
-        claim = await take(store, new)
-        await store.settle([dead(claim)])
-        fresh_id = an_id()
-        command = Command(
-            name=CommandName.RESEND, who="ada", new_ids={claim.id: fresh_id}, batch_id="b-again"
-        )
-        result = await store.amend("default", [claim.id], command)
-        assert (result.applied, dict(result.resent)) == ((claim.id,), {claim.id: fresh_id})
-        original, fresh = await see(store, claim.id), await see(store, fresh_id)
-        assert (original.status, original.resent_as) == (Status.FAILED, fresh_id)
-        assert original.acknowledged_by == "ada"
-        assert (fresh.status, fresh.attempt_count, fresh.resend_of) == (Status.PENDING, 0, claim.id)
-        assert (fresh.batch_id, fresh.type, fresh.acknowledged_by) == ("b-again", "alarm", None)
-        assert (fresh.content, fresh.recipient) == (original.content, original.recipient)
-        assert (fresh.metadata, fresh.provider_names) == ({"entry_id": 7}, ())
-        assert cells(await store.tallies("default")) == {
-            (Status.FAILED, 1): (1, 0),
-            (Status.PENDING, 0): (1, 0),
-        }
-        again = await claim_one(store)
-        assert (again.id, again.attempt, again.message) == (fresh_id, 1, new.message)
-        assert (again.address, again.lane, again.pinned) == (new.address, new.lane, True)
-
-    async def test_a_resend_outlives_its_original(self, harness: Harness) -> None:
-        store = harness.store
-        id = await _bring_to(store, Status.FAILED)
-        command = _order(CommandName.RESEND, [id])
-        await store.amend("default", [id], command)
-        await store.settle([sent(await claim_one(store))])
-        assert await status_of(store, command.new_ids[id]) is Status.SENT
-        assert await status_of(store, id) is Status.FAILED
-
-    async def test_a_second_resend_or_retry_of_the_same_one_is_refused(self, harness: Harness) -> None:
-        store = harness.store
-        id = await _bring_to(store, Status.FAILED)
-        await store.amend("default", [id], _order(CommandName.RESEND, [id]))
-        for name in (CommandName.RESEND, CommandName.RETRY):
-            result = await store.amend("default", [id], _order(name, [id]))
-            assert (result.refused, dict(result.resent)) == ({id: Status.FAILED}, {})
-            assert await store.amend("default", Filter(), _order(CommandName.RESEND)) == AmendResult()
-        assert len(await everyone(store)) == 2
-
-    async def test_a_resend_without_new_ids_is_an_error_and_changes_nothing(self, harness: Harness) -> None:
-        store = harness.store
-        ids = [await _bring_to(store, Status.FAILED) for _ in range(2)]
-        before = await everyone(store)
-        with pytest.raises(ValueError, match=ids[1]):
-            await store.amend("default", ids, _order(CommandName.RESEND, ids[:1]))
-        with pytest.raises(ValueError, match=ids[0]):
-            await store.amend("default", Filter(), _order(CommandName.RESEND))
-        assert await everyone(store) == before
-
-    @pytest.mark.parametrize("name", [CommandName.RETRY, CommandName.RESEND])
-    async def test_a_synchronous_one_is_never_sent_later(self, harness: Harness, name: CommandName) -> None:
-        store = harness.store
-        new = a_notification(mode=Mode.SYNCHRONOUS)
-        [answer] = await store.accept([a_submission(new, lease_to="caller", lease_ms=HOUR_MS)])
-        await store.settle([dead(answer.claims[0], reason=Reason.DELIVERY_FAILED)])
-        result = await store.amend("default", [new.id], _order(name, [new.id]))
-        assert result.refused == {new.id: Status.FAILED}
-        assert await store.amend("default", Filter(), _order(name, [new.id])) == AmendResult()
-        assert len(await everyone(store)) == 1
-
     async def test_a_filter_finds_what_the_command_is_possible_for(self, harness: Harness) -> None:
         store = harness.store
-        dead_ids = [await _bring_to(store, Status.FAILED) for _ in range(3)]
-        await _bring_to(store, Status.SENT)
-        waiting = await _bring_to(store, Status.PENDING)
-        result = await store.amend("default", Filter(), _order(CommandName.ACKNOWLEDGE))
+        dead_ids = [await bring_to(store, Status.FAILED) for _ in range(3)]
+        await bring_to(store, Status.SENT)
+        waiting = await bring_to(store, Status.PENDING)
+        result = await store.amend("default", Filter(), order(CommandName.ACKNOWLEDGE))
         assert result == AmendResult(applied=tuple(dead_ids))
-        result = await store.amend("default", Filter(), _order(CommandName.CANCEL))
+        result = await store.amend("default", Filter(), order(CommandName.CANCEL))
         assert result == AmendResult(applied=(waiting,))
 
     async def test_a_filter_takes_the_oldest_up_to_the_limit(self, harness: Harness) -> None:
         store = harness.store
-        ids = [await _bring_to(store, Status.FAILED) for _ in range(5)]
-        command, open_ones = _order(CommandName.ACKNOWLEDGE), Filter(acknowledged=False)
+        ids = [await bring_to(store, Status.FAILED) for _ in range(5)]
+        command, open_ones = order(CommandName.ACKNOWLEDGE), Filter(acknowledged=False)
         steps = [await store.amend("default", open_ones, command, limit=2) for _ in range(4)]
         assert [step.applied for step in steps] == [tuple(ids[:2]), tuple(ids[2:4]), (ids[4],), ()]
 
     async def test_a_filter_narrows_a_command_down(self, harness: Harness) -> None:
         store = harness.store
-        wanted = await _bring_to(store, Status.FAILED, type="alarm")
-        other = await _bring_to(store, Status.FAILED, type="news")
+        wanted = await bring_to(store, Status.FAILED, type="alarm")
+        other = await bring_to(store, Status.FAILED, type="news")
         filter = Filter(statuses=(Status.FAILED,), type="alarm")
-        result = await store.amend("default", filter, _order(CommandName.RETRY))
+        result = await store.amend("default", filter, order(CommandName.RETRY))
         assert result.applied == (wanted,)
         assert await status_of(store, other) is Status.FAILED
 
     async def test_a_filter_reports_what_is_under_way_as_requested(self, harness: Harness) -> None:
         store = harness.store
         claim = await take(store)
-        result = await store.amend("default", Filter(), _order(CommandName.CANCEL))
+        result = await store.amend("default", Filter(), order(CommandName.CANCEL))
         assert result == AmendResult(requested=(claim.id,))
         await store.settle([retry_in(claim, 0)])
         assert await counts(store) == {Status.CANCELLED: 1}
-
-
-def _order(name: CommandName, ids: Sequence[str] = ()) -> Command:
-    return Command(
-        name=name,
-        who="ada",
-        why="because",
-        delay_ms=HOUR_MS,
-        resolution=Status.SENT,
-        new_ids={id: an_id() for id in ids} if name is CommandName.RESEND else {},
-        batch_id="b-resent",
-    )
-
-
-async def _bring_to(store: Backend, status: Status, *, type: str = "order_confirmed") -> str:
-    """A notification that has come to this status; one that waits does so for an hour."""
-    now = await store.now_ms()
-    if status is Status.PENDING:
-        return await accept_one(store, a_notification(type=type, send_at=now + HOUR_MS))
-    claim = await take(store, a_notification(type=type))
-    if status is not Status.SENDING:
-        await store.settle([_settlement_to(claim, status)])
-    if status is Status.CANCELLED:
-        await store.amend("default", [claim.id], _order(CommandName.CANCEL))
-    assert await status_of(store, claim.id) is status
-    return claim.id
-
-
-def _settlement_to(claim: Claim, status: Status) -> Settlement:
-    match status:
-        case Status.SENT:
-            return sent(claim)
-        case Status.RETRYING:
-            return retry_in(claim, HOUR_MS)
-        case Status.FAILED:
-            return dead(claim)
-        case Status.IN_DOUBT:
-            return in_doubt(claim)
-        case Status.CANCELLED:
-            return postponed(claim, HOUR_MS)
-        case _:
-            return a_settlement(claim, status, attempt=an_attempt(claim))

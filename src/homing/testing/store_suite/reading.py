@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
@@ -15,11 +14,9 @@ from homing.core.model import (
     Mode,
     Notification,
     Reason,
-    RollUp,
     Status,
     lane_of,
 )
-from homing.core.views import when
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
@@ -28,7 +25,6 @@ from homing.testing.builders import (
     a_receipt,
     an_id,
     dead,
-    postponed,
     retry_in,
     sent,
 )
@@ -36,7 +32,6 @@ from homing.testing.store_suite.harness import Harness
 from homing.testing.store_suite.steps import (
     accept,
     accept_one,
-    cells,
     claim_all,
     claim_one,
     everyone,
@@ -216,129 +211,6 @@ class ReadingTests:
         await harness.advance(HOUR_MS + MINUTE_MS)
         assert await waiting(True) == [due, claim.id]
 
-    async def test_tallies_count_by_status_and_attempts(self, harness: Harness) -> None:
-        store = harness.store
-        await accept(store, *(a_notification() for _ in range(6)), tenant="a")
-        claims = await claim_all(store)
-        await store.settle([retry_in(claims[0], 0), retry_in(claims[1], HOUR_MS), sent(claims[2])])
-        await store.settle([postponed(claims[3], HOUR_MS), dead(claims[4])])
-        await claim_one(store)
-        await accept_one(store, tenant="b")
-        mine = {
-            (Status.SENDING, 2): (1, 0),
-            (Status.RETRYING, 1): (1, 0),
-            (Status.SENT, 1): (1, 0),
-            (Status.PENDING, 0): (1, 0),
-            (Status.FAILED, 1): (1, 0),
-            (Status.SENDING, 1): (1, 0),
-        }
-        assert cells(await store.tallies("a")) == mine
-        assert cells(await store.tallies("b")) == {(Status.PENDING, 0): (1, 0)}
-        assert cells(await store.tallies(None)) == {**mine, (Status.PENDING, 0): (2, 0)}
-
-    async def test_dead_letters_are_grouped_by_what_they_died_of(self, harness: Harness) -> None:
-        store = harness.store
-        await accept(store, *(a_notification() for _ in range(6)))
-        claims = await claim_all(store)
-        same = [dead(claim, error="full", error_code="552") for claim in claims[:3]]
-        text = [dead(claim, error="over quota", error_code="552") for claim in claims[3:5]]
-        await store.settle([*same, *text, sent(claims[5])])
-        await harness.advance(HOUR_MS)
-        claim = await take(store)
-        await store.settle([dead(claim, reason=Reason.BAD_RECIPIENT, error="full", error_code="552")])
-        acknowledge = Command(name=CommandName.ACKNOWLEDGE, who="ada")
-        await store.amend("default", [claims[0].id], acknowledge)
-        groups = await store.error_groups("default")
-        assert [(g.reason, g.error_code, g.last_error, g.count, g.unacknowledged) for g in groups] == [
-            (Reason.RETRIES_EXHAUSTED, "552", "full", 3, 2),
-            (Reason.RETRIES_EXHAUSTED, "552", "over quota", 2, 2),
-            (Reason.BAD_RECIPIENT, "552", "full", 1, 1),
-        ]
-        assert groups[0].example_id in {claim.id for claim in claims[:3]}
-        assert groups[2].newest_at == (await see(store, claim.id)).failed_at
-        assert await store.error_groups("default", limit=1) == groups[:1]
-
-    async def test_the_newest_of_a_group_is_told(self, harness: Harness) -> None:
-        store = harness.store
-        for _ in range(2):
-            claim = await take(store)
-            await store.settle([dead(claim)])
-            await harness.advance(HOUR_MS)
-        [group] = await store.error_groups("default")
-        assert group.newest_at == (await see(store, claim.id)).failed_at
-
-    async def test_a_resolved_dead_letter_is_in_no_group(self, harness: Harness) -> None:
-        store = harness.store
-        claim = await take(store)
-        await store.settle([dead(claim)])
-        await store.amend("default", [claim.id], Command(name=CommandName.RETRY, who="ada"))
-        assert await store.error_groups("default") == ()
-
-    async def test_the_oldest_retry_is_the_one_longest_without_an_attempt(self, harness: Harness) -> None:
-        store = harness.store
-        first, second = await take(store, tenant="a"), await take(store, tenant="b")
-        await store.settle([retry_in(first, DAY_MS)])
-        await harness.advance(HOUR_MS)
-        await store.settle([retry_in(second, DAY_MS)])
-        attempted = (await see(store, first.id, "a")).last_attempt_at
-        assert attempted is not None
-        assert await store.oldest_retry_at(None) == await store.oldest_retry_at("a") == attempted
-        assert await store.oldest_retry_at("b") == (await see(store, second.id, "b")).last_attempt_at
-        assert await store.oldest_retry_at("c") is None
-        await store.amend("a", [first.id], Command(name=CommandName.CANCEL, who="ada"))
-        assert await store.oldest_retry_at("a") is None
-        assert await store.oldest_retry_at(None) == await store.oldest_retry_at("b")
-
-    async def test_roll_ups_sum_up_each_hour(self, harness: Harness) -> None:
-        store = harness.store
-        claims = [await take(store, tenant="a") for _ in range(4)]
-        settlements = [sent(claims[0], "m-1"), dead(claims[1]), postponed(claims[2], DAY_MS)]
-        await store.settle([*settlements, retry_in(claims[3], HOUR_MS, provider="acs")])
-        await store.receipt([a_receipt("m-1")])
-        await harness.advance(3 * HOUR_MS)
-        await store.settle([sent(await claim_one(store))])
-        sums = _sum_up(await store.roll_ups("a", since_ms=DAY_MS))
-        assert sums["sendgrid"] == {
-            "accepted": 4,
-            "sent": 1,
-            "delivered": 1,
-            "failed": 1,
-            "retried": 1,
-            "attempts": 3,
-        }
-        assert sums["acs"] == {
-            "accepted": 0,
-            "sent": 1,
-            "delivered": 0,
-            "failed": 0,
-            "retried": 0,
-            "attempts": 1,
-        }
-
-    async def test_roll_ups_are_of_the_time_asked_for(self, harness: Harness) -> None:
-        store = harness.store
-        await accept_one(store, tenant="a")
-        await harness.advance(5 * HOUR_MS)
-        await accept(store, a_notification(), a_notification(), tenant="a")
-        await accept_one(store, tenant="b")
-        recent = await store.roll_ups("a", since_ms=HOUR_MS)
-        assert sum(hour.accepted for hour in recent) == 2
-        assert all(hour.tenant == "a" and hour.channel is Channel.EMAIL for hour in recent)
-        everything = await store.roll_ups(None, since_ms=DAY_MS)
-        assert sum(hour.accepted for hour in everything) == 4
-        assert [hour.hour_at for hour in everything] == sorted(hour.hour_at for hour in everything)
-        assert all(
-            hour.hour_at == hour.hour_at.replace(minute=0, second=0, microsecond=0) for hour in everything
-        )
-        now = when(await store.now_ms())
-        assert timedelta(0) <= now - everything[-1].hour_at < timedelta(hours=1, minutes=1)
-
-    async def test_all_tenants_are_known(self, harness: Harness) -> None:
-        store = harness.store
-        for tenant in ("b", "a", "b"):
-            await accept_one(store, tenant=tenant)
-        assert sorted(await store.tenants()) == ["a", "b"]
-
     async def test_no_read_shows_another_tenants_notification(self, harness: Harness) -> None:
         store = harness.store
         claim = await take(store, tenant="a")
@@ -363,13 +235,3 @@ async def _many(harness: Harness, number: int) -> list[Notification]:
     at = await store.now_ms() + DAY_MS
     answer = await accept(store, *(a_notification(send_at=at) for _ in range(number)))
     return [await see(store, id) for id in answer.ids]
-
-
-def _sum_up(roll_ups: Sequence[RollUp]) -> dict[str, dict[str, int]]:
-    """By provider, over all hours: a test may run across the full hour."""
-    sums: dict[str, dict[str, int]] = {}
-    for hour in roll_ups:
-        total = sums.setdefault(hour.provider, {})
-        for name in ("accepted", "sent", "delivered", "failed", "retried", "attempts"):
-            total[name] = total.get(name, 0) + getattr(hour, name)
-    return sums

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from homing.core.model import Mode, Reason, ReceiptEvent, RegistryPut, Status
-from homing.core.ports import Backend
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
     a_notification,
     a_receipt,
-    a_settlement,
     a_submission,
-    an_attempt,
-    an_id,
-    dead,
-    in_doubt,
     retry_in,
     sent,
 )
@@ -180,60 +172,6 @@ class ReceivingTests:
         found.engagement["open"] = 99
         assert (await see(store, id)).engagement["open"] == 3
 
-    async def test_an_early_receipt_is_kept_and_applied_by_the_settle(self, harness: Harness) -> None:
-        store = harness.store
-        claim = await take(store)
-        receipt = a_receipt("m-1", E.DELIVERED)
-        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
-        assert await status_of(store, claim.id) is Status.SENDING
-        assert (await store.settle([sent(claim, "m-1")])).applied == (claim.id,)
-        assert await status_of(store, claim.id) is Status.DELIVERED
-        assert await counts(store) == {Status.DELIVERED: 1}
-        history = await store.get("default", claim.id)
-        assert history is not None
-        assert [cause.name for cause in history.causes] == ["delivered"]
-
-    async def test_an_early_failure_reopens_right_after_the_settle(self, harness: Harness) -> None:
-        store = harness.store
-        claim = await take(store)
-        await store.receipt([a_receipt("m-1", E.FAILED)])
-        await store.settle([sent(claim, "m-1")])
-        assert await status_of(store, claim.id) is Status.RETRYING
-        assert (await claim_one(store)).provider == "acs"
-
-    async def test_reference_data_of_an_early_receipt_is_written_with_the_settle(
-        self, harness: Harness
-    ) -> None:
-        store = harness.store
-        claim = await take(store)
-        await store.receipt([a_receipt("m-1", E.UNSUBSCRIBE, puts=(UNSUBSCRIBED,))])
-        assert await store.get_many("default", "preference", ["u-1"]) == {}
-        await store.settle([sent(claim, "m-1")])
-        assert "u-1" in await store.get_many("default", "preference", ["u-1"])
-
-    async def test_a_repeated_early_receipt_is_applied_once(self, harness: Harness) -> None:
-        store = harness.store
-        claim = await take(store)
-        receipt = a_receipt("m-1", E.OPEN)
-        await store.receipt([receipt])
-        assert (await store.receipt([receipt])).unchanged == (receipt.event_id,)
-        await store.settle([sent(claim, "m-1")])
-        assert (await store.receipt([receipt])).unchanged == (receipt.event_id,)
-        assert (await see(store, claim.id)).engagement == {"open": 1}
-
-    async def test_a_receipt_about_an_earlier_attempt_waits_while_the_next_is_under_way(
-        self, harness: Harness
-    ) -> None:
-        store = harness.store
-        claim = await take(store)
-        await store.settle([retry_in(claim, 0, message_id="m-1")])
-        second = await claim_one(store)
-        receipt = a_receipt("m-1", E.DELIVERED)
-        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
-        assert await status_of(store, claim.id) is Status.SENDING
-        await store.settle([dead(second)])
-        assert await status_of(store, claim.id) is Status.DELIVERED
-
     async def test_what_arrived_after_all_is_not_sent_again(self, harness: Harness) -> None:
         store = harness.store
         claim = await take(store)
@@ -297,59 +235,3 @@ class ReceivingTests:
         assert await status_of(store, first.id) is Status.SENT
         await store.receipt([a_receipt("m-2", E.FAILED, provider="acs")])
         assert await status_of(store, first.id) is Status.RETRYING
-
-    @pytest.mark.parametrize("seed", range(25))
-    @pytest.mark.parametrize("start", [Status.SENT, Status.IN_DOUBT, Status.FAILED])
-    async def test_any_order_and_any_repeats_end_in_the_same_status(
-        self, harness: Harness, start: Status, seed: int
-    ) -> None:
-        """The same events about one message: shuffled, repeated, some of them before the settle."""
-        store, chance = harness.store, random.Random(seed)
-        events = chance.choices([*E, E.DELIVERED, E.FAILED], k=chance.randint(1, 5))
-        at_fault = chance.random() < 0.5
-        endings = set()
-        for way in range(4):
-            endings.add(await _hear(store, start, events, at_fault, random.Random(100 * seed + way), way))
-        assert len(endings) == 1, f"{events} ended as {endings}"
-
-
-async def _hear(
-    store: Backend,
-    start: Status,
-    events: list[ReceiptEvent],
-    at_fault: bool,
-    chance: random.Random,
-    way: int,
-) -> tuple[Status, int, tuple[tuple[str, int], ...]]:
-    """Where a notification ends that hears of these events in one of many ways."""
-    message_id = an_id()
-    heard = [
-        a_receipt(message_id, event, event_id=f"{message_id}-{number}", recipient_at_fault=at_fault)
-        for number, event in enumerate(events)
-    ]
-    if way:
-        heard += chance.choices(heard, k=chance.randint(0, 4))
-        chance.shuffle(heard)
-    early = chance.randint(0, len(heard)) if way > 1 else 0
-    claim = await take(store)
-    await store.receipt(heard[:early])
-    match start:
-        case Status.SENT:
-            settlement = sent(claim, message_id)
-        case Status.IN_DOUBT:
-            settlement = in_doubt(claim, message_id)
-        case _:
-            record = an_attempt(claim, message_id=message_id)
-            settlement = a_settlement(claim, start, attempt=record, reason=Reason.BAD_CONTENT)
-    await store.settle([settlement])
-    for receipt in heard[early:]:
-        await store.receipt([receipt])
-    found = await see(store, claim.id)
-    await _leave_nothing_due(store, claim.id)
-    return found.status, found.attempt_count, tuple(sorted(found.engagement.items()))
-
-
-async def _leave_nothing_due(store: Backend, id: str) -> None:
-    for claim in await claim_all(store):
-        assert claim.id == id
-        await store.settle([dead(claim)])

@@ -9,15 +9,31 @@ from homing.core.model import (
     DEFAULT_TENANT,
     Acceptance,
     Claim,
+    Command,
+    CommandName,
     Filter,
     NewNotification,
     Notification,
+    Settlement,
     Status,
     Tally,
 )
 from homing.core.ports import Backend
 from homing.core.views import when
-from homing.testing.builders import a_notification, a_submission, everything, in_doubt, sent
+from homing.testing.builders import (
+    HOUR_MS,
+    a_notification,
+    a_settlement,
+    a_submission,
+    an_attempt,
+    an_id,
+    dead,
+    everything,
+    in_doubt,
+    postponed,
+    retry_in,
+    sent,
+)
 
 MARGIN_MS = 30_000
 """More than any test takes, less than any time that a test tells apart."""
@@ -128,3 +144,46 @@ def close_to(at: datetime | int | None, expected: int) -> bool:
         return False
     moment = when(at) if isinstance(at, int) else at
     return abs(moment - when(expected)) < timedelta(milliseconds=MARGIN_MS)
+
+
+def order(name: CommandName, ids: Sequence[str] = ()) -> Command:
+    """A command with all that any of them needs."""
+    return Command(
+        name=name,
+        who="ada",
+        why="because",
+        delay_ms=HOUR_MS,
+        resolution=Status.SENT,
+        new_ids={id: an_id() for id in ids} if name is CommandName.RESEND else {},
+        batch_id="b-resent",
+    )
+
+
+async def bring_to(store: Backend, status: Status, *, type: str = "order_confirmed") -> str:
+    """A notification that has come to this status; one that waits does so for an hour."""
+    now = await store.now_ms()
+    if status is Status.PENDING:
+        return await accept_one(store, a_notification(type=type, send_at=now + HOUR_MS))
+    claim = await take(store, a_notification(type=type))
+    if status is not Status.SENDING:
+        await store.settle([_leading_to(claim, status)])
+    if status is Status.CANCELLED:
+        await store.amend("default", [claim.id], order(CommandName.CANCEL))
+    assert await status_of(store, claim.id) is status
+    return claim.id
+
+
+def _leading_to(claim: Claim, status: Status) -> Settlement:
+    match status:
+        case Status.SENT:
+            return sent(claim)
+        case Status.RETRYING:
+            return retry_in(claim, HOUR_MS)
+        case Status.FAILED:
+            return dead(claim)
+        case Status.IN_DOUBT:
+            return in_doubt(claim)
+        case Status.CANCELLED:
+            return postponed(claim, HOUR_MS)
+        case _:
+            return a_settlement(claim, status, attempt=an_attempt(claim))

@@ -1,0 +1,57 @@
+"""All commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from homing.cli import (  # each registers its commands; the order is that of `homing --help`
+    init,
+)
+from homing.cli.exits import ExitCode, code_of, one_line
+from homing.cli.root import app
+
+__all__ = ["init", "run"]
+
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""Click's UsageError, wherever this version of typer keeps it."""
+
+
+def run(arguments: list[str]) -> int:
+    """Runs one command line; its exit code. Expected errors are one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets `?`, not a crash
+    command = typer.main.get_command(app)
+    try:
+        result = command.main(args=arguments, prog_name="homing", standalone_mode=False)
+        sys.stdout.flush()
+        return int(result or 0)
+    except _USAGE_ERROR as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("interrupted\n")
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`| head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except Exception as error:
+        code = code_of(error)
+        if code is None:
+            raise
+        sys.stderr.write(f"error: {one_line(str(error))}\n")
+        return code
+
+
+def _usage(error: Exception) -> int:
+    message = one_line(error.format_message()) if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stdout.write(str(error) + "\n")
+        return ExitCode.USAGE
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+    sys.stderr.write(f"error: {message}{hint}\n")
+    return ExitCode.USAGE

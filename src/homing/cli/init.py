@@ -1,0 +1,35 @@
+"""`homing init`: a settings file to start from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homing.cli.exits import Refused
+from homing.cli.root import app
+from homing.cli.shared import Options, command
+
+
+@command(app, "init")
+def init(
+    options: Options,
+    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("homing.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a commented homing.toml with every setting and its default."""
+    from homing import config
+
+    if path.is_dir():
+        path = path / config.CONFIG_FILE
+    if path.exists() and not force:
+        raise Refused(f"{path}: is already there; --force replaces it")
+    try:
+        path.write_text(config.default_text(), encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"{path}: cannot be written: {error.strerror}") from None
+    screen = options.screen
+    screen.line(f"Wrote {path}. Every line in it is a default: keep what you change, delete the rest.")
+    screen.line("Next: homing send --to you@example.org --channel email --subject Hi --body Hello")
+    screen.line("      homing process")

@@ -1,0 +1,48 @@
+"""The application that commands register with, and its global options."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from homing.cli.shared import Config, NoColor, Options, ShowRecipients, Store, Tenant
+
+app = typer.Typer(
+    name="homing",
+    help="Homing delivers notifications and keeps trying until they land.",
+    epilog=(
+        "The options above may also follow the command. "
+        "Exit codes: 0 ok, 1 the answer is negative, 2 bad input, 3 not found, 4 store, 5 partly done."
+    ),
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from homing import __version__
+
+        sys.stdout.write(f"homing {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _globals(
+    ctx: typer.Context,
+    config: Config = None,
+    store: Store = None,
+    tenant: Tenant = None,
+    no_color: NoColor = False,
+    show_recipients: ShowRecipients = False,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    ctx.obj = Options(config, store, tenant, no_color, show_recipients)
+    if ctx.invoked_subcommand is None:
+        sys.stdout.write(ctx.get_help() + "\n")
+        raise typer.Exit

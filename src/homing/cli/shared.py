@@ -1,0 +1,201 @@
+"""What every command shares: its global options, how it opens the engine, how it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli.mask import Privacy
+from homing.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from homing.config import Settings
+    from homing.core.ports import Backend
+    from homing.library import Homing
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Who = Annotated[
+    str | None, typer.Option("--who", metavar="NAME", help="Who does this; default: the login name.")
+]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Why; kept with the change.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+NotificationId = Annotated[str, typer.Argument(metavar="ID", help="The notification's id.")]
+
+Config = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", envvar="HOMING_CONFIG", help="Settings; default: homing.toml."),
+]
+Store = Annotated[
+    str | None, typer.Option("--store", metavar="STORE", help="A SQLite file, or memory: for trying.")
+]
+Tenant = Annotated[
+    str | None, typer.Option("--tenant", metavar="NAME", help="Whose notifications; default: default.")
+]
+NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR=1 does the same.")]
+ShowRecipients = Annotated[
+    bool, typer.Option("--show-recipients", help="Show addresses in full instead of masked.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The global options. They may stand before the command or after it; the latter win."""
+
+    config: str | None = None
+    store: str | None = None
+    tenant: str | None = None
+    no_color: bool = False
+    show_recipients: bool = False
+
+    @property
+    def screen(self) -> Screen:
+        return Screen(no_color=self.no_color)
+
+    @property
+    def notes(self) -> Screen:
+        """Stderr: progress and remarks, so that stdout stays what was asked for."""
+        return Screen(no_color=self.no_color, stderr=True)
+
+    @property
+    def privacy(self) -> Privacy:
+        return Privacy(show=self.show_recipients)
+
+    def over(self, before: Options) -> Options:
+        return Options(
+            config=self.config if self.config is not None else before.config,
+            store=self.store if self.store is not None else before.store,
+            tenant=self.tenant if self.tenant is not None else before.tenant,
+            no_color=self.no_color or before.no_color,
+            show_recipients=self.show_recipients or before.show_recipients,
+        )
+
+    def settings(self) -> Settings:
+        """The settings in force for this command."""
+        import os
+
+        from homing import config
+
+        return config.load(
+            self.config, env=os.environ, flags={"store": self.store, "tenant": self.tenant}
+        )
+
+
+_SHARED = {
+    "config": Config,
+    "store": Store,
+    "tenant": Tenant,
+    "no_color": NoColor,
+    "show_recipients": ShowRecipients,
+}
+
+Body = Callable[..., "int | None | Coroutine[Any, Any, int | None]"]
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Body], Body]:
+    """Registers a command: its first parameter is `Options`, it may be async, it returns its exit code."""
+
+    def register(body: Body) -> Body:
+        own = inspect.signature(body, eval_str=True)
+
+        @wraps(body)
+        def run(ctx: typer.Context, **given: Any) -> None:
+            mine = Options(**{key: given.pop(key) for key in _SHARED})
+            result = body(mine.over(ctx.obj or Options()), **given)
+            code = run_async(result) if inspect.iscoroutine(result) else result
+            raise typer.Exit(int(code or 0))
+
+        parameters = [
+            inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
+            *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in list(own.parameters.values())[1:]),
+            *(_option(key, kind) for key, kind in _SHARED.items()),
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        app.command(name)(run)
+        return body
+
+    return register
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a command's coroutine, on uvloop where it is installed."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        new_event_loop = asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(work)
+
+
+@asynccontextmanager
+async def engine(options: Options, **settings: Any) -> AsyncIterator[Homing]:
+    """The engine, open, for one command."""
+    from homing.library import Homing
+
+    _note_new_store(options)
+    homing = Homing(
+        options.store, config_file=options.config, tenant=options.tenant, **settings
+    )
+    try:
+        await homing.open()
+        yield homing
+    finally:
+        await homing.close()
+
+
+@asynccontextmanager
+async def backend(settings: Settings, *, migrate: bool = True) -> AsyncIterator[Backend]:
+    """The store alone, for commands about it."""
+    from homing import compose
+
+    store = compose.store(settings.store)
+    try:
+        await store.open()
+        if migrate:
+            await store.migrate()
+        yield store
+    finally:
+        await store.close()
+
+
+def login() -> str:
+    """Who is at the keyboard, as commands record it."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return "cli"
+
+
+def confirm(options: Options, question: str, *, yes: bool) -> bool:
+    """Asks before a change of many; where nobody can answer, `--yes` must have said it."""
+    from homing.cli.exits import Refused
+
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise Refused("--yes: is missing; without a terminal to ask on, say --yes (or --dry-run to look)")
+    return bool(typer.confirm(question, err=True))
+
+
+def _note_new_store(options: Options) -> None:
+    """A misspelt path would otherwise look like an empty queue."""
+    store = options.settings().store.removeprefix("sqlite:")
+    if store and store != "memory:" and "://" not in store and not Path(store).exists():
+        options.notes.line(f"note: the store {store} was not there; a new one is made", style="bright_black")
+
+
+def _option(name: str, kind: Any) -> inspect.Parameter:
+    default: Any = False if name in ("no_color", "show_recipients") else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

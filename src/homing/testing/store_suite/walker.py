@@ -1,0 +1,260 @@
+"""Who takes the random walk: does anything at any time, and notes what it was promised."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from homing.core.events import STATUS_CHANGED
+from homing.core.model import (
+    Claim,
+    ClaimBatch,
+    Command,
+    CommandName,
+    Filter,
+    Lease,
+    Mode,
+    OutcomeKind,
+    Reason,
+    ReceiptEvent,
+    Retention,
+    Settlement,
+    Status,
+)
+from homing.core.ports import Backend
+from homing.testing.builders import (
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    STANDARD_EMAIL,
+    STANDARD_SMS,
+    a_notification,
+    a_receipt,
+    a_settlement,
+    a_submission,
+    an_attempt,
+    an_id,
+    an_sms,
+    dead,
+    everything,
+    in_doubt,
+    postponed,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import Harness
+
+TENANTS = ("a", "b", "c")
+LANES = (STANDARD_EMAIL, STANDARD_SMS)
+_RETENTION = Retention(delivered_ms=HOUR_MS, sent_ms=6 * HOUR_MS, others_ms=DAY_MS, keys_ms=DAY_MS)
+
+
+class Walker:
+    """Two instances, one source of chance, and a notebook. Each step checks what it can see itself."""
+
+    def __init__(self, harness: Harness, second: Backend, chance: random.Random) -> None:
+        self._harness = harness
+        self._stores = (harness.store, second)
+        self._chance = chance
+        self.accepted: dict[str, set[str]] = {tenant: set() for tenant in TENANTS}
+        self.leased_at_once: set[str] = set()
+        self._held: dict[str, Claim] = {}
+        """The newest claim of each notification, settled or not."""
+        self._attempts: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
+        self._old: list[Claim] = []
+        self._messages: list[tuple[str, str]] = []
+        """(provider, provider message id), some of them still to come."""
+        for store in self._stores:
+            store.subscribe([STATUS_CHANGED])
+        self._ways = (
+            (self._accept, 6),
+            (self._claim, 6),
+            (self._settle, 8),
+            (self._advance, 3),
+            (self._reclaim, 2),
+            (self._extend, 1),
+            (self._command, 3),
+            (self._receive, 4),
+            (self._prune, 1),
+        )
+
+    async def step(self) -> None:
+        """Does one thing."""
+        [way] = self._chance.choices([way for way, _ in self._ways], [weight for _, weight in self._ways])
+        await way(self._chance.choice(self._stores))
+
+    async def _accept(self, store: Backend) -> None:
+        chance, now = self._chance, await store.now_ms()
+        tenant = chance.choice(TENANTS)
+        news = []
+        for _ in range(chance.randint(1, 4)):
+            send_at = now + chance.randrange(DAY_MS) if chance.random() < 0.3 else None
+            if chance.random() < 0.3:
+                news.append(an_sms(outlet=chance.choice(("twilio", "sns")), send_at=send_at))
+                continue
+            news.append(
+                a_notification(
+                    send_at=send_at,
+                    expires_at=now + chance.randrange(1, 2 * DAY_MS) if chance.random() < 0.3 else None,
+                    max_age_ms=chance.choice((HOUR_MS, DAY_MS, 9 * DAY_MS)),
+                    dedup_key=f"d-{chance.randrange(9)}" if chance.random() < 0.2 else None,
+                    dedup_window_ms=HOUR_MS,
+                )
+            )
+        synchronous = chance.random() < 0.1
+        if synchronous:
+            news = [a_notification(mode=Mode.SYNCHRONOUS)]
+        submission = a_submission(
+            *news,
+            tenant=tenant,
+            key=f"k-{chance.randrange(30)}" if chance.random() < 0.3 else None,
+            fingerprint=chance.choice(("one", "one", "two")),
+            lease_to="caller" if synchronous else None,
+            lease_ms=HOUR_MS,
+        )
+        [answer] = await store.accept([submission])
+        fresh = set(answer.ids) & {new.id for new in news}
+        assert not (answer.conflict and answer.ids)
+        assert set(answer.ids) - fresh <= answer.duplicates
+        self.accepted[tenant] |= fresh
+        if synchronous:
+            self.leased_at_once |= {claim.id for claim in answer.claims}
+            self._note(answer.claims)
+
+    async def _claim(self, store: Backend) -> None:
+        chance = self._chance
+        request = everything(
+            *LANES,
+            worker=f"w-{chance.randrange(3)}",
+            lease_ms=chance.choice((MINUTE_MS, HOUR_MS)),
+            slots=chance.randint(0, 8),
+            tenant_slots=chance.randint(0, 6),
+            outlet_slots=chance.randint(0, 6),
+            outlet_room={"sendgrid": chance.randint(0, 8)},
+        )
+        batch = await store.claim(request)
+        for lane in LANES:
+            assert sum(claim.lane == lane for claim in batch.claims) <= request.lanes[lane].slots
+        for claim in batch.claims:
+            assert claim.due_at <= batch.now
+            assert not claim.overdue
+        assert batch.next_due_at is None or batch.next_due_at > batch.now
+        self._note(batch.claims)
+
+    async def _reclaim(self, store: Backend) -> None:
+        batch: ClaimBatch = await store.reclaim("w-r", self._chance.randint(1, 10), HOUR_MS)
+        for claim in batch.claims:
+            held = self._held.get(claim.id)
+            if held is not None and held.lease_until > batch.now:
+                assert claim.overdue, "a live lease was taken over"
+        self._note(batch.claims)
+
+    def _note(self, claims: Sequence[Claim]) -> None:
+        """Tokens only rise; an attempt is counted by a claim and by nothing else (invariants 4 and 6)."""
+        assert len({claim.id for claim in claims}) == len(claims)
+        for claim in claims:
+            assert claim.token > self._tokens.get(claim.id, 0)
+            self._tokens[claim.id] = claim.token
+            before, held = self._attempts.get(claim.id, 0), self._held.get(claim.id)
+            lost = claim.overdue or (held is not None and held.started_at == claim.started_at)
+            self._attempts[claim.id] = before if lost else before + 1
+            assert claim.attempt == self._attempts[claim.id]
+            if held is not None:
+                self._old.append(held)
+            self._held[claim.id] = claim
+
+    async def _settle(self, store: Backend) -> None:
+        chance = self._chance
+        claims = chance.sample(list(self._held.values()), min(len(self._held), chance.randint(1, 8)))
+        if self._old and chance.random() < 0.3:
+            claims.append(chance.choice(self._old))
+        settlements = [self._settlement(claim) for claim in claims]
+        result = await store.settle(settlements)
+        assert len(result.applied) + len(result.stale) + len(result.missing) == len(claims)
+        applied = list(result.applied)
+        for claim, settlement in zip(claims, settlements, strict=True):
+            if claim.id not in applied or claim.token != self._tokens[claim.id]:
+                continue
+            applied.remove(claim.id)
+            self._attempts[claim.id] -= settlement.give_back
+            del self._held[claim.id]
+            self._old.append(claim)
+        assert not applied, "a settlement with an old token was applied"
+
+    def _settlement(self, claim: Claim) -> Settlement:
+        chance = self._chance
+        if claim.overdue:
+            return a_settlement(claim, Status.EXPIRED, attempt=None, reason=Reason.EXPIRED)
+        message_id = f"m-{claim.id}-{claim.attempt}" if chance.random() < 0.8 else None
+        if message_id is not None:
+            self._messages.append((claim.provider, message_id))
+        if claim.mode is Mode.SYNCHRONOUS:
+            return chance.choice((sent(claim, message_id), dead(claim, message_id=message_id)))
+        ways = (
+            sent(claim, message_id),
+            sent(claim, message_id),
+            retry_in(claim, chance.randrange(DAY_MS), message_id=message_id),
+            retry_in(claim, 0, provider=chance.choice(("acs", "sns")), hold_ms=HOUR_MS),
+            postponed(claim, chance.randrange(HOUR_MS)),
+            dead(claim, message_id=message_id, error_code=chance.choice(("550", "551"))),
+            in_doubt(claim, message_id),
+            a_settlement(claim, Status.SKIPPED, attempt=None, reason=Reason.SUPPRESSED, give_back=True),
+            a_settlement(claim, Status.DELIVERED, attempt=an_attempt(claim, OutcomeKind.ACCEPTED)),
+        )
+        return chance.choice(ways)
+
+    async def _advance(self, _: Backend) -> None:
+        await self._harness.advance(self._chance.choice((1_000, MINUTE_MS, HOUR_MS, 5 * HOUR_MS)))
+
+    async def _extend(self, store: Backend) -> None:
+        claims = list(self._held.values())[:3]
+        held = await store.extend([Lease(claim.id, claim.token) for claim in claims], HOUR_MS)
+        assert held <= {claim.id for claim in claims}
+
+    async def _command(self, store: Backend) -> None:
+        chance = self._chance
+        tenant, name = chance.choice(TENANTS), chance.choice(list(CommandName))
+        ids = sorted(self.accepted[chance.choice(TENANTS)])
+        ids = chance.sample(ids, min(len(ids), chance.randint(1, 4)))
+        command = Command(
+            name=name,
+            who="ada",
+            delay_ms=chance.randrange(DAY_MS),
+            resolution=chance.choice((Status.SENT, Status.FAILED)),
+            new_ids={id: an_id() for id in ids} if name is CommandName.RESEND else {},
+            batch_id=an_id(),
+        )
+        if name is not CommandName.RESEND and chance.random() < 0.3:
+            result = await store.amend(tenant, Filter(), command, limit=chance.randint(1, 3))
+            assert not result.refused
+            assert not result.missing
+        else:
+            result = await store.amend(tenant, ids, command)
+            assert {*result.applied, *result.requested, *result.refused, *result.missing} == set(ids)
+        assert {*result.applied, *result.requested, *result.refused} <= self.accepted[tenant]
+        self.accepted[tenant] |= set(result.resent.values())
+
+    async def _receive(self, store: Backend) -> None:
+        chance = self._chance
+        batch = []
+        for _ in range(chance.randint(1, 4)):
+            provider, message_id = ("sendgrid", f"early-{chance.randrange(99)}")
+            if self._messages and chance.random() < 0.9:
+                provider, message_id = chance.choice(self._messages)
+            event = chance.choice(list(ReceiptEvent))
+            batch.append(
+                a_receipt(
+                    message_id,
+                    event,
+                    provider=provider,
+                    event_id=f"{message_id}-{event}",
+                    recipient_at_fault=chance.random() < 0.5,
+                )
+            )
+        result = await store.receipt(batch)
+        assert len(result.applied) + len(result.unchanged) + len(result.orphaned) == len(batch)
+
+    async def _prune(self, store: Backend) -> None:
+        limit = self._chance.randint(1, 5)
+        assert all(number <= limit for number in (await store.prune(_RETENTION, limit)).values())

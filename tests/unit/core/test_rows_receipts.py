@@ -1,0 +1,181 @@
+"""What a receipt does to a row, from the verdict on."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from homing.core.decide import NOTHING_AGAINST_IT, allowed_attempts, judge
+from homing.core.model import Mode, Reason, Receipt, ReceiptEvent, Status
+from homing.core.receipts import Standing, absorb
+from homing.core.rows import Change, Row, claim_of, lease, receive
+
+from .build import DAY, HOUR, MESSAGE, MINUTE, NOW, STEADY, make_receipt, make_row
+
+E = ReceiptEvent
+LATER = NOW + HOUR
+
+
+def sent_row(**changes: Any) -> Row:
+    fields: dict[str, Any] = {
+        "status": Status.SENT,
+        "attempts": 1,
+        "sent_at": NOW,
+        "due_at": None,
+        "deadline_at": None,
+    }
+    return make_row(**fields | changes)
+
+
+def hear(row: Row, receipt: Receipt, now: int = LATER, rank: int = 0) -> Change:
+    standing = Standing(
+        status=row.status,
+        mode=row.mode,
+        provider=row.provider,
+        outlet=row.outlet,
+        attempts=row.attempts,
+        rank=rank,
+        newest=True,
+    )
+    verdict = absorb(standing, receipt)
+    assert verdict is not None
+    return receive(row, verdict, receipt, now)
+
+
+def test_an_arrival_is_on_record_with_its_cause() -> None:
+    row = sent_row()
+    change = hear(row, make_receipt(E.DELIVERED))
+    assert (row.status, row.sent_at, row.delivered_at) == (Status.DELIVERED, NOW, LATER)
+    assert change.cause is not None
+    assert (change.cause.kind, change.cause.name, change.cause.who) == ("receipt", "delivered", "twilio")
+    assert (change.cause.before, change.cause.after) == (Status.SENT, Status.DELIVERED)
+    assert (change.before, change.attempts_before, row.updated_at) == (Status.SENT, 1, LATER)
+
+
+def test_an_arrival_of_a_dead_letter_takes_it_out_of_the_dead() -> None:
+    row = sent_row(status=Status.FAILED, failed_at=NOW, reason=Reason.RETRIES_EXHAUSTED, sent_at=None)
+    hear(row, make_receipt(E.DELIVERED))
+    assert (row.status, row.failed_at, row.reason) == (Status.DELIVERED, None, None)
+    assert (row.sent_at, row.delivered_at) == (LATER, LATER)
+
+
+def test_an_arrival_ends_the_waiting() -> None:
+    row = make_row(status=Status.RETRYING, attempts=1)
+    hear(row, make_receipt(E.DELIVERED))
+    assert (row.status, row.due_at, row.deadline_at) == (Status.DELIVERED, None, None)
+
+
+def test_a_bounce_reopens_it_at_the_next_provider_at_once() -> None:
+    row = sent_row(failures_here=1)
+    change = hear(row, make_receipt(E.FAILED, error="unreachable", error_code="30005"))
+    assert (row.status, row.provider, row.outlet, row.due_at) == (Status.RETRYING, "sns", "sns", LATER)
+    assert (row.failures_here, row.sent_at, row.reason) == (0, None, None)
+    assert (row.last_error, row.error_code) == ("unreachable", "30005")
+    assert change.cause is not None
+    assert change.cause.why == "30005"
+
+
+def test_a_bounce_without_an_error_keeps_the_error_there_was() -> None:
+    row = sent_row(last_error="earlier", error_code="1")
+    change = hear(row, make_receipt(E.FAILED))
+    assert (row.last_error, row.error_code) == ("earlier", "1")
+    assert change.cause is not None
+    assert change.cause.why == ""
+
+
+@pytest.mark.parametrize(("attempts", "allowed"), [(1, 5), (4, 5), (5, 6), (7, 8)])
+def test_a_bounce_grants_one_attempt_beyond_the_maximum_only_if_none_is_left(
+    attempts: int, allowed: int
+) -> None:
+    row = sent_row(attempts=attempts)
+    hear(row, make_receipt(E.FAILED))
+    lease(row, "worker-1", MINUTE, LATER)
+    claim = claim_of(row, MESSAGE, LATER)
+    assert allowed_attempts(claim, STEADY) == allowed
+    assert judge(claim, STEADY, NOTHING_AGAINST_IT, now=LATER) is None
+
+
+def test_a_bounce_that_comes_two_days_later_still_goes_to_the_next_provider() -> None:
+    row = sent_row()
+    later = NOW + 2 * DAY
+    hear(row, make_receipt(E.FAILED), now=later)
+    lease(row, "worker-1", MINUTE, later)
+    assert judge(claim_of(row, MESSAGE, later), STEADY, NOTHING_AGAINST_IT, now=later) is None
+
+
+def test_a_bounce_that_blames_the_recipient_is_a_dead_letter() -> None:
+    row = sent_row()
+    hear(row, make_receipt(E.FAILED, recipient_at_fault=True, error="mailbox does not exist"))
+    assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.RECEIPT_FAILED, LATER)
+    assert (row.last_error, row.due_at) == ("mailbox does not exist", None)
+
+
+def test_a_synchronous_one_that_bounces_is_failed_and_stays_so() -> None:
+    row = sent_row(mode=Mode.SYNCHRONOUS)
+    hear(row, make_receipt(E.FAILED))
+    assert (row.status, row.due_at) == (Status.FAILED, None)
+
+
+def test_a_spam_report_is_the_end_of_it() -> None:
+    row = sent_row(status=Status.DELIVERED, delivered_at=NOW)
+    hear(row, make_receipt(E.SPAM_REPORT), rank=4)
+    assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.SPAM_REPORT, LATER)
+
+
+def test_a_doubt_is_resolved_by_a_receipt() -> None:
+    row = sent_row(status=Status.IN_DOUBT, sent_at=None, reason=Reason.UNCONFIRMED)
+    hear(row, make_receipt(E.SENT))
+    assert (row.status, row.sent_at, row.reason) == (Status.SENT, LATER, None)
+
+
+def test_opens_and_clicks_are_counted_and_change_nothing_else() -> None:
+    row = sent_row(reason=None)
+    for event in (E.OPEN, E.OPEN, E.CLICK):
+        change = hear(row, make_receipt(event))
+        assert (change.before, row.status) == (Status.SENT, Status.SENT)
+    assert row.engagement == {"open": 2, "click": 1}
+    assert (row.sent_at, row.due_at) == (NOW, None)
+
+
+@pytest.mark.parametrize("event", [E.QUEUED, E.SENT, E.UNSUBSCRIBE])
+def test_a_receipt_that_moves_nothing_is_still_on_record(event: ReceiptEvent) -> None:
+    row = sent_row()
+    number = row.changes
+    change = hear(row, make_receipt(event, error_code="noise"))
+    assert row.changes == number + 1
+    assert (row.status, row.error_code, row.engagement) == (Status.SENT, None, {})
+    assert change.cause is not None
+    assert (change.cause.before, change.cause.after) == (Status.SENT, Status.SENT)
+
+
+def test_a_receipt_about_one_under_way_is_not_applied_before_its_settlement() -> None:
+    row = make_row(status=Status.SENDING)
+    with pytest.raises(AssertionError, match="kept for later"):
+        hear(row, make_receipt(E.DELIVERED))
+
+
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations([(E.FAILED, True), (E.SPAM_REPORT, False), (E.SENT, False)]))
+)
+def test_the_reason_of_a_dead_letter_does_not_depend_on_the_order_of_its_receipts(
+    order: tuple[tuple[ReceiptEvent, bool], ...],
+) -> None:
+    row, rank = sent_row(), 0
+    for event, at_fault in order:
+        receipt = make_receipt(event, recipient_at_fault=at_fault)
+        standing = Standing(
+            status=row.status,
+            mode=row.mode,
+            provider=row.provider,
+            outlet=row.outlet,
+            attempts=row.attempts,
+            rank=rank,
+            newest=True,
+        )
+        verdict = absorb(standing, receipt)
+        if verdict is not None:
+            receive(row, verdict, receipt, LATER)
+            rank = verdict.rank
+    assert (row.status, row.reason) == (Status.FAILED, Reason.SPAM_REPORT)
