@@ -15,7 +15,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from homing import compose, config
 from homing.core.errors import InvalidRequest
-from homing.core.events import EVENT_NAMES
+from homing.core.events import EVENT_NAMES, moment
 from homing.core.model import Content, Filter, Notification, Page, Recipient
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
 from homing.core.request import SendRequest, channels_of
@@ -151,7 +151,7 @@ class Homing(Engine):
             return at
         if at < timedelta(0):
             raise InvalidRequest(where, f"is {at}; a delay cannot be negative")
-        return datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC) + at
+        return moment(self._clock.now_ms()) + at
 
 
 class SyncHoming:

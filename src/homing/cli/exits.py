@@ -35,7 +35,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 def one_line(text: str) -> str:
     """Text that cannot break the line or steer the terminal, whoever wrote it."""
-    return _CONTROL.sub(" ", text).strip()
+    return _CONTROL.sub(" ", text)
 
 
 def code_of(error: Exception) -> ExitCode | None:

@@ -132,7 +132,7 @@ def styled(text: str, style: str | None = None) -> Text:
     """Text with a style; a status, outcome or phase has its own."""
     from rich.text import Text
 
-    return Text(one_line(text) if style is None else text, style=style or STYLES.get(text, ""))
+    return Text(one_line(text), style=style or STYLES.get(text, ""))
 
 
 def _text(cell: Cell) -> Text:
@@ -140,7 +140,7 @@ def _text(cell: Cell) -> Text:
 
     if isinstance(cell, Text):
         return cell
-    return Text("" if cell is None else one_line(str(cell)) if str(cell).strip() else str(cell))
+    return Text("" if cell is None else one_line(str(cell)))
 
 
 def print_json(value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from homing.core.model import AttemptRecord, Channel, Message, Reason, Status
@@ -15,9 +15,17 @@ ALERT = "Alert"
 EVENT_NAMES = frozenset({STATUS_CHANGED, NOTIFICATION_FAILED, ALERT})
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def moment(at: int) -> datetime:
+    """An epoch-millisecond time, exactly (a float of seconds would round)."""
+    return _EPOCH + timedelta(milliseconds=at)
+
+
 def iso(at: int) -> str:
     """An epoch-millisecond time as people read it."""
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment(at).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def status_changed(

@@ -245,7 +245,7 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     """Fencing token: a settlement counts only while it is the newest."""
     created_at: int
     aged_from: int
-    """`max_age_ms` counts from here: creation, `send_at`, or the operator's last retry."""
+    """`max_age_ms` counts from here: creation, `send_at`, an operator's retry, or a reopening receipt."""
     due_at: int
     """When it was due: the claim's time minus this is the schedule lateness."""
     expires_at: int | None

@@ -351,9 +351,12 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
             row.attempt_floor = max(row.attempt_floor, row.attempts + 1)
             row.failures_here = 0
             row.sent_at = None
+            row.aged_from = now
             _wait(row, now)
         else:
             _finish(row, now)
+    elif verdict.reason is not None:
+        row.reason = verdict.reason
     cause = CauseRecord(
         kind="receipt",
         name=receipt.event.value,

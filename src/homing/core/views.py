@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import overload
 
+from homing.core.events import moment
 from homing.core.model import Attempt, AttemptRecord, Cause, History, Message, Notification
 from homing.core.rows import CauseRecord, Row
 
@@ -16,7 +17,7 @@ def when(at: int) -> datetime: ...
 def when(at: None) -> None: ...
 def when(at: int | None) -> datetime | None:
     """An epoch-millisecond time as an aware datetime."""
-    return None if at is None else datetime.fromtimestamp(at / 1000, UTC)
+    return None if at is None else moment(at)
 
 
 def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] = ()) -> Notification:

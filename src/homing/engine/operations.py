@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from homing.core.backoff import base_delay_ms
 from homing.core.errors import InvalidRequest, NotFound
+from homing.core.events import moment
 from homing.core.failover import next_stop
 from homing.core.model import (
     ErrorGroup,
@@ -324,7 +325,7 @@ class Operations:
                 return
 
     async def _now(self) -> datetime:
-        return datetime.fromtimestamp(await self._backend.now_ms() / 1000, UTC)
+        return moment(await self._backend.now_ms())
 
 
 def _verdict(history: History) -> str:

@@ -8,13 +8,12 @@ JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
 import msgspec
 
-from homing.core.model import AttemptRecord, Event, Message
+from homing.core.model import AttemptRecord, Message
 from homing.core.rows import CauseRecord, Row
 
 Column = str | int | float | None
@@ -35,20 +34,14 @@ class StoredCause(CauseRecord, frozen=True, array_like=True, kw_only=True):
     """A `CauseRecord` that is read from a JSON array."""
 
 
-class StoredEvent(Event, frozen=True, array_like=True, kw_only=True):
-    """An `Event` that is read from a JSON array."""
-
-
 ATTEMPT_FIELDS: tuple[str, ...] = AttemptRecord.__struct_fields__
 CAUSE_FIELDS: tuple[str, ...] = CauseRecord.__struct_fields__
-EVENT_FIELDS: tuple[str, ...] = Event.__struct_fields__
 
 _encoder = msgspec.json.Encoder()
 # Not strict, because SQL has no booleans: 0 and 1 stand for them.
 decode_rows = msgspec.json.Decoder(list[tuple[int, StoredRow]], strict=False).decode
 decode_attempts = msgspec.json.Decoder(list[tuple[int, StoredAttempt]]).decode
 decode_causes = msgspec.json.Decoder(list[tuple[int, StoredCause]]).decode
-decode_events = msgspec.json.Decoder(list[tuple[int, StoredEvent]]).decode
 decode_messages = msgspec.json.Decoder(list[Message]).decode
 decode_ids = msgspec.json.Decoder(tuple[str, ...]).decode
 decode_value = msgspec.json.Decoder(dict[str, Any]).decode
@@ -243,9 +236,9 @@ def attempt_columns(record: AttemptRecord) -> tuple[Column, ...]:
     )
 
 
-def record_columns(values: Iterable[object]) -> tuple[Column, ...]:
-    """The values of any small record as columns."""
-    return tuple(plain(value) for value in values)
+def cause_columns(record: CauseRecord) -> tuple[Column, ...]:
+    """In the order of `CAUSE_FIELDS`."""
+    return tuple(plain(getattr(record, name)) for name in CAUSE_FIELDS)
 
 
 def plain(value: Any) -> Column:

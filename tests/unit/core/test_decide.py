@@ -288,7 +288,7 @@ def test_leaving_a_provider_that_asked_for_time_puts_it_on_hold_and_does_not_wai
     settled = settle(K.THROTTLED, make_claim(failures_here=1), retry_after_ms=HOUR)
     assert (settled.provider, settled.delay_ms, settled.hold_ms) == ("sns", 10 * SECOND, HOUR)
     assert settle(K.THROTTLED, make_claim(failures_here=1), retry_after_ms=9 * DAY).hold_ms == DAY
-    assert settle(K.THROTTLED, make_claim(failures_here=1)).hold_ms == 0
+    assert settle(K.THROTTLED, make_claim(failures_here=1)).hold_ms == 10 * SECOND, "its own backoff holds too"
     assert settle(K.THROTTLED, retry_after_ms=HOUR).hold_ms == 0, "it stays, so the delay says it"
 
 

@@ -33,7 +33,7 @@ from homing.core.rows import (
     settle,
     sums_of,
 )
-from homing.core.states import COMMANDS, FINAL, WAITING, after_command, may_settle
+from homing.core.states import WAITING, after_command, may_settle
 
 from .build import (
     DAY,
@@ -173,8 +173,6 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.row.status is Status.SENDING)
     @rule(facts=st.sampled_from([Facts(), Facts(skip=Reason.SUPPRESSED), Facts(postpone_ms=MINUTE)]))
     def the_guard_judges_it(self, facts: Facts) -> None:
-        if self.row.mode is Mode.SYNCHRONOUS and facts.postpone_ms:
-            return
         claim = claim_of(self.row, MESSAGE, self.now)
         settlement = judge(claim, self.policy, facts, now=self.now)
         if settlement is not None:
@@ -290,11 +288,6 @@ class Life(RuleBasedStateMachine):
             assert self.row.delivered_at is not None
         if self.row.status is Status.FAILED:
             assert self.row.failed_at is not None
-
-    @invariant()
-    def nothing_but_a_doubt_stops_half_way(self) -> None:
-        assert self.row.status in FINAL | WAITING | {Status.SENDING, Status.IN_DOUBT}
-        assert set(COMMANDS) == set(CommandName)
 
 
 TestARowKeepsItsInvariantsThroughAnyLife = Life.TestCase

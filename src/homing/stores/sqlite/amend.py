@@ -76,7 +76,7 @@ def _apply(tx: Tx, possible: Sequence[Found], command: Command) -> tuple[tuple[s
             book.record(last, fresh)
             new.append((last, *new_columns(fresh.row)))
             copies.append((last, seq))
-    MUTABLE.run(tx, [(seq, *mutable_columns(row)) for seq, row in possible])
+    MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in possible})
     NEW_ROWS.run(tx, new)
     _COPIES.run(tx, copies)
     book.write()

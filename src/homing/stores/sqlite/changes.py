@@ -5,22 +5,23 @@ Counts, hourly sums, attempts, causes, queues and events: all in the transaction
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+
+from msgspec import Struct
 
 from homing.core.events import NOTIFICATION_FAILED
-from homing.core.model import AttemptRecord, Content, Event, Message, Recipient, RegistryPut, Status
+from homing.core.model import AttemptRecord, Channel, Content, Event, Message, Recipient, RegistryPut, Status
 from homing.core.rows import Change, Row, events_of, sums_of
 from homing.core.states import WAITING
 from homing.stores.codec import (
     ATTEMPT_FIELDS,
     CAUSE_FIELDS,
-    EVENT_FIELDS,
     Column,
     attempt_columns,
+    cause_columns,
     decode_attempts,
     decode_messages,
     encode,
-    record_columns,
 )
 from homing.stores.sqlite.statements import Many, Tx, insert
 
@@ -29,6 +30,10 @@ SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts")
 
 Queue = tuple[str, str, str]
 """(lane, tenant, outlet)."""
+_Cell = tuple[Status | None, int]
+"""(status, attempts)."""
+_Signature = tuple[str, Channel, str, _Cell, tuple[Status, int], bool]
+"""(tenant, channel, provider, cell before, cell after, without an attempt): all that counts depend on."""
 
 _NOTHING_SAID = Message(recipient=Recipient(), content=Content())
 """For events that do not carry the message."""
@@ -45,7 +50,11 @@ _ROLL_UPS = insert(
 )
 _ATTEMPTS = insert("homing_attempts", ("seq", "change", *ATTEMPT_FIELDS))
 _CAUSES = insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
-_EVENTS = insert("homing_outbox", EVENT_FIELDS, " ON CONFLICT DO NOTHING")
+_EVENTS = insert(
+    "homing_outbox",
+    ("id", "name", "tenant", "at", "notification_id", "payload"),
+    " ON CONFLICT DO NOTHING",
+)
 _ENTERED = insert(
     "homing_queues",
     ("lane", "tenant", "outlet", "next_due_at"),
@@ -75,13 +84,19 @@ def queue_of(row: Row) -> Queue | None:
     return (row.lane, row.tenant, row.outlet) if row.status in WAITING else None
 
 
+class _Kind(Struct):
+    """Changes that count alike, and how many there were."""
+
+    sums: Mapping[str, int]
+    number: int = 0
+
+
 class Book:
     """Takes note of changes. `write` comes last, when the rows themselves are written."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
-        self._tallies: dict[tuple[str, str, int], int] = {}
-        self._sums: dict[tuple[int, str, str, str], dict[str, int]] = {}
+        self._kinds: dict[_Signature, _Kind] = {}
         self._attempts: list[tuple[Column, ...]] = []
         self._causes: list[tuple[Column, ...]] = []
         self._entered: dict[Queue, int] = {}
@@ -94,31 +109,28 @@ class Book:
 
         `was` is the queue that the row waited in before.
         """
-        row = change.row
-        self.count(row, change.before, change.attempts_before)
-        for name, number in sums_of(change).items():
-            self._sum(change, name, number)
-        if change.attempt is not None:
-            self._attempts.append((seq, row.changes, *attempt_columns(change.attempt)))
+        row, attempt = change.row, change.attempt
+        # What an attempt leads to counts where it was made, not where the next one goes.
+        provider = row.provider if attempt is None else attempt.provider
+        before, after = (change.before, change.attempts_before), (row.status, row.attempts)
+        signature = (row.tenant, row.channel, provider, before, after, attempt is None)
+        kind = self._kinds.get(signature)
+        if kind is None:
+            kind = self._kinds[signature] = _Kind(sums_of(change))
+        kind.number += 1
+        if attempt is not None:
+            self._attempts.append((seq, row.changes, *attempt_columns(attempt)))
         if change.cause is not None:
-            cause = change.cause
-            self._causes.append((seq, row.changes, *record_columns(getattr(cause, f) for f in CAUSE_FIELDS)))
+            self._causes.append((seq, row.changes, *cause_columns(change.cause)))
         if was is not None:
             self._left[was] = None
-        if row.due_at is not None:
+        due_at = row.due_at
+        if due_at is not None:
             queue = (row.lane, row.tenant, row.outlet)
-            self._entered[queue] = min(row.due_at, self._entered.get(queue, row.due_at))
+            if self._entered.get(queue, due_at) >= due_at:
+                self._entered[queue] = due_at
         if self._tx.subscribed:
             self._events += self._events_of(seq, change)
-
-    def count(self, row: Row, before: Status | None, attempts_before: int) -> None:
-        """Moves one row from cell to cell of the tallies."""
-        tallies = self._tallies
-        if before is not None:
-            cell = (row.tenant, before._value_, attempts_before)
-            tallies[cell] = tallies.get(cell, 0) - 1
-        cell = (row.tenant, row.status._value_, row.attempts)
-        tallies[cell] = tallies.get(cell, 0) + 1
 
     def foresee(self, seqs: Collection[int]) -> None:
         """Reads at once what the alerts of rows that are about to fail will tell."""
@@ -128,27 +140,34 @@ class Book:
     def write(self) -> None:
         """Everything that was noted."""
         tx = self._tx
-        if self._attempts:
-            _ATTEMPTS.run(tx, self._attempts)
-        if self._causes:
-            _CAUSES.run(tx, self._causes)
-        if self._left:
-            LEFT.run(tx, list(self._left))
-        if self._entered:
-            _ENTERED.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
-        tallies = [(*cell, number) for cell, number in self._tallies.items() if number]
-        if tallies:
-            _TALLIES.run(tx, tallies)
-        if self._sums:
-            _ROLL_UPS.run(tx, [(*key, *map(sums.get, SUMS, [0] * 6)) for key, sums in self._sums.items()])
+        _ATTEMPTS.run(tx, self._attempts)
+        _CAUSES.run(tx, self._causes)
+        LEFT.run(tx, list(self._left))
+        _ENTERED.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
+        self._write_tallies()
+        self._write_sums()
         write_events(tx, self._events)
 
-    def _sum(self, change: Change, name: str, number: int) -> None:
-        # What an attempt leads to counts where it was made, not where the next one goes.
-        provider = change.attempt.provider if change.attempt else change.row.provider
-        key = (change.at - change.at % HOUR_MS, change.row.tenant, change.row.channel._value_, provider)
-        sums = self._sums.setdefault(key, dict.fromkeys(SUMS, 0))
-        sums[name] += number
+    def _write_tallies(self) -> None:
+        """Moves the rows from cell to cell."""
+        cells: dict[tuple[str, str, int], int] = {}
+        for (tenant, _, _, (before, attempts_before), (after, attempts), _), kind in self._kinds.items():
+            if before is not None:
+                left = (tenant, before.value, attempts_before)
+                cells[left] = cells.get(left, 0) - kind.number
+            entered = (tenant, after.value, attempts)
+            cells[entered] = cells.get(entered, 0) + kind.number
+        _TALLIES.run(self._tx, [(*cell, number) for cell, number in cells.items() if number])
+
+    def _write_sums(self) -> None:
+        hour_at = self._tx.now - self._tx.now % HOUR_MS
+        totals: dict[tuple[str, str, str], dict[str, int]] = {}
+        for (tenant, channel, provider, *_), kind in self._kinds.items():
+            if kind.sums:
+                total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))
+                for name, number in kind.sums.items():
+                    total[name] += number * kind.number
+        _ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
         if change.row.status is not Status.FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:

@@ -20,7 +20,7 @@ from homing.stores.codec import (
 from homing.stores.sqlite.changes import NEXT_DUE, Book, queue_of
 from homing.stores.sqlite.deal import Deal, Due, DueQueue, OutletRoom
 from homing.stores.sqlite.rows import rows_by_id
-from homing.stores.sqlite.statements import Many, Tx, insert, json_row, update_rows
+from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_row
 
 _QUEUES_PER_LANE = 2000
 """Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
@@ -72,8 +72,8 @@ SELECT json_group_array(seq) FROM (
     WHERE deadline_at <= ?1 AND mode <> 'synchronous' ORDER BY deadline_at LIMIT ?2)
   ORDER BY at, id LIMIT ?2)
 """
-LEASED = update_rows(LEASED_FIELDS)
-_EXTENDED = update_rows(("lease_until", "provider", "outlet", "failures_here"))
+LEASED = Update(LEASED_FIELDS)
+_EXTENDED = Update(("lease_until", "provider", "outlet", "failures_here"))
 LOOKED_AT = Many(
     f"UPDATE homing_queues SET served = q.column4, next_due_at = {NEXT_DUE} FROM (VALUES ",  # noqa: S608
     4,
@@ -106,13 +106,13 @@ def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int) -> ClaimBatch
     seqs = _decode_seqs(tx.one(PASSED, tx.now, max(0, limit)))
     if not seqs:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
-    book, claims, written = Book(tx), [], []
+    book, claims, written = Book(tx), [], {}
     for (seq, row), message in zip(*_rows_and_messages(tx, seqs), strict=True):
         was = queue_of(row)
         due_at = row.started_at if row.due_at is None else row.due_at
         book.record(seq, reclaim(row, worker, lease_ms, tx.now), was)
         claims.append(claim_of(row, message, due_at))
-        written.append((seq, *leased_columns(row)))
+        written[seq] = leased_columns(row)
     LEASED.run(tx, written)
     book.write()
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
@@ -121,14 +121,16 @@ def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int) -> ClaimBatch
 def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
     """Prolongs leases whose token still matches; the ids still held."""
     found = rows_by_id(tx, [lease.id for lease in leases])
-    held: dict[str, tuple[Column, ...]] = {}
+    held: set[str] = set()
+    written: dict[int, tuple[Column, ...]] = {}
     for one in leases:
         if one.id not in found:
             continue
         seq, row = found[one.id]
         if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
-            held[one.id] = (seq, row.lease_until, row.provider, row.outlet, row.failures_here)
-    _EXTENDED.run(tx, list(held.values()))
+            held.add(one.id)
+            written[seq] = (row.lease_until, row.provider, row.outlet, row.failures_here)
+    _EXTENDED.run(tx, written)
     return frozenset(held)
 
 
@@ -167,13 +169,13 @@ def _fetch(tx: Tx, queues: Sequence[DueQueue], limit: int) -> None:
 def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest) -> tuple[Claim, ...]:
     if not dealt:
         return ()
-    book, claims, written = Book(tx), [], []
+    book, claims, written = Book(tx), [], {}
     rows, messages = _rows_and_messages(tx, [seq for _, _, seq in dealt])
     for (seq, row), message, (due_at, _, _) in zip(rows, messages, dealt, strict=True):
-        change = lease(row, request.worker, request.lease_ms, tx.now)
-        book.count(row, change.before, change.attempts_before)
+        # The queues that it leaves are put right by `_keep_turns`.
+        book.record(seq, lease(row, request.worker, request.lease_ms, tx.now))
         claims.append(claim_of(row, message, due_at))
-        written.append((seq, *leased_columns(row)))
+        written[seq] = leased_columns(row)
     LEASED.run(tx, written)
     book.write()
     return tuple(claims)

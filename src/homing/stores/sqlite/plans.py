@@ -13,11 +13,11 @@ def hot_statements() -> dict[str, str]:
         "claim: due queues": leases.DUE_QUEUES,
         "claim: due rows of a queue": leases.DUE_ROWS,
         "claim: rows and messages": leases.ROWS_AND_MESSAGES,
-        "claim: lease": leases.LEASED.text,
+        "claim: lease": leases.LEASED.alike,
         "claim: queues after it": leases.LOOKED_AT.text,
         "claim: next due": leases.NEXT_DUE_AT,
         "reclaim: what has passed": leases.PASSED,
         "settle: rows by id": rows.BY_ID,
-        "settle: rows": settle.SETTLED.text,
+        "settle: rows": settle.SETTLED.each.text,
         "queues that rows have left": changes.LEFT.text,
     }

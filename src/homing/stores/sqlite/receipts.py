@@ -12,9 +12,9 @@ from homing.core.rows import receive
 from homing.stores.codec import MUTABLE_FIELDS, StoredRow, encode, mutable_columns
 from homing.stores.sqlite.changes import Book, queue_of, write_puts
 from homing.stores.sqlite.rows import rows_by_seq
-from homing.stores.sqlite.statements import Many, Tx, insert, update_rows
+from homing.stores.sqlite.statements import Many, Tx, Update, insert
 
-MUTABLE = update_rows(MUTABLE_FIELDS)
+MUTABLE = Update(MUTABLE_FIELDS)
 _HEARD = """
 SELECT json_group_array(json_array(r.provider, r.event_id))
 FROM json_each(?1) AS j CROSS JOIN homing_receipts AS r
@@ -93,7 +93,7 @@ class _Desk:
         return True
 
     def write(self) -> None:
-        MUTABLE.run(self._tx, [(seq, *mutable_columns(row)) for seq, row in self._changed.items()])
+        MUTABLE.run(self._tx, {seq: mutable_columns(row) for seq, row in self._changed.items()})
         _RANKS.run(self._tx, [(*place, rank) for place, rank in self._ranked.items()])
         self._book.write()
         write_puts(self._tx, self._puts)

@@ -11,9 +11,9 @@ from homing.stores.codec import SETTLED_FIELDS, Column, settled_columns
 from homing.stores.sqlite.changes import Book, write_puts
 from homing.stores.sqlite.receipts import take_early
 from homing.stores.sqlite.rows import rows_by_id
-from homing.stores.sqlite.statements import Tx, update_rows
+from homing.stores.sqlite.statements import Tx, Update
 
-SETTLED = update_rows(SETTLED_FIELDS)
+SETTLED = Update(SETTLED_FIELDS)
 
 
 class Fate(Enum):
@@ -43,10 +43,10 @@ def settle(tx: Tx, batch: Sequence[Settlement]) -> list[Fate]:
             fates.append(Fate.STALE)
             continue
         book.record(seq, change)
-        written[seq] = (seq, *settled_columns(row))
+        written[seq] = settled_columns(row)
         puts += settlement.puts
         fates.append(Fate.APPLIED)
-    SETTLED.run(tx, list(written.values()))
+    SETTLED.run(tx, written)
     book.write()
     write_puts(tx, puts)
     take_early(tx, list(written))

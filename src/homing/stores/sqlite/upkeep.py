@@ -9,21 +9,20 @@ from msgspec import json
 
 from homing.core.model import Event, Retention, Status
 from homing.core.states import FINAL
-from homing.stores.codec import EVENT_FIELDS, decode_events, encode
+from homing.stores.codec import encode
 from homing.stores.sqlite.schema import version_of
 from homing.stores.sqlite.statements import Tx, insert
 
-OUTBOX = f"""
-SELECT json_group_array(json_array(number, json_array({
-    ", ".join(f"json({f})" if f == "payload" else f for f in EVENT_FIELDS)
-})))
+OUTBOX = """
+SELECT json_group_array(json_object(
+  'id', id, 'name', name, 'tenant', tenant, 'at', at, 'notificationId', notification_id,
+  'payload', json(payload)))
 FROM (SELECT * FROM homing_outbox WHERE lease_until <= ?1 ORDER BY number LIMIT ?2)
-"""  # noqa: S608
+"""
 _PAST_AGE = """
 SELECT json_group_array(json_array(seq, tenant, attempts)) FROM (
   SELECT seq, tenant, attempts FROM homing_notifications
-  WHERE status = ?1 AND status IN ('sent', 'delivered', 'failed', 'cancelled', 'expired', 'skipped')
-    AND updated_at <= ?2
+  WHERE status = ?1 AND updated_at <= ?2 AND due_at IS NULL AND lease_until IS NULL
   ORDER BY updated_at LIMIT ?3)
 """
 _PURGED = insert(
@@ -33,21 +32,22 @@ _PURGED = insert(
 )
 _OF_NOTIFICATION = ("homing_notifications", "homing_messages", "homing_attempts", "homing_causes")
 
+_decode_events = json.Decoder(tuple[Event, ...]).decode
 _decode_past = json.Decoder(list[tuple[int, str, int]]).decode
 
 
 def lease_events(tx: Tx, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
     """The oldest events that no relay holds, leased to this one."""
-    found = decode_events(tx.one(OUTBOX, tx.now, max(0, limit)))
-    if found:
+    events = _decode_events(tx.one(OUTBOX, tx.now, max(0, limit)))
+    if events:
         tx.run(
             "UPDATE homing_outbox SET leased_to = ?, lease_until = ?"
-            " WHERE number IN (SELECT value FROM json_each(?))",
+            " WHERE id IN (SELECT value FROM json_each(?))",
             worker,
             tx.now + lease_ms,
-            encode([number for number, _ in found]),
+            encode([event.id for event in events]),
         )
-    return tuple(event for _, event in found)
+    return events
 
 
 def remove_events(tx: Tx, ids: Sequence[str]) -> None:

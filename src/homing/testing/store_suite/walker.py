@@ -163,6 +163,8 @@ class Walker:
             if held is not None:
                 self._old.append(held)
             self._held[claim.id] = claim
+            if self._chance.random() < 0.3:  # its receipts may come before its settlement
+                self._messages.append((claim.provider, f"m-{claim.id}-{claim.attempt}"))
 
     async def _settle(self, store: Backend) -> None:
         chance = self._chance
@@ -215,7 +217,7 @@ class Walker:
     async def _command(self, store: Backend) -> None:
         chance = self._chance
         tenant, name = chance.choice(TENANTS), chance.choice(list(CommandName))
-        ids = sorted(self.accepted[chance.choice(TENANTS)])
+        ids = sorted(self.accepted[tenant if chance.random() < 0.8 else chance.choice(TENANTS)])
         ids = chance.sample(ids, min(len(ids), chance.randint(1, 4)))
         command = Command(
             name=name,

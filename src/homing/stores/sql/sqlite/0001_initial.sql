@@ -62,17 +62,18 @@ CREATE INDEX homing_deadline ON homing_notifications (deadline_at)
     WHERE deadline_at IS NOT NULL AND mode <> 'synchronous';
 CREATE INDEX homing_lease ON homing_notifications (lease_until)
     WHERE lease_until IS NOT NULL;
--- Lists, newest first; by batch; and of the statuses that are rare among many that went well.
+-- Lists, newest first; by batch; and of the statuses that are rare among many that went well. (Plain
+-- comparisons: SQLite takes several times as long for an IN, and tests this at every write of a row.)
 CREATE INDEX homing_tenant ON homing_notifications (tenant, id);
 CREATE INDEX homing_batch ON homing_notifications (batch_id);
 CREATE INDEX homing_rare ON homing_notifications (tenant, status, id)
-    WHERE status IN ('retrying', 'failed', 'cancelled', 'expired', 'skipped', 'in_doubt');
+    WHERE status <> 'pending' AND status <> 'sending' AND status <> 'sent' AND status <> 'delivered';
 -- The longest-waiting retry of a tenant.
 CREATE INDEX homing_retrying ON homing_notifications (tenant, last_attempt_at)
     WHERE status = 'retrying';
--- What a prune reads: final rows by age.
+-- What a prune reads: rows by age that neither wait nor are under way.
 CREATE INDEX homing_final ON homing_notifications (status, updated_at)
-    WHERE status IN ('sent', 'delivered', 'failed', 'cancelled', 'expired', 'skipped');
+    WHERE due_at IS NULL AND lease_until IS NULL;
 
 CREATE TABLE homing_messages (
     seq     INTEGER PRIMARY KEY,

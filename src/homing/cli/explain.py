@@ -1,0 +1,115 @@
+"""`homing explain`: what happened to one notification, by which policy, and what comes next."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from homing.cli.exits import ExitCode
+from homing.cli.mask import Privacy
+from homing.cli.policy_view import camel, policy_fields, policy_json
+from homing.cli.root import app
+from homing.cli.screen import Screen, print_json, styled
+from homing.cli.shared import Json, NotificationId, Options, command, engine
+from homing.cli.words import local, span
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from homing.core.model import Attempt, Cause, History, Notification
+    from homing.engine.operations import Explanation
+
+
+@command(app, "explain")
+async def explain(options: Options, id: NotificationId, json: Json = False) -> int:
+    """Explain one notification: its attempts, its policy, its verdict and next step."""
+    async with engine(options) as homing:
+        found = await homing.explain(id)
+    if json:
+        print_json(options.privacy.wire(_wire(found), found.history.notification.recipient))
+    else:
+        show(options.screen, options.privacy, found)
+    return ExitCode.OK
+
+
+def show(screen: Screen, privacy: Privacy, found: Explanation) -> None:
+    """The whole explanation, as a page."""
+    n, resolution = found.history.notification, found.resolution
+    head = f"{n.id}  {n.type} by {n.channel.value} to {privacy.recipient(n)}"
+    screen.line(head, style="bold")
+    screen.line("verdict  ", privacy.error(found.verdict, n.recipient))
+    screen.line("next     ", found.next_step)
+    screen.heading(f"What happened (times are local, UTC{local_offset(n.created_at)})")
+    screen.table(("AT", "AFTER>", "WHAT", "WHERE", "RESULT", "DETAIL~"), timeline(found.history, privacy))
+    chosen = f"rule {resolution.rule}" if resolution.rule else f"preset rule {resolution.preset_rule}"
+    screen.heading(f"Its policy, by {chosen}")
+    policy_fields(screen, resolution)
+
+
+def timeline(history: History, privacy: Privacy) -> list[tuple[Any, ...]]:
+    """Acceptance, attempts and everything else that changed it, in order of time."""
+    n = history.notification
+    rows: list[tuple[datetime, int, tuple[Any, ...]]] = [(n.created_at, 0, ("accepted", "", "", _asked(n)))]
+    rows += [(a.started_at, 1, _attempt(a, n, privacy)) for a in history.attempts]
+    rows += [(c.at, 2, _cause(c, privacy)) for c in history.causes]
+    if n.delivered_at and not any(c.status_after == "delivered" for c in history.causes):
+        rows.append((n.delivered_at, 3, ("delivered", n.provider, styled("delivered"), "")))
+    rows.sort(key=lambda row: (row[0], row[1]))
+    begin = n.created_at
+    return [(local(at, millis=True), _after(at - begin), *what) for at, _, what in rows]
+
+
+def local_offset(at: datetime) -> str:
+    """`+02:00` for the reader's zone at that time."""
+    text = at.astimezone().strftime("%z")
+    return f"{text[:3]}:{text[3:]}"
+
+
+def _asked(n: Notification) -> str:
+    parts = [f"{n.mode.value} mode, {n.priority.value} priority"]
+    if n.resend_of:
+        parts.append(f"a resend of {n.resend_of}")
+    if n.send_at:
+        parts.append(f"not before {local(n.send_at)}")
+    if n.expires_at:
+        parts.append(f"not after {local(n.expires_at)}")
+    return "; ".join(parts)
+
+
+def _attempt(a: Attempt, n: Notification, privacy: Privacy) -> tuple[Any, ...]:
+    code = f"[{a.error_code}] " if a.error_code and a.error_code != a.error else ""
+    said = f"{code}{privacy.error(a.error, n.recipient)}" if a.error or a.error_code else a.provider_message_id
+    return (f"attempt {a.number}", a.provider, _took(a), said or "")
+
+
+def _took(a: Attempt) -> Text:
+    return styled(a.outcome.value).append(f" in {span(a.latency_ms)}", style="bright_black")
+
+
+def _cause(c: Cause, privacy: Privacy) -> tuple[Any, ...]:
+    changed = styled(c.status_after.value) if c.status_after != c.status_before else ""
+    why = f"by {c.who}" if c.kind == "command" else ""
+    said = ": ".join(part for part in (why, privacy.error(c.why)) if part)
+    return (f"{c.kind} {c.name}", c.who if c.kind == "receipt" else "", changed, said)
+
+
+def _after(since: timedelta) -> str:
+    return f"+{span(max(0, since.total_seconds() * 1000))}"
+
+
+def _wire(found: Explanation) -> dict[str, Any]:
+    import msgspec
+
+    resolution = found.resolution
+    history: dict[str, Any] = msgspec.to_builtins(found.history)
+    return {
+        **history,
+        "policy": policy_json(resolution.policy),
+        "rule": resolution.rule,
+        "presetRule": resolution.preset_rule,
+        "sources": {camel(name): source for name, source in resolution.sources.items()},
+        "passedOver": list(resolution.passed_over),
+        "verdict": found.verdict,
+        "nextStep": found.next_step,
+    }
+

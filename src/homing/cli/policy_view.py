@@ -1,0 +1,88 @@
+"""A policy, as people and programs read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from homing.cli.screen import Screen, styled
+from homing.cli.words import span
+
+if TYPE_CHECKING:
+    from homing.core.policy import Resolution, RetryPolicy
+
+_IRRELEVANT = {
+    "exponential": ("steps_ms", "call"),
+    "linear": ("factor", "steps_ms", "call"),
+    "fibonacci": ("factor", "steps_ms", "call"),
+    "fixed": ("base_ms", "factor", "call"),
+    "callable": ("base_ms", "factor", "steps_ms"),
+}
+"""Fields that a kind of backoff does not look at."""
+
+_JITTER_FIELDS = {"proportional": ("jitter_ratio",), "additive": ("jitter_ms",)}
+
+
+def camel(name: str) -> str:
+    """The wire's spelling of a field."""
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)
+
+
+def policy_json(policy: RetryPolicy) -> dict[str, Any]:
+    """All fields, as the wire has them."""
+    values = {name: getattr(policy, name) for name in policy.__struct_fields__ if name != "call"}
+    if policy.call is not None:
+        values["call"] = getattr(policy.call, "__qualname__", repr(policy.call))
+    return {camel(name): value for name, value in values.items()}
+
+
+def policy_fields(screen: Screen, resolution: Resolution) -> None:
+    """Each field that matters, its value and where it came from."""
+    policy = resolution.policy
+    screen.table(
+        ("FIELD", "VALUE", "FROM"),
+        [
+            (name, shown(name, getattr(policy, name)), styled(resolution.sources[name], "bright_black"))
+            for name in relevant(policy)
+        ],
+    )
+    screen.line("waits    ", waits(policy))
+    if resolution.passed_over:
+        screen.line("less specific, passed over:", ", ".join(resolution.passed_over))
+
+
+def relevant(policy: RetryPolicy) -> list[str]:
+    """The fields that have a say, in their order."""
+    hidden = set(_IRRELEVANT[policy.backoff.value])
+    hidden |= {"jitter_ratio", "jitter_ms"} - set(_JITTER_FIELDS.get(policy.jitter.value, ()))
+    return [name for name in policy.__struct_fields__ if name not in hidden]
+
+
+def shown(name: str, value: Any) -> str:
+    """One field's value."""
+    if name == "cap_ms" and not value:
+        return "none"
+    if name == "steps_ms":
+        return ", ".join(span(step) for step in value)
+    if name == "jitter_ratio":
+        return f"0 to {100 * value:g} %"
+    if name == "call":
+        return getattr(value, "__qualname__", repr(value))
+    if name.endswith("_ms"):
+        return span(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def waits(policy: RetryPolicy) -> str:
+    """All waits on the way to the dead letter, in one line."""
+    from homing.core.backoff import bounds_ms
+
+    steps = []
+    last = 0
+    for attempt in range(1, min(policy.max_attempts, 13)):
+        low, high = bounds_ms(policy, attempt, last)
+        last = high
+        steps.append(span(low) if low == high else f"{span(low)}–{span(high)}")
+    if policy.max_attempts > 13:
+        steps.append("…")
+    return (" → ".join(steps) if steps else "none: one attempt") + ", then a dead letter"

@@ -1,0 +1,222 @@
+"""`status`, `list`, `waiting`, `retry-info`: where notifications stand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli import filters
+from homing.cli.exits import ExitCode
+from homing.cli.mask import Privacy
+from homing.cli.root import app
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import Json, NotificationId, Options, command, engine
+from homing.cli.words import delay, local, plural, relative, span
+
+if TYPE_CHECKING:
+    from homing.core.model import Notification
+
+Delay = Annotated[
+    str | None,
+    typer.Option("--delay", metavar="DURATION", help="Compute with this base delay, doubling; changes nothing."),
+]
+
+
+@command(app, "status")
+async def status(options: Options, id: NotificationId, json: Json = False) -> int:
+    """Show where one notification stands."""
+    import msgspec
+
+    async with engine(options) as homing:
+        found = await homing.get(id)
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(found), found.recipient))
+    else:
+        options.screen.fields(_facts(found, options.privacy))
+    return ExitCode.OK
+
+
+@command(app, "list")
+async def list_(
+    options: Options,
+    status: filters.Statuses = None,
+    channel: filters.ChannelFlag = None,
+    type: filters.TypeFlag = None,
+    provider: filters.ProviderFlag = None,
+    batch: filters.BatchFlag = None,
+    reason: filters.ReasonFlag = None,
+    address: filters.AddressFlag = None,
+    since: filters.SinceFlag = None,
+    until: filters.UntilFlag = None,
+    limit: filters.Limit = 50,
+    cursor: filters.Cursor = None,
+    json: Json = False,
+) -> int:
+    """List notifications, newest first."""
+    import msgspec
+
+    chosen = filters.build(
+        statuses=status,
+        channel=channel,
+        type=type,
+        provider=provider,
+        batch=batch,
+        reason=reason,
+        address=address,
+        since=since,
+        until=until,
+    )
+    async with engine(options) as homing:
+        page = await homing.list(chosen, limit=limit, cursor=cursor)
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(page)))
+        return ExitCode.OK
+    if not page.items:
+        options.notes.line("none")
+        return ExitCode.OK
+    options.screen.table(
+        ("ID", "STATUS", "CHANNEL", "TYPE", "TO", "ATTEMPTS>", "PROVIDER", "ACCEPTED", "LAST ERROR~"),
+        [_row(one, options.privacy) for one in page.items],
+    )
+    if page.cursor:
+        options.notes.line(f"there are more: --cursor {page.cursor}")
+    return ExitCode.OK
+
+
+@command(app, "waiting")
+async def waiting(
+    options: Options, delay_: Delay = None, limit: filters.Limit = 50, json: Json = False
+) -> int:
+    """List what waits for its next attempt, soonest first."""
+    import msgspec
+
+    base = delay(delay_, "--delay")
+    async with engine(options) as homing:
+        found = await homing.waiting(base, limit=limit)
+        due = [homing.next_retry_time(one, base) for one in found]
+    if json:
+        items = msgspec.to_builtins([{"notification": n, "nextRetryAt": at} for n, at in zip(found, due, strict=True)])
+        merged = [{**item["notification"], "nextRetryAt": item["nextRetryAt"]} for item in items]
+        print_json(options.privacy.wire(merged))
+        return ExitCode.OK
+    if not found:
+        options.notes.line("nothing waits for a retry")
+        return ExitCode.OK
+    options.screen.table(
+        ("ID", "TYPE", "CHANNEL", "TO", "ATTEMPTS>", "NEXT ATTEMPT", "", "PROVIDER", "LAST ERROR~"),
+        [
+            (
+                one.id,
+                one.type,
+                one.channel.value,
+                options.privacy.recipient(one),
+                one.attempt_count,
+                local(at),
+                relative(at),
+                one.provider,
+                options.privacy.error(one.last_error, one.recipient),
+            )
+            for one, at in zip(found, due, strict=True)
+        ],
+    )
+    return ExitCode.OK
+
+
+@command(app, "retry-info")
+async def retry_info(
+    options: Options,
+    id: NotificationId,
+    max_attempts: Annotated[
+        int | None, typer.Option("--max-attempts", metavar="N", help="Compute with this maximum; changes nothing.")
+    ] = None,
+    delay_: Delay = None,
+    json: Json = False,
+) -> int:
+    """Show where one notification stands in its retries."""
+    import msgspec
+
+    async with engine(options) as homing:
+        info = await homing.retry_info(id, max_attempts, delay(delay_, "--delay"))
+        to = (await homing.get(id)).recipient
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(info), to))
+        return ExitCode.OK
+    options.screen.fields(
+        [
+            ("notification", info.notification_id),
+            ("status", styled(info.status.value)),
+            ("attempts", f"{info.current_attempts} of {info.max_attempts}"),
+            ("retries remaining", str(info.retries_remaining)),
+            ("has more retries", _yes(info.has_more_retries)),
+            ("last attempt", _when(info.last_attempt_at)),
+            ("next retry", _when(info.next_retry_at)),
+            ("ready for retry", _yes(info.is_ready_for_retry)),
+            ("current delay", span(info.current_delay_minutes * 60_000)),
+            ("next delay", span(info.next_delay_minutes * 60_000)),
+            ("error", options.privacy.error(info.error_message, to)),
+        ]
+    )
+    return ExitCode.OK
+
+
+def _facts(n: Notification, privacy: Privacy) -> list[tuple[str, Any]]:
+    said = n.content.subject or n.content.title or n.content.body or n.content.text or ""
+    reason = f"({n.reason.value})" if n.reason else ""
+    pinned = ", forced" if n.pinned else ""
+    return [
+        ("id", n.id),
+        ("status", styled(n.status.value).append(f" {reason}" if reason else "")),
+        ("to", privacy.recipient(n)),
+        ("channel", f"{n.channel.value}, {n.mode.value} mode, {n.priority.value} priority"),
+        ("type", n.type + (f" (category {n.category})" if n.category != n.type else "")),
+        ("origin", n.origin),
+        ("says", said[:80] + ("…" if len(said) > 80 else "")),
+        ("attempts", plural(n.attempt_count, "attempt")),
+        ("provider", f"{n.provider}{pinned}"),
+        ("accepted", _when(n.created_at)),
+        ("send at", _when(n.send_at)),
+        ("expires", _when(n.expires_at)),
+        ("next attempt", _when(n.next_retry_at)),
+        ("last attempt", _when(n.last_attempt_at)),
+        ("sent", _when(n.sent_at)),
+        ("delivered", _when(n.delivered_at)),
+        ("failed", _when(n.failed_at)),
+        ("last error", privacy.error(n.last_error, n.recipient)),
+        ("acknowledged", _acknowledged(n)),
+        ("resend of", n.resend_of),
+        ("resent as", n.resent_as),
+        ("cancel", "requested: there will be no further attempt" if n.cancel_requested else None),
+        ("message ids", ", ".join(id for id in n.provider_message_ids if id)),
+        ("batch", n.batch_id),
+        ("tenant", n.tenant),
+    ]
+
+
+def _acknowledged(n: Notification) -> str | None:
+    if n.acknowledged_at is None:
+        return None
+    why = f": {n.acknowledged_why}" if n.acknowledged_why else ""
+    return f"{_when(n.acknowledged_at)} by {n.acknowledged_by}{why}"
+
+
+def _row(n: Notification, privacy: Privacy) -> tuple[Any, ...]:
+    return (
+        n.id,
+        styled(n.status.value),
+        n.channel.value,
+        n.type,
+        privacy.recipient(n),
+        n.attempt_count,
+        n.provider,
+        local(n.created_at),
+        privacy.error(n.last_error, n.recipient),
+    )
+
+
+def _when(at: Any) -> str | None:
+    return f"{local(at)} ({relative(at)})" if at is not None else None
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,285 @@
+"""A CSV file as requests: one a row, streamed, each bad row named by its line and field."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import msgspec
+
+from homing.cli.exits import ExitCode, Refused
+from homing.cli.progress import Bar
+from homing.cli.screen import print_json
+from homing.cli.shared import Options, engine
+from homing.cli.words import plural
+
+if TYPE_CHECKING:
+    from homing.core.errors import InvalidRequest
+    from homing.core.request import SendRequest
+
+_LONGEST_LINE = 16 * 1024 * 1024
+_ERRORS_KEPT = 1_000
+"""With --json; more are counted, not listed. Without it every one is printed as it is found."""
+
+_RECIPIENT = ("email", "phone", "device_token", "url", "recipient_id", "locale", "time_zone")
+_CONTENT = ("subject", "title", "body", "text", "html")
+_REQUEST = (
+    "type",
+    "category",
+    "priority",
+    "origin",
+    "template_key",
+    "provider",
+    "idempotency_key",
+    "dedup_key",
+    "send_at",
+    "expires_at",
+)
+_OTHER = ("recipient", "channel", "data", "metadata", "bulk")
+COLUMNS = (*_OTHER[:2], *_RECIPIENT, *_CONTENT, *_REQUEST, *_OTHER[2:])
+_SAME = {"to": "recipient", "channels": "channel", "id": "recipient_id"}
+_FREE = re.compile(r"(data|metadata)\.\w[\w\-]*")
+_TRUE = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+
+
+class Report(msgspec.Struct, rename="camel"):
+    """What became of a file."""
+
+    rows: int = 0
+    accepted: int = 0
+    duplicates: int = 0
+    """Of the accepted: those that had been accepted before (same idempotency key, or a dedup window)."""
+    rejected: int = 0
+    notifications: int = 0
+    errors: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    errors_left_out: int = 0
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if not self.rejected:
+            return ExitCode.OK
+        return ExitCode.PARTIAL if self.accepted else ExitCode.USAGE
+
+
+async def send_file(
+    options: Options, source: str, defaults: Mapping[str, Any], key_column: str | None, *, json: bool
+) -> int:
+    """Sends every row; the exit code says whether some were rejected."""
+    with _opened(source) as binary:
+        lines = _Lines(binary, source)
+        reader = csv.reader(lines, strict=True)
+        names = _header(reader, source, key_column)
+        async with engine(options) as homing:
+            with Bar(options, "sending", _size(binary)) as bar:
+                report, places = Report(), deque[int]()
+                requests = _requests(reader, names, defaults, key_column, places)
+                async for result in homing.submit_many(requests):
+                    _count(report, result, places.popleft(), bar, json=json)
+                    bar.at(lines.bytes_read, f"{report.accepted:,} accepted, {report.rejected:,} rejected")
+    if json:
+        print_json(report)
+    else:
+        _say(options, report, source, key_column)
+    return report.exit_code
+
+
+def _count(report: Report, result: Any, line: int, bar: Bar, *, json: bool) -> None:
+    from homing.engine.homing import Rejection
+
+    report.rows += 1
+    if not isinstance(result, Rejection):
+        report.accepted += 1
+        report.duplicates += result.duplicate
+        report.notifications += len(result.notification_ids)
+        return
+    report.rejected += 1
+    if not json:
+        bar.note(f"line {line}: {result.message}")
+    elif len(report.errors) < _ERRORS_KEPT:
+        error = {"line": line, "field": result.field, "code": result.code, "message": result.message}
+        report.errors.append(error)
+    else:
+        report.errors_left_out += 1
+
+
+def _say(options: Options, report: Report, source: str, key_column: str | None) -> None:
+    before = f", {report.duplicates:,} of them accepted before" if report.duplicates else ""
+    rows = plural(report.rows, "row")
+    options.screen.line(f"{rows}: {report.accepted:,} accepted{before}, {report.rejected:,} rejected")
+    if report.rejected and report.accepted and not key_column:
+        options.notes.line(
+            "note: sending the whole file again would repeat the accepted rows; send only the mended ones, "
+            "or name a column with --idempotency-column"
+        )
+
+
+def _requests(
+    reader: Iterator[list[str]],
+    names: Sequence[str],
+    defaults: Mapping[str, Any],
+    key_column: str | None,
+    places: deque[int],
+) -> Iterator[SendRequest | InvalidRequest]:
+    """One request, or what is wrong with it, for each row; `places` gets the line it starts on."""
+    from homing.core.errors import InvalidRequest
+    from homing.library import request_from
+
+    while True:
+        line = getattr(reader, "line_num", 0) + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            places.append(line)
+            yield InvalidRequest("row", f"is not CSV: {error}")
+            continue
+        if not any(cell.strip() for cell in row):
+            continue
+        places.append(line)
+        try:
+            yield request_from(_request(dict(_cells(row, names)), defaults, key_column))
+        except InvalidRequest as error:
+            yield error
+
+
+def _cells(row: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    from homing.core.errors import InvalidRequest
+
+    if len(row) != len(names):
+        raise InvalidRequest("row", f"has {plural(len(row), 'cell')}; the header names {len(names)}")
+    return ((name, cell) for name, cell in zip(names, row, strict=True) if cell.strip())
+
+
+def _request(cells: dict[str, str], defaults: Mapping[str, Any], key_column: str | None) -> dict[str, Any]:
+    """The row's fields over those that the flags give to all rows."""
+    from homing.core.errors import InvalidRequest
+
+    request = dict(defaults)
+    request.update({name: cells[name] for name in _REQUEST if name in cells})
+    if key_column is not None:
+        if key_column not in cells:
+            raise InvalidRequest("idempotencyKey", f"column {key_column} is empty; each row needs its own")
+        request["idempotency_key"] = cells[key_column].strip()
+    if "channel" in cells:
+        request["channel"], request["channels"] = None, re.split(r"[+,;\s]+", cells["channel"].strip())
+    if "bulk" in cells:
+        request["bulk"] = _truth(cells["bulk"])
+    if content := {name: cells[name] for name in _CONTENT if name in cells}:
+        request["content"] = {**(request.get("content") or {}), **content}
+    if to := {name: cells[name] for name in _RECIPIENT if name in cells}:
+        to["id"] = to.pop("recipient_id", None)  # type: ignore[assignment]
+        request["recipient"] = {name: value for name, value in to.items() if value is not None}
+    elif "recipient" in cells:
+        request["recipient"] = cells["recipient"]
+    for name in ("data", "metadata"):
+        if free := _free(name, cells):
+            request[name] = {**(request.get(name) or {}), **free}
+    if request.get("data") and not request.get("template_key"):
+        request["content"] = {**(request.get("content") or {}), "data": request.pop("data")}
+    return request
+
+
+def _free(name: str, cells: Mapping[str, str]) -> dict[str, Any]:
+    """`data` as JSON, and each `data.x` column as its member x."""
+    from homing.core.errors import InvalidRequest
+
+    found: dict[str, Any] = {}
+    if name in cells:
+        try:
+            found = msgspec.json.decode(cells[name].encode("utf-8", "replace"), type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(name, f"is not a JSON object: {error}") from None
+    prefix = f"{name}."
+    found.update({key.removeprefix(prefix): value for key, value in cells.items() if key.startswith(prefix)})
+    return found
+
+
+def _truth(cell: str) -> bool:
+    from homing.core.errors import InvalidRequest
+
+    try:
+        return _TRUE[cell.strip().lower()]
+    except KeyError:
+        raise InvalidRequest("bulk", f"is {cell!r}; allowed are true and false") from None
+
+
+def _header(reader: Iterator[list[str]], source: str, key_column: str | None) -> list[str]:
+    """The columns' names. What no field is called is refused before anything is sent."""
+    try:
+        raw = next(reader)
+    except StopIteration:
+        raise Refused(f"{source}: is empty; its first line must name the columns") from None
+    except csv.Error as error:
+        raise Refused(f"{source}: line 1 is not CSV: {error}") from None
+    names = [_name(cell) for cell in raw]
+    for name, cell in zip(names, raw, strict=True):
+        if name not in COLUMNS and not _FREE.fullmatch(name) and name != key_column:
+            close = difflib.get_close_matches(name, COLUMNS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"allowed are {', '.join(COLUMNS)}, data.*, metadata.*"
+            raise Refused(f"{source}: line 1: column {cell!r} is not a field; {hint}")
+        if names.count(name) > 1:
+            raise Refused(f"{source}: line 1: column {cell!r} appears twice")
+    if key_column is not None and key_column not in names:
+        raise Refused(f"--idempotency-column: {key_column!r} is not in the header; it has {', '.join(names)}")
+    return names
+
+
+def _name(cell: str) -> str:
+    """`deviceToken`, `Device Token` and `device_token` are the same column."""
+    cell = cell.strip()
+    if cell.startswith(("data.", "metadata.")):
+        return cell
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cell)
+    snake = re.sub(r"[\s\-]+", "_", snake).lower()
+    return _SAME.get(snake, snake)
+
+
+class _Lines:
+    """The file's lines, decoded, each bounded; knows how many bytes have been read."""
+
+    def __init__(self, binary: BinaryIO, source: str) -> None:
+        self._binary = binary
+        self._source = source
+        self._number = 0
+        self.bytes_read = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        raw = self._binary.readline(_LONGEST_LINE)
+        if not raw:
+            raise StopIteration
+        self._number += 1
+        self.bytes_read += len(raw)
+        if len(raw) == _LONGEST_LINE and not raw.endswith(b"\n"):
+            raise Refused(f"{self._source}: line {self._number} is longer than 16 MiB; is this a CSV file?")
+        if self._number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        # What is not UTF-8 becomes surrogates, which the checks refuse with the name of the field.
+        return raw.decode("utf-8", "surrogateescape")
+
+
+def _opened(source: str) -> Any:
+    csv.field_size_limit(_LONGEST_LINE)
+    if source == "-":
+        return os.fdopen(os.dup(0), "rb")
+    try:
+        return Path(source).open("rb")
+    except OSError as error:
+        raise Refused(f"--csv: {source}: {error.strerror}") from None
+
+
+def _size(binary: BinaryIO) -> int | None:
+    """How many bytes there are to read; None for a pipe."""
+    try:
+        return os.fstat(binary.fileno()).st_size or None
+    except OSError:
+        return None

@@ -1,0 +1,323 @@
+"""The send request: what is taken, in which form, and what is refused with the field named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.errors import InvalidRequest
+from homing.core.model import Attachment, Channel, Content, Priority, Recipient
+from homing.core.request import (
+    SendLimits,
+    SendRequest,
+    address_of,
+    channels_of,
+    check_content,
+    check_json,
+    check_names,
+    priority_of,
+    provider_id,
+    recipients_of,
+)
+
+LIMITS = SendLimits()
+ADA = Recipient(email="ada@example.org")
+
+
+def refused(field: str, problem: str = "") -> Any:
+    """A context that expects the request to be refused for this field."""
+    return pytest.raises(InvalidRequest, match=f"^{field}: .*{problem}")
+
+
+# The wire --------------------------------------------------------------------------------------------
+
+
+def test_the_wire_is_camel_case_and_a_misspelt_field_is_refused() -> None:
+    found = msgspec.json.decode(
+        b'{"templateKey": "t", "idempotencyKey": "k", "sendAt": "2026-01-31T09:00:00Z",'
+        b' "recipient": {"deviceToken": "d", "timeZone": "Europe/Berlin"}}',
+        type=SendRequest,
+    )
+    assert (found.template_key, found.idempotency_key, found.priority) == ("t", "k", "medium")
+    assert found.recipient == Recipient(device_token="d", time_zone="Europe/Berlin")
+    with pytest.raises(msgspec.ValidationError, match="templatKey"):
+        msgspec.json.decode(b'{"templatKey": "t"}', type=SendRequest)
+
+
+# Channels, recipients, priority, provider ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channel", "channels", "found"),
+    [
+        ("sms", (), (Channel.SMS,)),
+        ("SMS", (), (Channel.SMS,)),
+        (None, ("push", "email"), (Channel.PUSH, Channel.EMAIL)),
+        ("sms", ("push", "sms", "push"), (Channel.SMS, Channel.PUSH)),
+        ("both", (), (Channel.EMAIL, Channel.PUSH)),
+        ("Both", ("email", "chat"), (Channel.EMAIL, Channel.PUSH, Channel.CHAT)),
+        ("push", ("both",), (Channel.PUSH, Channel.EMAIL)),
+    ],
+)
+def test_channels_are_taken_each_once_and_in_order(
+    channel: str | None, channels: tuple[str, ...], found: tuple[Channel, ...]
+) -> None:
+    assert channels_of(SendRequest(channel=channel, channels=channels)) == found
+
+
+def test_a_missing_or_unknown_channel_is_refused_with_those_that_exist() -> None:
+    for request in (SendRequest(), SendRequest(channel="fax"), SendRequest(channels=("sms", "fax"))):
+        with refused("channel", "sms, email, push, webhook, chat, queue or both"):
+            channels_of(request)
+
+
+def test_recipients_come_as_one_or_as_many_but_not_as_both() -> None:
+    other = Recipient(id="u-2")
+    assert recipients_of(SendRequest(recipient=ADA), LIMITS) == (ADA,)
+    assert recipients_of(SendRequest(recipients=(ADA, other)), LIMITS) == (ADA, other)
+    with refused("recipients", "both given"):
+        recipients_of(SendRequest(recipient=ADA, recipients=(other,)), LIMITS)
+    with refused("recipient", "missing"):
+        recipients_of(SendRequest(), LIMITS)
+
+
+def test_no_more_recipients_are_taken_than_allowed() -> None:
+    limits = SendLimits(fan_out=2)
+    assert len(recipients_of(SendRequest(recipients=(ADA, ADA)), limits)) == 2
+    with refused("recipients", "allowed are 2"):
+        recipients_of(SendRequest(recipients=(ADA, ADA, ADA)), limits)
+
+
+def test_normal_is_medium_and_case_does_not_matter() -> None:
+    assert {priority_of(name) for name in ("medium", "normal", "NORMAL", "Medium")} == {Priority.MEDIUM}
+    assert [priority_of(p.value.upper()) for p in Priority] == list(Priority)
+    with refused("priority", "critical, high, medium, low"):
+        priority_of("urgent")
+
+
+@pytest.mark.parametrize(
+    ("given_name", "found"),
+    [
+        ("twilio", "twilio"),
+        ("Twilio", "twilio"),
+        ("AWS_SNS", "sns"),
+        (" SendGrid ", "sendgrid"),
+        ("Azure_Communication_Services", "acs"),
+        ("FCM", "fcm"),
+    ],
+)
+def test_provider_names_are_understood_as_the_sources_spell_them(given_name: str, found: str) -> None:
+    assert provider_id(given_name) == found
+
+
+# Addresses -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channel", "recipient", "address"),
+    [
+        (Channel.EMAIL, Recipient(email=" Ada@Example.ORG "), "Ada@example.org"),
+        (Channel.EMAIL, Recipient(email="ada+x@localhost"), "ada+x@localhost"),
+        (Channel.SMS, Recipient(phone="+1 (555) 01-00.00"), "+15550100" + "00"),
+        (Channel.SMS, Recipient(phone="112"), "112"),
+        (Channel.PUSH, Recipient(device_token="t:1/x"), "t:1/x"),
+        (Channel.WEBHOOK, Recipient(url="https://shop.example:8443/in?x=1"), "https://shop.example:8443/in?x=1"),
+        (Channel.WEBHOOK, Recipient(url="http://[::1]/in"), "http://[::1]/in"),
+        (Channel.CHAT, Recipient(url="slack://a/b/c"), "slack://a/b/c"),
+        (Channel.QUEUE, Recipient(url="orders.created"), "orders.created"),
+    ],
+)
+def test_an_address_is_taken_in_its_usual_form(channel: Channel, recipient: Recipient, address: str) -> None:
+    assert address_of(recipient, channel) == address
+
+
+@pytest.mark.parametrize(
+    ("channel", "field", "raw"),
+    [
+        (Channel.EMAIL, "email", "ada"),
+        (Channel.EMAIL, "email", "ada@"),
+        (Channel.EMAIL, "email", "@example.org"),
+        (Channel.EMAIL, "email", "a@b@example.org"),
+        (Channel.EMAIL, "email", "ada@example..org"),
+        (Channel.EMAIL, "email", "ada@example.org."),
+        (Channel.EMAIL, "email", "Ada <ada@example.org>"),
+        (Channel.EMAIL, "email", "ada@example.org,bob@example.org"),
+        (Channel.EMAIL, "email", "ada@example.org\r\nBcc: all@example.org"),
+        (Channel.EMAIL, "email", "a\ud800@example.org"),
+        (Channel.EMAIL, "email", "x" * 2_049),
+        (Channel.SMS, "phone", "12"),
+        (Channel.SMS, "phone", "+1234567890123456"),
+        (Channel.SMS, "phone", "call me"),
+        (Channel.SMS, "phone", "１２３４"),
+        (Channel.WEBHOOK, "url", "shop.example/in"),
+        (Channel.WEBHOOK, "url", "ftp://shop.example/in"),
+        (Channel.WEBHOOK, "url", "file:///etc/passwd"),
+        (Channel.WEBHOOK, "url", "https:///in"),
+        (Channel.WEBHOOK, "url", "https://shop.example:99999/in"),
+        (Channel.WEBHOOK, "url", "https://shop.example:0/in"),
+        (Channel.WEBHOOK, "url", "https://[::1/in"),
+        (Channel.WEBHOOK, "url", "https://shop.example/a b"),
+        (Channel.PUSH, "deviceToken", "a\x00b"),
+        (Channel.PUSH, "deviceToken", "   "),
+    ],
+)
+def test_an_address_that_is_none_is_refused(channel: Channel, field: str, raw: str) -> None:
+    names = {"deviceToken": "device_token"}
+    with refused(rf"recipient\.{field}"):
+        address_of(Recipient(**{names.get(field, field): raw}), channel)
+
+
+@pytest.mark.parametrize("channel", list(Channel))
+def test_a_missing_address_is_named_and_for_a_known_recipient_so_is_the_id(channel: Channel) -> None:
+    with refused(r"recipient\.(email|phone|deviceToken|url)", "is empty"):
+        address_of(Recipient(), channel)
+    with refused(r"recipient\.id", f"'u-1' has no .* which {channel.value} needs"):
+        address_of(Recipient(id="u-1"), channel)
+
+
+# Content ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channel", "content"),
+    [
+        (Channel.EMAIL, Content(subject="s")),
+        (Channel.EMAIL, Content(title="t", data={"a": 1})),
+        (Channel.SMS, Content(html="<p>")),
+        (Channel.SMS, Content(text="")),
+        (Channel.PUSH, Content(text="t")),
+        (Channel.CHAT, Content(subject="s")),
+        (Channel.QUEUE, Content(title="t")),
+        (Channel.WEBHOOK, Content(html="<p>")),
+    ],
+)
+def test_content_that_says_nothing_on_its_channel_is_refused(channel: Channel, content: Content) -> None:
+    with refused("content", f"empty for {channel.value}"):
+        check_content(content, channel, LIMITS)
+
+
+@pytest.mark.parametrize("channel", list(Channel))
+def test_a_body_is_enough_everywhere(channel: Channel) -> None:
+    check_content(Content(body="Grüße,\n\tAda 🐦"), channel, LIMITS)
+
+
+@pytest.mark.parametrize("part", ["subject", "title"])
+@pytest.mark.parametrize("bad", ["a\nb", "a\r\nBcc: x", "a\x00b", "a\u2028b", "a\ud800b"])
+def test_a_line_that_is_more_than_a_line_is_refused(part: str, bad: str) -> None:
+    with refused(rf"content\.{part}"):
+        check_content(Content(**{"body": "b", part: bad}), Channel.EMAIL, LIMITS)
+
+
+@pytest.mark.parametrize("part", ["body", "text", "html"])
+@pytest.mark.parametrize("bad", ["a\x00b", "a\x1bb", "a\udfffb"])
+def test_text_with_hidden_characters_is_refused(part: str, bad: str) -> None:
+    with refused(rf"content\.{part}"):
+        check_content(Content(**{part: bad}), Channel.EMAIL, LIMITS)
+
+
+def test_content_is_measured_in_bytes_and_together() -> None:
+    limits = SendLimits(content_bytes=10)
+    check_content(Content(body="ü" * 5), Channel.SMS, limits)
+    with refused("content", "has 12 bytes; allowed are 10"):
+        check_content(Content(body="ü" * 5, subject="ab"), Channel.SMS, limits)
+    with refused("content", "allowed are 10"):
+        check_content(Content(data={"k": "123456"}), Channel.PUSH, limits)
+
+
+def test_attachments_have_a_limit_of_their_own_and_plain_names() -> None:
+    def attached(**fields: str) -> Content:
+        return Content(body="b", attachments=(Attachment(**{"filename": "f", "content": "QQ==", **fields}),))
+
+    check_content(attached(), Channel.EMAIL, LIMITS)
+    with refused(r"content\.attachments", "have 4 bytes; allowed are 3"):
+        check_content(attached(), Channel.EMAIL, SendLimits(attachments_bytes=3))
+    with refused(r"content\.attachments\.filename"):
+        check_content(attached(filename="a\r\nb"), Channel.EMAIL, LIMITS)
+    with refused(r"content\.attachments\.contentType"):
+        check_content(attached(content_type="text/plain\nX: y"), Channel.EMAIL, LIMITS)
+
+
+# Names and free JSON ---------------------------------------------------------------------------------
+
+
+def test_names_and_keys_of_the_usual_kind_are_taken() -> None:
+    check_names(SendRequest())
+    check_names(
+        SendRequest(
+            type="order.confirmed/v2", category="a-b:c", origin="auth", template_key="t", idempotency_key="~ k"
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "bad"),
+    [
+        ("type", "type", ""),
+        ("type", "type", "a b"),
+        ("type", "type", "x" * 101),
+        ("category", "category", "a\nb"),
+        ("template_key", "templateKey", "a'b"),
+        ("origin", "origin", "a*b"),
+        ("idempotency_key", "idempotencyKey", ""),
+        ("idempotency_key", "idempotencyKey", "ü"),
+        ("idempotency_key", "idempotencyKey", "x" * 256),
+        ("dedup_key", "dedupKey", "a\tb"),
+    ],
+)
+def test_a_name_or_key_of_another_kind_is_refused(field: str, name: str, bad: str) -> None:
+    with refused(name):
+        check_names(SendRequest(**{field: bad}))
+
+
+def nested(levels: int) -> Any:
+    value: Any = "leaf"
+    for level in range(levels):
+        value = [value] if level % 2 else {"k": value}
+    return value
+
+
+def test_free_json_has_a_depth_and_a_size() -> None:
+    check_json(None, "metadata", LIMITS)
+    check_json(nested(32), "metadata", LIMITS)
+    with refused("metadata", "nested too deeply"):
+        check_json(nested(33), "metadata", LIMITS)
+    check_json({"k": "12345"}, "metadata", LIMITS, 13)
+    with refused("metadata", "has 13 bytes; allowed are 12"):
+        check_json({"k": "12345"}, "metadata", LIMITS, 12)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"k": "a\x00b"},
+        {"a\x00b": 1},
+        {"k": ["x", ("a\ud800b",)]},
+        {1: "x"},
+        {"k": object()},
+        {"k": {"deep": [1, {2: 3}]}},
+    ],
+)
+def test_what_no_store_can_keep_is_refused(bad: Any) -> None:
+    with refused("metadata"):
+        check_json(bad, "metadata", LIMITS)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc"), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text("abc"), json_values))
+def test_free_json_that_passes_can_be_written_and_read_back(value: dict[str, Any]) -> None:
+    try:
+        check_json(value, "metadata", LIMITS)
+    except InvalidRequest:
+        assert "\\u0000" in msgspec.json.encode(value).decode()
+    else:
+        assert msgspec.json.decode(msgspec.json.encode(value)) == value
