@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homing.core.errors import ConfigError
-from homing.core.policy import PolicyPatch, Rule, decode_rule
+from homing.core.policy import DelayCall, PolicyPatch, Rule, decode_rule
+from homing.core.reading import unknown_field
 
 CONFIG_FILE = "homing.toml"
 _PREFIX = "HOMING_"
@@ -122,20 +123,44 @@ def duration_ms(value: Any, where: str) -> int:
     return int(sum(float(number) * _UNITS_MS[unit] for number, unit in parts))
 
 
-def rule_from(raw: Mapping[str, Any], where: str) -> Rule:
+def rule_from(raw: Mapping[str, Any] | Rule, where: str) -> Rule:
     """A rule from one flat table: what it matches and the policy's fields side by side."""
+    if isinstance(raw, Rule):
+        return raw
+    if not isinstance(raw, Mapping):
+        raise ConfigError(where, f"is {raw!r}; a rule is a table [[rules]]")
     match = {key: raw[key] for key in raw if key in Rule.__struct_fields__ and key != "policy"}
     patch: dict[str, Any] = {}
     for key in raw:
         if key in match:
             continue
-        if key not in PolicyPatch.__struct_fields__ or key == "call":
-            known = [*Rule.__struct_fields__[:-1], *(f for f in PolicyPatch.__struct_fields__ if f != "call")]
-            raise ConfigError(f"{where}.{key}", _unknown(key, known))
+        if key not in PolicyPatch.__struct_fields__:
+            known = [*Rule.__struct_fields__[:-1], *PolicyPatch.__struct_fields__]
+            raise ConfigError(f"{where}.{key}", unknown_field(key, known))
         patch[key] = _durations({key: raw[key]}, where)[key]
+    call = patch.pop("call", None)
     if not match.get("name"):
         raise ConfigError(f"{where}.name", "is missing; a rule needs a name")
-    return decode_rule({**match, "policy": patch}, f"{where} ({match['name']})")
+    rule = decode_rule({**match, "policy": patch}, f"{where} ({match['name']})")
+    if call is None:
+        return rule
+    return replace(rule, policy=replace(rule.policy, call=_callable(call, f"{where}.call")))
+
+
+def _callable(named: Any, where: str) -> DelayCall:
+    """A function of the attempt number, or its address as `module:name`."""
+    if callable(named):
+        found: Any = named
+    else:
+        module, _, name = str(named).partition(":")
+        try:
+            found = getattr(import_module(module), name)
+        except (ImportError, ValueError, AttributeError) as error:
+            raise ConfigError(where, f"{named!r} cannot be loaded: {error}; give it as module:name") from None
+    if not callable(found):
+        raise ConfigError(where, f"{named!r} is not a function of the attempt number")
+    call: DelayCall = found
+    return call
 
 
 @cache
@@ -181,7 +206,7 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any], source: str) -> dict[s
     merged = dict(base)
     for key, value in over.items():
         if key not in Settings.__struct_fields__:
-            raise ConfigError(key, f"{_unknown(key, Settings.__struct_fields__)} (in {source})")
+            raise ConfigError(key, f"{unknown_field(key, Settings.__struct_fields__)} (in {source})")
         if isinstance(merged.get(key), dict) and isinstance(value, Mapping):
             merged[key] = {**merged[key], **value}
         else:
@@ -195,7 +220,7 @@ def _settings(raw: dict[str, Any]) -> Settings:
         if allowed is not None:
             for key in _table(raw, table):
                 if key not in allowed:
-                    raise ConfigError(f"{table}.{key}", _unknown(key, allowed))
+                    raise ConfigError(f"{table}.{key}", unknown_field(key, allowed))
     raw = {**raw, "rules": [rule_from(r, f"rules[{i}]") for i, r in enumerate(raw.get("rules", ()))]}
     for table in ("worker", "retention", "thresholds", "dedup_windows_ms"):
         raw[table] = _durations(_table(raw, table), table, all_keys=table == "dedup_windows_ms")
@@ -242,13 +267,6 @@ def _durations(table: Mapping[str, Any], where: str, *, all_keys: bool = False) 
         else:
             out[key] = value
     return out
-
-
-def _unknown(key: str, known: Any) -> str:
-    names = list(known)
-    close = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
-    return f"is not a setting; {hint}"
 
 
 _TABLES: dict[str, type[Struct]] = {

@@ -19,7 +19,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from homing import compose, config
@@ -27,7 +26,8 @@ from homing.core.errors import InvalidRequest
 from homing.core.events import EVENT_NAMES, moment
 from homing.core.model import Content, Filter, Notification, Page, Recipient
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
-from homing.core.request import SendRequest, channels_of
+from homing.core.reading import request_from
+from homing.core.request import SendRequest
 from homing.engine.homing import Engine, Rejection, SendResult, each
 from homing.engine.stats import Processed
 
@@ -35,15 +35,6 @@ _T = TypeVar("_T")
 
 To = str | Recipient | Mapping[str, Any]
 """Whom to tell: an address for the channel, or a recipient."""
-
-_ADDRESS = {
-    "email": "email",
-    "sms": "phone",
-    "push": "device_token",
-    "webhook": "url",
-    "chat": "url",
-    "queue": "url",
-}
 
 
 class Homing(Engine):
@@ -123,7 +114,7 @@ class Homing(Engine):
         if subject or title or body or html:
             if content is not None:
                 raise InvalidRequest("content", "and its short forms are both given; give one of them")
-            content = Content(subject=subject, title=title, body=body, html=html)
+            content = {"subject": subject, "title": title, "body": body, "html": html}
         raw = {
             **fields,
             "channel": channel,
@@ -151,7 +142,10 @@ class Homing(Engine):
             return at
         if at < timedelta(0):
             raise InvalidRequest(where, f"is {at}; a delay cannot be negative")
-        return moment(self._clock.now_ms()) + at
+        try:
+            return moment(self._clock.now_ms()) + at
+        except OverflowError:
+            raise InvalidRequest(where, f"is {at}; that is beyond the calendar") from None
 
 
 class SyncHoming:
@@ -245,43 +239,6 @@ class SyncHoming:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-
-def request_from(raw: Mapping[str, Any]) -> SendRequest:
-    """A request from a mapping with snake_case or camelCase keys; a wrong field is named."""
-    fields = {_camel(key): value for key, value in raw.items() if value is not None}
-    channel = fields.get("channel") or next(iter(fields.get("channels") or ()), None)
-    if "recipient" in fields:
-        fields["recipient"] = _recipient(fields["recipient"], channel)
-    if "recipients" in fields:
-        fields["recipients"] = [_recipient(one, channel) for one in fields["recipients"]]
-    if isinstance(fields.get("content"), Mapping):
-        fields["content"] = {_camel(key): value for key, value in fields["content"].items()}
-    try:
-        return msgspec.convert(fields, SendRequest, from_attributes=False)
-    except msgspec.ValidationError as error:
-        message, _, where = str(error).rpartition(" - at ")
-        raise InvalidRequest(
-            where.strip("`").removeprefix("$.") or "request", message or str(error)
-        ) from None
-
-
-def _recipient(to: Any, channel: str | None) -> Any:
-    if isinstance(to, Mapping):
-        return {_camel(key): value for key, value in to.items()}
-    if not isinstance(to, str):
-        return to
-    first = channels_of(SendRequest(channel=channel))
-    if len(first) > 1:
-        raise InvalidRequest(
-            "recipient", "is one address for several channels; name its email and deviceToken"
-        )
-    return {_camel(_ADDRESS[first[0].value]): to}
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.title() for part in rest)
 
 
 def _shifted(result: SendResult | Rejection, by: int) -> SendResult | Rejection:

@@ -8,15 +8,23 @@ import sys
 import typer
 
 from homing.cli import (  # each registers its commands; the order is that of `homing --help`
-    explain,
     init,
-    read,
     send,
+    process,
+    worker,
+    read,
+    explain,
+    health,
+    dead,
+    operate,
+    policy,
+    policy_table,
+    simulate,
+    db,
 )
 from homing.cli.exits import ExitCode, code_of, one_line
 from homing.cli.root import app
 
-__all__ = ["explain", "init", "read", "run", "send"]
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's UsageError, wherever this version of typer keeps it."""

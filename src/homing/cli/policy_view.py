@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from homing.cli.screen import Screen, styled
@@ -86,3 +87,12 @@ def waits(policy: RetryPolicy) -> str:
     if policy.max_attempts > 13:
         steps.append("…")
     return (" → ".join(steps) if steps else "none: one attempt") + ", then a dead letter"
+
+
+def rule_words(rule: Mapping[str, Any] | None) -> str:
+    """A kept rule in one line: what it matches, what it sets."""
+    if rule is None:
+        return ""
+    keys = [f"{name}={value}" for name, value in rule.items() if name not in ("name", "policy")]
+    fields = [f"{name}={shown(name, value)}" for name, value in rule.get("policy", {}).items()]
+    return f"{' '.join(keys) or 'everything'}: {' '.join(fields) or 'nothing set'}"

@@ -12,11 +12,12 @@ from homing.cli.exits import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
 _PIPED_WIDTH = 1_000
 """A pipe has no edge: what is piped is never wrapped or cut."""
+_NARROWEST = 20
+"""A column is not cut below this."""
 
 STYLES = {
     "sent": "green",
@@ -99,33 +100,24 @@ class Screen:
             self.line(styled(f"{name:<{width}} ", "bright_black"), value)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-        """An aligned table. A name that ends in `>` is a column of numbers, in `~` one that may be cut."""
-        from rich.table import Table
+        """An aligned table. A name that ends in `>` is a column of numbers, in `~` one that may be cut.
 
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for column in columns:
-            cut = column.endswith("~")
-            table.add_column(
-                column.rstrip(">~"),
-                justify="right" if column.endswith(">") else "left",
-                no_wrap=True,
-                overflow="ellipsis" if cut else "ignore",
-                ratio=None,
-                min_width=12 if cut and self.live else None,
-            )
-        for row in rows:
-            table.add_row(*(_text(cell) for cell in row))
-        self._print_table(table)
-
-    def _print_table(self, table: Table) -> None:
-        if self.live:
-            self.console.print(table)
-            return
-        with self.console.capture() as captured:
-            self.console.print(table)
-        sys_stream = sys.stderr if self._stderr else sys.stdout
-        for line in captured.get().splitlines():
-            sys_stream.write(line.rstrip() + "\n")
+        Rich's own tables shorten every column on a narrow screen; an id that is cut cannot be copied.
+        """
+        lines = [[_text(cell) for cell in row] for row in rows]
+        heads = [styled(column.rstrip(">~"), "bold") for column in columns]
+        widths = [max(cell.cell_len for cell in column) for column in zip(heads, *lines, strict=True)]
+        for index, column in enumerate(columns):
+            if column.endswith("~"):
+                others = sum(widths) - widths[index] + 2 * (len(columns) - 1)
+                widths[index] = min(widths[index], max(_NARROWEST, self.console.width - others))
+        for line in (heads, *lines):
+            for cell, column, width in zip(line, columns, widths, strict=True):
+                cell.truncate(width, overflow="ellipsis")
+                cell.align("right" if column.endswith(">") else "left", width)
+            joined = _text("  ").join(line)
+            joined.rstrip()
+            self.console.print(joined, soft_wrap=True)
 
 
 def styled(text: str, style: str | None = None) -> Text:

@@ -119,7 +119,7 @@ async def send(
 async def _one(options: Options, request: dict[str, Any], *, json: bool) -> int:
     from contextlib import redirect_stdout
 
-    from homing.library import request_from
+    from homing.core.reading import request_from
 
     async with engine(options) as homing:
         with redirect_stdout(sys.stderr):  # the console provider must not mix with the answer

@@ -128,7 +128,7 @@ def _requests(
 ) -> Iterator[SendRequest | InvalidRequest]:
     """One request, or what is wrong with it, for each row; `places` gets the line it starts on."""
     from homing.core.errors import InvalidRequest
-    from homing.library import request_from
+    from homing.core.reading import request_from
 
     while True:
         line = getattr(reader, "line_num", 0) + 1

@@ -38,7 +38,7 @@ from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
 from homing.engine.clock import LocalWaker
 from homing.engine.commands import Commands
-from homing.engine.deliverer import Deliverer
+from homing.engine.deliverer import Deliverer, Ready
 from homing.engine.directory import RegistryDirectory
 from homing.engine.intake import SYNCHRONOUS_TIMEOUT_MS, Intake, IntakeSettings
 from homing.engine.operations import Operations
@@ -298,9 +298,12 @@ class Engine(Operations, Commands):
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Returns when the notification has ended, or as it is after `timeout_ms`."""
+        return await self._ended(self.tenant, id, timeout_ms)
+
+    async def _ended(self, tenant: str, id: str, timeout_ms: int) -> Notification:
         until_ms = self._clock.monotonic_ms() + timeout_ms
         while True:
-            notification = await self.get(id)
+            notification = (await self._history(tenant, id)).notification
             ended = notification.status in FINAL or notification.status is Status.IN_DOUBT
             if ended or self._clock.monotonic_ms() >= until_ms:
                 return notification
@@ -313,24 +316,29 @@ class Engine(Operations, Commands):
         (answer,) = await self._backend.accept([submission])
         self._raise_conflict(submission, answer)
         if not answer.claims:  # asked before under the same key, perhaps this very moment
-            await self.wait(answer.ids[0], timeout_ms=SYNCHRONOUS_TIMEOUT_MS)
-            return await self._settled_result(answer)
+            await self._ended(submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS)
+            return await self._settled_result(submission.tenant, answer)
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
         settlements: list[Settlement] = []
         try:
-            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                await self._attempt_now(answer, settlements, until_ms)
-        except TimeoutError:
-            log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
+            await self._attempt_now(answer, settlements, until_ms)
         finally:
             # A caller that goes away must not lose the record of what was done.
             await asyncio.shield(self._backend.settle(settlements or self._broken_off(answer)))
-        return await self._settled_result(answer)
+        return await self._settled_result(submission.tenant, answer)
 
     async def _attempt_now(self, answer: Acceptance, settlements: list[Settlement], until_ms: int) -> None:
-        ready = await self._deliverer.guard(answer.claims, settlements.append)
-        for one in await self._deliverer.route(ready, settlements.append):
-            await self._rate_token(one.claim.provider)
+        placed: list[Ready] = []
+        try:
+            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
+                ready = await self._deliverer.guard(answer.claims, settlements.append)
+                placed = await self._deliverer.route(ready, settlements.append)
+                for one in placed:
+                    await self._rate_token(one.claim.provider)
+        except TimeoutError:
+            log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
+            return
+        for one in placed:
             left_ms = max(1, until_ms - self._clock.monotonic_ms())
             settlement = await self._deliverer.attempt(one, timeout_ms=left_ms)
             if settlement is not None:
@@ -348,8 +356,8 @@ class Engine(Operations, Commands):
     def _broken_off(self, answer: Acceptance) -> list[Settlement]:
         return [self._deliverer.settle_lost(claim) for claim in answer.claims]
 
-    async def _settled_result(self, answer: Acceptance) -> SendResult:
-        notification = await self.get(answer.ids[0])
+    async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
+        notification = (await self._history(tenant, answer.ids[0])).notification
         if notification.reason is Reason.DELIVERY_TIMEOUT:
             raise DeliveryTimeout(notification_id=notification.id)
         if notification.status not in (Status.SENT, Status.DELIVERED):

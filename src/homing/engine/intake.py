@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homing.core.errors import InvalidRequest, TemplateNotFound
+from homing.core.events import moment
 from homing.core.ids import uuid7
 from homing.core.model import Channel, Content, Message, Mode, NewNotification, Recipient, Submission, lane_of
 from homing.core.modes import SYNCHRONOUS_TYPES, mode_of
@@ -196,7 +197,7 @@ def _type(request: SendRequest) -> str:
 
 
 def _ms(at: datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp() * 1000)
+    return None if at is None else (at - moment(0)) // timedelta(milliseconds=1)
 
 
 def _merged(known: Recipient, given: Recipient) -> Recipient:

@@ -112,9 +112,12 @@ class Operations:
 
     async def history(self, id: str) -> History:
         """One notification with its attempts and everything else that changed it."""
-        found = await self._backend.get(self.tenant, id)
+        return await self._history(self.tenant, id)
+
+    async def _history(self, tenant: str, id: str) -> History:
+        found = await self._backend.get(tenant, id)
         if found is None:
-            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
+            raise NotFound(f"there is no notification {id} for tenant {tenant!r}")
         return found
 
     async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:

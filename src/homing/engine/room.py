@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homing.core.breaker import Gate
 from homing.core.failover import rotation
@@ -59,9 +60,14 @@ class Room:
         self._slots = slots
         self._tokens: dict[str, _Tokens] = {}
         self._stands_in: dict[str, str | None] = {}
+        self._turn = 0
         self.held = Held()
         self.retry_in_ms: int | None = None
         """Set when a rate limit or a ramp held something back: look again then."""
+
+    def lane_names(self) -> list[str]:
+        """All lanes that have a provider, the more urgent ones first."""
+        return [lane_of(mode, channel) for mode in QUEUED_MODES for channel in self._roster.channels]
 
     def take(self, claim: Claim) -> None:
         self._count(claim, 1)
@@ -69,14 +75,18 @@ class Room:
     def release(self, claim: Claim) -> None:
         self._count(claim, -1)
 
-    async def request(self, worker: str, lease_ms: int, limit: int | None = None) -> ClaimRequest | None:
-        """The next claim, or None where nothing could be started."""
+    async def request(
+        self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
+    ) -> ClaimRequest | None:
+        """The next claim (of one lane, of at most `limit`), or None where nothing could be started."""
         self.retry_in_ms = None
         capacity = {listed.id: await self._capacity(listed) for listed in self._roster}
         rooms = self._outlets(capacity)
         lanes = self._lanes(capacity)
+        if lane is not None:
+            lanes = {lane: lanes[lane]} if lane in lanes else {}
         if limit is not None:
-            lanes = _at_most(lanes, limit)
+            lanes = {name: replace(room, slots=min(room.slots, limit)) for name, room in lanes.items()}
         if not lanes:
             return None
         return ClaimRequest(
@@ -128,15 +138,14 @@ class Room:
         """Room by outlet. What waits for a stopped provider shares the room of the one that stands in."""
         stands_in = {listed.id: self._target(listed.id, capacity) for listed in self._roster}
         self._stands_in = stands_in
-        sharers = Counter(target for target in stands_in.values() if target is not None)
-        rooms: dict[str, int] = {}
-        for listed in self._roster:
-            target = stands_in[listed.id]
-            if target is None:
-                rooms[listed.id] = 0
-                continue
-            share, rest = divmod(capacity[target], sharers[target])
-            rooms[listed.id] = share + (rest if target == listed.id or sharers[target] == 1 else 0)
+        rooms = dict.fromkeys(stands_in, 0)
+        for target in sorted({target for target in stands_in.values() if target is not None}):
+            sharers = [provider for provider, to in stands_in.items() if to == target]
+            for turn in range(min(capacity[target], len(sharers))):  # what cannot be divided goes round
+                rooms[sharers[(self._turn + turn) % len(sharers)]] = 1
+            for provider in sharers:
+                rooms[provider] += max(0, capacity[target] - len(sharers)) // len(sharers)
+        self._turn += 1
         for outlet, held in self.held.outlets.items():
             provider, at, _ = outlet.partition("@")
             listed_ = self._roster.get(provider)
@@ -185,17 +194,3 @@ def _add(counter: Counter[_K], key: _K, by: int) -> None:
     counter[key] += by
     if not counter[key]:
         del counter[key]
-
-
-def _at_most(lanes: dict[str, LaneRoom], limit: int) -> dict[str, LaneRoom]:
-    """The lanes with no more than `limit` slots in all, the more urgent ones first."""
-    kept: dict[str, LaneRoom] = {}
-    for lane, room in sorted(
-        lanes.items(), key=lambda item: QUEUED_MODES.index(Mode(item[0].partition(".")[0]))
-    ):
-        if limit > 0:
-            kept[lane] = LaneRoom(
-                slots=min(room.slots, limit), tenant_slots=room.tenant_slots, tenant_room=room.tenant_room
-            )
-            limit -= kept[lane].slots
-    return kept

@@ -114,12 +114,10 @@ class Worker:
         self.processed = Processed()
         try:
             left = limit
-            while left > 0:
-                batch = await self._claim(left)
-                if not batch.claims:
-                    break
-                left -= len(batch.claims)
-                await self._finish()
+            for lane in self._room.lane_names():
+                while left > 0 and (batch := await self._claim(lane, left)).claims:
+                    left -= len(batch.claims)
+                    await self._finish()
             await self._finish()
             return self.processed
         finally:
@@ -147,7 +145,7 @@ class Worker:
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
-            batch = await self._claim(None)
+            batch = await self._claim()
         except StoreError as error:
             log.warning("claiming waits for the store: %s", error)
             return _STORE_PAUSE_MS
@@ -158,9 +156,9 @@ class Worker:
             waits.append(max(1, self._room.retry_in_ms))
         return min(waits)
 
-    async def _claim(self, limit: int | None) -> ClaimBatch:
+    async def _claim(self, lane: str | None = None, limit: int | None = None) -> ClaimBatch:
         await self._refresh()
-        request = await self._room.request(self.name, self.lease_ms, limit)
+        request = await self._room.request(self.name, self.lease_ms, lane=lane, limit=limit)
         if request is None:
             return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
         asked_ms = self._clock.monotonic_ms()

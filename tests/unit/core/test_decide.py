@@ -272,9 +272,7 @@ def test_retry_after_is_heard_with_whatever_outcome_it_comes(kind: OutcomeKind) 
     st.integers(1, 3 * DAY),
     st.integers(1, 4),
 )
-def test_jitter_is_added_to_retry_after(
-    jitter: Jitter, u: float, retry_after_ms: int, attempt: int
-) -> None:
+def test_jitter_is_added_to_retry_after(jitter: Jitter, u: float, retry_after_ms: int, attempt: int) -> None:
     policy = replace(STEADY, jitter=jitter, jitter_ms=5 * SECOND, max_attempts=9)
     claim = make_claim(attempt=attempt)
     plain_ms = settle(K.THROTTLED, claim, policy, ONE, u).delay_ms
@@ -288,7 +286,9 @@ def test_leaving_a_provider_that_asked_for_time_puts_it_on_hold_and_does_not_wai
     settled = settle(K.THROTTLED, make_claim(failures_here=1), retry_after_ms=HOUR)
     assert (settled.provider, settled.delay_ms, settled.hold_ms) == ("sns", 10 * SECOND, HOUR)
     assert settle(K.THROTTLED, make_claim(failures_here=1), retry_after_ms=9 * DAY).hold_ms == DAY
-    assert settle(K.THROTTLED, make_claim(failures_here=1)).hold_ms == 10 * SECOND, "its own backoff holds too"
+    assert settle(K.THROTTLED, make_claim(failures_here=1)).hold_ms == 10 * SECOND, (
+        "its own backoff holds too"
+    )
     assert settle(K.THROTTLED, retry_after_ms=HOUR).hold_ms == 0, "it stays, so the delay says it"
 
 

@@ -136,11 +136,11 @@ def test_the_settlement_is_what_the_rules_say(kind: OutcomeKind, synchronous: bo
 
 
 def test_the_table_has_cases_of_every_kind_of_ending() -> None:
-    seen = {
-        (found.status, found.reason, found.provider)
+    found = [
+        verdict(kind, case, synchronous=synchronous)
         for kind, case, synchronous in itertools.product(OutcomeKind, CASES, (False, True))
-        if (found := verdict(kind, case, synchronous=synchronous))
-    }
+    ]
+    seen = {(one.status, one.reason, one.provider) for one in found}
     assert {status for status, _, _ in seen} == {
         Status.SENT,
         Status.FAILED,

@@ -49,7 +49,9 @@ class Life(NamedTuple):
     steps: list[Step]
 
 
-def live(policy: RetryPolicy, route: Route, turns: list[Turn], *, pinned: bool, expires_at: int | None) -> Life:
+def live(
+    policy: RetryPolicy, route: Route, turns: list[Turn], *, pinned: bool, expires_at: int | None
+) -> Life:
     """From acceptance to the end; when the turns are over, everything fails with a transient error."""
     row = accept(make_new(pinned=pinned, expires_at=expires_at)).row
     life, now, left = Life(row, []), NOW, list(reversed(turns))

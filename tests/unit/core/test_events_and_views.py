@@ -123,7 +123,9 @@ def test_every_event_name_is_known() -> None:
 
 @given(st.integers(0, YEAR_2200))
 def test_a_time_is_written_to_the_millisecond_and_reads_back_as_it_was(at: int) -> None:
-    assert datetime.fromisoformat(events.iso(at)) == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at)
+    assert datetime.fromisoformat(events.iso(at)) == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(
+        milliseconds=at
+    )
 
 
 @given(st.integers(0, YEAR_2200))

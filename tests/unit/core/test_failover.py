@@ -12,9 +12,7 @@ from .build import NOW, ONE, SECOND, THREE, TWO
 
 NAMES = [stop.provider for stop in THREE]
 
-routes = st.permutations(THREE).flatmap(
-    lambda order: st.integers(1, 3).map(lambda size: tuple(order[:size]))
-)
+routes = st.permutations(THREE).flatmap(lambda order: st.integers(1, 3).map(lambda size: tuple(order[:size])))
 holds = st.dictionaries(st.sampled_from(NAMES), st.integers(NOW - SECOND, NOW + 9 * SECOND))
 
 

@@ -16,7 +16,9 @@ from .build import DAY, NOW, SECOND
 rates = st.floats(0.001, 10_000)
 limits = st.builds(RateLimit, rates, st.integers(1, 1_000))
 visits = st.lists(st.tuples(st.integers(0, 5 * SECOND), st.integers(0, 200)), min_size=1, max_size=60)
-jumps = st.lists(st.tuples(st.integers(-5 * SECOND, 5 * SECOND), st.integers(0, 200)), min_size=1, max_size=60)
+jumps = st.lists(
+    st.tuples(st.integers(-5 * SECOND, 5 * SECOND), st.integers(0, 200)), min_size=1, max_size=60
+)
 
 
 def grants(limit: RateLimit, steps: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -110,7 +110,13 @@ def test_a_rule_is_read_from_plain_data() -> None:
         "name": "otp",
         "type": "otp",
         "channel": "sms",
-        "policy": {"max_attempts": 3, "factor": 2, "jitter": "full", "on_timeout": "hold", "steps_ms": [1, 2]},
+        "policy": {
+            "max_attempts": 3,
+            "factor": 2,
+            "jitter": "full",
+            "on_timeout": "hold",
+            "steps_ms": [1, 2],
+        },
     }
     patch = PolicyPatch(
         max_attempts=3, factor=2.0, jitter=Jitter.FULL, on_timeout=OnTimeout.HOLD, steps_ms=(1, 2)

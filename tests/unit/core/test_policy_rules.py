@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homing.core.errors import ConfigError
 from homing.core.model import Channel, Mode, Priority
@@ -40,7 +41,7 @@ def rule(name: str, **fields: Any) -> Rule:
 
 def naming(named: tuple[str, ...], keys: Keys) -> Rule:
     """A rule that names exactly these keys of the notification."""
-    return Rule(name="+".join(named) or "all", **{key: str(getattr(keys, key)) for key in named})
+    return replace(Rule(name="+".join(named) or "all"), **{key: str(getattr(keys, key)) for key in named})
 
 
 ALL_RULES = [naming(named, make_keys()) for n in range(6) for named in itertools.combinations(KEYS, n)]
@@ -139,7 +140,7 @@ def test_a_rule_of_the_user_wins_even_where_the_preset_rule_is_more_specific() -
 def test_what_neither_rule_nor_preset_says_comes_from_the_mode(mode: Mode) -> None:
     found = PolicyBook(BARE).resolve(make_keys(), mode)
     assert found.sources["max_attempts"] == found.sources["timeout_ms"] == f"mode {mode.value}"
-    assert found.policy == RetryPolicy(**MODES[mode])
+    assert found.policy == replace(RetryPolicy(), **MODES[mode])
 
 
 def test_modes_contribute_the_numbers_of_their_table() -> None:

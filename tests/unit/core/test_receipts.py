@@ -49,7 +49,6 @@ def hear(standing: Standing, receipts: list[Receipt]) -> Standing:
 # One receipt -----------------------------------------------------------------------------------------
 
 
-
 @pytest.mark.parametrize("status", sorted(set(Status) - {S.SENDING}))
 @pytest.mark.parametrize("event", list(ReceiptEvent))
 def test_each_event_in_each_status_leads_where_it_should(status: Status, event: ReceiptEvent) -> None:
@@ -144,7 +143,9 @@ beginnings = st.sampled_from([S.SENT, S.IN_DOUBT, S.RETRYING, S.FAILED, S.CANCEL
 
 
 @st.composite
-def two_orders(draw: st.DrawFn, receipts: st.SearchStrategy[list[Receipt]]) -> tuple[list[Receipt], list[Receipt]]:
+def two_orders(
+    draw: st.DrawFn, receipts: st.SearchStrategy[list[Receipt]]
+) -> tuple[list[Receipt], list[Receipt]]:
     """The same receipts twice, each time in some order and with some repeats."""
     heard = draw(receipts)
     repeats = draw(st.lists(st.sampled_from(heard), max_size=4))

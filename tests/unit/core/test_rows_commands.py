@@ -21,7 +21,13 @@ LATER = NOW + HOUR
 
 def row_in(status: Status, **changes: Any) -> Row:
     """A row after two attempts that came to this status."""
-    fields: dict[str, Any] = {"status": status, "attempts": 2, "due_at": None, "deadline_at": None, "token": 2}
+    fields: dict[str, Any] = {
+        "status": status,
+        "attempts": 2,
+        "due_at": None,
+        "deadline_at": None,
+        "token": 2,
+    }
     if status in WAITING:
         fields |= {"due_at": NOW + MINUTE, "deadline_at": NOW + DAY}
     if status is Status.SENDING:
@@ -38,7 +44,8 @@ def order(row: Row, name: CommandName, now: int = LATER, **changes: Any) -> Chan
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "mode"), list(itertools.product(CommandName, Status, [Mode.STANDARD, Mode.SYNCHRONOUS]))
+    ("name", "status", "mode"),
+    list(itertools.product(CommandName, Status, [Mode.STANDARD, Mode.SYNCHRONOUS])),
 )
 def test_a_command_is_applied_where_the_table_allows_it_and_else_changes_nothing(
     name: CommandName, status: Status, mode: Mode

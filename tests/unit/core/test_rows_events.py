@@ -76,7 +76,12 @@ def received(row: Row, event: ReceiptEvent, after: Status, *, reopened: bool = F
 def test_a_new_notification_tells_that_it_is_pending() -> None:
     change = accept(make_new())
     (event,) = events_of(change, ALL, MESSAGE, ())
-    assert (event.name, event.tenant, event.at, event.notification_id) == ("StatusChanged", "acme", NOW, "n-1")
+    assert (event.name, event.tenant, event.at, event.notification_id) == (
+        "StatusChanged",
+        "acme",
+        NOW,
+        "n-1",
+    )
     assert event.payload == {
         "eventType": "StatusChanged",
         "notificationId": "n-1",

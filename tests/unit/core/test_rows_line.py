@@ -7,19 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.decide import decide, postpone
+from homing.core.decide import postpone
 from homing.core.model import (
-    AttemptRecord,
     Claim,
-    CommandName,
     Mode,
-    OutcomeKind,
-    Reason,
-    Settlement,
     Status,
 )
-from homing.core.policy import OnTimeout
-from homing.core.rows import Change, Row, claim_of, command, extend, lease, reclaim, settle
+from homing.core.rows import Row, claim_of, extend, lease, reclaim, settle
 
 from .build import (
     DAY,
@@ -29,11 +23,8 @@ from .build import (
     NOW,
     SECOND,
     STEADY,
-    TWO,
     accept,
-    make_command,
     make_new,
-    make_outcome,
     make_row,
 )
 
@@ -44,16 +35,6 @@ def leased(**changes: Any) -> tuple[Row, Claim]:
     row = make_row(**changes)
     lease(row, "worker-1", LEASE_MS, NOW)
     return row, claim_of(row, MESSAGE, NOW)
-
-
-def finish(row: Row, kind: OutcomeKind, now: int = NOW + SECOND, **outcome: Any) -> Change:
-    claim = claim_of(row, MESSAGE, NOW)
-    settled = decide(
-        claim, make_outcome(kind, **outcome), STEADY, TWO, elapsed_ms=SECOND, latency_ms=900, u=0.0
-    )
-    change = settle(row, settled, now)
-    assert change is not None
-    return change
 
 
 # Accepted --------------------------------------------------------------------------------------------

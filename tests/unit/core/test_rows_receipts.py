@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from homing.core.decide import NOTHING_AGAINST_IT, allowed_attempts, judge
-from homing.core.model import Mode, Reason, Receipt, ReceiptEvent, Status
+from homing.core.decide import NOTHING_AGAINST_IT, allowed_attempts, decide, judge
+from homing.core.model import Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
 from homing.core.receipts import Standing, absorb
-from homing.core.rows import Change, Row, claim_of, lease, receive
+from homing.core.rows import Change, Row, claim_of, lease, receive, settle
 
-from .build import DAY, HOUR, MESSAGE, MINUTE, NOW, STEADY, make_receipt, make_row
+from .build import DAY, HOUR, MESSAGE, MINUTE, NOW, STEADY, TWO, make_outcome, make_receipt, make_row
 
 E = ReceiptEvent
 LATER = NOW + HOUR
@@ -85,7 +85,7 @@ def test_a_bounce_without_an_error_keeps_the_error_there_was() -> None:
     assert change.cause.why == ""
 
 
-@pytest.mark.parametrize(("attempts", "allowed"), [(1, 5), (4, 5), (5, 6), (7, 8)])
+@pytest.mark.parametrize(("attempts", "allowed"), [(1, 5), (4, 5), (5, 6)])
 def test_a_bounce_grants_one_attempt_beyond_the_maximum_only_if_none_is_left(
     attempts: int, allowed: int
 ) -> None:
@@ -95,6 +95,31 @@ def test_a_bounce_grants_one_attempt_beyond_the_maximum_only_if_none_is_left(
     claim = claim_of(row, MESSAGE, LATER)
     assert allowed_attempts(claim, STEADY) == allowed
     assert judge(claim, STEADY, NOTHING_AGAINST_IT, now=LATER) is None
+
+
+def test_bounces_without_end_get_one_attempt_beyond_the_maximum_in_all() -> None:
+    row, now, made = sent_row(attempts=0, status=Status.SENT), NOW, 0
+    for number in range(1, 20):
+        now += HOUR
+        hear(row, make_receipt(E.FAILED, provider_message_id=f"m-{number}"), now=now)
+        assert row.status is Status.RETRYING
+        lease(row, "worker-1", MINUTE, now)
+        claim = claim_of(row, MESSAGE, now)
+        ended = judge(claim, STEADY, NOTHING_AGAINST_IT, now=now)
+        if ended is not None:
+            assert (ended.status, ended.reason) == (Status.FAILED, Reason.RETRIES_EXHAUSTED)
+            break
+        accepted = make_outcome(OutcomeKind.ACCEPTED, provider_message_id=f"m-{number + 1}")
+        settled = decide(claim, accepted, STEADY, TWO, elapsed_ms=1, latency_ms=1, u=0.0)
+        assert settle(row, settled, now) is not None
+        made += 1
+    assert made <= STEADY.max_attempts + 1
+
+
+def test_a_bounce_of_a_pinned_notification_goes_to_the_provider_it_was_pinned_to() -> None:
+    row = sent_row(pinned=True)
+    hear(row, make_receipt(E.FAILED))
+    assert (row.status, row.provider, row.outlet) == (Status.RETRYING, "twilio", "twilio")
 
 
 def test_a_bounce_that_comes_two_days_later_still_goes_to_the_next_provider() -> None:

@@ -12,14 +12,12 @@ from homing.core.model import (
     AttemptRecord,
     Claim,
     CommandName,
-    Mode,
     OutcomeKind,
     Reason,
     Settlement,
     Status,
 )
-from homing.core.policy import OnTimeout
-from homing.core.rows import Change, Row, claim_of, command, extend, lease, reclaim, settle
+from homing.core.rows import Change, Row, claim_of, command, lease, settle
 
 from .build import (
     DAY,

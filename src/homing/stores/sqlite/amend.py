@@ -11,7 +11,7 @@ from homing.core.states import COMMANDS, after_command
 from homing.stores.codec import Column, decode_rows, mutable_columns, new_columns
 from homing.stores.sqlite.accept import NEW_ROWS
 from homing.stores.sqlite.changes import Book, queue_of
-from homing.stores.sqlite.filters import where
+from homing.stores.sqlite.filters import query
 from homing.stores.sqlite.receipts import MUTABLE
 from homing.stores.sqlite.rows import Found, rows_by_id
 from homing.stores.sqlite.statements import Many, Tx, json_row
@@ -98,15 +98,15 @@ def _oldest_first(tx: Tx, tenant: str, filter: Filter, command: Command) -> Iter
     statuses = [s for s in COMMANDS[command.name] if not filter.statuses or s in filter.statuses]
     if not statuses:
         return
+    matching = query(tx, tenant, filter, statuses)
     after = ""
     while True:
-        conditions, parameters = where(tenant, filter, statuses)
+        rest = matching.beyond("n.id > ?", after)
         sql = f"""
-            SELECT json_group_array({json_row("n")}) FROM (
-              SELECT * FROM homing_notifications AS n WHERE {conditions} AND n.id > ?
-              ORDER BY n.id LIMIT {_PAGE}) AS n
+            SELECT json_group_array({json_row("n")})
+            FROM (SELECT n.* {rest.text} ORDER BY n.id LIMIT {_PAGE}) AS n
             """  # noqa: S608
-        page = decode_rows(tx.one(sql, *parameters, after))
+        page = decode_rows(tx.one(sql, *rest.parameters))
         yield from page
         if len(page) < _PAGE:
             return

@@ -6,7 +6,7 @@ leave. Rows are fetched in bulk ahead of the dealing, so that it costs few state
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
@@ -35,7 +35,6 @@ class DueQueue(Struct):
     looked: bool = False
     more: bool = True
     """There may be rows beyond those that were fetched."""
-    took: bool = False
 
 
 class _Turns(Struct):
@@ -63,8 +62,8 @@ class OutletRoom:
     def left(self, outlet: str) -> int:
         return self._left.get(outlet, self._slots)
 
-    def use(self, outlet: str) -> None:
-        self._left[outlet] = self.left(outlet) - 1
+    def use(self, outlet: str, number: int = 1) -> None:
+        self._left[outlet] = self.left(outlet) - number
 
 
 class Deal:
@@ -96,7 +95,16 @@ class Deal:
         heapify(line)
         self._look_ahead(line)
         dealt: list[Due] = []
+        singly = 0
         while self._left > 0 and line:
+            if not singly:
+                rounds = self._whole_rounds(sorted(line))
+                if rounds:
+                    dealt += rounds
+                    line = self._still_in_line()
+                    continue
+                singly = len(line)
+            singly -= 1
             turns = self._tenants[heappop(line)[1]]
             row = self._serve(turns)
             if row is None:
@@ -126,6 +134,40 @@ class Deal:
             self._tenants[queue.tenant] = turns
         heappush(turns.queues, (queue.served, queue.outlet))
 
+    def _whole_rounds(self, line: Sequence[tuple[int, str]]) -> list[Due]:
+        """As many rounds at once as nobody drops out of: the same as dealing one by one, but faster."""
+        tenants = [self._tenants[tenant] for _, tenant in line]
+        if any(len(turns.queues) != 1 for turns in tenants):
+            return []
+        queues = [self._queues[turns.tenant, turns.queues[0][1]] for turns in tenants]
+        rounds = min(
+            self._left // len(tenants),
+            min(turns.room for turns in tenants),
+            min(len(queue.rows) for queue in queues),
+            min(self._outlets.left(o) // n for o, n in Counter(queue.outlet for queue in queues).items()),
+        )
+        if rounds <= 0:
+            return []
+        last_round = self.serial + (rounds - 1) * len(tenants)
+        for position, (turns, queue) in enumerate(zip(tenants, queues, strict=True), 1):
+            turns.served = queue.served = last_round + position
+            turns.took = True
+            turns.room -= rounds
+            turns.queues[0] = (queue.served, queue.outlet)
+            self._outlets.use(queue.outlet, rounds)
+        self.serial += rounds * len(tenants)
+        self._left -= rounds * len(tenants)
+        return [queue.rows.popleft() for _ in range(rounds) for queue in queues]
+
+    def _still_in_line(self) -> list[tuple[int, str]]:
+        line = [
+            (turns.served, turns.tenant)
+            for turns in self._tenants.values()
+            if turns.room > 0 and turns.queues
+        ]
+        heapify(line)
+        return line
+
     def _serve(self, turns: _Turns) -> Due | None:
         """The oldest due row of the tenant's outlet that was served longest ago."""
         while turns.queues:
@@ -138,7 +180,7 @@ class Deal:
             self._outlets.use(outlet)
             self.serial += 1
             queue.served = turns.served = self.serial
-            queue.took = turns.took = True
+            turns.took = True
             heappop(turns.queues)
             heappush(turns.queues, (queue.served, outlet))
             return row

@@ -48,7 +48,7 @@ SELECT json_group_array(json((
 FROM json_each(?1) AS q
 """
 ROWS_AND_MESSAGES = f"""
-SELECT json_group_array({json_row("n")}), '[' || coalesce(group_concat(m.message), '') || ']'
+SELECT json_group_array({json_row("n", last="overdue")}), '[' || coalesce(group_concat(m.message), '') || ']'
 FROM json_each(?1) AS j
 CROSS JOIN homing_notifications AS n ON n.seq = j.value
 CROSS JOIN homing_messages AS m ON m.seq = n.seq

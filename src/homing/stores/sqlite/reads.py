@@ -22,7 +22,7 @@ from homing.core.model import (
 )
 from homing.stores.codec import CAUSE_FIELDS, StoredRow, decode_causes, decode_messages, decode_rows
 from homing.stores.sqlite.changes import HOUR_MS, SUMS, attempts_of, messages_of
-from homing.stores.sqlite.filters import where
+from homing.stores.sqlite.filters import RARE, query
 from homing.stores.sqlite.rows import rows_by_id
 from homing.stores.sqlite.statements import Tx, json_row
 
@@ -44,18 +44,18 @@ WHERE q.tenant = ?1 AND due.due_at IS NOT NULL AND due.due_at > ?2 AND due.due_a
 ORDER BY due.due_at, due.id LIMIT ?4
 """
 _FOREVER = 2**62
-_ERROR_GROUPS = """
+_ERROR_GROUPS = f"""
 SELECT json_group_array(json_array(reason, error_code, last_error, count, unacknowledged, newest))
 FROM (
   SELECT n.reason, n.error_code, n.last_error, count(*) AS count,
     sum(n.acknowledged_at IS NULL) AS unacknowledged,
     max(printf('%020d', coalesce(n.failed_at, 0)) || n.id) AS newest
-  FROM homing_notifications AS n
-  WHERE n.tenant = ? AND n.status = 'failed'
+  FROM homing_notifications AS n INDEXED BY homing_rare
+  WHERE n.tenant = ? AND n.status = 'failed' AND {RARE}
   GROUP BY coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
   ORDER BY count DESC, coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
   LIMIT ?)
-"""
+"""  # noqa: S608
 _TALLIES = """
 SELECT json_group_array(json_array(status, attempts, count, purged)) FROM (
   SELECT status, attempts, sum(count) AS count, sum(purged) AS purged
@@ -92,12 +92,11 @@ def get(tx: Tx, tenant: str, id: str) -> History | None:
 
 def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
     """Newest first."""
-    conditions, parameters = where(tenant, filter, filter.statuses)
+    found = query(tx, tenant, filter, filter.statuses)
     if cursor is not None:
-        conditions += " AND n.id < ?"
-        parameters.append(cursor)
-    chosen = f"SELECT n.seq FROM homing_notifications AS n WHERE {conditions} ORDER BY n.id DESC LIMIT ?"  # noqa: S608
-    items = _page(tx, chosen, *parameters, limit + 1)
+        found = found.beyond("n.id < ?", cursor)
+    chosen = f"SELECT n.seq {found.text} ORDER BY n.id DESC LIMIT ?"
+    items = _page(tx, chosen, *found.parameters, limit + 1)
     if len(items) <= limit:
         return Page(items=items)
     return Page(items=items[:limit], cursor=items[limit - 1].id if limit else None)

@@ -97,7 +97,12 @@ class Update:
             tx.cursor.execute(self.alike, (*columns, encode(seqs)))
 
 
-def json_row(alias: str) -> str:
-    """SQL for one notification as `[seq, [fields in the order of ROW_FIELDS]]`."""
-    fields = (f"json({alias}.{f})" if f in JSON_FIELDS else f"{alias}.{f}" for f in ROW_FIELDS)
+def json_row(alias: str, last: str = ROW_FIELDS[-1]) -> str:
+    """SQL for one notification as `[seq, [fields in the order of ROW_FIELDS]]`.
+
+    Fields after `last` are left out and have their defaults, whatever is stored: only for who neither
+    reads nor writes them.
+    """
+    wanted = ROW_FIELDS[: ROW_FIELDS.index(last) + 1]
+    fields = (f"json({alias}.{f})" if f in JSON_FIELDS else f"{alias}.{f}" for f in wanted)
     return f"json_array({alias}.seq, json_array({', '.join(fields)}))"

@@ -1,0 +1,34 @@
+"""Small pictures in text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], top: float | None = None) -> str:
+    """One character for each value, its height in eighths of the highest."""
+    highest = top if top is not None else max(values, default=0)
+    if highest <= 0:
+        return _BARS[0] * len(values)
+    return "".join(_BARS[_height(value, highest)] for value in values)
+
+
+def squeezed(values: Sequence[float], width: int) -> list[float]:
+    """At most `width` values; each the highest of those it stands for, so that no peak is lost."""
+    if len(values) <= width:
+        return list(values)
+    edges = [round(index * len(values) / width) for index in range(width + 1)]
+    return [max(values[low:high]) for low, high in zip(edges, edges[1:], strict=False)]
+
+
+def spread(marks: Sequence[bool], width: int) -> list[bool]:
+    """The same for marks: set where any of those it stands for is."""
+    return [value > 0 for value in squeezed([float(mark) for mark in marks], width)]
+
+
+def _height(value: float, highest: float) -> int:
+    if value <= 0:
+        return 0
+    return max(1, min(8, round(8 * value / highest)))

@@ -1,0 +1,63 @@
+"""`homing db migrate|check`: the store's schema."""
+
+from __future__ import annotations
+
+import typer
+
+from homing.cli.exits import ExitCode
+from homing.cli.root import app
+from homing.cli.screen import print_json
+from homing.cli.shared import Json, Options, backend, command
+
+db = typer.Typer(help="The store: bring its schema up to date, look at it.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(db, name="db")
+
+
+@command(db, "migrate")
+async def migrate(options: Options, json: Json = False) -> int:
+    """Bring the schema up to date. Idempotent; never back."""
+    settings = options.settings()
+    async with backend(settings, migrate=False) as store:
+        applied = await store.migrate()
+        size = await store.size()
+    if json:
+        print_json({"store": settings.store, "applied": applied, "schemaVersion": size["schema_version"]})
+        return ExitCode.OK
+    screen = options.screen
+    for name in applied:
+        screen.line(f"applied {name}")
+    state = "now" if applied else "already"
+    screen.line(f"{settings.store} is {state} at schema version {size['schema_version']}")
+    return ExitCode.OK
+
+
+@command(db, "check")
+async def check(options: Options, json: Json = False) -> int:
+    """Check that the store can be reached and fits this version; exit code 4 where not."""
+    from homing.core.errors import SchemaError
+
+    settings = options.settings()
+    existing_store(settings.store)
+    async with backend(settings, migrate=False) as store:
+        try:
+            size = dict(await store.size())
+        except SchemaError as error:
+            raise SchemaError(f"{error} ({settings.store})") from None
+    if json:
+        print_json({"store": settings.store, "ok": True, "schemaVersion": size.pop("schema_version"), **size})
+        return ExitCode.OK
+    screen = options.screen
+    screen.line(f"{settings.store} is fine, at schema version {size.pop('schema_version')}")
+    screen.fields((name, f"{number:,}") for name, number in size.items())
+    return ExitCode.OK
+
+
+def existing_store(address: str) -> None:
+    """A check must not make what it looks for."""
+    from pathlib import Path
+
+    from homing.core.errors import StoreUnavailable
+
+    path = address.removeprefix("sqlite:")
+    if path and path != "memory:" and "://" not in path and not Path(path).exists():
+        raise StoreUnavailable(f"store: {path} does not exist; `homing db migrate` makes it")

@@ -1,0 +1,180 @@
+"""`stats` and `health`: how delivering and retrying go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from homing.cli.exits import ExitCode
+from homing.cli.root import app
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import Json, Options, command, engine
+from homing.cli.words import local, relative, span
+
+if TYPE_CHECKING:
+    from homing.core.model import RollUp
+    from homing.engine.operations import HealthMetrics
+    from homing.engine.upkeep import Thresholds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One threshold: what it looks at, and whether it is passed."""
+
+    name: str
+    metric: str
+    value: float
+    limit: float
+    passed: bool
+    message: str
+
+
+@command(app, "stats")
+async def stats(options: Options, json: Json = False) -> int:
+    """Show counts by status, retry statistics, success by attempt, and the last 24 hours."""
+    async with engine(options) as homing:
+        counts = await homing.queue_counts()
+        retries = await homing.retry_statistics()
+        success = await homing.success_by_attempt()
+        sums = await homing.roll_ups(timedelta(hours=24))
+    if json:
+        print_json(
+            {
+                "queueCounts": counts,
+                "retryStatistics": retries,
+                "successByAttempt": success,
+                "hourly": sums,
+            }
+        )
+        return ExitCode.OK
+    screen = options.screen
+    screen.line("Notifications by status", style="bold")
+    screen.table(
+        ("STATUS", "COUNT>"), [(styled(name), f"{count:,}") for name, count in counts.items() if count] or [("none", 0)]
+    )
+    screen.heading("By number of attempts made")
+    screen.table(
+        ("ATTEMPTS>", "COUNT>", "WAITING>", "FAILED>"),
+        [(s.attempts, s.count, s.pending_count, s.failed_count) for s in retries],
+    )
+    screen.heading("Success by attempt (purged ones count)")
+    screen.table(
+        ("ATTEMPTS>", "ENDED>", "SENT>", "FAILED>", "SUCCESS>"),
+        [(s.attempts, s.total, s.succeeded, s.failed, f"{s.success_rate:.2f} %") for s in success],
+    )
+    screen.heading("The last 24 hours, by hour")
+    screen.table(
+        ("HOUR", "CHANNEL", "PROVIDER", "ACCEPTED>", "ATTEMPTS>", "SENT>", "DELIVERED>", "RETRIED>", "FAILED>"),
+        [
+            (
+                local(s.hour_at)[:-3],
+                s.channel.value,
+                s.provider,
+                s.accepted,
+                s.attempts,
+                s.sent,
+                s.delivered,
+                s.retried,
+                s.failed,
+            )
+            for s in sums
+        ],
+    )
+    return ExitCode.OK
+
+
+@command(app, "health")
+async def health(options: Options, json: Json = False) -> int:
+    """Show the health of retrying; exit code 1 when a threshold is passed."""
+    import msgspec
+
+    async with engine(options) as homing:
+        metrics = await homing.health_metrics()
+        sums = await homing.roll_ups(timedelta(hours=2))
+        found = checks(metrics, sums, homing.settings.upkeep.thresholds, datetime.now(UTC))
+    passed = [check for check in found if check.passed]
+    code = ExitCode.NO if passed else ExitCode.OK
+    if json:
+        print_json({**msgspec.to_builtins(metrics), "healthy": not passed, "thresholds": found})
+        return code
+    by_metric = {check.metric: check for check in found}
+    screen = options.screen
+    rows: list[tuple[Any, ...]] = [
+        (name, _value(getattr(metrics, name)), *_mark(by_metric.get(name)))
+        for name in metrics.__struct_fields__
+    ]
+    rows += [
+        (check.metric, f"{check.value:g}", *_mark(check))
+        for check in found
+        if check.metric not in metrics.__struct_fields__
+    ]
+    screen.table(("METRIC", "VALUE>", "", "THRESHOLD"), rows)
+    screen.line("")
+    for check in passed:
+        screen.line(styled("✗", "red"), check.message)
+    if not passed:
+        screen.line(styled("✓", "green"), "healthy: no threshold is passed")
+    return code
+
+
+def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, now: datetime) -> list[Check]:
+    """The thresholds that raise alerts, looked at once and now."""
+    this_hour, hour_before = _failed(sums, now, 0), _failed(sums, now, 1)
+    ended = metrics.sent_count + metrics.failed_count
+    age_ms = 0.0 if metrics.oldest_retry is None else (now - metrics.oldest_retry).total_seconds() * 1000
+    return [
+        Check(
+            name="RetryBacklog",
+            metric="pending_retry_count",
+            value=metrics.pending_retry_count,
+            limit=limits.retry_backlog,
+            passed=metrics.pending_retry_count > limits.retry_backlog,
+            message=f"{metrics.pending_retry_count:,} notifications wait for a retry; look at `homing waiting`",
+        ),
+        Check(
+            name="FailureRate",
+            metric="failure_rate",
+            value=metrics.failure_rate,
+            limit=limits.failure_rate,
+            passed=ended >= limits.failure_rate_of and metrics.failure_rate > limits.failure_rate,
+            message=f"{metrics.failure_rate:.1f} % failed for good; look at `homing dead groups`",
+        ),
+        Check(
+            name="OldestRetry",
+            metric="oldest_retry",
+            value=round(age_ms),
+            limit=limits.oldest_retry_ms,
+            passed=age_ms > limits.oldest_retry_ms,
+            message=f"a retry has waited for {span(age_ms)}; does a worker run? (`homing doctor`)",
+        ),
+        Check(
+            name="DeadLettersGrowing",
+            metric="new_dead_letters_against_hour_before",
+            value=this_hour - hour_before,
+            limit=limits.dead_letters_growing,
+            passed=this_hour - hour_before > limits.dead_letters_growing,
+            message=f"{this_hour} new dead letters this hour, {hour_before} the hour before: `homing dead list`",
+        ),
+    ]
+
+
+def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
+    hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours_ago)
+    return sum(s.failed for s in sums if s.hour_at == hour)
+
+
+def _mark(check: Check | None) -> tuple[Any, Any]:
+    if check is None:
+        return "", ""
+    limit = f"at most {span(check.limit)}" if check.metric == "oldest_retry" else f"at most {check.limit:g}"
+    return (styled("✗", "red") if check.passed else styled("✓", "green")), limit
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, datetime):
+        return relative(value)
+    return f"{value:,}"

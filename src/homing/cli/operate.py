@@ -1,0 +1,161 @@
+"""`retry`, `cancel`, `resolve`, `purge`: what an operator does to notifications that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli.exits import ExitCode, Refused
+from homing.cli.filters import one_of
+from homing.cli.progress import Bar
+from homing.cli.root import app
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import (
+    DryRun,
+    Json,
+    NotificationId,
+    Options,
+    Who,
+    Why,
+    backend,
+    command,
+    engine,
+    login,
+)
+from homing.cli.words import plural
+
+if TYPE_CHECKING:
+    from homing.core.model import Retention
+    from homing.core.ports import Backend
+
+_DAY_MS = 86_400_000
+
+
+@command(app, "retry")
+async def retry(
+    options: Options,
+    id: NotificationId,
+    provider: Annotated[
+        str | None, typer.Option("--provider", metavar="NAME", help="Force where it goes: no failover.")
+    ] = None,
+    who: Who = None,
+    why: Why = "",
+    json: Json = False,
+) -> int:
+    """Try one notification again now; a finished one gets one more attempt."""
+    import msgspec
+
+    async with engine(options) as homing:
+        found = await homing.retry(id, who=who or login(), why=why, provider=provider)
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(found), found.recipient))
+    else:
+        options.screen.line(
+            styled(found.status.value), id, f"is due now at {found.provider}; a worker or `homing process` takes it"
+        )
+    return ExitCode.OK
+
+
+@command(app, "cancel")
+async def cancel(options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False) -> int:
+    """Cancel one notification that has not been sent."""
+    async with engine(options) as homing:
+        done = await homing.cancel(id, who=who or login(), why=why)
+    if json:
+        print_json({"notificationId": id, "cancelled": done, "requested": not done})
+    elif done:
+        options.screen.line(styled("cancelled"), id)
+    else:
+        options.screen.line("requested", id, "an attempt is under way; there will be no further one")
+    return ExitCode.OK
+
+
+@command(app, "resolve")
+async def resolve(
+    options: Options,
+    id: NotificationId,
+    status: Annotated[str, typer.Argument(metavar="sent|failed", help="What became of it.")],
+    who: Who = None,
+    why: Why = "",
+    json: Json = False,
+) -> int:
+    """Say what became of a notification in doubt."""
+    from homing.core.model import Status
+
+    chosen = one_of(Status, status, "status")
+    if chosen not in (Status.SENT, Status.FAILED):
+        raise Refused(f"status: is {status!r}; one in doubt is resolved as sent or failed")
+    async with engine(options) as homing:
+        await homing.resolve(id, chosen, who=who or login(), why=why)
+    if json:
+        print_json({"notificationId": id, "status": chosen.value})
+    else:
+        options.screen.line(styled(chosen.value), id)
+    return ExitCode.OK
+
+
+@command(app, "purge")
+async def purge(
+    options: Options,
+    days: Annotated[
+        float | None,
+        typer.Option("--days", metavar="N", help="Older than this, whatever its status; default: as configured."),
+    ] = None,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> int:
+    """Remove what has ended and is past its age, in small steps. Statistics keep counting it."""
+    if days is not None and days < 0:
+        raise Refused(f"--days: is {days:g}; it cannot be negative")
+    retention = None if days is None else _older_than(int(days * _DAY_MS))
+    async with engine(options) as homing:
+        if dry_run:
+            kept = retention or homing.settings.upkeep.retention
+            async with backend(options.settings()) as store:
+                counts = {"notifications": await _count(options, store, kept)}
+        else:
+            with Bar(options, "purging") as bar:
+                counts = await homing.purge(retention, lambda so_far: _show(bar, so_far))
+    if json:
+        print_json({**counts, "dryRun": dry_run})
+        return ExitCode.OK
+    listed = ", ".join(plural(count, kind.removesuffix("s")) for kind, count in counts.items())
+    options.screen.line(f"{'would remove' if dry_run else 'removed'} {listed}")
+    return ExitCode.OK
+
+
+def _older_than(age_ms: int) -> Retention:
+    from homing.core.model import Retention
+
+    return Retention(delivered_ms=age_ms, sent_ms=age_ms, others_ms=age_ms, keys_ms=age_ms)
+
+
+def _show(bar: Bar, so_far: Mapping[str, int]) -> None:
+    done = sum(so_far.values())
+    bar.at(done, f"{done:,} removed")
+
+
+async def _count(options: Options, store: Backend, retention: Retention) -> int:
+    """How many notifications a purge would remove, of all tenants."""
+    from homing.core.model import Filter, Status
+    from homing.core.states import FINAL
+
+    now, total = datetime.fromtimestamp(await store.now_ms() / 1000, UTC), 0
+    ages_ms = {Status.DELIVERED: retention.delivered_ms, Status.SENT: retention.sent_ms}
+    with Bar(options, "counting") as bar:
+        for tenant in await store.tenants():
+            for status in sorted(FINAL):
+                until = now - timedelta(milliseconds=ages_ms.get(status, retention.others_ms))
+                chosen = Filter(statuses=(status,), created_until=until + timedelta(milliseconds=1))
+                cursor: str | None = None
+                while True:
+                    page = await store.list(tenant, chosen, limit=500, cursor=cursor)
+                    total += sum(n.updated_at <= until for n in page.items)
+                    bar.at(total, f"{total:,} notifications")
+                    cursor = page.cursor
+                    if cursor is None:
+                        break
+    return total

@@ -1,0 +1,261 @@
+"""`homing policy show|set|unset|history`: which policy applies, and changing it while running."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli import filters
+from homing.cli.exits import ExitCode, Refused
+from homing.cli.policy_flags import (
+    BackoffFlag,
+    BaseFlag,
+    BounceFlag,
+    CapFlag,
+    FactorFlag,
+    FailoverFlag,
+    JitterFlag,
+    JitterMsFlag,
+    JitterRatioFlag,
+    MaxAgeFlag,
+    MaxAttemptsFlag,
+    OnTimeoutFlag,
+    StepsFlag,
+    TimeoutFlag,
+    patch_from,
+)
+from homing.cli.policy_view import camel, policy_fields, policy_json, rule_words
+from homing.cli.root import app
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import Json, Options, Who, Why, backend, command, login
+from homing.cli.words import local
+
+if TYPE_CHECKING:
+    from homing.core.policy import Keys, Rule
+    from homing.engine.policies import Policies, PolicyChange
+
+policy = typer.Typer(
+    help="Retry policies: show, change, tabulate, simulate.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(policy, name="policy")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
+TypeKey = Annotated[str | None, typer.Option("--type", metavar="NAME", help="The notification's type.")]
+OriginKey = Annotated[str | None, typer.Option("--origin", metavar="NAME", help="The service that sends.")]
+ChannelKey = Annotated[str | None, typer.Option("--channel", metavar="NAME", help="The channel.")]
+PriorityKey = Annotated[str | None, typer.Option("--priority", metavar="NAME", help="The priority.")]
+
+
+@command(policy, "show")
+async def show(
+    options: Options,
+    type: TypeKey = None,
+    origin: OriginKey = None,
+    channel: ChannelKey = None,
+    priority: PriorityKey = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", metavar="NAME", help="The mode; default: as type and priority say.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Show the policy that applies to such a notification, and where each field comes from."""
+    from homing.core.model import Channel, Mode, Priority
+    from homing.core.modes import mode_of
+    from homing.core.policy import Keys
+
+    settings = options.settings()
+    keys = Keys(
+        settings.tenant,
+        type or "message",
+        origin or "",
+        filters.one_of(Channel, channel, "--channel") or Channel.EMAIL,
+        _priority(priority) or Priority.MEDIUM,
+    )
+    chosen = filters.one_of(Mode, mode, "--mode") or mode_of(
+        synchronous=None,
+        type_=keys.type,
+        priority=keys.priority,
+        bulk=False,
+        synchronous_types=frozenset(settings.synchronous_types),
+    )
+    async with _policies(options) as policies:
+        found = policies.book.resolve(keys, chosen)
+        rules = policies.book.rules
+    if json:
+        print_json(
+            {
+                "keys": {name: getattr(keys, name) for name in keys.__struct_fields__},
+                "mode": chosen,
+                "policy": policy_json(found.policy),
+                "rule": found.rule,
+                "presetRule": found.preset_rule,
+                "sources": {camel(name): source for name, source in found.sources.items()},
+                "passedOver": found.passed_over,
+                "rules": [rule.name for rule in rules],
+            }
+        )
+        return ExitCode.OK
+    screen = options.screen
+    screen.line(_said(keys), f"in {chosen.value} mode", style="bold")
+    screen.line("rule     ", found.rule or "none of your own matches")
+    screen.line("preset   ", f"{settings.preset}, its rule {found.preset_rule}")
+    policy_fields(screen, found)
+    return ExitCode.OK
+
+
+@command(policy, "set")
+async def set_(
+    options: Options,
+    name: Name,
+    type: TypeKey = None,
+    origin: OriginKey = None,
+    channel: ChannelKey = None,
+    priority: PriorityKey = None,
+    max_attempts: MaxAttemptsFlag = None,
+    backoff: BackoffFlag = None,
+    base: BaseFlag = None,
+    factor: FactorFlag = None,
+    steps: StepsFlag = None,
+    cap: CapFlag = None,
+    jitter: JitterFlag = None,
+    jitter_ratio: JitterRatioFlag = None,
+    jitter_max: JitterMsFlag = None,
+    failover_after: FailoverFlag = None,
+    timeout: TimeoutFlag = None,
+    on_timeout: OnTimeoutFlag = None,
+    max_age: MaxAgeFlag = None,
+    bounce_failover: BounceFlag = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew instead of changing the rule of that name.")
+    ] = False,
+    who: Who = None,
+    why: Why = "",
+    json: Json = False,
+) -> int:
+    """Add a rule or change some of its fields. It holds from the next decision on, in every process."""
+    from homing import config
+    from homing.core.model import Channel
+
+    match = {
+        "tenant": options.tenant,
+        "type": type,
+        "origin": origin,
+        "channel": _any_or(channel, lambda: filters.one_of(Channel, channel, "--channel")),
+        "priority": _any_or(priority, lambda: _priority(priority)),
+    }
+    patch = patch_from(
+        max_attempts=max_attempts,
+        backoff=backoff,
+        base=base,
+        factor=factor,
+        steps=steps,
+        cap=cap,
+        jitter=jitter,
+        jitter_ratio=jitter_ratio,
+        jitter_max=jitter_max,
+        failover_after=failover_after,
+        timeout=timeout,
+        on_timeout=on_timeout,
+        max_age=max_age,
+        bounce_failover=bounce_failover,
+    )
+    given = {key: value for key, value in {**match, **patch}.items() if value is not None}
+    async with _policies(options) as policies:
+        before = next((rule for rule in policies.book.rules if rule.name == name), None)
+        if not given and (before is None or not fresh):
+            raise Refused(f"{name}: nothing to set; give what it matches (--type, …) or a field (--base, …)")
+        known = {} if before is None or fresh else _flat(before)
+        rule = config.rule_from({**known, **given, "name": name}, "policy")
+        change = await policies.set(rule, who=who or login(), why=why)
+    _tell(options, change, json=json)
+    return ExitCode.OK
+
+
+@command(policy, "unset")
+async def unset(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
+    """Take a rule out, also one that the settings file has."""
+    async with _policies(options) as policies:
+        change = await policies.remove(name, who=who or login(), why=why)
+    _tell(options, change, json=json)
+    return ExitCode.OK
+
+
+@command(policy, "history")
+async def history(options: Options, limit: filters.Limit = 20, json: Json = False) -> int:
+    """List changes made while running, newest first."""
+    async with _policies(options) as policies:
+        changes = await policies.changes(limit)
+    if json:
+        print_json(changes)
+        return ExitCode.OK
+    if not changes:
+        options.notes.line("no changes: the policies are as configured")
+        return ExitCode.OK
+    options.screen.table(
+        ("AT", "RULE", "WHO", "WHY", "BEFORE", "AFTER"),
+        [
+            (local(_at(c)), c.rule, c.who, c.why, rule_words(c.before) or "none", rule_words(c.after) or "removed")
+            for c in changes
+        ],
+    )
+    return ExitCode.OK
+
+
+def _tell(options: Options, change: PolicyChange, *, json: bool) -> None:
+    if json:
+        print_json(change)
+        return
+    screen = options.screen
+    screen.line(styled(change.rule, "bold"), f"changed by {change.who}" + (f": {change.why}" if change.why else ""))
+    screen.line("before   ", rule_words(change.before) or "no such rule")
+    screen.line("after    ", rule_words(change.after) or "removed")
+
+
+@asynccontextmanager
+async def _policies(options: Options) -> AsyncIterator[Policies]:
+    """The policies in force: as configured, and as changed while running."""
+    import random
+
+    from homing import compose
+    from homing.engine.clock import SystemClock
+    from homing.engine.policies import Policies
+
+    settings = options.settings()
+    own = compose.engine_settings(settings)
+    async with backend(settings) as store:
+        policies = Policies(
+            own.preset, own.rules, registry=store, clock=SystemClock(), chance=random.SystemRandom()
+        )
+        await policies.refresh()
+        yield policies
+
+
+def _flat(rule: Rule) -> dict[str, Any]:
+    keys = {name: getattr(rule, name) for name in rule.__struct_fields__ if name not in ("name", "policy")}
+    return {**{name: value for name, value in keys.items() if value != "*"}, **rule.policy.given()}
+
+
+def _priority(name: str | None) -> Any:
+    from homing.core.request import priority_of
+
+    return None if name is None else priority_of(name)
+
+
+def _any_or(given: str | None, parse: Any) -> str | None:
+    """`*` matches anything and is not looked up."""
+    if given is None or given == "*":
+        return given
+    return str(parse().value)
+
+
+def _said(keys: Keys) -> str:
+    origin = f" from {keys.origin}" if keys.origin else ""
+    return f"{keys.type}{origin} by {keys.channel.value}, {keys.priority.value} priority, tenant {keys.tenant}"
+
+
+def _at(change: PolicyChange) -> datetime:
+    return datetime.fromtimestamp(change.at / 1000, UTC)

@@ -1,0 +1,205 @@
+"""`homing process`: takes what is due, once, and tells what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli import filters
+from homing.cli.exits import ExitCode
+from homing.cli.mask import Privacy
+from homing.cli.root import app
+from homing.cli.screen import Screen, print_json
+from homing.cli.shared import DryRun, Json, Options, command, engine
+from homing.cli.words import local, plural, relative, span
+
+if TYPE_CHECKING:
+    from homing.core.model import Attempt, History, Notification, Settlement
+    from homing.engine.stats import Processed
+    from homing.library import Homing
+
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell every step, with the time.")]
+
+_UNITS = {"email": "Email", "sms": "SMS", "push": "Push", "webhook": "Webhook", "chat": "Chat", "queue": "Queue"}
+
+
+@command(app, "process")
+async def process(
+    options: Options,
+    limit: filters.Limit = 50,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    json: Json = False,
+) -> int:
+    """Process what is due once, then end: for cron."""
+    import msgspec
+
+    async with engine(options) as homing:
+        narrator = Narrator(homing, options.notes if json else options.screen, options.privacy) if verbose else None
+        if narrator is not None:
+            await narrator.begin(limit, dry_run=dry_run)
+        if dry_run:
+            ready = await homing.select_pending(limit)
+            return _would(options, ready, narrator, json=json)
+        with redirect_stdout(sys.stderr if json else sys.stdout):  # the console provider's messages
+            done = await homing.process(limit)
+        if narrator is not None:
+            await narrator.end(done)
+    if json:
+        print_json(msgspec.to_builtins(done))
+    elif narrator is None:
+        options.screen.line(_sum(done))
+    return ExitCode.OK
+
+
+def _would(options: Options, ready: Any, narrator: Narrator | None, *, json: bool) -> int:
+    if json:
+        import msgspec
+
+        from homing.engine.stats import Processed
+
+        print_json({**msgspec.to_builtins(Processed()), "dry_run": True, "found": len(ready)})
+        return ExitCode.OK
+    if narrator is not None:
+        narrator.list_only(ready)
+        return ExitCode.OK
+    screen = options.screen
+    screen.line(f"{plural(len(ready), 'notification')} would be processed")
+    if ready:
+        screen.table(
+            ("ID", "TYPE", "CHANNEL", "TO", "ATTEMPT>", "PROVIDER"),
+            [
+                (n.id, n.type, n.channel.value, options.privacy.recipient(n), n.attempt_count + 1, n.provider)
+                for n in ready
+            ],
+        )
+    return ExitCode.OK
+
+
+def _sum(done: Processed) -> str:
+    other = f", {done.other} other" if done.other else ""
+    return (
+        f"processed {done.processed}: {done.succeeded} succeeded, {done.retried} to be retried, "
+        f"{done.failed} failed{other}"
+    )
+
+
+class Narrator:
+    """Tells a run line by line, each with its time. Recipients are masked."""
+
+    def __init__(self, homing: Homing, screen: Screen, privacy: Privacy) -> None:
+        self._homing = homing
+        self._screen = screen
+        self._privacy = privacy
+        self._settled: asyncio.Queue[tuple[Settlement, bool] | None] = asyncio.Queue()
+        self._telling: asyncio.Task[None] | None = None
+
+    async def begin(self, limit: int, *, dry_run: bool) -> None:
+        """The state of the queue before anything is done."""
+        homing = self._homing
+        counts = await homing.queue_counts()
+        health = await homing.health_metrics()
+        waiting = await homing.waiting(limit=10_000)
+        pending = counts["pending"] + counts["retrying"]
+        self._say("Notification Queue Processor started")
+        self._say(f"Limit: {limit}, Dry Run: {'Yes' if dry_run else 'No'}")
+        self._say(
+            f"Queue status - Pending: {pending}, Processing: {counts['sending']}, Failed: {counts['failed']}"
+        )
+        for line in _settings_lines(homing):
+            self._say(line)
+        if waiting:
+            more = "+" if len(waiting) == 10_000 else ""
+            self._say(f"Notifications waiting for retry backoff: {len(waiting)}{more}")
+        if health.total_retrying:
+            self._say(f"Average attempts: {health.avg_attempts}")
+        found = len(await homing.select_pending(limit))
+        self._say(f"Found {found} pending notification(s) to process")
+        if not dry_run:
+            homing.on_settled = lambda settlement, applied: self._settled.put_nowait((settlement, applied))
+            self._telling = asyncio.create_task(self._tell())
+
+    async def end(self, done: Processed) -> None:
+        """What is still to be told, and the sum."""
+        self._settled.put_nowait(None)
+        if self._telling is not None:
+            await self._telling
+        other = f", Other: {done.other}" if done.other else ""
+        self._say(
+            f"Processed: {done.processed}, Succeeded: {done.succeeded}, Retried: {done.retried}, "
+            f"Failed: {done.failed}{other}"
+        )
+
+    def list_only(self, ready: tuple[Notification, ...]) -> None:
+        """For a dry run."""
+        for n in ready:
+            self._say(f"Would process notification #{n.id} ({n.type}, channel: {n.channel.value})")
+            self._say(f"  Attempt {n.attempt_count + 1} to {self._privacy.recipient(n)} via {n.provider}")
+
+    async def _tell(self) -> None:
+        while (item := await self._settled.get()) is not None:
+            settlement, applied = item
+            if applied:
+                self._tell_one(await self._homing.history(settlement.id), settlement)
+
+    def _tell_one(self, history: History, settlement: Settlement) -> None:
+        n, tried = history.notification, settlement.attempt
+        self._say(f"Processing notification #{n.id} ({n.type}, channel: {n.channel.value})")
+        if tried is not None:
+            made = next(a for a in history.attempts if a.number == tried.number)
+            for line in self._attempt_lines(n, made):
+                self._say(line, made.started_at if line.lstrip().startswith("Sending") else made.ended_at)
+        self._say(f"  Notification #{n.id} {_became(n, settlement)}")
+
+    def _attempt_lines(self, n: Notification, made: Attempt) -> list[str]:
+        unit = _UNITS[n.channel.value]
+        to = self._privacy.recipient(n)
+        lines = [f"  Sending {unit.lower() if unit != 'SMS' else unit} to {to} via {made.provider}"]
+        if made.outcome.value == "accepted":
+            lines.append(f"  {unit} sent successfully in {span(made.latency_ms)}")
+        else:
+            error = self._privacy.error(made.error, n.recipient) or made.error_code or ""
+            lines.append(f"  {unit} failed ({made.outcome.value}): {error}")
+        return lines
+
+    def _say(self, text: str, at: datetime | None = None) -> None:
+        self._screen.line(f"[{local(at or datetime.now(UTC))}] {text}")
+
+
+def _became(n: Notification, settlement: Settlement) -> str:
+    reason = f" ({settlement.reason.value})" if settlement.reason else ""
+    if settlement.status.value == "retrying" and settlement.attempt is not None:
+        again = "now" if not settlement.delay_ms else relative(n.next_retry_at) or "now"
+        return f"will be retried {again} at {local(n.next_retry_at)} via {settlement.provider}"
+    if settlement.attempt is None and settlement.status.value in ("retrying", "pending"):
+        return f"is postponed until {local(n.next_retry_at)}{reason}"
+    return f"marked as {settlement.status.value}{reason}"
+
+
+def _settings_lines(homing: Homing) -> list[str]:
+    """One line for each rule that may apply."""
+    from homing.core.policy import RetryPolicy
+
+    book_rules = [(f"rule {rule.name}", rule) for rule in homing.settings.rules]
+    preset = homing.settings.preset
+    named = [*book_rules, *((f"{preset.name}/{rule.name}", rule) for rule in preset.rules)]
+    alone = len(named) == 1
+    lines = []
+    for name, rule in named:
+        policy = RetryPolicy(**rule.policy.given())
+        label = "Retry settings" if alone else f"Retry settings ({name})"
+        lines.append(f"{label} - Max attempts: {policy.max_attempts}, {_backoff(policy)}")
+    return lines
+
+
+def _backoff(policy: Any) -> str:
+    if policy.backoff.value == "fixed":
+        return f"Delays: {', '.join(span(step) for step in policy.steps_ms)} (fixed backoff)"
+    minutes = policy.base_ms / 60_000
+    base = f"{minutes:g} minutes" if policy.base_ms and policy.base_ms % 60_000 == 0 else span(policy.base_ms)
+    return f"Base delay: {base} ({policy.backoff.value} backoff)"

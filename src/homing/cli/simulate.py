@@ -1,0 +1,300 @@
+"""`homing policy simulate`: a policy, an outage and traffic in; delivery times and dead letters out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli import filters
+from homing.cli.chart import sparkline, spread, squeezed
+from homing.cli.exits import ExitCode, Refused
+from homing.cli.policy import policy
+from homing.cli.policy_flags import (
+    BackoffFlag,
+    BaseFlag,
+    CapFlag,
+    FactorFlag,
+    FailoverFlag,
+    JitterFlag,
+    JitterMsFlag,
+    JitterRatioFlag,
+    MaxAgeFlag,
+    MaxAttemptsFlag,
+    OnTimeoutFlag,
+    StepsFlag,
+    TimeoutFlag,
+    patch_from,
+)
+from homing.cli.screen import Screen, print_json, styled
+from homing.cli.shared import Json, Options, command
+from homing.cli.words import duration_ms, per_second, plural, span
+
+if TYPE_CHECKING:
+    from homing.sim.rehearsal import Outage, RehearsalReport, Traffic
+
+_CHART_WIDTH = 72
+
+
+@command(policy, "simulate")
+def simulate(
+    options: Options,
+    preset: Annotated[
+        str | None, typer.Option("--preset", metavar="NAME", help="Default: the configured preset and rules.")
+    ] = None,
+    max_attempts: MaxAttemptsFlag = None,
+    backoff: BackoffFlag = None,
+    base: BaseFlag = None,
+    factor: FactorFlag = None,
+    steps: StepsFlag = None,
+    cap: CapFlag = None,
+    jitter: JitterFlag = None,
+    jitter_ratio: JitterRatioFlag = None,
+    jitter_max: JitterMsFlag = None,
+    failover_after: FailoverFlag = None,
+    timeout: TimeoutFlag = None,
+    on_timeout: OnTimeoutFlag = None,
+    max_age: MaxAgeFlag = None,
+    outage: Annotated[
+        str, typer.Option("--outage", metavar="DURATION", help="How long the provider is away; 0: not at all.")
+    ] = "10m",
+    outage_at: Annotated[
+        str, typer.Option("--outage-at", metavar="DURATION", help="When it begins.")
+    ] = "2m",
+    outage_kind: Annotated[
+        str, typer.Option("--outage-kind", metavar="KIND", help="down, throttle or slow.")
+    ] = "down",
+    outage_share: Annotated[
+        float, typer.Option("--outage-share", metavar="X", help="How much of the sends it hits, up to 1.")
+    ] = 1.0,
+    outage_of: Annotated[
+        str, typer.Option("--outage-of", metavar="WHICH", help="primary, secondary or both.")
+    ] = "primary",
+    retry_after: Annotated[
+        str, typer.Option("--retry-after", metavar="DURATION", help="What a throttling provider asks for.")
+    ] = "30s",
+    slowness: Annotated[
+        str, typer.Option("--slowness", metavar="DURATION", help="How long a slow answer takes.")
+    ] = "60s",
+    rate: Annotated[str, typer.Option("--rate", metavar="RATE", help="Traffic, e.g. 20/s or 300/m.")] = "5/s",
+    duration: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="How long the traffic goes on.")
+    ] = "20m",
+    channel: Annotated[str, typer.Option("--channel", metavar="NAME", help="Its channel.")] = "email",
+    type: Annotated[str, typer.Option("--type", metavar="NAME", help="Its type.")] = "message",
+    origin: Annotated[str, typer.Option("--origin", metavar="NAME", help="Its origin.")] = "",
+    priority: Annotated[
+        list[str] | None,
+        typer.Option("--priority", metavar="NAME[=SHARE]", help="Its priorities; repeatable; default: a mix."),
+    ] = None,
+    providers: Annotated[
+        int, typer.Option("--providers", metavar="N", help="1, or 2 with failover to the second.")
+    ] = 1,
+    latency: Annotated[
+        str, typer.Option("--latency", metavar="DURATION", help="How long a good answer takes.")
+    ] = "200ms",
+    provider_rate: Annotated[
+        str | None, typer.Option("--provider-rate", metavar="RATE", help="Each provider's rate limit.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed, another run.")] = 1,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw a picture as well.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Simulate an outage under a policy: the engine's own code under virtual time."""
+    from homing.core.model import Channel
+    from homing.sim.rehearsal import Outage, OutageKind, Rehearsal, Traffic, rehearse
+
+    patch = patch_from(
+        max_attempts=max_attempts,
+        backoff=backoff,
+        base=base,
+        factor=factor,
+        steps=steps,
+        cap=cap,
+        jitter=jitter,
+        jitter_ratio=jitter_ratio,
+        jitter_max=jitter_max,
+        failover_after=failover_after,
+        timeout=timeout,
+        on_timeout=on_timeout,
+        max_age=max_age,
+    )
+    name, rules = _policy(options, preset, patch)
+    outage_ms = duration_ms(outage, "--outage")
+    away = Outage(
+        providers=_which(outage_of),
+        start_ms=duration_ms(outage_at, "--outage-at"),
+        duration_ms=max(1, outage_ms),
+        kind=filters.one_of(OutageKind, outage_kind, "--outage-kind") or OutageKind.DOWN,
+        share=outage_share,
+        retry_after_ms=duration_ms(retry_after, "--retry-after"),
+        latency_ms=duration_ms(slowness, "--slowness"),
+    )
+    mix: dict[str, Any] = {"priorities": _priorities(priority)} if priority else {}
+    traffic = Traffic(
+        per_second=per_second(rate, "--rate"),
+        duration_ms=duration_ms(duration, "--for"),
+        channel=filters.one_of(Channel, channel, "--channel") or Channel.EMAIL,
+        type=type,
+        origin=origin,
+        tenant=options.settings().tenant,
+        **mix,
+    )
+    report = rehearse(
+        Rehearsal(
+            preset=name,
+            rules=rules,
+            traffic=traffic,
+            outages=(away,) if outage_ms else (),
+            providers=providers,
+            latency_ms=duration_ms(latency, "--latency"),
+            rate_per_second=None if provider_rate is None else per_second(provider_rate, "--provider-rate"),
+            seed=seed,
+        )
+    )
+    if svg is not None:
+        _draw(report, svg)
+    if json:
+        print_json(report)
+    else:
+        _show(options.screen, report, traffic, away if outage_ms else None, svg)
+    return ExitCode.OK
+
+
+def _policy(options: Options, preset: str | None, patch: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
+    """The preset and rules to try: as configured, or a preset with the given fields over all its rules."""
+    from homing import config
+    from homing.core.presets import preset as named
+
+    settings = options.settings()
+    name = named(preset).name if preset else settings.preset
+    if patch:
+        return name, (config.rule_from({"name": "simulated", **patch}, "policy"),)
+    return name, () if preset else settings.rules
+
+
+def _which(name: str) -> tuple[str, ...]:
+    from homing.sim.rehearsal import PROVIDERS
+
+    if name == "both":
+        return PROVIDERS
+    if name not in PROVIDERS:
+        raise Refused(f"--outage-of: is {name!r}; allowed are {', '.join(PROVIDERS)} and both")
+    return (name,)
+
+
+def _priorities(given: list[str]) -> dict[Any, float]:
+    from homing.core.request import priority_of
+
+    shares = {}
+    for one in given:
+        name, _, share = one.partition("=")
+        try:
+            shares[priority_of(name)] = float(share or 1)
+        except ValueError:
+            raise Refused(f"--priority: {one!r} has no number as its share; give e.g. high=0.3") from None
+    return shares
+
+
+def _draw(report: RehearsalReport, file: Path) -> None:
+    try:
+        file.write_text(report.to_svg(), encoding="utf-8")
+    except OSError as error:
+        raise Refused(f"--svg: {file}: {error.strerror}") from None
+
+
+def _show(
+    screen: Screen, report: RehearsalReport, traffic: Traffic, away: Outage | None, svg: Path | None
+) -> None:
+    screen.line(f"Policy: {report.policy}", style="bold")
+    screen.line(
+        f"{traffic.per_second:g}/s {traffic.channel.value} for {span(traffic.duration_ms)}"
+        f" ({plural(report.notifications, 'notification')}) to {', '.join(report.providers)};"
+    )
+    screen.line(_outage_words(away))
+    _endings(screen, report)
+    _times(screen, report)
+    _charts(screen, report)
+    for change in report.breaker_changes[:12]:
+        screen.line(
+            f"  {span(change.at_ms):>8}  breaker of {change.provider}:", styled(change.before), "→", styled(change.after)
+        )
+    if len(report.breaker_changes) > 12:
+        screen.line(f"  … and {len(report.breaker_changes) - 12} more changes (--json has all)")
+    if svg is not None:
+        screen.line("")
+        screen.line(f"picture: {svg}")
+
+
+def _outage_words(away: Outage | None) -> str:
+    if away is None:
+        return "no outage"
+    how = {
+        "down": "down",
+        "throttle": f"throttled (Retry-After {span(away.retry_after_ms)})",
+        "slow": f"slow ({span(away.latency_ms)})",
+    }[away.kind.value]
+    share = "" if away.share >= 1 else f" for {100 * away.share:g} % of sends"
+    return f"{', '.join(away.providers)} {how}{share} for {span(away.duration_ms)}, from {span(away.start_ms)} on"
+
+
+def _endings(screen: Screen, report: RehearsalReport) -> None:
+    screen.heading("How they ended")
+    screen.table(
+        ("STATUS", "REASON", "COUNT>", "SHARE>"),
+        [
+            (
+                styled(ending.status),
+                ending.reason or "",
+                f"{ending.count:,}",
+                f"{100 * ending.count / max(1, report.notifications):.2f} %",
+            )
+            for ending in report.endings
+        ],
+    )
+    screen.line(
+        f"{report.delivered:,} delivered, {plural(report.dead_letters, 'dead letter')}, "
+        f"{report.unfinished:,} unfinished; {report.attempts_per_delivered:.2f} attempts for each delivered"
+    )
+
+
+def _times(screen: Screen, report: RehearsalReport) -> None:
+    screen.heading("How long delivery took")
+    if report.delivery is None:
+        screen.line("nothing was delivered")
+    else:
+        d = report.delivery
+        screen.table(
+            ("P50>", "P90>", "P95>", "P99>", "MAX>"), [tuple(span(ms) for ms in (d.p50, d.p90, d.p95, d.p99, d.max))]
+        )
+    for peak in report.recovery_peaks:
+        screen.line(
+            f"recovery peak at {peak.provider}: {peak.per_second:.1f}/s at {span(peak.at_ms)}, "
+            f"{peak.times_normal:.1f} times the usual"
+        )
+    screen.line(f"largest backlog {report.largest_backlog:,}; the last one ended after {span(report.ended_ms)}")
+
+
+def _charts(screen: Screen, report: RehearsalReport) -> None:
+    screen.heading(f"Sends per second, and the backlog, over {span(len(report.buckets) * report.bucket_ms)}")
+    rows: list[tuple[Any, ...]] = []
+    for provider in report.providers:
+        sends = [bucket.sends_per_second.get(provider, 0.0) for bucket in report.buckets]
+        rows.append((provider, styled(sparkline(squeezed(sends, _CHART_WIDTH)), "green"), f"≤ {max(sends):.1f}/s"))
+    backlog = [float(bucket.backlog) for bucket in report.buckets]
+    rows.append(
+        ("backlog", styled(sparkline(squeezed(backlog, _CHART_WIDTH)), "yellow"), f"≤ {report.largest_backlog:,}")
+    )
+    if report.outages:
+        marks = spread([_is_away(report, bucket.start_ms) for bucket in report.buckets], _CHART_WIDTH)
+        rows.append(("outage", styled("".join("▔" if mark else " " for mark in marks), "red"), ""))
+    width = max(len(name) for name, _, _ in rows)
+    for name, picture, top in rows:
+        screen.line(f"  {name:<{width}} ", picture, top)
+
+
+def _is_away(report: RehearsalReport, at_ms: int) -> bool:
+    return any(o.start_ms < at_ms + report.bucket_ms and at_ms < o.end_ms for o in report.outages)

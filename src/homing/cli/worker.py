@@ -1,0 +1,111 @@
+"""`homing worker`: delivers until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli.exits import ExitCode, Refused
+from homing.cli.root import app
+from homing.cli.shared import Options, command, engine
+from homing.cli.words import duration_ms, span
+
+if TYPE_CHECKING:
+    from homing.library import Homing
+
+
+@command(app, "worker")
+async def worker(
+    options: Options,
+    interval: Annotated[
+        str | None,
+        typer.Option("--interval", metavar="DURATION", help="How long it sleeps at most when nothing is due."),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", metavar="N", help="Attempts under way at most, for each mode and channel."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
+) -> int:
+    """Deliver until SIGTERM or SIGINT: the first ends what is under way, the second breaks it off."""
+    configure_logging(verbose=verbose)
+    async with engine(options, **_settings(interval, batch_size)) as homing:
+        return await _work(options, homing)
+
+
+def configure_logging(*, verbose: bool) -> None:
+    """Log lines with their time on stderr."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+
+
+async def _work(options: Options, homing: Homing) -> int:
+    loop = asyncio.get_running_loop()
+    told: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.put_nowait, number)
+    screen, began = options.screen, loop.time()
+    settings = homing.settings
+    screen.line(
+        f"worker {settings.name} started: polls every {span(settings.worker.poll_ms)}, slots per channel: "
+        f"priority {settings.slots.priority}, standard {settings.slots.standard}, bulk {settings.slots.bulk}"
+    )
+    sys.stdout.flush()
+    running = asyncio.create_task(homing.run_worker())
+    hard = await _until_stopped(options, homing, running, told)
+    done, lateness = homing.worker.processed, homing.worker.lateness
+    mean = f", {span(lateness.total_ms / lateness.seen)} late on average" if lateness.seen else ""
+    other = f", {done.other} other" if done.other else ""
+    screen.line(
+        f"worker {settings.name} {'stopped hard' if hard else 'stopped'} after {span((loop.time() - began) * 1000)}: "
+        f"processed {done.processed}: {done.succeeded} succeeded, {done.retried} to be retried, "
+        f"{done.failed} failed{other}{mean}"
+    )
+    return ExitCode.NO if hard else ExitCode.OK
+
+
+async def _until_stopped(
+    options: Options, homing: Homing, running: asyncio.Task[None], told: asyncio.Queue[signal.Signals]
+) -> bool:
+    """True where what was under way had to be broken off."""
+    first = asyncio.create_task(told.get())
+    await asyncio.wait([running, first], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        first.cancel()
+        await running  # it broke off by itself: say why
+        return False
+    under_way = homing.worker.in_flight
+    options.notes.line(f"{first.result().name}: no more is taken, {under_way} under way; again to break them off")
+    drain = asyncio.create_task(homing.stop_worker())
+    second = asyncio.create_task(told.get())
+    await asyncio.wait([drain, second], return_when=asyncio.FIRST_COMPLETED)
+    hard = not drain.done()
+    if hard:
+        left = homing.worker.in_flight
+        options.notes.line(f"{second.result().name}: {left} broken off; their leases run out and others take them")
+        await homing.stop_worker(hard=True)
+    second.cancel()
+    await asyncio.gather(drain, running, return_exceptions=True)
+    return hard
+
+
+def _settings(interval: str | None, batch_size: int | None) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if interval is not None:
+        poll_ms = duration_ms(interval, "--interval")
+        if poll_ms < 1:
+            raise Refused(f"--interval: is {interval}; it must be at least 1ms")
+        settings["worker"] = {"poll_ms": poll_ms}
+    if batch_size is not None:
+        if batch_size < 1:
+            raise Refused(f"--batch-size: is {batch_size}; it must be at least 1")
+        settings["slots"] = dict.fromkeys(("priority", "standard", "bulk"), batch_size)
+    return settings

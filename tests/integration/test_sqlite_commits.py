@@ -1,0 +1,271 @@
+"""One writer commits for many callers: what they share, and what they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from homing.core.errors import StoreError, StoreFull
+from homing.core.model import Command, CommandName, Filter, Status, Submission
+from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.threads import Call, Writer
+from homing.testing.builders import a_message, a_notification, a_submission, dead, everything, sent
+from homing.testing.store_suite.steps import claim_all, counts
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "homing.db")
+    await store.open()
+    await store.migrate()
+    yield store
+    await store.close()
+
+
+def writer_of(store: SqliteStore) -> Writer:
+    assert store._writer is not None
+    return store._writer
+
+
+class Gate:
+    """Holds the writer inside a call of its own, so that what comes meanwhile has to queue up."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._entered = threading.Event()
+        self._open = threading.Event()
+
+    def _wait(self, _: sqlite3.Cursor) -> None:
+        self._entered.set()
+        assert self._open.wait(30), "nobody opened the gate"
+
+    async def __aenter__(self) -> Gate:
+        self._held = asyncio.ensure_future(writer_of(self._store).do(Call(self._wait)))
+        assert await asyncio.to_thread(self._entered.wait, 30), "the writer did not come"
+        return self
+
+    def open(self) -> None:
+        self._open.set()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.open()
+        await self._held
+
+
+@contextmanager
+def commits(store: SqliteStore) -> Iterator[list[str]]:
+    """The COMMITs that the writer runs meanwhile, as SQLite itself reports them."""
+    seen: list[str] = []
+
+    def trace(statement: str) -> None:
+        if statement == "COMMIT":
+            seen.append(statement)
+
+    connection = writer_of(store)._connection
+    connection.set_trace_callback(trace)
+    yield seen
+    connection.set_trace_callback(None)
+
+
+async def queued(*calls: asyncio.Future[object]) -> None:
+    """Lets the calls reach the queue of the writer."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not any(call.done() for call in calls)
+
+
+async def test_calls_that_wait_together_are_committed_together(store: SqliteStore) -> None:
+    submissions = [a_submission() for _ in range(40)]
+    with commits(store) as seen:
+        async with Gate(store):
+            waiting = [asyncio.ensure_future(store.accept([submission])) for submission in submissions]
+            await queued(*waiting)
+        answers = await asyncio.gather(*waiting)
+    assert len(seen) == 2  # the gate's own, and one for all the others
+    assert [answer.ids for (answer,) in answers] == [(s.notifications[0].id,) for s in submissions]
+    assert await counts(store) == {Status.PENDING: 40}
+
+
+async def test_a_group_is_bounded(store: SqliteStore) -> None:
+    with commits(store) as seen:
+        async with Gate(store):
+            waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(150)]
+            await queued(*waiting)
+        await asyncio.gather(*waiting)
+    assert len(seen) == 1 + 3
+
+
+async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_answers(
+    store: SqliteStore,
+) -> None:
+    await store.accept([a_submission(a_notification(), a_notification(), a_notification())])
+    first, second, third = await claim_all(store)
+    await store.settle([sent(third)])
+    with commits(store) as seen:
+        async with Gate(store):
+            waiting = [
+                asyncio.ensure_future(store.settle([sent(first), sent(third)])),
+                asyncio.ensure_future(store.settle([sent(second)])),
+                asyncio.ensure_future(store.settle([sent(first)])),
+            ]
+            await queued(*waiting)
+        one, two, late = await asyncio.gather(*waiting)
+    assert len(seen) == 2
+    assert (one.applied, one.stale) == ((first.id,), (third.id,))
+    assert (two.applied, two.stale) == ((second.id,), ())
+    assert (late.applied, late.stale) == ((), (first.id,))
+
+
+async def test_one_call_of_many_kinds_that_fails_is_undone_alone(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+    [claim] = await claim_all(store)
+    await store.settle([dead(claim)])
+    before, after = a_submission(), a_submission()
+    with commits(store) as seen:
+        async with Gate(store):
+            accepted = asyncio.ensure_future(store.accept([before]))
+            resend = Command(name=CommandName.RESEND, who="ada")  # without an id for the new one
+            refused = asyncio.ensure_future(store.amend("default", [claim.id], resend))
+            led = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))
+            later = asyncio.ensure_future(store.accept([after]))
+            await queued(accepted, refused, led, later)
+        with pytest.raises(ValueError, match=claim.id):
+            await refused
+        assert (await accepted)[0].ids == (before.notifications[0].id,)
+        assert await led
+        assert (await later)[0].ids == (after.notifications[0].id,)
+    assert len(seen) == 2
+    assert await counts(store) == {Status.PENDING: 2, Status.FAILED: 1}
+
+
+async def test_one_acceptance_that_fails_does_not_take_its_neighbours_with_it(store: SqliteStore) -> None:
+    taken = a_submission()
+    await store.accept([taken])
+    stolen = a_submission(a_notification(id=taken.notifications[0].id))
+    unspeakable = a_submission(a_notification(message=a_message(what=object())))
+    good = [a_submission() for _ in range(3)]
+    async with Gate(store):
+        batches: list[list[Submission]] = [[good[0]], [stolen], [good[1]], [unspeakable], [good[2]]]
+        waiting = [asyncio.ensure_future(store.accept(batch)) for batch in batches]
+        await queued(*waiting)
+    one, theft, two, nonsense, three = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [not isinstance(answer, BaseException) for answer in (one, two, three)] == [True] * 3
+    assert isinstance(theft, StoreError)
+    assert isinstance(nonsense, TypeError)
+    assert await counts(store) == {Status.PENDING: 4}
+
+
+async def test_a_commit_that_fails_fails_for_everyone_and_changes_nothing(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+
+    def no_commit(action: int, what: str | None, *_: object) -> int:
+        denied = action == sqlite3.SQLITE_TRANSACTION and what == "COMMIT"
+        return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
+
+    writer_of(store)._connection.set_authorizer(no_commit)
+    calls = (store.accept([a_submission()]), store.claim(everything()), store.accept([a_submission()]))
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StoreError] * 3
+    writer_of(store)._connection.set_authorizer(None)
+    assert await counts(store) == {Status.PENDING: 1}
+    await store.accept([a_submission()])
+    assert len(await claim_all(store)) == 2
+
+
+async def test_an_answer_means_that_others_can_see_it(store: SqliteStore, tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "homing.db")
+    for number in range(1, 20):
+        await store.accept([a_submission()])
+        assert connection.execute("SELECT count(*) FROM homing_notifications").fetchone() == (number,)
+    connection.close()
+
+
+async def test_reads_do_not_wait_for_the_writer(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+    async with Gate(store):  # the writer is inside a transaction now
+        assert len((await store.list("default", Filter())).items) == 1
+        assert await counts(store) == {Status.PENDING: 1}
+
+
+async def test_a_cancelled_caller_disturbs_nobody(store: SqliteStore) -> None:
+    async with Gate(store):
+        waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(3)]
+        await queued(*waiting)
+        waiting[1].cancel()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(answers[1], asyncio.CancelledError)
+    assert [isinstance(answer, tuple) for answer in answers] == [True, False, True]
+    await store.accept([a_submission()])
+    assert (await counts(store))[Status.PENDING] >= 3
+
+
+async def test_closing_finishes_what_is_queued(store: SqliteStore, tmp_path: Path) -> None:
+    async with Gate(store) as gate:
+        waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(5)]
+        await queued(*waiting)
+        closing = asyncio.ensure_future(store.close())
+        await asyncio.sleep(0)
+        gate.open()
+        await closing
+    assert all(answer.ids for (answer,) in await asyncio.gather(*waiting))
+    with pytest.raises(StoreError, match="closed"):
+        await store.accept([a_submission()])
+    with pytest.raises(StoreError, match="closed"):
+        await store.tallies(None)
+    connection = sqlite3.connect(tmp_path / "homing.db")
+    assert connection.execute("SELECT count(*) FROM homing_notifications").fetchone() == (5,)
+    connection.close()
+
+
+async def test_a_closed_store_can_be_opened_again(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+    await store.close()
+    await store.close()
+    await store.open()
+    assert await counts(store) == {Status.PENDING: 1}
+
+
+async def limit_pages(store: SqliteStore, pages: int | None) -> None:
+    """A disk that is full: SQLite answers the same as for a real one."""
+
+    def action(cursor: sqlite3.Cursor) -> None:
+        used = cursor.execute("PRAGMA page_count").fetchone()[0]
+        cursor.execute(f"PRAGMA max_page_count = {2**30 if pages is None else used + pages}")
+
+    await writer_of(store).do(Call(action))
+
+
+async def test_a_full_disk_changes_nothing_and_passes(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+    await limit_pages(store, 4)
+    large = a_submission(*(a_notification(message=a_message("x" * 5000)) for _ in range(50)))
+    with pytest.raises(StoreFull, match="free some space"):
+        await store.accept([large])
+    assert await counts(store) == {Status.PENDING: 1}
+    assert len((await store.list("default", Filter())).items) == 1
+    await limit_pages(store, None)
+    assert len((await store.accept([large]))[0].ids) == 50
+    assert await counts(store) == {Status.PENDING: 51}
+
+
+async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+    [claim] = await claim_all(store)
+    await limit_pages(store, 8)
+    large = a_submission(*(a_notification(message=a_message("x" * 5000)) for _ in range(50)))
+    async with Gate(store):
+        settled = asyncio.ensure_future(store.settle([sent(claim)]))
+        refused = asyncio.ensure_future(store.accept([large]))
+        led = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))
+        await queued(settled, refused, led)
+    with pytest.raises(StoreFull):
+        await refused
+    assert (await settled).applied == (claim.id,)
+    assert await led
+    assert await counts(store) == {Status.SENT: 1}

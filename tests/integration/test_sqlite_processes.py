@@ -1,0 +1,205 @@
+"""Several processes on one file, and processes that die."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from homing.core.model import Status
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_notification, a_submission
+from homing.testing.store_suite.steps import counts, everyone
+
+CLAIMER = """
+import asyncio, sys
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import everything, sent
+
+async def main():
+    store = SqliteStore(sys.argv[1], busy_timeout_ms=30_000)
+    await store.open()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        claims = (await store.claim(everything(worker=sys.argv[2], slots=7))).claims
+        if not claims:
+            break
+        print(" ".join(claim.id for claim in claims), flush=True)
+        result = await store.settle([sent(claim) for claim in claims])
+        assert len(result.applied) == len(claims), result
+    await store.close()
+
+asyncio.run(main())
+"""
+
+ACCEPTER = """
+import asyncio, sys
+from homing.core.ids import uuid7
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_notification, a_submission
+import random, time
+
+async def caller(store):
+    while True:
+        id = uuid7(time.time_ns() // 1_000_000, random.getrandbits(74))
+        [answer] = await store.accept([a_submission(a_notification(id=id))])
+        sys.stdout.write(answer.ids[0] + "\\n")
+        sys.stdout.flush()
+
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await store.open()
+    await asyncio.gather(*(caller(store) for _ in range(16)))
+
+asyncio.run(main())
+"""
+
+CARELESS = """
+import asyncio, sys
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_submission
+
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await store.open()
+    await store.accept([a_submission()])
+    if sys.argv[2] == "raise":
+        raise RuntimeError("something else went wrong")
+
+asyncio.run(main())
+"""
+
+
+def started(program: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    path = tmp_path / "homing.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.migrate()
+    await store.close()
+    return path
+
+
+async def test_processes_that_claim_at_once_get_different_rows(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    answers = await store.accept([a_submission(*(a_notification() for _ in range(300)))])
+    workers = [started(CLAIMER, str(path), f"w-{number}") for number in range(4)]
+    for worker in workers:
+        assert worker.stdout is not None
+        assert await asyncio.to_thread(worker.stdout.readline) == "ready\n"
+    for worker in workers:
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    outputs = [await asyncio.to_thread(worker.communicate) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * 4, outputs
+    claimed = [id for out, _ in outputs for id in out.split()]
+    assert sorted(claimed) == sorted(answers[0].ids)
+    assert sum(bool(out.split()) for out, _ in outputs) > 1, "only one of them ever got anything"
+    assert await counts(store) == {Status.SENT: 300}
+    await store.close()
+
+
+async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answered(path: Path) -> None:
+    chance = random.Random(11)
+    answered: set[str] = set()
+    for _ in range(3):
+        process = started(ACCEPTER, str(path))
+        assert process.stdout is not None
+        answered.add((await asyncio.to_thread(process.stdout.readline)).strip())
+        await asyncio.sleep(0.05 + chance.random() / 5)
+        process.kill()
+        out, _ = await asyncio.to_thread(process.communicate)
+        lines = out.split("\n")
+        answered.update(lines[:-1])  # what follows the last line break was cut off
+    store = SqliteStore(path)
+    await store.open()
+    stored = {notification.id for notification in await everyone(store)}
+    assert len(answered) > 30
+    assert answered <= stored
+    assert await counts(store) == {Status.PENDING: len(stored)}
+    await store.close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+@pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1)])
+async def test_a_program_that_forgets_to_close_ends_all_the_same(path: Path, how: str, code: int) -> None:
+    began = time.monotonic()
+    process = started(CARELESS, str(path), how)
+    _, errors = await asyncio.to_thread(process.communicate, None, 30)
+    assert process.returncode == code, errors
+    assert time.monotonic() - began < 30
+    store = SqliteStore(path)
+    await store.open()
+    assert await counts(store) == {Status.PENDING: 1}
+    await store.close()
+
+
+def test_it_runs_on_uvloop(path: Path) -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> dict[Status, int]:
+        store = SqliteStore(path)
+        await store.open()
+        await asyncio.gather(*(store.accept([a_submission()]) for _ in range(100)))
+        found = await counts(store)
+        await store.close()
+        return found
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(main()) == {Status.PENDING: 100}
+
+
+def test_a_store_serves_one_event_loop_after_another(path: Path) -> None:
+    store = SqliteStore(path)
+    asyncio.run(store.open())
+    asyncio.run(_accept(store))
+    asyncio.run(_accept(store))
+    assert asyncio.run(counts(store)) == {Status.PENDING: 2}
+    asyncio.run(store.close())
+
+
+async def _accept(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+
+
+async def test_a_message_comes_back_byte_for_byte(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    texts = ["", "\x00 nul", "🦊 fuchs", '"quoted" \\ and \u2028', "a" * 100_000, "[1,2", "null", "true", "1"]
+    news = [a_notification(address=text, type=text or "none") for text in texts]
+    await store.accept([a_submission(*news)])
+    found = {n.id: n for n in await everyone(store)}
+    for new in news:
+        assert found[new.id].type == new.type
+        assert msgspec.json.encode(found[new.id].content) == msgspec.json.encode(new.message.content)
+    claims = {claim.id: claim for claim in (await _claim(store))}
+    assert [claims[new.id].address for new in news] == texts
+    await store.close()
+
+
+async def _claim(store: SqliteStore):  # type: ignore[no-untyped-def]
+    from homing.testing.store_suite.steps import claim_all
+
+    return await claim_all(store)

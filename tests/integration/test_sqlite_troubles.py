@@ -1,0 +1,183 @@
+"""What can be wrong with the file, and what the store says then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from homing.core.errors import (
+    ConfigError,
+    SchemaError,
+    StoreBusy,
+    StoreError,
+    StoreReadOnly,
+    StoreUnavailable,
+)
+from homing.core.limits import RateLimit
+from homing.core.model import Filter, Retention, Status
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_notification, a_submission, everything
+from homing.testing.store_suite.steps import claim_all, counts
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "homing.db"
+
+
+@pytest.fixture
+async def store(path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, busy_timeout_ms=100)
+    await store.open()
+    await store.migrate()
+    yield store
+    await store.close()
+
+
+async def test_a_locked_file_is_busy_and_passes(store: SqliteStore, path: Path) -> None:
+    await store.accept([a_submission()])
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match="try again"):
+        await store.accept([a_submission()])
+    calls = (store.accept([a_submission()]), store.claim(everything()))
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [StoreBusy] * 2
+    assert await counts(store) == {Status.PENDING: 1}  # reading is still possible
+    other.execute("ROLLBACK")
+    other.close()
+    await store.accept([a_submission()])
+    assert len(await claim_all(store)) == 2
+
+
+async def test_a_lock_that_is_let_go_in_time_is_waited_for(path: Path) -> None:
+    store = SqliteStore(path, busy_timeout_ms=20_000)
+    await store.open()
+    await store.migrate()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    accepting = asyncio.ensure_future(store.accept([a_submission()]))
+    await asyncio.sleep(0.1)
+    assert not accepting.done()
+    other.execute("ROLLBACK")
+    other.close()
+    assert (await accepting)[0].ids
+    await store.close()
+
+
+async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "nowhere" / "homing.db")
+    with pytest.raises(StoreUnavailable, match=f"Create {tmp_path}/nowhere"):
+        await store.open()
+
+
+async def test_a_folder_in_the_place_of_the_file_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="it is a folder"):
+        await SqliteStore(tmp_path).open()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_file_without_permission_to_write_is_read_only(store: SqliteStore, path: Path) -> None:
+    await store.close()
+    path.chmod(0o400)
+    with pytest.raises(StoreReadOnly, match="permissions"):
+        await store.open()
+
+
+async def test_a_connection_that_may_not_write_is_read_only(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+    assert store._writer is not None
+    store._writer._connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(StoreReadOnly, match="permissions"):
+        await store.accept([a_submission()])
+    store._writer._connection.execute("PRAGMA query_only = OFF")
+    assert await counts(store) == {Status.PENDING: 1}
+
+
+async def test_a_file_that_is_no_database_is_refused_as_it_is(path: Path) -> None:
+    path.write_text("Dear diary, " * 1000)
+    with pytest.raises(StoreError, match="not an SQLite database"):
+        await SqliteStore(path).open()
+    assert path.read_text().startswith("Dear diary")
+
+
+async def test_a_damaged_file_is_told_as_such(store: SqliteStore, path: Path) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(500)))])
+    await store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    content = bytearray(path.read_bytes())
+    content[4096 * 3 :] = b"\xff" * (len(content) - 4096 * 3)
+    path.write_bytes(content)
+    await store.open()
+    with pytest.raises(StoreError, match="damaged"):
+        await store.list("default", Filter())
+
+
+async def test_a_newer_schema_is_refused_naming_both_versions(store: SqliteStore, path: Path) -> None:
+    await store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("INSERT INTO homing_schema VALUES (999, '0999_from_the_future', 0)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(SchemaError, match=r"version 999.*up to 1\b"):
+        await store.open()
+    with pytest.raises(StoreError, match="closed"):
+        await store.accept([a_submission()])
+
+
+async def test_a_file_without_a_schema_says_how_to_make_one(path: Path) -> None:
+    store = SqliteStore(path)
+    await store.open()
+    calls = (
+        store.accept([a_submission()]),
+        store.claim(everything()),
+        store.list("default", Filter()),
+        store.tallies(None),
+        store.prune(Retention(), 10),
+        store.take("k", RateLimit(1.0), 1),
+        store.size(),
+    )
+    for answer in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(answer, SchemaError)
+        assert "homing db migrate" in str(answer)
+    assert await store.migrate() == ("0001_initial",)
+    assert await store.migrate() == ()
+    await store.accept([a_submission()])
+    assert (await store.size())["schema_version"] == 1
+    await store.close()
+
+
+async def test_many_migrate_at_once_and_one_does_it(path: Path) -> None:
+    stores = [SqliteStore(path) for _ in range(8)]
+    await asyncio.gather(*(store.open() for store in stores))
+    applied = await asyncio.gather(*(store.migrate() for store in stores))
+    assert sorted(applied) == [()] * 7 + [("0001_initial",)]
+    await stores[0].accept([a_submission()])
+    assert await counts(stores[1]) == {Status.PENDING: 1}
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_tables_of_an_application_live_in_the_same_file(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE notifications (id INTEGER PRIMARY KEY, mine TEXT)")
+    connection.execute("PRAGMA user_version = 77")
+    connection.commit()
+    connection.close()
+    store = SqliteStore(path)
+    await store.open()
+    await store.migrate()
+    await store.accept([a_submission()])
+    assert await counts(store) == {Status.PENDING: 1}
+    await store.close()
+
+
+def test_memory_has_a_store_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="memory store"):
+        SqliteStore(":memory:")
