@@ -110,6 +110,7 @@ class Bench:
     """One store in a fresh file, and how many notifications it has been given."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir()
         self.path = folder / "bench.db"
         self.store = SqliteStore(self.path)
         self.accepted = 0
@@ -216,7 +217,6 @@ async def backlogs(folder: Path, sizes: Sequence[int], batch: int) -> None:
 
 
 async def opened(folder: Path) -> Bench:
-    folder.mkdir()
     bench = Bench(folder)
     await bench.store.open()
     await bench.store.migrate()

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from homing.config import Settings
 from homing.core.errors import ConfigError
 from homing.core.events import EVENT_NAMES
 from homing.core.limits import RateLimit
 from homing.core.model import Channel, Mode, Retention
-from homing.core.ports import Backend, Chance, Clock, Directory, Provider, Renderer, Sink
+from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Provider, Renderer, Sink
 from homing.core.presets import preset
-from homing.core.request import SendLimits
+from homing.core.request import SendLimits, provider_id
 from homing.engine.clock import SystemClock
 from homing.engine.homing import EngineSettings, Parts
 from homing.engine.intake import IntakeSettings
@@ -41,7 +43,8 @@ _LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", 
 Given = Provider | Listed | Callable[..., Any]
 """A provider from Python: an object with `send`, a function of a `Delivery`, or either with its settings."""
 
-Sinks = Mapping[str, tuple[Sink, frozenset[str]]]
+Subscribed = tuple[Sink, frozenset[str]]
+Sinks = Mapping[str, Subscribed]
 
 
 def parts(
@@ -133,10 +136,14 @@ def roster(settings: Settings, providers: Mapping[str, Given] | None = None) -> 
     """The configured providers and those given from Python; with neither, the console serves all channels."""
     listed = [_configured(name, dict(options)) for name, options in settings.providers.items()]
     for name, given in (providers or {}).items():
-        listed.append(given if isinstance(given, Listed) else list_provider(name, given))
+        known = provider_id(name)
+        listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
     if not listed:
         listed.append(_configured("console", {"kind": "console"}))
-    routes = {_channel(name, f"routes.{name}"): order for name, order in settings.routes.items()}
+    routes = {
+        _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
+        for name, order in settings.routes.items()
+    }
     return Roster(listed, routes)
 
 
@@ -148,7 +155,7 @@ def list_provider(
     if not hasattr(given, "send"):
         provider = _load("homing.providers.function:FunctionProvider")(given)
     serves = channels if channels is not None else getattr(given, "channels", None)
-    return Listed(id=name.lower(), provider=provider, channels=_channels(serves, name), **options)
+    return Listed(id=provider_id(name), provider=provider, channels=_channels(serves, name), **options)
 
 
 def configured_sinks(settings: Settings) -> Sinks:
@@ -157,39 +164,52 @@ def configured_sinks(settings: Settings) -> Sinks:
     for name, options in settings.sinks.items():
         rest = dict(options)
         kind = rest.pop("kind", name)
-        names = frozenset(rest.pop("events", DEFAULT_EVENTS))
-        for unknown in names - EVENT_NAMES:
-            allowed = ", ".join(sorted(EVENT_NAMES))
-            raise ConfigError(f"sinks.{name}.events", f"names {unknown!r}; allowed are {allowed}")
+        names = _event_names(rest.pop("events", DEFAULT_EVENTS), f"sinks.{name}.events")
         found[name] = (_make("sinks", name, kind, _SINKS, rest), names)
+    return found
+
+
+def callback_sink(call: EventCall, events: Iterable[str]) -> Subscribed:
+    """A Python function that hears of these events."""
+    sink: Sink = _load("homing.sinks.callback:CallbackSink")(call)
+    return sink, _event_names(events, "events")
+
+
+def _event_names(names: Any, where: str) -> frozenset[str]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigError(where, f"is {names!r}; give a list of event names")
+    found = frozenset(names)
+    for unknown in found - EVENT_NAMES:
+        raise ConfigError(where, f"names {unknown!r}; allowed are {', '.join(sorted(EVENT_NAMES))}")
     return found
 
 
 def _configured(name: str, options: dict[str, Any]) -> Listed:
     kind = options.get("kind", name)
-    rate = options.get("rate_per_second")
+    rate, hosts = options.get("rate_per_second"), options.get("host_slots")
     own = {key: value for key, value in options.items() if key not in _LISTED_KEYS}
     provider = _make("providers", name, kind, _PROVIDERS, own)
+    burst = options.get("rate_burst")
+    if rate is None and burst is not None:
+        raise ConfigError(f"providers.{name}.rate_burst", "is given without rate_per_second")
     try:
-        limit = (
-            None
-            if rate is None
-            else RateLimit(float(rate), int(options.get("rate_burst", max(1, int(rate)))))
-        )
+        limit = None if rate is None else RateLimit(float(rate), int(burst or max(1, int(rate))))
     except (ConfigError, TypeError, ValueError) as error:
         raise ConfigError(f"providers.{name}.rate_per_second", str(error)) from None
     return Listed(
-        id=name.lower(),
+        id=provider_id(name),
         provider=provider,
         channels=_channels(options.get("channels"), name),
         max_in_flight=_whole(options.get("max_in_flight", 128), f"providers.{name}.max_in_flight"),
         rate=limit,
-        host_slots=options.get("host_slots"),
+        host_slots=None if hosts is None else _whole(hosts, f"providers.{name}.host_slots", least=1),
     )
 
 
 def _make(group: str, name: str, kind: str, known: Mapping[str, str], options: dict[str, Any]) -> Any:
     """An object of that kind: built in, or installed by another package as an entry point."""
+    if not isinstance(kind, str):
+        raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; allowed are {', '.join(known)}")
     if kind in known:
         maker = _load(known[kind])
     else:
@@ -205,9 +225,11 @@ def _make(group: str, name: str, kind: str, known: Mapping[str, str], options: d
         raise ConfigError(f"{group}.{name}", f"has settings that {kind} does not take: {error}") from None
 
 
-def _channels(names: Sequence[str] | None, provider: str) -> tuple[Channel, ...]:
+def _channels(names: Any, provider: str) -> tuple[Channel, ...]:
     if names is None:
         return tuple(Channel)
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigError(f"providers.{provider}.channels", f"is {names!r}; give a list of channels")
     return tuple(_channel(name, f"providers.{provider}.channels") for name in names)
 
 
@@ -219,9 +241,9 @@ def _channel(name: str, where: str) -> Channel:
         raise ConfigError(where, f"names {name!r}; allowed are {allowed}") from None
 
 
-def _whole(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(where, f"is {value!r}; it must be a whole number")
+def _whole(value: Any, where: str, *, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(where, f"is {value!r}; it must be a whole number, at least {least}")
     return value
 
 

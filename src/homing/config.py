@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module, resources
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from msgspec.structs import replace
 
 from homing.core.errors import ConfigError
 from homing.core.policy import DelayCall, PolicyPatch, Rule, decode_rule
-from homing.core.reading import unknown_field
+from homing.core.reading import explained, unknown_field
 
 CONFIG_FILE = "homing.toml"
 _PREFIX = "HOMING_"
 _NOT_SETTINGS = frozenset({"HOMING_CONFIG"})
+
+_TEXTS = frozenset({"store", "tenant", "preset", "spool", "worker_name"})
+"""Settings that are text whatever they look like: a tenant may be called 42."""
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -113,6 +117,8 @@ def duration_ms(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
     if isinstance(value, (int, float)):
+        if not isfinite(value):
+            raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
         return int(value)
     text = value.strip().lower()
     if re.fullmatch(r"-?\d+", text):
@@ -187,10 +193,14 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
         if not name.startswith(_PREFIX) or name in _NOT_SETTINGS:
             continue
         *tables, key = name.removeprefix(_PREFIX).lower().split("__")
-        place = found
+        place: Any = found
         for table in tables:
             place = place.setdefault(table, {})
-        place[key] = _literal(value)
+            if not isinstance(place, dict):
+                raise ConfigError(name, "and a variable for the whole table are both set; set one of them")
+        if isinstance(place.get(key), dict):
+            raise ConfigError(name, "and variables for parts of it are both set; set one of them")
+        place[key] = value if not tables and key in _TEXTS else _literal(value)
     return found
 
 
@@ -207,11 +217,15 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any], source: str) -> dict[s
     for key, value in over.items():
         if key not in Settings.__struct_fields__:
             raise ConfigError(key, f"{unknown_field(key, Settings.__struct_fields__)} (in {source})")
-        if isinstance(merged.get(key), dict) and isinstance(value, Mapping):
-            merged[key] = {**merged[key], **value}
-        else:
-            merged[key] = value
+        merged[key] = _over(merged.get(key), value)
     return merged
+
+
+def _over(base: Any, value: Any) -> Any:
+    """Tables are merged key by key, at every depth; anything else is replaced."""
+    if not (isinstance(base, Mapping) and isinstance(value, Mapping)):
+        return value
+    return {**base, **{key: _over(base.get(key), one) for key, one in value.items()}}
 
 
 def _settings(raw: dict[str, Any]) -> Settings:
@@ -221,21 +235,28 @@ def _settings(raw: dict[str, Any]) -> Settings:
             for key in _table(raw, table):
                 if key not in allowed:
                     raise ConfigError(f"{table}.{key}", unknown_field(key, allowed))
-    raw = {**raw, "rules": [rule_from(r, f"rules[{i}]") for i, r in enumerate(raw.get("rules", ()))]}
+    rules = raw.get("rules", ())
+    if not isinstance(rules, (list, tuple)):
+        raise ConfigError("rules", f"is {rules!r}; rules are tables [[rules]]")
+    raw = {**raw, "rules": [rule_from(rule, f"rules[{i}]") for i, rule in enumerate(rules)]}
+    for group in ("providers", "sinks"):
+        for name, table in _table(raw, group).items():
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"{group}.{name}", f"is {table!r}; it must be a table [{group}.{name}]")
     for table in ("worker", "retention", "thresholds", "dedup_windows_ms"):
         raw[table] = _durations(_table(raw, table), table, all_keys=table == "dedup_windows_ms")
     try:
         settings = msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:
-        message, _, where = str(error).rpartition(" - at ")
-        field_name = where.strip("`").removeprefix("$.") or "settings"
-        raise ConfigError(field_name, message or str(error)) from None
+        raise ConfigError(*explained(error, Settings.__struct_fields__)) from None
     _check(settings)
     return settings
 
 
 def _check(settings: Settings) -> None:
-    for group in ("slots", "worker", "limits", "retention"):
+    if not settings.tenant:
+        raise ConfigError("tenant", "is empty; give a name")
+    for group in ("slots", "worker", "limits", "retention", "thresholds"):
         for name in (values := getattr(settings, group)).__struct_fields__:
             if getattr(values, name) < 0:
                 raise ConfigError(f"{group}.{name}", f"is {getattr(values, name)}; it cannot be negative")
@@ -243,6 +264,8 @@ def _check(settings: Settings) -> None:
         raise ConfigError(
             "slots", "must be at least 1 for each mode; 0 would leave its notifications waiting"
         )
+    if settings.limits.fan_out < 1:
+        raise ConfigError("limits.fan_out", "is 0; it must be at least 1")
     if settings.worker.poll_ms < 1:
         raise ConfigError("worker.poll_ms", "is 0; it must be at least 1")
     for type_, window in settings.dedup_windows_ms.items():
@@ -261,6 +284,8 @@ def _durations(table: Mapping[str, Any], where: str, *, all_keys: bool = False) 
     out: dict[str, Any] = {}
     for key, value in table.items():
         if key == "steps_ms":
+            if not isinstance(value, (list, tuple)):
+                raise ConfigError(f"{where}.{key}", f"is {value!r}; give a list of delays")
             out[key] = [duration_ms(step, f"{where}.{key}") for step in value]
         elif all_keys or key.endswith("_ms"):
             out[key] = duration_ms(value, f"{where}.{key}")

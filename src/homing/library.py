@@ -64,11 +64,9 @@ class Homing(Engine):
         if isinstance(store, (str, Path)):
             settings["store"] = str(store)
         loaded = config.load(config_file, env=os.environ, flags=settings)
-        sinks = {}
+        sinks: dict[str, compose.Subscribed] = {}
         if on_event is not None:
-            from homing.sinks.callback import CallbackSink
-
-            sinks["callback"] = (CallbackSink(on_event), frozenset(events))
+            sinks["callback"] = compose.callback_sink(on_event, events)
         super().__init__(
             compose.parts(
                 loaded,
@@ -118,14 +116,20 @@ class Homing(Engine):
         raw = {
             **fields,
             "channel": channel,
-            "channels": tuple(channels),
+            "channels": channels,
             "content": content,
             "send_at": self._moment(send_at, "sendAt"),
             "expires_at": self._moment(expires_at, "expiresAt"),
         }
-        several = not isinstance(recipient, (str, Recipient, Mapping))
+        several = isinstance(recipient, Sequence) and not isinstance(recipient, str)
         raw["recipients" if several else "recipient"] = recipient
-        return await self.submit(request_from(raw), if_unavailable=if_unavailable, connection=connection)
+        durations = any(isinstance(at, timedelta) for at in (send_at, expires_at))
+        return await self.submit(
+            request_from(raw),
+            if_unavailable=if_unavailable,
+            connection=connection,
+            asked=f"{send_at!s} {expires_at!s}" if durations else "",
+        )
 
     async def send_many(
         self,

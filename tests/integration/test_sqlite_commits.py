@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def commits(store: SqliteStore) -> Iterator[list[str]]:
     connection.set_trace_callback(None)
 
 
-async def queued(*calls: asyncio.Future[object]) -> None:
+async def queued(*calls: asyncio.Future[Any]) -> None:
     """Lets the calls reach the queue of the writer."""
     for _ in range(3):
         await asyncio.sleep(0)

@@ -16,7 +16,7 @@ import pytest
 from homing.core.model import Status
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_notification, a_submission
-from homing.testing.store_suite.steps import counts, everyone
+from homing.testing.store_suite.steps import claim_all, counts, everyone
 
 CLAIMER = """
 import asyncio, sys
@@ -194,12 +194,6 @@ async def test_a_message_comes_back_byte_for_byte(path: Path) -> None:
     for new in news:
         assert found[new.id].type == new.type
         assert msgspec.json.encode(found[new.id].content) == msgspec.json.encode(new.message.content)
-    claims = {claim.id: claim for claim in (await _claim(store))}
+    claims = {claim.id: claim for claim in await claim_all(store)}
     assert [claims[new.id].address for new in news] == texts
     await store.close()
-
-
-async def _claim(store: SqliteStore):  # type: ignore[no-untyped-def]
-    from homing.testing.store_suite.steps import claim_all
-
-    return await claim_all(store)

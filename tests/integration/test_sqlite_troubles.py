@@ -39,6 +39,18 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
     await store.close()
 
 
+def may_only_read(path: Path) -> None:
+    path.chmod(0o400)
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
 async def test_a_locked_file_is_busy_and_passes(store: SqliteStore, path: Path) -> None:
     await store.accept([a_submission()])
     other = sqlite3.connect(path, isolation_level=None)
@@ -84,7 +96,7 @@ async def test_a_folder_in_the_place_of_the_file_is_told_as_such(tmp_path: Path)
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 async def test_a_file_without_permission_to_write_is_read_only(store: SqliteStore, path: Path) -> None:
     await store.close()
-    path.chmod(0o400)
+    may_only_read(path)
     with pytest.raises(StoreReadOnly, match="permissions"):
         await store.open()
 
@@ -100,21 +112,17 @@ async def test_a_connection_that_may_not_write_is_read_only(store: SqliteStore) 
 
 
 async def test_a_file_that_is_no_database_is_refused_as_it_is(path: Path) -> None:
-    path.write_text("Dear diary, " * 1000)
+    write(path, b"Dear diary, " * 1000)
     with pytest.raises(StoreError, match="not an SQLite database"):
         await SqliteStore(path).open()
-    assert path.read_text().startswith("Dear diary")
+    assert read(path).startswith(b"Dear diary")
 
 
 async def test_a_damaged_file_is_told_as_such(store: SqliteStore, path: Path) -> None:
     await store.accept([a_submission(*(a_notification() for _ in range(500)))])
     await store.close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
-    content = bytearray(path.read_bytes())
-    content[4096 * 3 :] = b"\xff" * (len(content) - 4096 * 3)
-    path.write_bytes(content)
+    whole = read(path)
+    write(path, whole[: len(whole) // 2] + b"\xff" * (len(whole) - len(whole) // 2))
     await store.open()
     with pytest.raises(StoreError, match="damaged"):
         await store.list("default", Filter())

@@ -21,6 +21,7 @@ from homing.cli import (  # each registers its commands; the order is that of `h
     policy_table,
     simulate,
     db,
+    doctor,
 )
 from homing.cli.exits import ExitCode, code_of, one_line
 from homing.cli.root import app

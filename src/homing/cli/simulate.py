@@ -104,6 +104,8 @@ def simulate(
     json: Json = False,
 ) -> int:
     """Simulate an outage under a policy: the engine's own code under virtual time."""
+    import logging
+
     from homing.core.model import Channel
     from homing.sim.rehearsal import Outage, OutageKind, Rehearsal, Traffic, rehearse
 
@@ -143,6 +145,7 @@ def simulate(
         tenant=options.settings().tenant,
         **mix,
     )
+    logging.getLogger("homing").setLevel(logging.ERROR)  # the engine's remarks are about virtual troubles
     report = rehearse(
         Rehearsal(
             preset=name,
@@ -218,12 +221,7 @@ def _show(
     _endings(screen, report)
     _times(screen, report)
     _charts(screen, report)
-    for change in report.breaker_changes[:12]:
-        screen.line(
-            f"  {span(change.at_ms):>8}  breaker of {change.provider}:", styled(change.before), "→", styled(change.after)
-        )
-    if len(report.breaker_changes) > 12:
-        screen.line(f"  … and {len(report.breaker_changes) - 12} more changes (--json has all)")
+    _breakers(screen, report)
     if svg is not None:
         screen.line("")
         screen.line(f"picture: {svg}")
@@ -294,6 +292,23 @@ def _charts(screen: Screen, report: RehearsalReport) -> None:
     width = max(len(name) for name, _, _ in rows)
     for name, picture, top in rows:
         screen.line(f"  {name:<{width}} ", picture, top)
+
+
+def _breakers(screen: Screen, report: RehearsalReport) -> None:
+    """When breakers opened and closed; the trials in between are only counted."""
+    if report.breaker_changes:
+        screen.heading("Breakers")
+    failed_trials = 0
+    for change in report.breaker_changes:
+        if (change.before, change.after) == ("half_open", "open"):
+            failed_trials += 1
+        if "half_open" in (change.before, change.after) and change.after != "closed":
+            continue
+        after = f"after {plural(failed_trials, 'failed trial')}" if failed_trials else ""
+        failed_trials = 0
+        screen.line(f"  {span(change.at_ms):>8}  {change.provider}", styled(change.after), after)
+    if failed_trials:
+        screen.line(f"  {plural(failed_trials, 'failed trial')}; still open at the end")
 
 
 def _is_away(report: RehearsalReport, at_ms: int) -> bool:

@@ -493,6 +493,8 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     created_at: datetime
     updated_at: datetime
     attempt_count: int = 0
+    attempt_floor: int = 0
+    """Attempts granted at least up to this number, whatever the policy's maximum."""
     provider: str
     """Where the last attempt went, or where the first will go."""
     pinned: bool = False

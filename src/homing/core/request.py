@@ -148,6 +148,7 @@ def address_of(recipient: Recipient, channel: Channel) -> str:
                 "recipient.id", f"{recipient.id!r} has no {_camel(name)}, which {channel} needs"
             )
         raise InvalidRequest(where, f"is empty; {channel} needs it")
+    _check_line(raw, where)
     address = str(raw).strip()
     return _FORMS[channel](address, where) if channel in _FORMS else address
 

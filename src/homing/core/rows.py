@@ -344,7 +344,8 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
         }
     if after is not before:
         row.status, row.reason = after, verdict.reason
-        row.provider, row.outlet = verdict.provider, verdict.outlet
+        if not row.pinned:
+            row.provider, row.outlet = verdict.provider, verdict.outlet
         if receipt.error or receipt.error_code:
             row.last_error, row.error_code = receipt.error, receipt.error_code
         if verdict.reopened:
@@ -415,6 +416,8 @@ def sums_of(change: Change) -> Mapping[str, int]:
             sums["retried"] = 1
         elif row.status in (Status.SENT, Status.DELIVERED, Status.FAILED):
             sums[row.status.value] = 1
+        if change.before is Status.SENDING and row.status is Status.DELIVERED:
+            sums["sent"] = 1  # taken and arrived in one
     if change.before is Status.SENDING and row.status is Status.RETRYING and change.attempt is None:
         del sums["retried"]  # postponed, not retried
     return sums

@@ -38,6 +38,7 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] =
         created_at=when(row.created_at),
         updated_at=when(row.updated_at),
         attempt_count=row.attempts,
+        attempt_floor=row.attempt_floor,
         provider=row.provider,
         pinned=row.pinned,
         send_at=when(row.send_at),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from msgspec.structs import replace
@@ -24,11 +25,12 @@ from homing.core.model import OutcomeKind
 from homing.core.policy import PolicyBook
 from homing.core.ports import Backend, Clock
 from homing.engine.alerts import Alerts
-from homing.engine.roster import Roster
+from homing.engine.roster import Listed, Roster
 
 log = logging.getLogger("homing.breakers")
 
 _REFRESH_MS = 1_000
+_CHECK_S = 10
 
 
 class Breakers:
@@ -157,19 +159,21 @@ class Breakers:
     async def check_health(self) -> None:
         """Asks the providers whose breaker is open; a good answer offers the trial early."""
         await self.refresh(at_once=True)
-        for listed in self._roster:
-            state = self.state(listed.id)
-            if state.phase is not Phase.OPEN or state.forced or gate(state, self.now()) is not Gate.STOP:
-                continue
-            try:
+        await asyncio.gather(*(self._check(listed) for listed in self._roster))
+
+    async def _check(self, listed: Listed) -> None:
+        state = self.state(listed.id)
+        if state.phase is not Phase.OPEN or state.forced or gate(state, self.now()) is not Gate.STOP:
+            return
+        try:
+            async with asyncio.timeout(_CHECK_S):
                 good = await listed.provider.check()
-            except Exception as error:  # a provider's health check may fail in any way
-                log.info("health check of %s failed: %s", listed.id, error)
-                continue
-            if good:
-                better = healthy(state, self.now())
-                if better is not state and await self._backend.put_breaker(listed.id, better):
-                    self._states[listed.id] = _next(better)
+        except Exception as error:  # a provider's health check may fail in any way, and hang
+            log.info("health check of %s failed: %s", listed.id, str(error) or "no answer")
+            return
+        better = healthy(state, self.now()) if good else state
+        if better is not state and await self._backend.put_breaker(listed.id, better):
+            self._states[listed.id] = _next(better)
 
     async def _share(self) -> None:
         for provider in sorted(self._dirty):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +14,7 @@ from homing.core.errors import CommandRefused, InvalidRequest, NotFound
 from homing.core.ids import uuid7
 from homing.core.model import (
     AmendResult,
+    Channel,
     Command,
     CommandName,
     Filter,
@@ -22,6 +23,7 @@ from homing.core.model import (
     Retention,
     Status,
 )
+from homing.core.policy import RetryPolicy
 from homing.core.ports import Backend, Chance, Clock
 from homing.core.request import address_of, provider_id
 from homing.core.states import after_command
@@ -54,6 +56,7 @@ class Commands:
     _wake: Callable[[], None]
     tenant: str
     get: Callable[[str], Coroutine[Any, Any, Notification]]
+    _policy: Callable[[Notification], RetryPolicy]
 
     async def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
         """True: cancelled. False: an attempt is under way; there will be no further one."""
@@ -114,16 +117,17 @@ class Commands:
             raise InvalidRequest("rate_per_second", f"is {rate_per_second}; a rate must be above 0")
         step = _STEP if rate_per_second is None else max(1, min(_STEP, int(rate_per_second)))
         matched = done = refused = 0
-        async for ids in self._matching(name, filter, step):
+        async for found in self._matching(name, filter, step):
+            ids = [n.id for n in found]
             matched += len(ids)
             if dry_run:
                 done += len(ids)
                 yield BulkProgress(matched=matched, done=done, refused=0)
                 continue
-            if stopped := await self._open_breaker(name):
+            if stopped := await self._open_breaker(name, {n.channel for n in found}):
                 yield BulkProgress(matched=matched, done=done, refused=refused, stopped=stopped)
                 return
-            result = await self._backend.amend(self.tenant, ids, self._command(name, ids, who, why))
+            result = await self._backend.amend(self.tenant, ids, self._command(name, found, who, why))
             done += len(result.applied) + len(result.requested)
             refused += len(result.refused) + len(result.missing)
             self._wake()
@@ -161,11 +165,16 @@ class Commands:
             outlet=outlet,
             new_ids={id: self._new_id()},
             batch_id=self._new_id(),
+            max_age_ms=self._policy(notification).max_age_ms,
         )
 
-    def _command(self, name: CommandName, ids: Sequence[str], who: str, why: str) -> Command:
-        new_ids = {id_: self._new_id() for id_ in ids} if name is CommandName.RESEND else {}
-        return Command(name=name, who=who, why=why, new_ids=new_ids, batch_id=self._new_id())
+    def _command(self, name: CommandName, found: Sequence[Notification], who: str, why: str) -> Command:
+        new_ids = {n.id: self._new_id() for n in found} if name is CommandName.RESEND else {}
+        # The deadline only says when to look again, so the smallest serves all of them.
+        max_age_ms = min(self._policy(n).max_age_ms for n in found)
+        return Command(
+            name=name, who=who, why=why, new_ids=new_ids, batch_id=self._new_id(), max_age_ms=max_age_ms
+        )
 
     async def _one(self, id: str, command: Command) -> AmendResult:
         result = await self._backend.amend(self.tenant, [id], command)
@@ -177,30 +186,33 @@ class Commands:
             raise CommandRefused(f"{command.name.value} is not possible: {id} is {status.value}. {hint}")
         return result
 
-    async def _matching(self, name: CommandName, filter: Filter, step: int) -> AsyncIterator[list[str]]:
-        """Ids for which the command is possible, page by page."""
+    async def _matching(
+        self, name: CommandName, filter: Filter, step: int
+    ) -> AsyncIterator[list[Notification]]:
+        """Those for which the command is possible, page by page."""
         order = Command(name=name, who="")
         cursor: str | None = None
         while True:
             page = await self._backend.list(self.tenant, filter, limit=step, cursor=cursor)
-            ids = [
-                n.id
+            found = [
+                n
                 for n in page.items
                 if n.mode is not Mode.SYNCHRONOUS
                 and after_command(order, n.status, mode=n.mode, resent=n.resent_as is not None) is not None
             ]
-            if ids:
-                yield ids
+            if found:
+                yield found
             cursor = page.cursor
             if cursor is None:
                 return
             await asyncio.sleep(0)
 
-    async def _open_breaker(self, name: CommandName) -> str | None:
+    async def _open_breaker(self, name: CommandName, channels: Collection[Channel]) -> str | None:
         if name not in (CommandName.RESEND, CommandName.RETRY):
             return None
         await self._breakers.refresh(at_once=True)
-        open_now = [listed.id for listed in self._roster if not self._breakers.usable(listed.id)]
+        used = {stop.provider for channel in channels for stop in self._roster.route(channel)}
+        open_now = sorted(provider for provider in used if not self._breakers.usable(provider))
         return f"the breaker of {', '.join(open_now)} is open" if open_now else None
 
     def _new_id(self) -> str:

@@ -24,6 +24,7 @@ from homing.engine.roster import Roster
 
 log = logging.getLogger("homing.deliverer")
 
+_HOOK_S = 10
 _HOOK_PAUSE_MS = 5_000
 _STORE_PAUSE_MS = 1_000
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
@@ -62,18 +63,11 @@ class Deliverer:
 
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[Ready]:
         """Ends or postpones what must not be attempted now; the others are ready."""
-        try:
-            facts: Mapping[str, Facts] = await self._directory.facts(claims)
-        except Exception as error:  # a user's hook may fail in any way; then nobody is told anything
-            log.warning("recipient directory failed, %d notifications wait: %s", len(claims), error)
-            for claim in claims:
-                settle(postpone(claim, self.policy(claim), _HOOK_PAUSE_MS, None))
-            return []
+        facts = await self._facts(claims)
         ready = []
         for claim in claims:
             policy = self.policy(claim)
-            known = facts.get(claim.id, NOTHING_AGAINST_IT)
-            ended = judge(claim, policy, known, now=self._breakers.now())
+            ended = judge(claim, policy, facts.get(claim.id, NOTHING_AGAINST_IT), now=self._breakers.now())
             if ended is None:
                 ready.append(Ready(claim, policy))
             else:
@@ -140,6 +134,19 @@ class Deliverer:
 
     def timeout_ms(self, one: Ready) -> int:
         return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is Mode.SYNCHRONOUS else one.policy.timeout_ms
+
+    async def _facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
+        """What the directory says. Where it fails, hangs or answers nonsense, nobody is told anything yet."""
+        try:
+            async with asyncio.timeout(_HOOK_S):
+                facts: object = await self._directory.facts(claims)
+            if isinstance(facts, Mapping) and all(isinstance(one, Facts) for one in facts.values()):
+                return facts
+            error: object = f"it answered with {type(facts).__name__}"
+        except Exception as raised:  # a user's hook may fail in any way
+            error = str(raised) or "no answer"
+        log.warning("recipient directory failed, %d notifications wait: %s", len(claims), error)
+        return dict.fromkeys((claim.id for claim in claims), Facts(postpone_ms=_HOOK_PAUSE_MS))
 
     async def _win_trials(self, ready: Sequence[Ready]) -> None:
         """Where a half-open breaker offers its one trial, tries to win it for a claim that would go there."""
@@ -227,9 +234,15 @@ def clean(outcome: object) -> Outcome:
     if not isinstance(outcome, Outcome):
         error = f"the provider answered with {type(outcome).__name__}"
         return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=error)
+    try:
+        kind = OutcomeKind(outcome.kind)
+    except ValueError:
+        error = f"the provider answered with the outcome {outcome.kind!r}"
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=_plain(error))
     wait_ms = outcome.retry_after_ms
     return replace(
         outcome,
+        kind=kind,
         error=_plain(outcome.error),
         error_code=_plain(outcome.error_code, 100),
         provider_message_id=_plain(outcome.provider_message_id, 255),

@@ -54,6 +54,7 @@ from homing.engine.worker import Worker, WorkerSettings
 log = logging.getLogger("homing")
 
 _SEND_CHUNK = 500
+_SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
 _T = TypeVar("_T")
 
 
@@ -257,9 +258,10 @@ class Engine(Operations, Commands):
         tenant: str | None = None,
         if_unavailable: Literal["raise", "spool"] = "raise",
         connection: Any = None,
+        asked: str = "",
     ) -> SendResult:
         """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask."""
-        submission = await self._intake.prepare(tenant or self.tenant, request)
+        submission = await self._intake.prepare(tenant or self.tenant, request, asked=asked)
         if submission.lease_to is not None:
             return await self._submit_now(submission)
         try:
@@ -324,8 +326,19 @@ class Engine(Operations, Commands):
             await self._attempt_now(answer, settlements, until_ms)
         finally:
             # A caller that goes away must not lose the record of what was done.
-            await asyncio.shield(self._backend.settle(settlements or self._broken_off(answer)))
+            await asyncio.shield(self._settle_now(settlements or self._broken_off(answer)))
         return await self._settled_result(submission.tenant, answer)
+
+    async def _settle_now(self, settlements: list[Settlement]) -> None:
+        """Keeps at it for a while: what was sent must not be answered as failed."""
+        for pause_ms in _SETTLE_PAUSES_MS:
+            try:
+                await self._backend.settle(settlements)
+                return
+            except StoreUnavailable as error:
+                log.warning("settling a synchronous send waits for the store: %s", error)
+                await self._clock.sleep_ms(pause_ms)
+        await self._backend.settle(settlements)
 
     async def _attempt_now(self, answer: Acceptance, settlements: list[Settlement], until_ms: int) -> None:
         placed: list[Ready] = []

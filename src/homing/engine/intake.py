@@ -74,8 +74,12 @@ class Intake:
         self._settings = settings
         self._name = name
 
-    async def prepare(self, tenant: str, request: SendRequest) -> Submission:
-        """One submission for the store, or `InvalidRequest` naming the field."""
+    async def prepare(self, tenant: str, request: SendRequest, *, asked: str = "") -> Submission:
+        """One submission for the store, or `InvalidRequest` naming the field.
+
+        `asked` says what the caller gave where the request holds what was made of it (durations became
+        times): the same words under the same idempotency key are the same request.
+        """
         self._check(request)
         channels = channels_of(request)
         recipients = await self._resolve(tenant, recipients_of(request, self._settings.limits))
@@ -91,7 +95,7 @@ class Intake:
             batch_id=self._id(),
             notifications=tuple(notifications),
             idempotency_key=request.idempotency_key,
-            fingerprint=_fingerprint(request) if request.idempotency_key else "",
+            fingerprint=_fingerprint(request, asked) if request.idempotency_key else "",
             lease_to=self._name if synchronous else None,
             lease_ms=SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
         )
@@ -205,10 +209,12 @@ def _merged(known: Recipient, given: Recipient) -> Recipient:
     return replace(known, **said)
 
 
-def _fingerprint(request: SendRequest) -> str:
+def _fingerprint(request: SendRequest, asked: str) -> str:
     """Of what was asked, not of the key it was asked under."""
-    body = msgspec.json.encode(replace(request, idempotency_key=None), order="deterministic")
-    return sha256(body).hexdigest()
+    bare = replace(request, idempotency_key=None)
+    if asked:
+        bare = replace(bare, send_at=None, expires_at=None)
+    return sha256(msgspec.json.encode(bare, order="deterministic") + asked.encode()).hexdigest()
 
 
 def _dedup_key(given: str | None, type_: str, channel: Channel, address: str, content: Content) -> str:

@@ -6,7 +6,7 @@ Given other settings as arguments they compute with them and change nothing.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 
@@ -27,7 +27,7 @@ from homing.core.model import (
     Tally,
 )
 from homing.core.policy import Keys, Resolution, RetryPolicy
-from homing.core.ports import Backend
+from homing.core.ports import Backend, Clock
 from homing.core.states import WAITING
 from homing.engine.policies import Policies
 from homing.engine.roster import Roster
@@ -104,6 +104,7 @@ class Operations:
     _backend: Backend
     _policies: Policies
     _roster: Roster
+    _clock: Clock
     tenant: str
 
     async def get(self, id: str) -> Notification:
@@ -145,13 +146,12 @@ class Operations:
         now = await self._now()
         ready: list[Notification] = []
         async for notification in self._all_waiting():
-            allowed = max_attempts if max_attempts is not None else self._policy(notification).max_attempts
+            allowed = max_attempts if max_attempts is not None else self._allowed(notification)
             due = self.next_retry_time(notification, delay, now=now)
             if notification.attempt_count < allowed and due is None:
                 ready.append(notification)
-                if len(ready) == limit:
-                    break
-        return tuple(ready)
+        ready.sort(key=lambda n: (n.next_retry_at or now, n.id))
+        return tuple(ready[: _limit(limit)])
 
     def calculate_delay(
         self, attempt: int, delay: timedelta | None = None, *, keys: Keys | None = None
@@ -167,11 +167,10 @@ class Operations:
         """When it is to be tried again; None: it is ready now, or nothing will be tried."""
         if notification.status not in WAITING:
             return None
-        if delay is None or notification.last_attempt_at is None:
-            due = notification.next_retry_at if delay is None else None
-        else:
+        due = notification.next_retry_at
+        if delay is not None and notification.last_attempt_at is not None:
             due = notification.last_attempt_at + self.calculate_delay(notification.attempt_count, delay)
-        return due if due is not None and due > (now or datetime.now(UTC)) else None
+        return due if due is not None and due > (now or moment(self._clock.now_ms())) else None
 
     def is_ready(self, notification: Notification, delay: timedelta | None = None) -> bool:
         """Whether it may be attempted now."""
@@ -183,7 +182,7 @@ class Operations:
         """Where one notification stands in its retries, by its policy or by the settings given."""
         n, now = await self.get(id), await self._now()
         policy = self._policy(n) if delay is None else self._policy_for(delay, None)
-        allowed = max_attempts if max_attempts is not None else self._policy(n).max_attempts
+        allowed = max_attempts if max_attempts is not None else self._allowed(n)
         remaining = max(0, allowed - n.attempt_count)
         due = self.next_retry_time(n, delay, now=now)
         return RetryInfo(
@@ -232,15 +231,24 @@ class Operations:
     async def waiting(self, delay: timedelta | None = None, *, limit: int = 50) -> tuple[Notification, ...]:
         """Those in backoff: attempted before, not ready yet, soonest first."""
         if delay is None:
-            page = await self._backend.waiting(self.tenant, limit=_limit(limit), ready=False)
-            return tuple(n for n in page.items if n.attempt_count)
+            return await self._in_backoff(_limit(limit))
         now = await self._now()
         found = [
             (due, n)
             async for n in self._all_waiting()
             if n.attempt_count and (due := self.next_retry_time(n, delay, now=now)) is not None
         ]
-        return tuple(n for _, n in sorted(found, key=lambda pair: (pair[0], pair[1].id))[:limit])
+        return tuple(n for _, n in sorted(found, key=lambda pair: (pair[0], pair[1].id))[: _limit(limit)])
+
+    async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
+        """Scheduled ones may stand before them: looks further until there are enough."""
+        asked = limit
+        while True:
+            page = await self._backend.waiting(self.tenant, limit=asked, ready=False)
+            found = tuple(n for n in page.items if n.attempt_count)
+            if len(found) >= limit or len(page.items) < asked:
+                return found[:limit]
+            asked *= 4
 
     async def health_metrics(self) -> HealthMetrics:
         """Thirteen numbers that say how retrying goes."""
@@ -290,6 +298,9 @@ class Operations:
     def _policy(self, n: Notification) -> RetryPolicy:
         return self._resolution(n).policy
 
+    def _allowed(self, n: Notification) -> int:
+        return max(self._policy(n).max_attempts, n.attempt_floor)
+
     def _policy_for(self, delay: timedelta | None, keys: Keys | None) -> RetryPolicy:
         if delay is not None:
             if delay < timedelta(0):
@@ -311,9 +322,8 @@ class Operations:
         then = f", after {policy.failover_after} failures there {other.provider}" if other else ""
         held = f" ({n.reason.value.lower()})" if n.reason is not None else ""
         at = n.next_retry_at.isoformat(timespec="seconds")
-        return (
-            f"attempt {n.attempt_count + 1} of {policy.max_attempts} at {at}{held} goes to {n.provider}{then}"
-        )
+        allowed = max(policy.max_attempts, n.attempt_floor)
+        return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
 
     async def _all_waiting(self) -> AsyncIterator[Notification]:
         cursor: str | None = None

@@ -6,6 +6,7 @@ see it within seconds.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,8 @@ from homing.core.ids import uuid7
 from homing.core.model import Entry
 from homing.core.policy import PolicyBook, Preset, Rule, decode_rule
 from homing.core.ports import Chance, Clock, Registry
+
+log = logging.getLogger("homing.policies")
 
 EVERY_TENANT = "*"
 """Reference data that belongs to no tenant is filed under this."""
@@ -53,9 +56,13 @@ class Policies:
         """Reads what was changed at runtime, by whichever process."""
         entries = await self._entries()
         seen = tuple((entry.key, entry.version) for entry in entries)
-        if seen != self._seen:
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
             self.book = self._book(entries)
-            self._seen = seen
+        except ConfigError as error:  # written by a process with another preset or other rules
+            log.error("the stored rules do not fit here, the ones in force stay: %s", error)
 
     async def set(self, rule: Rule, *, who: str, why: str = "") -> PolicyChange:
         """Adds or replaces a rule. The whole book is checked first; a bad rule changes nothing."""

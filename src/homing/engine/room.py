@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homing.core.breaker import Gate
-from homing.core.failover import rotation
+from homing.core.failover import Stop, rotation
 from homing.core.model import Claim, ClaimRequest, LaneRoom, Mode, lane_of
 from homing.core.ports import Backend, Clock
 from homing.engine.breakers import Breakers
@@ -155,13 +155,17 @@ class Room:
 
     def _target(self, provider: str, capacity: Mapping[str, int]) -> str | None:
         """Where an attempt that is meant for `provider` would go now."""
-        for channel in self._roster[provider].channels:
-            for stop in rotation(self._roster.route(channel), provider):
-                if self._breakers.gate(stop.provider) is not Gate.STOP or self._breakers.usable(
-                    stop.provider
-                ):
-                    return stop.provider if capacity[stop.provider] else None
-        return None
+        targets = [
+            next(
+                (s.provider for s in rotation(self._roster.route(channel), provider) if self._takes(s)), None
+            )
+            for channel in self._roster[provider].channels
+        ]
+        able = [target for target in targets if target is not None and capacity[target]]
+        return max(able, key=lambda target: capacity[target], default=None)
+
+    def _takes(self, stop: Stop) -> bool:
+        return self._breakers.gate(stop.provider) is not Gate.STOP or self._breakers.usable(stop.provider)
 
     def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneRoom]:
         lanes: dict[str, LaneRoom] = {}

@@ -149,6 +149,9 @@ class Worker:
         except StoreError as error:
             log.warning("claiming waits for the store: %s", error)
             return _STORE_PAUSE_MS
+        except Exception:
+            log.exception("claiming failed unexpectedly; it is tried again")
+            return _STORE_PAUSE_MS
         waits = [poll_ms]
         if batch.next_due_at is not None:
             waits.append(max(1, batch.next_due_at - self._breakers.now()))

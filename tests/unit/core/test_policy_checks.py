@@ -142,3 +142,10 @@ def test_a_wrong_or_misspelt_key_is_named(raw: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named) as caught:
         decode_rule(raw, "policy[3]")
     assert caught.value.field == "policy[3]"
+
+
+@pytest.mark.parametrize(("key", "value"), [("channel", "emial"), ("priority", "hihg"), ("priority", "HIGH")])
+def test_a_rule_that_can_match_nothing_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=value) as caught:
+        decode_rule({"name": "lost", key: value}, "policy[0]")
+    assert caught.value.field == f"policy.lost.{key}"

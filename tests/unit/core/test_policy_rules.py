@@ -178,6 +178,33 @@ def test_a_rule_is_checked_only_against_preset_rules_that_it_can_meet() -> None:
     assert book.policy(make_keys(priority=Priority.CRITICAL), Mode.PRIORITY).cap_ms == 60 * SECOND
 
 
+def test_a_rule_that_leaves_the_preset_s_rules_is_checked_against_the_fallback() -> None:
+    short = rule("short", channel="webhook", cap_ms=4 * SECOND)
+    with pytest.raises(ConfigError, match="below base_ms 5000"):
+        PolicyBook(CHANNEL, [short])
+    meets_two = rule("two", channel="sms", cap_ms=4 * SECOND)
+    with pytest.raises(ConfigError, match="below base_ms 5000"):
+        PolicyBook(CHANNEL, [meets_two])
+    meets_one = rule("one", channel="sms", origin="auth", cap_ms=4 * SECOND)
+    policy = PolicyBook(CHANNEL, [meets_one]).policy(
+        make_keys(origin="auth", channel=Channel.SMS), Mode.STANDARD
+    )
+    assert (policy.base_ms, policy.cap_ms) == (3 * SECOND, 4 * SECOND)
+
+
+@given(st.lists(st.sampled_from(ALL_RULES), max_size=4, unique=True), st.sampled_from(ALL_RULES))
+def test_a_book_that_was_accepted_has_a_policy_for_everything(rules: list[Rule], one: Rule) -> None:
+    capped = replace(one, name="capped", policy=PolicyPatch(cap_ms=5 * SECOND))
+    try:
+        book = PolicyBook(CHANNEL, [*rules, capped])
+    except ConfigError:
+        return
+    for channel, priority, mode in itertools.product(Channel, Priority, Mode):
+        for origin in ("auth", "orders", "other"):
+            policy = book.policy(make_keys(channel=channel, priority=priority, origin=origin), mode)
+            assert policy.cap_ms >= policy.base_ms
+
+
 def test_the_longest_timeout_is_that_of_any_mode_or_rule() -> None:
     assert PolicyBook(PRIORITY).longest_timeout_ms == 30 * SECOND
     assert PolicyBook(CHANNEL).longest_timeout_ms == 30 * SECOND

@@ -93,6 +93,14 @@ def test_no_more_recipients_are_taken_than_allowed() -> None:
         recipients_of(SendRequest(recipients=(ADA, ADA, ADA)), limits)
 
 
+@pytest.mark.parametrize("name", Recipient.__struct_fields__)
+@pytest.mark.parametrize("bad", ["a\x00b", "a\nb", "a\ud800b", "x" * 5_000])
+def test_no_field_of_a_recipient_may_carry_what_no_store_can_keep(name: str, bad: str) -> None:
+    request = SendRequest(recipients=(ADA, replace(ADA, **{name: bad})))
+    with refused(r"recipient\.(id|email|phone|deviceToken|url|locale|timeZone)"):
+        recipients_of(request, LIMITS)
+
+
 def test_normal_is_medium_and_case_does_not_matter() -> None:
     assert {priority_of(name) for name in ("medium", "normal", "NORMAL", "Medium")} == {Priority.MEDIUM}
     assert [priority_of(p.value.upper()) for p in Priority] == list(Priority)
@@ -166,6 +174,7 @@ def test_an_address_is_taken_in_its_usual_form(channel: Channel, recipient: Reci
         (Channel.WEBHOOK, "url", "https://shop.example:0/in"),
         (Channel.WEBHOOK, "url", "https://[::1/in"),
         (Channel.WEBHOOK, "url", "https://shop.example/a b"),
+        (Channel.WEBHOOK, "url", "https://shop.example/\r\nX-Evil:yes"),
         (Channel.PUSH, "deviceToken", "a\x00b"),
         (Channel.PUSH, "deviceToken", "   "),
     ],
@@ -240,6 +249,8 @@ def test_attachments_have_a_limit_of_their_own_and_plain_names() -> None:
     check_content(attached(), Channel.EMAIL, LIMITS)
     with refused(r"content\.attachments", "have 4 bytes; allowed are 3"):
         check_content(attached(), Channel.EMAIL, SendLimits(attachments_bytes=3))
+    with refused(r"content\.attachments\.content", "not base64"):
+        check_content(attached(content="not base64!"), Channel.EMAIL, LIMITS)
     with refused(r"content\.attachments\.filename"):
         check_content(attached(filename="a\r\nb"), Channel.EMAIL, LIMITS)
     with refused(r"content\.attachments\.contentType"):

@@ -1,9 +1,10 @@
-"""Ids, modes, lanes and errors."""
+"""Ids, modes, lanes, ports and errors."""
 
 from __future__ import annotations
 
 import inspect
 import uuid
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from homing.core.errors import ConfigError, DeliveryFailed, DeliveryTimeout, Hom
 from homing.core.ids import uuid7
 from homing.core.model import Channel, Mode, Priority, lane_of
 from homing.core.modes import MODE_INFO, SYNCHRONOUS_TYPES, mode_of
+from homing.core.ports import Backend, Chance, Registry, Shared, Store
 
 from .build import MINUTE, SECOND
 
@@ -101,6 +103,19 @@ def test_each_mode_promises_its_queue_and_its_latency() -> None:
 def test_a_lane_is_a_mode_and_a_channel() -> None:
     assert lane_of(Mode.STANDARD, Channel.EMAIL) == "standard.email"
     assert len({lane_of(mode, channel) for mode in Mode for channel in Channel}) == 24
+
+
+# Ports -----------------------------------------------------------------------------------------------
+
+
+def test_a_random_generator_is_a_source_of_chance() -> None:
+    chance: Chance = Random(7)
+    assert 0 <= chance.random() < 1
+    assert uuid.UUID(uuid7(0, chance.getrandbits(74))).version == 7
+
+
+def test_a_backend_is_a_store_a_registry_and_a_shared() -> None:
+    assert {Store, Registry, Shared} <= set(Backend.__mro__)
 
 
 # Errors ----------------------------------------------------------------------------------------------

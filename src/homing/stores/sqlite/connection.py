@@ -68,6 +68,8 @@ def translated(error: Exception, path: Path) -> Exception:
             return StoreError(f"{path} is not an SQLite database. Check the path of the store.")
         case sqlite3.SQLITE_CORRUPT:
             return StoreError(f"{path} is damaged ({error}). Restore it from a backup.")
+        case sqlite3.SQLITE_CONSTRAINT if "homing_notifications.id" in str(error):
+            return StoreError("An id belongs to another notification already; ids must be new.")
         case _ if "no such table: homing_" in str(error):
             return SchemaError(f"{path} has no Homing schema yet. Run `homing db migrate`.")
         case _:

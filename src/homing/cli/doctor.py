@@ -1,0 +1,246 @@
+"""`homing doctor`: is everything there that delivering needs, and if not, what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homing.cli.db import existing_store
+from homing.cli.exits import ExitCode, one_line
+from homing.cli.root import app
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import Json, Options, backend, command
+from homing.cli.words import plural, span
+
+if TYPE_CHECKING:
+    from homing.config import Settings
+    from homing.core.ports import Backend
+
+_LEAST_FREE_BYTES = 200 * 1024 * 1024
+_MOST_SKEW_MS = 2_000
+_OLDEST_SANE_MS = 1_704_067_200_000  # 2024: an unset clock is older
+_LATE = timedelta(minutes=1)
+_CHECK_TIMEOUT_S = 5
+_LOOKED_AT = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
+
+@command(app, "doctor")
+async def doctor(options: Options, json: Json = False) -> int:
+    """Check settings, store, disk, clock, providers, breakers, backlog and leases."""
+    findings = []
+    width = 9
+    screen = options.screen
+    async for finding in _examine(options):
+        findings.append(finding)
+        if not json:
+            mark = styled("✓", "green") if finding.ok else styled("✗", "red")
+            advice = f" → {finding.advice}" if finding.advice else ""
+            screen.line(mark, f"{finding.name:<{width}} {finding.detail}{advice}")
+    ok = all(finding.ok for finding in findings)
+    if json:
+        print_json({"ok": ok, "checks": findings})
+    return ExitCode.OK if ok else ExitCode.NO
+
+
+async def _examine(options: Options) -> AsyncIterator[Finding]:
+    """Each check in turn; what builds on a failed one is left out."""
+    from homing.core.errors import HomingError
+
+    try:
+        settings = options.settings()
+    except HomingError as error:
+        yield Finding(name="settings", ok=False, detail=str(error), advice="mend it, or `homing init` a new file")
+        return
+    source = options.config or ("homing.toml" if Path("homing.toml").exists() else "the defaults")
+    yield Finding(name="settings", ok=True, detail=f"{source}, preset {settings.preset}, tenant {settings.tenant}")
+    try:
+        existing_store(settings.store)
+        async with backend(settings) as store:
+            async for finding in _about_store(settings, store):
+                yield finding
+    except HomingError as error:
+        yield Finding(name="store", ok=False, detail=one_line(str(error)))
+    async for finding in _about_providers(settings):
+        yield finding
+
+
+async def _about_store(settings: Settings, store: Backend) -> AsyncIterator[Finding]:
+    size = await store.size()
+    rows = plural(size["notifications"], "notification")
+    bytes_ = f"{size['bytes'] / 1_048_576:.1f} MB"
+    detail = f"{settings.store}, schema version {size['schema_version']}, {rows}, {bytes_}"
+    yield Finding(name="store", ok=True, detail=detail)
+    for check in (_writable, _clock, _breakers, _late, _backlog, _leases, _outbox):
+        yield await _guarded(check, settings, store)
+    if (disk := _disk(settings)) is not None:
+        yield disk
+
+
+Check = Callable[["Settings", "Backend"], Awaitable[Finding]]
+
+
+async def _guarded(check: Check, settings: Settings, store: Backend) -> Finding:
+    from homing.core.errors import StoreError
+
+    try:
+        return await check(settings, store)
+    except StoreError as error:
+        return Finding(name=check.__name__.strip("_"), ok=False, detail=one_line(str(error)))
+
+
+async def _writable(settings: Settings, store: Backend) -> Finding:
+    began = time.monotonic()
+    await store.lead("doctor", "doctor", 1)
+    took = (time.monotonic() - began) * 1000
+    ok = took < 1_000
+    advice = "" if ok else "is the disk slow, or another process holding a long transaction?"
+    return Finding(name="writing", ok=ok, detail=f"a commit takes {span(took)}", advice=advice)
+
+
+async def _clock(settings: Settings, store: Backend) -> Finding:
+    now, here = await store.now_ms(), time.time() * 1000
+    skew = abs(now - here)
+    if min(now, here) < _OLDEST_SANE_MS:
+        return Finding(name="clock", ok=False, detail="says a year before 2024", advice="set it: NTP, chrony")
+    if skew > _MOST_SKEW_MS:
+        detail = f"the store and this machine differ by {span(skew)}"
+        return Finding(name="clock", ok=False, detail=detail, advice="synchronise both with NTP")
+    for tenant in await store.tenants():
+        from homing.core.model import Filter
+
+        newest = (await store.list(tenant, Filter(), limit=1)).items
+        if newest and newest[0].created_at.timestamp() * 1000 > now + _MOST_SKEW_MS:
+            ahead = span(newest[0].created_at.timestamp() * 1000 - now)
+            detail = f"the newest notification was accepted {ahead} in the future: the clock was set back"
+            return Finding(name="clock", ok=False, detail=detail, advice="synchronise it with NTP")
+    return Finding(name="clock", ok=True, detail="the store and this machine agree")
+
+
+async def _breakers(settings: Settings, store: Backend) -> Finding:
+    closed, stopped = [], []
+    for provider, state in sorted((await store.breakers()).items()):
+        if state.forced is not None:
+            stopped.append(f"{provider} is held {state.forced.value} by {state.forced_by}")
+        elif state.phase.value != "closed":
+            stopped.append(f"{provider} is {state.phase.value}")
+        else:
+            closed.append(provider)
+    if stopped:
+        return Finding(
+            name="breakers",
+            ok=False,
+            detail="; ".join(stopped),
+            advice="look at the provider; `homing list --status retrying` shows what waits",
+        )
+    return Finding(name="breakers", ok=True, detail="all closed")
+
+
+async def _late(settings: Settings, store: Backend) -> Finding:
+    """What is due and not taken says that no worker runs."""
+    now = datetime.fromtimestamp(await store.now_ms() / 1000, UTC)
+    worst = timedelta(0)
+    for tenant in await store.tenants():
+        first = (await store.waiting(tenant, limit=1, ready=True)).items
+        if first and first[0].next_retry_at is not None:
+            worst = max(worst, now - first[0].next_retry_at)
+    ok = worst <= _LATE
+    late = span(worst.total_seconds() * 1000)
+    detail = "nothing is overdue" if ok else f"the oldest due notification is {late} late"
+    advice = "" if ok else "start `homing worker`, or run `homing process` from cron"
+    return Finding(name="worker", ok=ok, detail=detail, advice=advice)
+
+
+async def _backlog(settings: Settings, store: Backend) -> Finding:
+    tallies = await store.tallies(None)
+    waiting = sum(t.count for t in tallies if t.status.value == "pending")
+    retrying = sum(t.count for t in tallies if t.status.value == "retrying")
+    limit = settings.thresholds.retry_backlog
+    ok = retrying <= limit
+    detail = f"{waiting:,} pending, {retrying:,} waiting for a retry"
+    advice = "" if ok else f"more than {limit}: `homing waiting` and `homing health` say why"
+    return Finding(name="backlog", ok=ok, detail=detail, advice=advice)
+
+
+async def _leases(settings: Settings, store: Backend) -> Finding:
+    """Leases that ran out long ago: whoever had them died, and nobody reclaims them."""
+    from homing.core.model import Filter, Status
+
+    longest_ms = _lease_ms(settings)
+    limit = datetime.fromtimestamp(await store.now_ms() / 1000, UTC) - timedelta(milliseconds=longest_ms)
+    overdue = 0
+    for tenant in await store.tenants():
+        page = await store.list(tenant, Filter(statuses=(Status.SENDING,)), limit=_LOOKED_AT)
+        overdue += sum(n.updated_at < limit for n in page.items)
+    if overdue:
+        detail = f"{plural(overdue, 'lease')} ran out and nobody has reclaimed them"
+        return Finding(name="leases", ok=False, detail=detail, advice="a worker or `homing process` does it")
+    return Finding(name="leases", ok=True, detail="none overdue")
+
+
+async def _outbox(settings: Settings, store: Backend) -> Finding:
+    waiting = (await store.size())["outbox"]
+    ok = waiting <= 1_000
+    detail = f"{plural(waiting, 'event')} to be published"
+    advice = "" if ok else "is a sink away? a worker publishes them"
+    return Finding(name="events", ok=ok, detail=detail, advice=advice)
+
+
+def _lease_ms(settings: Settings) -> int:
+    from homing import compose
+    from homing.core.policy import PolicyBook
+    from homing.engine.intake import LEASE_MARGIN_MS
+
+    own = compose.engine_settings(settings)
+    longest = PolicyBook(own.preset, own.rules).longest_timeout_ms
+    return 2 * (settings.worker.lease_ms or longest + LEASE_MARGIN_MS)
+
+
+def _disk(settings: Settings) -> Finding | None:
+    path = settings.store.removeprefix("sqlite:")
+    if path == "memory:" or "://" in path:
+        return None
+    usage = shutil.disk_usage(Path(path).resolve().parent)
+    ok = usage.free >= _LEAST_FREE_BYTES
+    advice = "" if ok else "free some space: a full disk stops accepting (`homing purge` helps a little)"
+    return Finding(name="disk", ok=ok, detail=f"{usage.free / 1_073_741_824:.1f} GB free", advice=advice)
+
+
+async def _about_providers(settings: Settings) -> AsyncIterator[Finding]:
+    from homing import compose
+    from homing.core.errors import HomingError
+
+    try:
+        roster = compose.roster(settings)
+    except HomingError as error:
+        yield Finding(name="providers", ok=False, detail=str(error))
+        return
+    for listed in roster:
+        serves = ", ".join(channel.value for channel in listed.channels)
+        try:
+            good = await asyncio.wait_for(listed.provider.check(), _CHECK_TIMEOUT_S)
+            problem = "" if good else "its check says no"
+        except TimeoutError:
+            problem = f"no answer within {_CHECK_TIMEOUT_S} s"
+        except Exception as error:  # a provider may fail in any way; the doctor reports it
+            problem = one_line(str(error) or type(error).__name__)
+        finally:
+            await listed.provider.close()
+        advice = "check its settings and that it can be reached" if problem else ""
+        detail = f"{listed.id} ({serves}): {problem or 'usable'}"
+        yield Finding(name="provider", ok=not problem, detail=detail, advice=advice)

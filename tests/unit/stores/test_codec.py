@@ -1,0 +1,155 @@
+"""Columns and fields stay in step: a value in the wrong column would be stored without a sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing.core.model import (
+    AttemptRecord,
+    Channel,
+    Command,
+    CommandName,
+    Mode,
+    OutcomeKind,
+    Priority,
+    Reason,
+    Status,
+)
+from homing.core.rows import CauseRecord, Row, claim_of, lease, new_row, reclaim, settle
+from homing.stores import codec
+from homing.testing.builders import a_message, a_notification, a_submission, dead, retry_in, sent
+
+COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[codec.Column, ...]]]] = {
+    "new": (codec.NEW_FIELDS, codec.new_columns),
+    "leased": (codec.LEASED_FIELDS, codec.leased_columns),
+    "settled": (codec.SETTLED_FIELDS, codec.settled_columns),
+    "mutable": (codec.MUTABLE_FIELDS, codec.mutable_columns),
+}
+
+
+def a_full_row() -> Row:
+    """Every field has a value that no other field has."""
+    numbers = {name: 1000 + number for number, name in enumerate(Row.__struct_fields__)}
+    texts = {name: f"{name}!" for name in Row.__struct_fields__}
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Row):
+        wanted = str(field.type)
+        values[field.name] = numbers[field.name] if "int" in wanted else texts[field.name]
+    values |= {
+        "channel": Channel.PUSH,
+        "mode": Mode.BULK,
+        "priority": Priority.LOW,
+        "status": Status.IN_DOUBT,
+        "reason": Reason.OPERATOR,
+        "pinned": True,
+        "overdue": True,
+        "cancel_requested": True,
+        "holds": {"twilio": 5},
+        "engagement": {"open": 2},
+    }
+    return msgspec.convert(values, Row)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_each_value_stands_in_its_own_column(name: str) -> None:
+    fields, columns = COLUMNS[name]
+    row = a_full_row()
+    assert columns(row) == tuple(codec.plain(getattr(row, field)) for field in fields)
+    assert set(fields) <= set(codec.ROW_FIELDS)
+
+
+def test_columns_have_plain_types_that_need_no_adapter() -> None:
+    for _, columns in COLUMNS.values():
+        assert {type(value) for value in columns(a_full_row())} <= {int, str, type(None)}
+
+
+def test_a_row_is_the_same_after_the_way_there_and_back() -> None:
+    row = a_full_row()
+    stored = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    for name in codec.JSON_FIELDS:
+        stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
+    [(seq, again)] = codec.decode_rows(msgspec.json.encode([(7, stored)]))
+    assert seq == 7
+    assert msgspec.structs.asdict(again) == msgspec.structs.asdict(row)
+
+
+@pytest.mark.parametrize("text", ["null", "true", "1", "", "2.5", "[]"])
+def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
+    row = msgspec.structs.replace(a_full_row(), last_error=text, error_code=text, address=text, worker=text)
+    stored = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    for name in codec.JSON_FIELDS:
+        stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
+    [(_, again)] = codec.decode_rows(msgspec.json.encode([(7, stored)]))
+    assert (again.last_error, again.error_code, again.address, again.worker) == (text,) * 4
+
+
+def test_attempts_and_causes_stand_in_their_own_columns() -> None:
+    attempt = AttemptRecord(
+        number=3,
+        provider="p",
+        outcome=OutcomeKind.LOST,
+        started_at=5,
+        latency_ms=6,
+        worker="w",
+        error_code="c",
+        error="e",
+        provider_message_id="m",
+    )
+    cause = CauseRecord(kind="k", name="n", at=1, before=Status.SENT, after=Status.FAILED, who="w", why="y")
+    assert dict(zip(codec.ATTEMPT_FIELDS, codec.attempt_columns(attempt), strict=True)) == {
+        name: codec.plain(getattr(attempt, name)) for name in codec.ATTEMPT_FIELDS
+    }
+    assert dict(zip(codec.CAUSE_FIELDS, codec.cause_columns(cause), strict=True)) == {
+        name: codec.plain(getattr(cause, name)) for name in codec.CAUSE_FIELDS
+    }
+
+
+def changed(before: dict[str, Any], row: Row) -> set[str]:
+    return {name for name, value in msgspec.structs.asdict(row).items() if before[name] != value}
+
+
+def test_a_new_row_differs_from_the_defaults_only_where_it_is_written() -> None:
+    defaults = {f.name: f.default for f in msgspec.structs.fields(Row)}
+    for submission in (a_submission(), a_submission(lease_to="w", lease_ms=5)):
+        new = a_notification(send_at=10**15, expires_at=10**15, pinned=True, resend_of="x")
+        row = new_row(new, submission, 1000).row
+        others = set(codec.ROW_FIELDS) - set(codec.NEW_FIELDS) - codec.JSON_FIELDS
+        assert all(getattr(row, name) == defaults[name] for name in others)
+        assert row.holds == row.engagement == {}
+
+
+def test_a_lease_changes_only_what_is_written_for_it() -> None:
+    row = new_row(a_notification(), a_submission(), 1000).row
+    before = msgspec.structs.asdict(row)
+    lease(row, "w", 60_000, 2000)
+    assert changed(before, row) <= set(codec.LEASED_FIELDS)
+    before = msgspec.structs.asdict(row)
+    reclaim(row, "w-2", 60_000, 99_000)
+    assert changed(before, row) <= set(codec.LEASED_FIELDS)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("how", [sent, dead, lambda claim: retry_in(claim, 5, provider="acs", hold_ms=9)])
+def test_a_settlement_changes_only_what_is_written_for_it(how: Any, cancelled: bool) -> None:
+    row = new_row(a_notification(), a_submission(), 1000).row
+    lease(row, "w", 60_000, 2000)
+    row.cancel_requested = cancelled
+    before = msgspec.structs.asdict(row)
+    settlement = how(claim_of(row, a_message(), 1000))
+    assert settle(row, settlement, 3000) is not None
+    assert changed(before, row) <= set(codec.SETTLED_FIELDS)
+
+
+def test_what_never_changes_is_what_commands_leave_alone() -> None:
+    from homing.core.rows import command
+
+    for name in (CommandName.RETRY, CommandName.RESEND, CommandName.ACKNOWLEDGE):
+        row = msgspec.structs.replace(a_full_row(), status=Status.FAILED, resent_as=None, mode=Mode.STANDARD)
+        before = msgspec.structs.asdict(row)
+        order = Command(name=name, who="ada", provider="acs", new_ids={row.id: "new"})
+        assert command(row, order, 10**9) is not None
+        assert changed(before, row) <= set(codec.MUTABLE_FIELDS)
