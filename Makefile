@@ -50,9 +50,7 @@ serve: $(STAMP) ## Deliver what is due, until Ctrl-C (store: homing.toml, HOMING
 	@$(BIN)/homing worker $(ARGS)
 
 test: $(STAMP) ## All tests, with the branch coverage of core and engine (at least 95 %)
-	@$(BIN)/coverage erase
-	@$(BIN)/coverage run -m pytest -n $(JOBS) $(ARGS)
-	@$(BIN)/coverage combine --quiet
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report= $(ARGS)
 	@$(BIN)/coverage report --include='src/homing/core/*,src/homing/engine/*' --fail-under=95
 
 check: $(STAMP) ## Format, lint and types

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 import typer
 
-from homing.cli import (  # each registers its commands; the order is that of `homing --help`
-    init,
-    send,
-    process,
-    worker,
-    read,
-    explain,
-    health,
-    dead,
-    operate,
-    policy,
-    policy_table,
-    simulate,
-    db,
-    doctor,
-)
 from homing.cli.exits import ExitCode, code_of, one_line
 from homing.cli.root import app
 
+_COMMANDS = (
+    "init",
+    "demo",
+    "send",
+    "process",
+    "worker",
+    "read",
+    "explain",
+    "health",
+    "dead",
+    "operate",
+    "policy",
+    "policy_table",
+    "simulate",
+    "db",
+    "doctor",
+)
+"""Modules that register commands, in the order of `homing --help`."""
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's UsageError, wherever this version of typer keeps it."""
@@ -36,6 +39,8 @@ def run(arguments: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets `?`, not a crash
+    for name in _COMMANDS:
+        import_module(f"homing.cli.{name}")
     command = typer.main.get_command(app)
     try:
         result = command.main(args=arguments, prog_name="homing", standalone_mode=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -20,7 +21,7 @@ def squeezed(values: Sequence[float], width: int) -> list[float]:
     if len(values) <= width:
         return list(values)
     edges = [round(index * len(values) / width) for index in range(width + 1)]
-    return [max(values[low:high]) for low, high in zip(edges, edges[1:], strict=False)]
+    return [max(values[low:high]) for low, high in pairwise(edges)]
 
 
 def spread(marks: Sequence[bool], width: int) -> list[bool]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import typer
-
 from homing.cli.exits import ExitCode
-from homing.cli.root import app
+from homing.cli.root import group
 from homing.cli.screen import print_json
 from homing.cli.shared import Json, Options, backend, command
 
-db = typer.Typer(help="The store: bring its schema up to date, look at it.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(db, name="db")
+db = group("db", "The store: bring its schema up to date, look at it.")
 
 
 @command(db, "migrate")

@@ -65,10 +65,14 @@ async def _examine(options: Options) -> AsyncIterator[Finding]:
     try:
         settings = options.settings()
     except HomingError as error:
-        yield Finding(name="settings", ok=False, detail=str(error), advice="mend it, or `homing init` a new file")
+        yield Finding(
+            name="settings", ok=False, detail=str(error), advice="mend it, or `homing init` a new file"
+        )
         return
-    source = options.config or ("homing.toml" if Path("homing.toml").exists() else "the defaults")
-    yield Finding(name="settings", ok=True, detail=f"{source}, preset {settings.preset}, tenant {settings.tenant}")
+    source = options.config or _settings_file()
+    yield Finding(
+        name="settings", ok=True, detail=f"{source}, preset {settings.preset}, tenant {settings.tenant}"
+    )
     try:
         existing_store(settings.store)
         async with backend(settings) as store:
@@ -78,6 +82,10 @@ async def _examine(options: Options) -> AsyncIterator[Finding]:
         yield Finding(name="store", ok=False, detail=one_line(str(error)))
     async for finding in _about_providers(settings):
         yield finding
+
+
+def _settings_file() -> str:
+    return "homing.toml" if Path("homing.toml").exists() else "the defaults"
 
 
 async def _about_store(settings: Settings, store: Backend) -> AsyncIterator[Finding]:

@@ -78,7 +78,9 @@ def _asked(n: Notification) -> str:
 
 def _attempt(a: Attempt, n: Notification, privacy: Privacy) -> tuple[Any, ...]:
     code = f"[{a.error_code}] " if a.error_code and a.error_code != a.error else ""
-    said = f"{code}{privacy.error(a.error, n.recipient)}" if a.error or a.error_code else a.provider_message_id
+    said = (
+        f"{code}{privacy.error(a.error, n.recipient)}" if a.error or a.error_code else a.provider_message_id
+    )
     return (f"attempt {a.number}", a.provider, _took(a), said or "")
 
 
@@ -112,4 +114,3 @@ def _wire(found: Explanation) -> dict[str, Any]:
         "verdict": found.verdict,
         "nextStep": found.next_step,
     }
-

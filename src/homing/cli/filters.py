@@ -23,11 +23,16 @@ Statuses = Annotated[
 ]
 ChannelFlag = Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only on this channel.")]
 TypeFlag = Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only of this type.")]
-ProviderFlag = Annotated[str | None, typer.Option("--provider", metavar="NAME", help="Only at this provider.")]
+ProviderFlag = Annotated[
+    str | None, typer.Option("--provider", metavar="NAME", help="Only at this provider.")
+]
 BatchFlag = Annotated[str | None, typer.Option("--batch", metavar="ID", help="Only of this batch.")]
-AddressFlag = Annotated[str | None, typer.Option("--address", metavar="ADDRESS", help="Only to this address.")]
+AddressFlag = Annotated[
+    str | None, typer.Option("--address", metavar="ADDRESS", help="Only to this address.")
+]
 ReasonFlag = Annotated[
-    str | None, typer.Option("--reason", metavar="NAME", help="Only ended for this reason, e.g. BAD_RECIPIENT.")
+    str | None,
+    typer.Option("--reason", metavar="NAME", help="Only ended for this reason, e.g. BAD_RECIPIENT."),
 ]
 ErrorCodeFlag = Annotated[
     str | None, typer.Option("--error-code", metavar="CODE", help="Only with this error code.")

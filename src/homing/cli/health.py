@@ -52,7 +52,8 @@ async def stats(options: Options, json: Json = False) -> int:
     screen = options.screen
     screen.line("Notifications by status", style="bold")
     screen.table(
-        ("STATUS", "COUNT>"), [(styled(name), f"{count:,}") for name, count in counts.items() if count] or [("none", 0)]
+        ("STATUS", "COUNT>"),
+        [(styled(name), f"{count:,}") for name, count in counts.items() if count] or [("none", 0)],
     )
     screen.heading("By number of attempts made")
     screen.table(
@@ -66,7 +67,17 @@ async def stats(options: Options, json: Json = False) -> int:
     )
     screen.heading("The last 24 hours, by hour")
     screen.table(
-        ("HOUR", "CHANNEL", "PROVIDER", "ACCEPTED>", "ATTEMPTS>", "SENT>", "DELIVERED>", "RETRIED>", "FAILED>"),
+        (
+            "HOUR",
+            "CHANNEL",
+            "PROVIDER",
+            "ACCEPTED>",
+            "ATTEMPTS>",
+            "SENT>",
+            "DELIVERED>",
+            "RETRIED>",
+            "FAILED>",
+        ),
         [
             (
                 local(s.hour_at)[:-3],
@@ -131,7 +142,7 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
             value=metrics.pending_retry_count,
             limit=limits.retry_backlog,
             passed=metrics.pending_retry_count > limits.retry_backlog,
-            message=f"{metrics.pending_retry_count:,} notifications wait for a retry; look at `homing waiting`",
+            message=f"{metrics.pending_retry_count:,} wait for a retry; look at `homing waiting`",
         ),
         Check(
             name="FailureRate",
@@ -155,7 +166,7 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
             value=this_hour - hour_before,
             limit=limits.dead_letters_growing,
             passed=this_hour - hour_before > limits.dead_letters_growing,
-            message=f"{this_hour} new dead letters this hour, {hour_before} the hour before: `homing dead list`",
+            message=f"{this_hour} dead letters this hour, {hour_before} the hour before: `homing dead list`",
         ),
     ]
 

@@ -54,13 +54,17 @@ async def retry(
         print_json(options.privacy.wire(msgspec.to_builtins(found), found.recipient))
     else:
         options.screen.line(
-            styled(found.status.value), id, f"is due now at {found.provider}; a worker or `homing process` takes it"
+            styled(found.status.value),
+            id,
+            f"is due now at {found.provider}; a worker or `homing process` takes it",
         )
     return ExitCode.OK
 
 
 @command(app, "cancel")
-async def cancel(options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False) -> int:
+async def cancel(
+    options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
+) -> int:
     """Cancel one notification that has not been sent."""
     async with engine(options) as homing:
         done = await homing.cancel(id, who=who or login(), why=why)
@@ -102,7 +106,9 @@ async def purge(
     options: Options,
     days: Annotated[
         float | None,
-        typer.Option("--days", metavar="N", help="Older than this, whatever its status; default: as configured."),
+        typer.Option(
+            "--days", metavar="N", help="Older than this, whatever its status; default: as configured."
+        ),
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,

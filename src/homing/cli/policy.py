@@ -29,7 +29,7 @@ from homing.cli.policy_flags import (
     patch_from,
 )
 from homing.cli.policy_view import camel, policy_fields, policy_json, rule_words
-from homing.cli.root import app
+from homing.cli.root import group
 from homing.cli.screen import print_json, styled
 from homing.cli.shared import Json, Options, Who, Why, backend, command, login
 from homing.cli.words import local
@@ -38,10 +38,7 @@ if TYPE_CHECKING:
     from homing.core.policy import Keys, Rule
     from homing.engine.policies import Policies, PolicyChange
 
-policy = typer.Typer(
-    help="Retry policies: show, change, tabulate, simulate.", no_args_is_help=True, rich_markup_mode=None
-)
-app.add_typer(policy, name="policy")
+policy = group("policy", "Retry policies: show, change, tabulate, simulate.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
 TypeKey = Annotated[str | None, typer.Option("--type", metavar="NAME", help="The notification's type.")]
@@ -58,7 +55,8 @@ async def show(
     channel: ChannelKey = None,
     priority: PriorityKey = None,
     mode: Annotated[
-        str | None, typer.Option("--mode", metavar="NAME", help="The mode; default: as type and priority say.")
+        str | None,
+        typer.Option("--mode", metavar="NAME", help="The mode; default: as type and priority say."),
     ] = None,
     json: Json = False,
 ) -> int:
@@ -198,7 +196,14 @@ async def history(options: Options, limit: filters.Limit = 20, json: Json = Fals
     options.screen.table(
         ("AT", "RULE", "WHO", "WHY", "BEFORE", "AFTER"),
         [
-            (local(_at(c)), c.rule, c.who, c.why, rule_words(c.before) or "none", rule_words(c.after) or "removed")
+            (
+                local(_at(c)),
+                c.rule,
+                c.who,
+                c.why,
+                rule_words(c.before) or "none",
+                rule_words(c.after) or "removed",
+            )
             for c in changes
         ],
     )
@@ -210,7 +215,9 @@ def _tell(options: Options, change: PolicyChange, *, json: bool) -> None:
         print_json(change)
         return
     screen = options.screen
-    screen.line(styled(change.rule, "bold"), f"changed by {change.who}" + (f": {change.why}" if change.why else ""))
+    screen.line(
+        styled(change.rule, "bold"), f"changed by {change.who}" + (f": {change.why}" if change.why else "")
+    )
     screen.line("before   ", rule_words(change.before) or "no such rule")
     screen.line("after    ", rule_words(change.after) or "removed")
 
@@ -254,7 +261,9 @@ def _any_or(given: str | None, parse: Any) -> str | None:
 
 def _said(keys: Keys) -> str:
     origin = f" from {keys.origin}" if keys.origin else ""
-    return f"{keys.type}{origin} by {keys.channel.value}, {keys.priority.value} priority, tenant {keys.tenant}"
+    return (
+        f"{keys.type}{origin} by {keys.channel.value}, {keys.priority.value} priority, tenant {keys.tenant}"
+    )
 
 
 def _at(change: PolicyChange) -> datetime:

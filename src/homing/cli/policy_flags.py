@@ -14,15 +14,21 @@ MaxAttemptsFlag = Annotated[
 BackoffFlag = Annotated[
     str | None, typer.Option("--backoff", metavar="KIND", help="exponential, linear, fibonacci or fixed.")
 ]
-BaseFlag = Annotated[str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")]
-FactorFlag = Annotated[float | None, typer.Option("--factor", metavar="X", help="Growth of an exponential one.")]
+BaseFlag = Annotated[
+    str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")
+]
+FactorFlag = Annotated[
+    float | None, typer.Option("--factor", metavar="X", help="Growth of an exponential one.")
+]
 StepsFlag = Annotated[
     str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays of a fixed one, e.g. 1m,5m,1h.")
 ]
 CapFlag = Annotated[str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0: none.")]
 JitterFlag = Annotated[
     str | None,
-    typer.Option("--jitter", metavar="KIND", help="none, proportional, additive, full, equal or decorrelated."),
+    typer.Option(
+        "--jitter", metavar="KIND", help="none, proportional, additive, full, equal or decorrelated."
+    ),
 ]
 JitterRatioFlag = Annotated[
     float | None, typer.Option("--jitter-ratio", metavar="X", help="Of a proportional one, 0 to 1.")

@@ -41,10 +41,10 @@ def table(
         for row in group:
             first = styled(name, "bold") if row["attempt"] == 1 else ""
             up_to = span(row["max_ms"]) if row["max_ms"] != row["min_ms"] else ""
-            lines.append(
-                (first, row["attempt"], span(row["min_ms"]), up_to, span(row["cumulative_min_ms"]))
-            )
-    options.screen.table(("POLICY", "AFTER ATTEMPT>", "WAIT>", "WITH JITTER UP TO>", "IN ALL AT LEAST>"), lines)
+            lines.append((first, row["attempt"], span(row["min_ms"]), up_to, span(row["cumulative_min_ms"])))
+    options.screen.table(
+        ("POLICY", "AFTER ATTEMPT>", "WAIT>", "WITH JITTER UP TO>", "IN ALL AT LEAST>"), lines
+    )
     return ExitCode.OK
 
 

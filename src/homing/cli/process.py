@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell every step, with the time.")]
 
-_UNITS = {"email": "Email", "sms": "SMS", "push": "Push", "webhook": "Webhook", "chat": "Chat", "queue": "Queue"}
+_UNITS = {
+    "email": "Email",
+    "sms": "SMS",
+    "push": "Push",
+    "webhook": "Webhook",
+    "chat": "Chat",
+    "queue": "Queue",
+}
 
 
 @command(app, "process")
@@ -40,7 +47,9 @@ async def process(
     import msgspec
 
     async with engine(options) as homing:
-        narrator = Narrator(homing, options.notes if json else options.screen, options.privacy) if verbose else None
+        narrator = (
+            Narrator(homing, options.notes if json else options.screen, options.privacy) if verbose else None
+        )
         if narrator is not None:
             await narrator.begin(limit, dry_run=dry_run)
         if dry_run:

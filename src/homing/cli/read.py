@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 Delay = Annotated[
     str | None,
-    typer.Option("--delay", metavar="DURATION", help="Compute with this base delay, doubling; changes nothing."),
+    typer.Option(
+        "--delay", metavar="DURATION", help="Compute with this base delay, doubling; changes nothing."
+    ),
 ]
 
 
@@ -96,7 +98,9 @@ async def waiting(
         found = await homing.waiting(base, limit=limit)
         due = [homing.next_retry_time(one, base) for one in found]
     if json:
-        items = msgspec.to_builtins([{"notification": n, "nextRetryAt": at} for n, at in zip(found, due, strict=True)])
+        items = msgspec.to_builtins(
+            [{"notification": n, "nextRetryAt": at} for n, at in zip(found, due, strict=True)]
+        )
         merged = [{**item["notification"], "nextRetryAt": item["nextRetryAt"]} for item in items]
         print_json(options.privacy.wire(merged))
         return ExitCode.OK
@@ -128,7 +132,8 @@ async def retry_info(
     options: Options,
     id: NotificationId,
     max_attempts: Annotated[
-        int | None, typer.Option("--max-attempts", metavar="N", help="Compute with this maximum; changes nothing.")
+        int | None,
+        typer.Option("--max-attempts", metavar="N", help="Compute with this maximum; changes nothing."),
     ] = None,
     delay_: Delay = None,
     json: Json = False,

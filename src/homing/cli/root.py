@@ -46,3 +46,10 @@ def _globals(
     if ctx.invoked_subcommand is None:
         sys.stdout.write(ctx.get_help() + "\n")
         raise typer.Exit
+
+
+def group(name: str, help: str) -> typer.Typer:
+    """A command with commands of its own."""
+    made = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(made, name=name)
+    return made

@@ -28,7 +28,9 @@ async def send(
     options: Options,
     to: Annotated[
         list[str] | None,
-        typer.Option("--to", "--recipient", metavar="ADDRESS", help="An address for the channel; repeatable."),
+        typer.Option(
+            "--to", "--recipient", metavar="ADDRESS", help="An address for the channel; repeatable."
+        ),
     ] = None,
     email: Annotated[Text, _flag("--email", "The recipient's email address.", "ADDRESS")] = None,
     phone: Annotated[Text, _flag("--phone", "The recipient's phone number.", "NUMBER")] = None,
@@ -36,10 +38,14 @@ async def send(
     url: Annotated[Text, _flag("--url", "The recipient's webhook, chat or queue.", "URL")] = None,
     recipient_id: Annotated[Text, _flag("--recipient-id", "A recipient the directory knows.", "ID")] = None,
     locale: Annotated[Text, _flag("--locale", "The recipient's locale, e.g. de-AT.", "LOCALE")] = None,
-    time_zone: Annotated[Text, _flag("--time-zone", "The recipient's zone, e.g. Europe/Vienna.", "ZONE")] = None,
+    time_zone: Annotated[
+        Text, _flag("--time-zone", "The recipient's zone, e.g. Europe/Vienna.", "ZONE")
+    ] = None,
     channel: Annotated[
         list[str] | None,
-        typer.Option("--channel", metavar="NAME", help="sms, email, push, webhook, chat, queue or both; repeatable."),
+        typer.Option(
+            "--channel", metavar="NAME", help="sms, email, push, webhook, chat, queue or both; repeatable."
+        ),
     ] = None,
     type: Annotated[Text, _flag("--type", "What happened, e.g. order_confirmed.", "NAME")] = None,
     category: Annotated[Text, _flag("--category", "For preferences; default: the type.", "NAME")] = None,
@@ -54,7 +60,9 @@ async def send(
     data: Annotated[Text, _flag("--data", "The template's or message's data.", "JSON")] = None,
     template_key: Annotated[Text, _flag("--template-key", "The template to render.", "NAME")] = None,
     provider: Annotated[Text, _flag("--provider", "Force a provider: no failover.", "NAME")] = None,
-    idempotency_key: Annotated[Text, _flag("--idempotency-key", "Same key and request: sent once.", "KEY")] = None,
+    idempotency_key: Annotated[
+        Text, _flag("--idempotency-key", "Same key and request: sent once.", "KEY")
+    ] = None,
     dedup_key: Annotated[Text, _flag("--dedup-key", "Same key within its window: sent once.", "KEY")] = None,
     send_at: Annotated[Text, _flag("--send-at", "Not before this time.", "TIME")] = None,
     send_in: Annotated[Text, _flag("--in", "Not before this long from now, e.g. 10m.", "DURATION")] = None,
@@ -66,7 +74,9 @@ async def send(
         bool | None,
         typer.Option("--synchronous/--queued", help="Send now and wait at most 2 s; never queued."),
     ] = None,
-    csv: Annotated[Text, _flag("--csv", "One request a row; flags hold for all rows. - is stdin.", "FILE")] = None,
+    csv: Annotated[
+        Text, _flag("--csv", "One request a row; flags hold for all rows. - is stdin.", "FILE")
+    ] = None,
     idempotency_column: Annotated[
         Text, _flag("--idempotency-column", "The CSV column that makes a second run repeat nothing.", "NAME")
     ] = None,
@@ -215,4 +225,6 @@ def _text(given: str | None, file: str | None, flag: str) -> str | None:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise Refused(f"{flag}-file: {file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+        raise Refused(
+            f"{flag}-file: {file} is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None

@@ -174,8 +174,7 @@ def _request(cells: dict[str, str], defaults: Mapping[str, Any], key_column: str
     if content := {name: cells[name] for name in _CONTENT if name in cells}:
         request["content"] = {**(request.get("content") or {}), **content}
     if to := {name: cells[name] for name in _RECIPIENT if name in cells}:
-        to["id"] = to.pop("recipient_id", None)  # type: ignore[assignment]
-        request["recipient"] = {name: value for name, value in to.items() if value is not None}
+        request["recipient"] = {"id" if name == "recipient_id" else name: cell for name, cell in to.items()}
     elif "recipient" in cells:
         request["recipient"] = cells["recipient"]
     for name in ("data", "metadata"):
@@ -222,7 +221,8 @@ def _header(reader: Iterator[list[str]], source: str, key_column: str | None) ->
     for name, cell in zip(names, raw, strict=True):
         if name not in COLUMNS and not _FREE.fullmatch(name) and name != key_column:
             close = difflib.get_close_matches(name, COLUMNS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"allowed are {', '.join(COLUMNS)}, data.*, metadata.*"
+            allowed = f"allowed are {', '.join(COLUMNS)}, data.*, metadata.*"
+            hint = f"did you mean {close[0]}?" if close else allowed
             raise Refused(f"{source}: line 1: column {cell!r} is not a field; {hint}")
         if names.count(name) > 1:
             raise Refused(f"{source}: line 1: column {cell!r} appears twice")

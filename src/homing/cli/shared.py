@@ -85,9 +85,7 @@ class Options:
 
         from homing import config
 
-        return config.load(
-            self.config, env=os.environ, flags={"store": self.store, "tenant": self.tenant}
-        )
+        return config.load(self.config, env=os.environ, flags={"store": self.store, "tenant": self.tenant})
 
 
 _SHARED = {
@@ -98,7 +96,8 @@ _SHARED = {
     "show_recipients": ShowRecipients,
 }
 
-Body = Callable[..., "int | None | Coroutine[Any, Any, int | None]"]
+Body = Callable[..., Any]
+"""`(options, **flags) -> int | None`, or a coroutine of it."""
 
 
 def command(app: typer.Typer, name: str) -> Callable[[Body], Body]:
@@ -129,11 +128,12 @@ def command(app: typer.Typer, name: str) -> Callable[[Body], Body]:
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
     """Runs a command's coroutine, on uvloop where it is installed."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     try:
-        from uvloop import new_event_loop
+        from uvloop import new_event_loop as factory
     except ImportError:
-        new_event_loop = asyncio.new_event_loop
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        factory = None  # asyncio's own
+    with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(work)
 
 
@@ -143,9 +143,7 @@ async def engine(options: Options, **settings: Any) -> AsyncIterator[Homing]:
     from homing.library import Homing
 
     _note_new_store(options)
-    homing = Homing(
-        options.store, config_file=options.config, tenant=options.tenant, **settings
-    )
+    homing = Homing(options.store, config_file=options.config, tenant=options.tenant, **settings)
     try:
         await homing.open()
         yield homing

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli import filters
-from homing.cli.chart import sparkline, spread, squeezed
 from homing.cli.exits import ExitCode, Refused
 from homing.cli.policy import policy
 from homing.cli.policy_flags import (
@@ -27,14 +26,13 @@ from homing.cli.policy_flags import (
     TimeoutFlag,
     patch_from,
 )
-from homing.cli.screen import Screen, print_json, styled
+from homing.cli.screen import print_json
 from homing.cli.shared import Json, Options, command
-from homing.cli.words import duration_ms, per_second, plural, span
+from homing.cli.simulate_view import show
+from homing.cli.words import duration_ms, per_second
 
 if TYPE_CHECKING:
-    from homing.sim.rehearsal import Outage, RehearsalReport, Traffic
-
-_CHART_WIDTH = 72
+    from homing.sim.rehearsal import RehearsalReport
 
 
 @command(policy, "simulate")
@@ -57,11 +55,10 @@ def simulate(
     on_timeout: OnTimeoutFlag = None,
     max_age: MaxAgeFlag = None,
     outage: Annotated[
-        str, typer.Option("--outage", metavar="DURATION", help="How long the provider is away; 0: not at all.")
+        str,
+        typer.Option("--outage", metavar="DURATION", help="How long the provider is away; 0: not at all."),
     ] = "10m",
-    outage_at: Annotated[
-        str, typer.Option("--outage-at", metavar="DURATION", help="When it begins.")
-    ] = "2m",
+    outage_at: Annotated[str, typer.Option("--outage-at", metavar="DURATION", help="When it begins.")] = "2m",
     outage_kind: Annotated[
         str, typer.Option("--outage-kind", metavar="KIND", help="down, throttle or slow.")
     ] = "down",
@@ -86,7 +83,9 @@ def simulate(
     origin: Annotated[str, typer.Option("--origin", metavar="NAME", help="Its origin.")] = "",
     priority: Annotated[
         list[str] | None,
-        typer.Option("--priority", metavar="NAME[=SHARE]", help="Its priorities; repeatable; default: a mix."),
+        typer.Option(
+            "--priority", metavar="NAME[=SHARE]", help="Its priorities; repeatable; default: a mix."
+        ),
     ] = None,
     providers: Annotated[
         int, typer.Option("--providers", metavar="N", help="1, or 2 with failover to the second.")
@@ -98,9 +97,7 @@ def simulate(
         str | None, typer.Option("--provider-rate", metavar="RATE", help="Each provider's rate limit.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed, another run.")] = 1,
-    svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Draw a picture as well.")
-    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw a picture as well.")] = None,
     json: Json = False,
 ) -> int:
     """Simulate an outage under a policy: the engine's own code under virtual time."""
@@ -163,7 +160,7 @@ def simulate(
     if json:
         print_json(report)
     else:
-        _show(options.screen, report, traffic, away if outage_ms else None, svg)
+        show(options.screen, report, traffic, away if outage_ms else None, svg)
     return ExitCode.OK
 
 
@@ -207,109 +204,3 @@ def _draw(report: RehearsalReport, file: Path) -> None:
         file.write_text(report.to_svg(), encoding="utf-8")
     except OSError as error:
         raise Refused(f"--svg: {file}: {error.strerror}") from None
-
-
-def _show(
-    screen: Screen, report: RehearsalReport, traffic: Traffic, away: Outage | None, svg: Path | None
-) -> None:
-    screen.line(f"Policy: {report.policy}", style="bold")
-    screen.line(
-        f"{traffic.per_second:g}/s {traffic.channel.value} for {span(traffic.duration_ms)}"
-        f" ({plural(report.notifications, 'notification')}) to {', '.join(report.providers)};"
-    )
-    screen.line(_outage_words(away))
-    _endings(screen, report)
-    _times(screen, report)
-    _charts(screen, report)
-    _breakers(screen, report)
-    if svg is not None:
-        screen.line("")
-        screen.line(f"picture: {svg}")
-
-
-def _outage_words(away: Outage | None) -> str:
-    if away is None:
-        return "no outage"
-    how = {
-        "down": "down",
-        "throttle": f"throttled (Retry-After {span(away.retry_after_ms)})",
-        "slow": f"slow ({span(away.latency_ms)})",
-    }[away.kind.value]
-    share = "" if away.share >= 1 else f" for {100 * away.share:g} % of sends"
-    return f"{', '.join(away.providers)} {how}{share} for {span(away.duration_ms)}, from {span(away.start_ms)} on"
-
-
-def _endings(screen: Screen, report: RehearsalReport) -> None:
-    screen.heading("How they ended")
-    screen.table(
-        ("STATUS", "REASON", "COUNT>", "SHARE>"),
-        [
-            (
-                styled(ending.status),
-                ending.reason or "",
-                f"{ending.count:,}",
-                f"{100 * ending.count / max(1, report.notifications):.2f} %",
-            )
-            for ending in report.endings
-        ],
-    )
-    screen.line(
-        f"{report.delivered:,} delivered, {plural(report.dead_letters, 'dead letter')}, "
-        f"{report.unfinished:,} unfinished; {report.attempts_per_delivered:.2f} attempts for each delivered"
-    )
-
-
-def _times(screen: Screen, report: RehearsalReport) -> None:
-    screen.heading("How long delivery took")
-    if report.delivery is None:
-        screen.line("nothing was delivered")
-    else:
-        d = report.delivery
-        screen.table(
-            ("P50>", "P90>", "P95>", "P99>", "MAX>"), [tuple(span(ms) for ms in (d.p50, d.p90, d.p95, d.p99, d.max))]
-        )
-    for peak in report.recovery_peaks:
-        screen.line(
-            f"recovery peak at {peak.provider}: {peak.per_second:.1f}/s at {span(peak.at_ms)}, "
-            f"{peak.times_normal:.1f} times the usual"
-        )
-    screen.line(f"largest backlog {report.largest_backlog:,}; the last one ended after {span(report.ended_ms)}")
-
-
-def _charts(screen: Screen, report: RehearsalReport) -> None:
-    screen.heading(f"Sends per second, and the backlog, over {span(len(report.buckets) * report.bucket_ms)}")
-    rows: list[tuple[Any, ...]] = []
-    for provider in report.providers:
-        sends = [bucket.sends_per_second.get(provider, 0.0) for bucket in report.buckets]
-        rows.append((provider, styled(sparkline(squeezed(sends, _CHART_WIDTH)), "green"), f"≤ {max(sends):.1f}/s"))
-    backlog = [float(bucket.backlog) for bucket in report.buckets]
-    rows.append(
-        ("backlog", styled(sparkline(squeezed(backlog, _CHART_WIDTH)), "yellow"), f"≤ {report.largest_backlog:,}")
-    )
-    if report.outages:
-        marks = spread([_is_away(report, bucket.start_ms) for bucket in report.buckets], _CHART_WIDTH)
-        rows.append(("outage", styled("".join("▔" if mark else " " for mark in marks), "red"), ""))
-    width = max(len(name) for name, _, _ in rows)
-    for name, picture, top in rows:
-        screen.line(f"  {name:<{width}} ", picture, top)
-
-
-def _breakers(screen: Screen, report: RehearsalReport) -> None:
-    """When breakers opened and closed; the trials in between are only counted."""
-    if report.breaker_changes:
-        screen.heading("Breakers")
-    failed_trials = 0
-    for change in report.breaker_changes:
-        if (change.before, change.after) == ("half_open", "open"):
-            failed_trials += 1
-        if "half_open" in (change.before, change.after) and change.after != "closed":
-            continue
-        after = f"after {plural(failed_trials, 'failed trial')}" if failed_trials else ""
-        failed_trials = 0
-        screen.line(f"  {span(change.at_ms):>8}  {change.provider}", styled(change.after), after)
-    if failed_trials:
-        screen.line(f"  {plural(failed_trials, 'failed trial')}; still open at the end")
-
-
-def _is_away(report: RehearsalReport, at_ms: int) -> bool:
-    return any(o.start_ms < at_ms + report.bucket_ms and at_ms < o.end_ms for o in report.outages)

@@ -9,6 +9,7 @@ from homing.cli.exits import Refused
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?")
+_LONGEST_MS = 100 * 365 * 86_400_000
 _RATE_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
@@ -31,7 +32,12 @@ def duration_ms(text: str, flag: str) -> int:
 
 def delay(text: str | None, flag: str) -> timedelta | None:
     """The same as a `timedelta`."""
-    return None if text is None else timedelta(milliseconds=duration_ms(text, flag))
+    if text is None:
+        return None
+    ms = duration_ms(text, flag)
+    if ms > _LONGEST_MS:
+        raise Refused(f"{flag}: is {text}; allowed are at most 100 years")
+    return timedelta(milliseconds=ms)
 
 
 def moment(text: str, flag: str) -> datetime:

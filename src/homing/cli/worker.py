@@ -24,11 +24,15 @@ async def worker(
     options: Options,
     interval: Annotated[
         str | None,
-        typer.Option("--interval", metavar="DURATION", help="How long it sleeps at most when nothing is due."),
+        typer.Option(
+            "--interval", metavar="DURATION", help="How long it sleeps at most when nothing is due."
+        ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", metavar="N", help="Attempts under way at most, for each mode and channel."),
+        typer.Option(
+            "--batch-size", metavar="N", help="Attempts under way at most, for each mode and channel."
+        ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> int:
@@ -64,8 +68,9 @@ async def _work(options: Options, homing: Homing) -> int:
     done, lateness = homing.worker.processed, homing.worker.lateness
     mean = f", {span(lateness.total_ms / lateness.seen)} late on average" if lateness.seen else ""
     other = f", {done.other} other" if done.other else ""
+    how = "stopped hard" if hard else "stopped"
     screen.line(
-        f"worker {settings.name} {'stopped hard' if hard else 'stopped'} after {span((loop.time() - began) * 1000)}: "
+        f"worker {settings.name} {how} after {span((loop.time() - began) * 1000)}: "
         f"processed {done.processed}: {done.succeeded} succeeded, {done.retried} to be retried, "
         f"{done.failed} failed{other}{mean}"
     )
@@ -83,14 +88,18 @@ async def _until_stopped(
         await running  # it broke off by itself: say why
         return False
     under_way = homing.worker.in_flight
-    options.notes.line(f"{first.result().name}: no more is taken, {under_way} under way; again to break them off")
+    options.notes.line(
+        f"{first.result().name}: no more is taken, {under_way} under way; again to break them off"
+    )
     drain = asyncio.create_task(homing.stop_worker())
     second = asyncio.create_task(told.get())
     await asyncio.wait([drain, second], return_when=asyncio.FIRST_COMPLETED)
     hard = not drain.done()
     if hard:
         left = homing.worker.in_flight
-        options.notes.line(f"{second.result().name}: {left} broken off; their leases run out and others take them")
+        options.notes.line(
+            f"{second.result().name}: {left} broken off; their leases run out and others take them"
+        )
         await homing.stop_worker(hard=True)
     second.cancel()
     await asyncio.gather(drain, running, return_exceptions=True)

@@ -17,6 +17,7 @@ from homing.core.model import (
     Channel,
     Claim,
     Mode,
+    Notification,
     Outcome,
     OutcomeKind,
     Reason,
@@ -104,9 +105,10 @@ def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | No
     return _unattempted(claim, policy, waiting_status(attempts_made(claim)), reason, delay_ms=for_ms)
 
 
-def allowed_attempts(claim: Claim, policy: RetryPolicy) -> int:
+def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
     """The policy's maximum, or more where a receipt or an operator granted it."""
-    return max(policy.max_attempts, claim.attempt_floor)
+    most = policy.max_attempts
+    return max(most, claim.attempt_floor, min(claim.bounce_floor, most + 1))
 
 
 def attempts_made(claim: Claim) -> int:

@@ -234,7 +234,9 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     attempt: int
     """The attempt that this lease is for; 1 is the first. Already counted and committed."""
     attempt_floor: int = 0
-    """Attempts allowed at least up to this number, whatever the policy's maximum (receipt, operator)."""
+    """Attempts allowed at least up to this number, whatever the policy's maximum: an operator's retry."""
+    bounce_floor: int = 0
+    """The same, by a receipt that reopened it; never more than one attempt beyond the maximum."""
     failures_here: int = 0
     """Failures in a row at `provider`."""
     last_delay_ms: int = 0
@@ -284,7 +286,10 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     outlet_slots: int
     """Room at an outlet that is not named in `outlet_room`."""
     outlet_room: Mapping[str, int] = field(default_factory=dict)
-    """Room at outlets that are in use, limited or paused (0: left out altogether)."""
+    """Room at outlets that are in use, limited or paused (0: left out altogether).
+
+    `provider@host` counts against the room of `provider` too, where that is named.
+    """
 
 
 class Lease(Struct, frozen=True):
@@ -495,6 +500,8 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     attempt_count: int = 0
     attempt_floor: int = 0
     """Attempts granted at least up to this number, whatever the policy's maximum."""
+    bounce_floor: int = 0
+    """The same, by a receipt that reopened it; never more than one attempt beyond the maximum."""
     provider: str
     """Where the last attempt went, or where the first will go."""
     pinned: bool = False

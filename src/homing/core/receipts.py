@@ -33,7 +33,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     provider: str
     outlet: str
     reopened: bool = False
-    """Due now at the next provider, with one attempt granted if none is left."""
+    """Due now at the next provider; the first time, with one attempt granted if none is left."""
 
 
 def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:

@@ -59,6 +59,7 @@ class Row(Struct, kw_only=True):
     """Rises with each change: makes event ids unique and the same if a change is repeated."""
     attempts: int = 0
     attempt_floor: int = 0
+    bounce_floor: int = 0
     failures_here: int = 0
     last_delay_ms: int = 0
     max_age_ms: int
@@ -207,6 +208,7 @@ def claim_of(row: Row, message: Message, due_at: int) -> Claim:
         message=message,
         attempt=row.attempts,
         attempt_floor=row.attempt_floor,
+        bounce_floor=row.bounce_floor,
         failures_here=row.failures_here,
         last_delay_ms=row.last_delay_ms,
         holds=row.holds,
@@ -303,6 +305,7 @@ def resent(row: Row, order: Command, now: int) -> Change:
         changes=0,
         attempts=0,
         attempt_floor=0,
+        bounce_floor=0,
         failures_here=0,
         last_delay_ms=0,
         max_age_ms=order.max_age_ms,
@@ -349,7 +352,7 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
         if receipt.error or receipt.error_code:
             row.last_error, row.error_code = receipt.error, receipt.error_code
         if verdict.reopened:
-            row.attempt_floor = max(row.attempt_floor, row.attempts + 1)
+            row.bounce_floor = row.attempts + 1
             row.failures_here = 0
             row.sent_at = None
             row.aged_from = now

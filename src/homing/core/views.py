@@ -39,6 +39,7 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] =
         updated_at=when(row.updated_at),
         attempt_count=row.attempts,
         attempt_floor=row.attempt_floor,
+        bounce_floor=row.bounce_floor,
         provider=row.provider,
         pinned=row.pinned,
         send_at=when(row.send_at),

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from msgspec import Struct
 
 from homing.core.backoff import base_delay_ms
+from homing.core.decide import allowed_attempts
 from homing.core.errors import InvalidRequest, NotFound
 from homing.core.events import moment
 from homing.core.failover import next_stop
@@ -299,7 +300,7 @@ class Operations:
         return self._resolution(n).policy
 
     def _allowed(self, n: Notification) -> int:
-        return max(self._policy(n).max_attempts, n.attempt_floor)
+        return allowed_attempts(n, self._policy(n))
 
     def _policy_for(self, delay: timedelta | None, keys: Keys | None) -> RetryPolicy:
         if delay is not None:
@@ -322,7 +323,7 @@ class Operations:
         then = f", after {policy.failover_after} failures there {other.provider}" if other else ""
         held = f" ({n.reason.value.lower()})" if n.reason is not None else ""
         at = n.next_retry_at.isoformat(timespec="seconds")
-        allowed = max(policy.max_attempts, n.attempt_floor)
+        allowed = allowed_attempts(n, policy)
         return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
 
     async def _all_waiting(self) -> AsyncIterator[Notification]:

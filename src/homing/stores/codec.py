@@ -1,8 +1,8 @@
 """Rows, messages and records as columns, and back.
 
 Reading: a row comes as one JSON array in the order of `ROW_FIELDS` and is decoded straight into a `Row`.
-Writing: each set of columns that a transition can change has its tuple of names and, next to it, the
-function that takes those values from a row in the same order. `holds`, `engagement` and the message are
+Writing: each set of columns that a transition writes has its tuple of names and, next to it, the function
+that takes those values from a row in the same order. `holds`, `engagement` and the message are
 JSON.
 """
 
@@ -52,10 +52,10 @@ def encode(value: object) -> str:
     return _encoder.encode(value).decode()
 
 
-NEW_FIELDS = (
-    "id",
+OWN_FIELDS = ("id", "batch_id", "address")
+"""What a new row has for itself."""
+SHARED_FIELDS = (
     "tenant",
-    "batch_id",
     "lane",
     "channel",
     "mode",
@@ -66,7 +66,6 @@ NEW_FIELDS = (
     "provider",
     "outlet",
     "pinned",
-    "address",
     "status",
     "token",
     "changes",
@@ -84,15 +83,17 @@ NEW_FIELDS = (
     "worker",
     "resend_of",
 )
-"""What a new row sets; all else has its default."""
+"""What it usually has in common with others of its batch. All further fields have their defaults."""
 
 
-def new_columns(row: Row) -> tuple[Column, ...]:
+def own_columns(row: Row) -> tuple[Column, ...]:
+    return (row.id, row.batch_id, row.address)
+
+
+def shared_columns(row: Row) -> tuple[Column, ...]:
     # `_value_` because `.value` is a descriptor call, and this runs for every row of every batch.
     return (
-        row.id,
         row.tenant,
-        row.batch_id,
         row.lane,
         row.channel._value_,
         row.mode._value_,
@@ -103,7 +104,6 @@ def new_columns(row: Row) -> tuple[Column, ...]:
         row.provider,
         row.outlet,
         1 if row.pinned else 0,
-        row.address,
         row.status._value_,
         row.token,
         row.changes,
@@ -221,18 +221,24 @@ def mutable_columns(row: Row) -> tuple[Column, ...]:
     return tuple(plain(getattr(row, name)) for name in MUTABLE_FIELDS)
 
 
-def attempt_columns(record: AttemptRecord) -> tuple[Column, ...]:
-    """In the order of `ATTEMPT_FIELDS`."""
+ATTEMPT_OWN_FIELDS = ("latency_ms", "provider_message_id")
+ATTEMPT_SHARED_FIELDS = ("number", "provider", "outcome", "started_at", "worker", "error_code", "error")
+"""What the attempts of one batch usually have in common."""
+
+
+def attempt_own_columns(record: AttemptRecord) -> tuple[Column, ...]:
+    return (record.latency_ms, record.provider_message_id)
+
+
+def attempt_shared_columns(record: AttemptRecord) -> tuple[Column, ...]:
     return (
         record.number,
         record.provider,
         record.outcome._value_,
         record.started_at,
-        record.latency_ms,
         record.worker,
         record.error_code,
         record.error,
-        record.provider_message_id,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from homing.core.model import LaneRoom
+from homing.core.outlets import OutletRoom
 
 Taker = Callable[[str], None]
 """Leases the row of this id, so that it is no longer due when the next one is looked for."""
@@ -74,25 +75,6 @@ class Turns:
         """Heap of (served, outlet)."""
         self.aside: list[tuple[int, str]] = []
         """Ready, but their outlet has no room in the claim that is being dealt."""
-
-
-class OutletRoom:
-    """What a claim may still start at each outlet; counts over all its lanes."""
-
-    def __init__(self, room: Mapping[str, int], slots: int) -> None:
-        self._given = room
-        self._slots = slots
-        self._used: dict[str, int] = {}
-
-    def open(self, outlet: str) -> bool:
-        """Whether the claim was given any room there."""
-        return self._given.get(outlet, self._slots) > 0
-
-    def left(self, outlet: str) -> bool:
-        return self._given.get(outlet, self._slots) > self._used.get(outlet, 0)
-
-    def use(self, outlet: str) -> None:
-        self._used[outlet] = self._used.get(outlet, 0) + 1
 
 
 class Lane:

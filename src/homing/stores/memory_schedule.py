@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec import Struct
 
 from homing.core.model import AttemptRecord, ClaimRequest, Mode, Retention, Status
+from homing.core.outlets import OutletRoom
 from homing.core.rows import CauseRecord, Row
 from homing.core.states import FINAL
-from homing.stores.memory_lanes import Agenda, Lane, OutletRoom, Taker
+from homing.stores.memory_lanes import Agenda, Lane, Taker
 
 
 class Kept(Struct):

@@ -122,4 +122,4 @@ class Walk(RuleBasedStateMachine):
 
 
 TestTheBreakerAgreesWithItsModel = Walk.TestCase
-TestTheBreakerAgreesWithItsModel.settings = settings(max_examples=150, stateful_step_count=40)
+TestTheBreakerAgreesWithItsModel.settings = settings(max_examples=100, stateful_step_count=40)

@@ -183,7 +183,6 @@ def test_every_field_of_the_row_that_people_may_read_is_in_the_read_model() -> N
         "token",
         "changes",
         "attempts",
-        "attempt_floor",
         "failures_here",
         "last_delay_ms",
         "max_age_ms",

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -192,6 +192,7 @@ def test_a_rule_that_leaves_the_preset_s_rules_is_checked_against_the_fallback()
     assert (policy.base_ms, policy.cap_ms) == (3 * SECOND, 4 * SECOND)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(ALL_RULES), max_size=4, unique=True), st.sampled_from(ALL_RULES))
 def test_a_book_that_was_accepted_has_a_policy_for_everything(rules: list[Rule], one: Rule) -> None:
     capped = replace(one, name="capped", policy=PolicyPatch(cap_ms=5 * SECOND))

@@ -171,7 +171,7 @@ mixed = st.lists(
 BLAMED, UNBLAMED = (make_receipt(E.FAILED, recipient_at_fault=fault) for fault in (True, False))
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(beginnings, two_orders(st.one_of(plain, blaming)), st.sampled_from(list(Mode)))
 def test_any_order_and_any_repeats_end_in_the_same_status(
     status: Status, orders: tuple[list[Receipt], list[Receipt]], mode: Mode

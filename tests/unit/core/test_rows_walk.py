@@ -291,4 +291,4 @@ class Life(RuleBasedStateMachine):
 
 
 TestARowKeepsItsInvariantsThroughAnyLife = Life.TestCase
-TestARowKeepsItsInvariantsThroughAnyLife.settings = settings(max_examples=200, stateful_step_count=40)
+TestARowKeepsItsInvariantsThroughAnyLife.settings = settings(max_examples=120, stateful_step_count=40)

@@ -136,7 +136,7 @@ class World:
             settings.pop("store", self.store),
             providers=providers or {"mail": ScriptedProvider("mail")},
             clock=settings.pop("clock", self.clock),
-            chance=random.Random(7),
+            chance=random.Random(len(self._engines)),
             **settings,
         )
         self._engines.append(engine)

@@ -24,7 +24,8 @@ from homing.stores import codec
 from homing.testing.builders import a_message, a_notification, a_submission, dead, retry_in, sent
 
 COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[codec.Column, ...]]]] = {
-    "new": (codec.NEW_FIELDS, codec.new_columns),
+    "own": (codec.OWN_FIELDS, codec.own_columns),
+    "shared": (codec.SHARED_FIELDS, codec.shared_columns),
     "leased": (codec.LEASED_FIELDS, codec.leased_columns),
     "settled": (codec.SETTLED_FIELDS, codec.settled_columns),
     "mutable": (codec.MUTABLE_FIELDS, codec.mutable_columns),
@@ -100,7 +101,9 @@ def test_attempts_and_causes_stand_in_their_own_columns() -> None:
         provider_message_id="m",
     )
     cause = CauseRecord(kind="k", name="n", at=1, before=Status.SENT, after=Status.FAILED, who="w", why="y")
-    assert dict(zip(codec.ATTEMPT_FIELDS, codec.attempt_columns(attempt), strict=True)) == {
+    fields = (*codec.ATTEMPT_OWN_FIELDS, *codec.ATTEMPT_SHARED_FIELDS)
+    columns = (*codec.attempt_own_columns(attempt), *codec.attempt_shared_columns(attempt))
+    assert dict(zip(fields, columns, strict=True)) == {
         name: codec.plain(getattr(attempt, name)) for name in codec.ATTEMPT_FIELDS
     }
     assert dict(zip(codec.CAUSE_FIELDS, codec.cause_columns(cause), strict=True)) == {
@@ -117,7 +120,8 @@ def test_a_new_row_differs_from_the_defaults_only_where_it_is_written() -> None:
     for submission in (a_submission(), a_submission(lease_to="w", lease_ms=5)):
         new = a_notification(send_at=10**15, expires_at=10**15, pinned=True, resend_of="x")
         row = new_row(new, submission, 1000).row
-        others = set(codec.ROW_FIELDS) - set(codec.NEW_FIELDS) - codec.JSON_FIELDS
+        written = {*codec.OWN_FIELDS, *codec.SHARED_FIELDS}
+        others = set(codec.ROW_FIELDS) - written - codec.JSON_FIELDS
         assert all(getattr(row, name) == defaults[name] for name in others)
         assert row.holds == row.engagement == {}
 

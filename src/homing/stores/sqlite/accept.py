@@ -8,11 +8,11 @@ from msgspec import Struct, json
 
 from homing.core.model import Acceptance, Claim, NewNotification, Submission
 from homing.core.rows import Row, claim_of, new_row
-from homing.stores.codec import NEW_FIELDS, Column, encode, new_columns
+from homing.stores.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, own_columns, shared_columns
 from homing.stores.sqlite.changes import Book
-from homing.stores.sqlite.statements import Tx, insert
+from homing.stores.sqlite.statements import Insert, Tx, insert
 
-NEW_ROWS = insert("homing_notifications", ("seq", *NEW_FIELDS))
+NEW_ROWS = Insert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)
 _MESSAGES = insert("homing_messages", ("seq", "message"))
 _REQUESTS = insert(
     "homing_requests", ("tenant", "idempotency_key", "fingerprint", "batch_id", "ids", "created_at")
@@ -69,7 +69,7 @@ class _Intake:
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
         self.new_dedups: dict[Key, tuple[str, int]] = {}
-        self.rows: list[tuple[Column, ...]] = []
+        self.rows: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
         self.messages: list[tuple[int, str]] = []
 
     def accept(self, submission: Submission) -> Acceptance:
@@ -133,7 +133,7 @@ class _Intake:
         self.seq += 1
         change = new_row(new, submission, self.tx.now)
         self.book.record(self.seq, change)
-        self.rows.append((self.seq, *new_columns(change.row)))
+        self.rows.append(((self.seq, *own_columns(change.row)), shared_columns(change.row)))
         self.messages.append((self.seq, encode(new.message)))
         if new.dedup_key is not None:
             key = (submission.tenant, new.dedup_key)

@@ -8,7 +8,7 @@ from homing.core.model import AmendResult, Command, CommandName, Filter, Status
 from homing.core.rows import command as commanded
 from homing.core.rows import resent
 from homing.core.states import COMMANDS, after_command
-from homing.stores.codec import Column, decode_rows, mutable_columns, new_columns
+from homing.stores.codec import Column, decode_rows, mutable_columns, own_columns, shared_columns
 from homing.stores.sqlite.accept import NEW_ROWS
 from homing.stores.sqlite.changes import Book, queue_of
 from homing.stores.sqlite.filters import query
@@ -60,7 +60,7 @@ def _apply(tx: Tx, possible: Sequence[Found], command: Command) -> tuple[tuple[s
     book = Book(tx)
     applied: list[str] = []
     requested: list[str] = []
-    new: list[tuple[Column, ...]] = []
+    new: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
     copies: list[tuple[int, int]] = []
     last: int = tx.one("SELECT coalesce(max(seq), 0) FROM homing_notifications")
     for seq, row in possible:
@@ -74,7 +74,7 @@ def _apply(tx: Tx, possible: Sequence[Found], command: Command) -> tuple[tuple[s
             last += 1
             fresh = resent(row, command, tx.now)
             book.record(last, fresh)
-            new.append((last, *new_columns(fresh.row)))
+            new.append(((last, *own_columns(fresh.row)), shared_columns(fresh.row)))
             copies.append((last, seq))
     MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in possible})
     NEW_ROWS.run(tx, new)

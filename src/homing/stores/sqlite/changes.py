@@ -15,15 +15,18 @@ from homing.core.rows import Change, Row, events_of, sums_of
 from homing.core.states import WAITING
 from homing.stores.codec import (
     ATTEMPT_FIELDS,
+    ATTEMPT_OWN_FIELDS,
+    ATTEMPT_SHARED_FIELDS,
     CAUSE_FIELDS,
     Column,
-    attempt_columns,
+    attempt_own_columns,
+    attempt_shared_columns,
     cause_columns,
     decode_attempts,
     decode_messages,
     encode,
 )
-from homing.stores.sqlite.statements import Many, Tx, insert
+from homing.stores.sqlite.statements import Insert, Many, Tx, insert
 
 HOUR_MS = 3_600_000
 SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts")
@@ -48,7 +51,7 @@ _ROLL_UPS = insert(
     ("hour_at", "tenant", "channel", "provider", *SUMS),
     " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
 )
-_ATTEMPTS = insert("homing_attempts", ("seq", "change", *ATTEMPT_FIELDS))
+_ATTEMPTS = Insert("homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS))
 _CAUSES = insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
 _EVENTS = insert(
     "homing_outbox",
@@ -97,7 +100,7 @@ class Book:
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
         self._kinds: dict[_Signature, _Kind] = {}
-        self._attempts: list[tuple[Column, ...]] = []
+        self._attempts: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
         self._causes: list[tuple[Column, ...]] = []
         self._entered: dict[Queue, int] = {}
         self._left: dict[Queue, None] = {}
@@ -119,7 +122,8 @@ class Book:
             kind = self._kinds[signature] = _Kind(sums_of(change))
         kind.number += 1
         if attempt is not None:
-            self._attempts.append((seq, row.changes, *attempt_columns(attempt)))
+            own = (seq, *attempt_own_columns(attempt))
+            self._attempts.append((own, (row.changes, *attempt_shared_columns(attempt))))
         if change.cause is not None:
             self._causes.append((seq, row.changes, *cause_columns(change.cause)))
         if was is not None:

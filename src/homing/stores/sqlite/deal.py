@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from msgspec import Struct, field
 
 from homing.core.model import LaneRoom
+from homing.core.outlets import OutletRoom
 
 Due = tuple[int, str, int]
 """(due_at, id, seq) of a row."""
@@ -49,21 +50,6 @@ class _Turns(Struct):
 
 Fetch = Callable[[Sequence[DueQueue], int], None]
 """Fetches up to so many further rows into each of the queues."""
-
-
-class OutletRoom:
-    """What a claim may still start at each outlet; counts over all its lanes."""
-
-    def __init__(self, room: Mapping[str, int], slots: int) -> None:
-        self._left = dict(room)
-        self._slots = slots
-        self.closed = [outlet for outlet, left in room.items() if left <= 0]
-
-    def left(self, outlet: str) -> int:
-        return self._left.get(outlet, self._slots)
-
-    def use(self, outlet: str, number: int = 1) -> None:
-        self._left[outlet] = self.left(outlet) - number
 
 
 class Deal:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec import json
 
 from homing.core.model import Claim, ClaimBatch, ClaimRequest, Lease, Message
+from homing.core.outlets import OutletRoom
 from homing.core.rows import claim_of, extend, lease, reclaim
 from homing.stores.codec import (
     LEASED_FIELDS,
@@ -18,8 +19,8 @@ from homing.stores.codec import (
     leased_columns,
 )
 from homing.stores.sqlite.changes import NEXT_DUE, Book, queue_of
-from homing.stores.sqlite.deal import Deal, Due, DueQueue, OutletRoom
-from homing.stores.sqlite.rows import rows_by_id
+from homing.stores.sqlite.deal import Deal, Due, DueQueue
+from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_row
 
 _QUEUES_PER_LANE = 2000
@@ -35,6 +36,7 @@ SELECT json_array(
        LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
        WHERE q.lane = lanes.value AND q.next_due_at <= ?2
          AND q.outlet NOT IN (SELECT value FROM json_each(?3))
+         AND substr(q.outlet, 1, instr(q.outlet, '@') - 1) NOT IN (SELECT value FROM json_each(?3))
        ORDER BY turn, q.served LIMIT ?4))))
    FROM json_each(?1) AS lanes))
 """
@@ -58,6 +60,7 @@ SELECT min((
   SELECT min(q.next_due_at) FROM homing_queues AS q
   WHERE q.lane = lanes.value ->> 0 AND q.next_due_at > ?2
     AND q.outlet NOT IN (SELECT value FROM json_each(?3))
+    AND substr(q.outlet, 1, instr(q.outlet, '@') - 1) NOT IN (SELECT value FROM json_each(?3))
     AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[1]'))))
 FROM json_each(?1) AS lanes
 """
@@ -120,7 +123,7 @@ def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int) -> ClaimBatch
 
 def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
     """Prolongs leases whose token still matches; the ids still held."""
-    found = rows_by_id(tx, [lease.id for lease in leases])
+    found = leased_by_id(tx, [lease.id for lease in leases])
     held: set[str] = set()
     written: dict[int, tuple[Column, ...]] = {}
     for one in leases:

@@ -10,8 +10,12 @@ from homing.stores.sqlite.statements import Tx, json_row
 Found = tuple[int, StoredRow]
 """(seq, row)."""
 
-BY_ID = f"""
+_BY_ID = f"""
 SELECT json_group_array({json_row("n")})
+FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value
+"""  # noqa: S608
+LEASED_BY_ID = f"""
+SELECT json_group_array({json_row("n", last="failed_at")})
 FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value
 """  # noqa: S608
 _BY_SEQ = f"""
@@ -22,10 +26,19 @@ FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.seq = j.value
 
 def rows_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
     """The rows of these ids that are there, whoever they belong to."""
-    found = decode_rows(tx.one(BY_ID, encode(list(dict.fromkeys(ids)))))
-    return {row.id: (seq, row) for seq, row in found}
+    return _by_id(tx, _BY_ID, ids)
+
+
+def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
+    """The same with no more than what a settlement or an extension reads and changes."""
+    return _by_id(tx, LEASED_BY_ID, ids)
 
 
 def rows_by_seq(tx: Tx, seqs: Collection[int]) -> dict[int, StoredRow]:
     """The rows of these numbers."""
     return dict(decode_rows(tx.one(_BY_SEQ, encode(list(dict.fromkeys(seqs))))))
+
+
+def _by_id(tx: Tx, sql: str, ids: Collection[str]) -> dict[str, Found]:
+    found = decode_rows(tx.one(sql, encode(list(dict.fromkeys(ids)))))
+    return {row.id: (seq, row) for seq, row in found}

@@ -10,7 +10,7 @@ from homing.core.rows import settle as settled
 from homing.stores.codec import SETTLED_FIELDS, Column, settled_columns
 from homing.stores.sqlite.changes import Book, write_puts
 from homing.stores.sqlite.receipts import take_early
-from homing.stores.sqlite.rows import rows_by_id
+from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import Tx, Update
 
 SETTLED = Update(SETTLED_FIELDS)
@@ -26,7 +26,7 @@ class Fate(Enum):
 
 def settle(tx: Tx, batch: Sequence[Settlement]) -> list[Fate]:
     """Applies settlements in their order; the fate of each."""
-    found = rows_by_id(tx, [settlement.id for settlement in batch])
+    found = leased_by_id(tx, [settlement.id for settlement in batch])
     book = Book(tx)
     fates: list[Fate] = []
     written: dict[int, tuple[Column, ...]] = {}

@@ -53,12 +53,12 @@ class Many:
         """The statement for one row."""
         return self._texts[-1][1]
 
-    def run(self, tx: Tx, rows: Sequence[Iterable[Column]]) -> None:
-        """Writes all rows, in as few statements as the sizes allow."""
+    def run(self, tx: Tx, rows: Sequence[Iterable[Column]], first: tuple[Column, ...] = ()) -> None:
+        """Writes all rows, in as few statements as the sizes allow; `first` precedes their parameters."""
         start, left = 0, len(rows)
         for size, text in self._texts:
             while left >= size:
-                tx.cursor.execute(text, tuple(chain.from_iterable(rows[start : start + size])))
+                tx.cursor.execute(text, (*first, *chain.from_iterable(rows[start : start + size])))
                 start += size
                 left -= size
 
@@ -66,6 +66,32 @@ class Many:
 def insert(table: str, fields: Sequence[str], tail: str = "") -> Many:
     """INSERT of these columns; `tail` is what to do on a conflict."""
     return Many(f"INSERT INTO {table} ({', '.join(fields)}) VALUES ", len(fields), tail)  # noqa: S608
+
+
+class Insert:
+    """INSERT of rows that have some columns of their own and often share all the others.
+
+    Rows that share them are written together, and what they share is bound once.
+    """
+
+    def __init__(self, table: str, own: Sequence[str], shared: Sequence[str]) -> None:
+        head = f"INSERT INTO {table} ({', '.join((*own, *shared))}) "
+        self._each = Many(head + "VALUES ", len(own) + len(shared))
+        # Numbered from 1, so that the parameters of the VALUES follow in their own order.
+        mine = ", ".join(f"new.column{number}" for number in range(1, len(own) + 1))
+        theirs = ", ".join(f"?{number}" for number in range(1, len(shared) + 1))
+        self._alike = Many(head + f"SELECT {mine}, {theirs} FROM (VALUES ", len(own), ") AS new")  # noqa: S608
+
+    def run(self, tx: Tx, rows: Sequence[tuple[tuple[Column, ...], tuple[Column, ...]]]) -> None:
+        """Each row as (its own columns, the shared ones)."""
+        groups: dict[tuple[Column, ...], list[tuple[Column, ...]]] = {}
+        for own, shared in rows:
+            groups.setdefault(shared, []).append(own)
+        if len(groups) > 1 + len(rows) // _ALIKE:
+            self._each.run(tx, [(*own, *shared) for own, shared in rows])
+            return
+        for shared, owns in groups.items():
+            self._alike.run(tx, owns, shared)
 
 
 class Update:

@@ -22,6 +22,7 @@ from homing.testing.builders import (
     a_settlement,
     an_attempt,
     dead,
+    everything,
     retry_in,
 )
 from homing.testing.store_suite.harness import Harness
@@ -160,6 +161,14 @@ class CommandTests:
         await store.amend("default", [id], command)
         claim = await claim_one(store)
         assert (claim.provider, claim.outlet, claim.pinned) == ("acs", "acs@eu", True)
+
+    async def test_a_forced_provider_moves_a_waiting_one_to_its_outlet(self, harness: Harness) -> None:
+        store = harness.store
+        id = await accept_one(store)
+        await store.amend("default", [id], Command(name=CommandName.RETRY, who="ada", provider="acs"))
+        assert (await store.claim(everything(outlet_room={"acs": 0}))).claims == ()
+        [claim] = (await store.claim(everything(outlet_room={"sendgrid": 0}))).claims
+        assert (claim.id, claim.outlet) == (id, "acs")
 
     async def test_reschedule_sets_another_time(self, harness: Harness) -> None:
         store = harness.store

@@ -97,7 +97,7 @@ class ReceivingTests:
         assert (found.last_error, found.error_code) == ("bounced", "5.1.1")
         claim = await claim_one(store)
         assert (claim.provider, claim.outlet) == ("acs", "acs")
-        assert (claim.attempt, claim.attempt_floor, claim.failures_here) == (2, 2, 0)
+        assert (claim.attempt, claim.bounce_floor, claim.failures_here) == (2, 2, 0)
         await store.settle([sent(claim, "m-2")])
         await store.receipt([a_receipt("m-2", E.FAILED, provider="acs")])
         assert (await claim_one(store)).provider == "sendgrid"

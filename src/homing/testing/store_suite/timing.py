@@ -137,3 +137,17 @@ class TimingTests:
         await store.amend("default", [n.id for n in waiting], cancel)
         batch = await store.claim(everything())
         assert (batch.claims, batch.next_due_at) == ((), None)
+
+    async def test_a_row_whose_time_changed_often_is_due_once(self, harness: Harness) -> None:
+        store = harness.store
+        restless, steady = await accept_one(store), await accept_one(store)
+        for number in range(150):
+            delay_ms = HOUR_MS + (number % 7) * MINUTE_MS
+            command = Command(name=CommandName.RESCHEDULE, who="ada", delay_ms=delay_ms)
+            await store.amend("default", [restless], command)
+            await harness.advance(1_000)
+        assert [claim.id for claim in await claim_all(store)] == [steady]
+        await harness.advance(2 * HOUR_MS)
+        batch = await store.claim(everything())
+        assert [claim.id for claim in batch.claims] == [restless]
+        assert batch.next_due_at is None

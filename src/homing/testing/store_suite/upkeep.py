@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from homing.core.model import Command, CommandName, Mode, ReceiptEvent, Retention, Status
+from homing.core.model import Command, CommandName, Filter, Mode, ReceiptEvent, Retention, Status
 from homing.core.ports import Backend
 from homing.testing.builders import (
     DAY_MS,
@@ -121,6 +121,19 @@ class UpkeepTests:
         assert steps == [2, 2, 1, 0]
         assert await everyone(store) == []
 
+    async def test_a_purge_leaves_the_rest_as_it_is(self, harness: Harness) -> None:
+        store = harness.store
+        claims = [await take(store) for _ in range(7)]
+        await store.settle([sent(claim) for claim in claims[:5]])
+        await store.settle([dead(claim) for claim in claims[5:]])
+        await harness.advance(8 * DAY_MS)
+        before = await everyone(store, filter=Filter(statuses=(Status.FAILED,)))
+        await store.prune(RETENTION, 10)
+        assert await everyone(store) == before
+        assert [item.id for item in before] == [claims[6].id, claims[5].id]
+        [group] = await store.error_groups("default")
+        assert group.count == 2
+
     async def test_a_purge_moves_counts_and_loses_none(self, harness: Harness) -> None:
         store = harness.store
         claims = [await take(store, tenant="a") for _ in range(4)]
@@ -230,15 +243,24 @@ class UpkeepTests:
 
     async def test_a_receipt_that_is_not_old_is_kept(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
-        await store.receipt([a_receipt("gone")])
+        await take(store)
+        await store.receipt([a_receipt("m-1", ReceiptEvent.OPEN), a_receipt("gone")])
         await harness.advance(6 * DAY_MS)
-        await store.receipt([a_receipt("m-1")])
+        await store.receipt([a_receipt("m-1", ReceiptEvent.CLICK)])
         await harness.advance(2 * DAY_MS)
         await store.prune(RETENTION, 10)
         [claim] = (await store.reclaim("w", 1, HOUR_MS)).claims
         await store.settle([sent(claim, "m-1")])
-        assert await status_of(store, claim.id) is Status.DELIVERED
+        assert (await see(store, claim.id)).engagement == {"click": 1}
+
+    async def test_receipts_are_forgotten_in_bounded_steps(self, harness: Harness) -> None:
+        store = harness.store
+        await store.receipt([a_receipt(f"m-{number}") for number in range(5)])
+        await harness.advance(8 * DAY_MS)
+        steps = [(await store.prune(RETENTION, 2))["receipts"] for _ in range(6)]
+        assert max(steps) <= 2
+        assert sum(steps) >= 5
+        assert steps[-1] == 0
 
     async def test_the_size_says_how_much_there_is(self, harness: Harness) -> None:
         store = harness.store

@@ -23,6 +23,7 @@ CREATE TABLE homing_notifications (
     changes          INTEGER NOT NULL DEFAULT 0,
     attempts         INTEGER NOT NULL DEFAULT 0,
     attempt_floor    INTEGER NOT NULL DEFAULT 0,
+    bounce_floor     INTEGER NOT NULL DEFAULT 0,
     failures_here    INTEGER NOT NULL DEFAULT 0,
     last_delay_ms    INTEGER NOT NULL DEFAULT 0,
     max_age_ms       INTEGER NOT NULL,

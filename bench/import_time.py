@@ -1,0 +1,76 @@
+"""How long it takes to import Homing, against what any async program with SQLite imports anyway.
+
+Each import runs in a fresh interpreter and is timed inside it. The contestants take turns within each
+round, so that a busy moment hits all of them; the medians are compared. The first round only warms the
+file cache. Homing loads its names when they are first used, so the line with `Homing` in it is what a
+program that sends really pays. `--top N` lists what that time is spent on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+
+BAR = 2.5
+"""`import homing` may take this many times as long as the yardstick."""
+
+YARDSTICK = "import asyncio, json, sqlite3"
+HOMING = "import homing"
+IN_USE = "from homing import Homing"
+CONTESTANTS = (YARDSTICK, HOMING, IN_USE)
+
+_TIMED = "import time; began = time.perf_counter(); {}; print(time.perf_counter() - began)"
+_LINE = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \|( +)(\S+)")
+
+
+def seconds(statement: str) -> float:
+    """The time that one import takes in a fresh interpreter."""
+    command = [sys.executable, "-c", _TIMED.format(statement)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measure(rounds: int) -> dict[str, list[float]]:
+    """Interleaved timings of all contestants."""
+    taken: dict[str, list[float]] = {statement: [] for statement in CONTESTANTS}
+    for number in range(rounds + 1):
+        for statement in CONTESTANTS:
+            lasted = seconds(statement)
+            if number:
+                taken[statement].append(lasted)
+    return taken
+
+
+def dominant(statement: str, count: int) -> list[tuple[int, str]]:
+    """(own microseconds, module), longest first, by the interpreter's own account."""
+    command = [sys.executable, "-X", "importtime", "-c", statement]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    own = [(int(found[1]), found[4]) for line in told.splitlines() if (found := _LINE.match(line))]
+    return sorted(own, reverse=True)[:count]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15, help="at least 9 (default 15)")
+    parser.add_argument("--top", type=int, default=0, help="list the N modules that take longest")
+    options = parser.parse_args()
+    taken = measure(max(9, options.rounds))
+    yardstick = statistics.median(taken[YARDSTICK])
+    print(f"{'import':<32} {'median':>9} {'fastest':>9} {'slowest':>9} {'ratio':>6}")
+    for statement, times in taken.items():
+        median = statistics.median(times)
+        print(
+            f"{statement:<32} {median * 1000:>6.1f} ms {min(times) * 1000:>6.1f} ms"
+            f" {max(times) * 1000:>6.1f} ms {median / yardstick:>6.2f}"
+        )
+    for own_us, module in dominant(IN_USE, options.top):
+        print(f"{own_us / 1000:>8.1f} ms  {module}")
+    ratio = statistics.median(taken[HOMING]) / yardstick
+    print(f"bar: {HOMING} at most {BAR} times; {'met' if ratio <= BAR else 'missed'} with {ratio:.2f}")
+    return 0 if ratio <= BAR else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""`homing demo`: what Homing is about, in less than half a minute."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli.exits import ExitCode
+from homing.cli.root import app
+from homing.cli.screen import Screen, styled
+from homing.cli.shared import Options, command
+
+if TYPE_CHECKING:
+    from homing.cli.demo_birds import Bird
+    from homing.library import Homing
+
+
+@command(app, "demo")
+async def demo(
+    options: Options,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the store, to look around in it.")] = False,
+) -> int:
+    """Watch an outage, the breaker, failover, a dead letter and a killed worker: half a minute."""
+    logging.getLogger("homing").setLevel(logging.CRITICAL)  # the show tells it better
+    folder = Path(tempfile.mkdtemp(prefix="homing-demo-"))
+    try:
+        whole = await _perform(options.screen, str(folder / "homing.db"))
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    _what_next(options.screen, str(folder / "homing.db") if keep else None)
+    return ExitCode.OK if whole else ExitCode.NO
+
+
+async def _perform(screen: Screen, store: str) -> bool:
+    from homing import compose
+    from homing.cli.demo_birds import Bird, engine
+    from homing.cli.demo_show import Show
+    from homing.cli.demo_stage import Stage
+
+    began = time.monotonic()
+    pigeon, hawk = Bird("pigeon"), Bird("hawk")
+    backend = compose.store(store)
+    screen.line("Homing delivers notifications and keeps trying until they land.", style="bold")
+    screen.line("Two made-up email providers, real time, a real SQLite file:", store)
+    homing = engine(backend, pigeon, hawk)
+    try:
+        await homing.open()
+        with Stage(screen) as stage:
+            show = Show(homing, backend, store, stage, pigeon, hawk)
+            await show.perform()
+        return await _tally(screen, homing, show.accepted, (pigeon, hawk), time.monotonic() - began)
+    finally:
+        await homing.close()
+
+
+async def _tally(
+    screen: Screen, homing: Homing, accepted: int, birds: tuple[Bird, ...], took_s: float
+) -> bool:
+    """Accepted = accounted for: nothing is lost, whatever happened on the way."""
+    counts = {status: count for status, count in (await homing.queue_counts()).items() if count}
+    health = await homing.health_metrics()
+    accounted = sum(counts.values())
+    screen.heading(f"The tally, after {took_s:.0f} seconds")
+    rows = [(styled(status), count, _meaning(status)) for status, count in counts.items()]
+    screen.table(
+        ("STATUS", "COUNT>", ""),
+        [
+            *rows,
+            (styled("accounted for", "bold"), accounted, ""),
+            (styled("accepted", "bold"), accepted, _verdict(accepted, accounted)),
+        ],
+    )
+    landed = ", ".join(f"{bird.name} took {bird.landed}" for bird in birds)
+    screen.line(f"{landed}; {health.recovered_by_retry_count} landed only because they were tried again")
+    return accepted == accounted
+
+
+def _meaning(status: str) -> str:
+    return {
+        "sent": "a provider took it",
+        "failed": "the dead letter: acknowledged, and resent as a new one",
+    }.get(status, "")
+
+
+def _verdict(accepted: int, accounted: int) -> str:
+    return "nothing is lost" if accepted == accounted else "THIS SHOULD BE THE SAME NUMBER"
+
+
+def _what_next(screen: Screen, kept: str | None) -> None:
+    screen.heading("What to type next")
+    if kept is not None:
+        pairs = [
+            (f"homing --store {kept} list", "what the demo left"),
+            (f"homing --store {kept} dead list", "its dead letter"),
+            (f"homing --store {kept} stats", "success by attempt"),
+        ]
+    else:
+        pairs = [("homing demo --keep", "the same, and keep its store to look around in")]
+    pairs += [
+        ("homing init", "a commented homing.toml"),
+        ("homing send --to you@example.org --channel email --subject Hi --body Hello", ""),
+        ("homing process --verbose", "deliver what is due, once"),
+        ("homing policy table", "how long each preset waits"),
+        ("homing policy simulate --outage 10m", "what an outage would do"),
+    ]
+    width = max(len(typed) for typed, what in pairs if what)
+    for typed, what in pairs:
+        screen.line(f"  {typed:<{width}}", styled(what, "bright_black"))

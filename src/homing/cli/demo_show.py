@@ -1,0 +1,194 @@
+"""The demo's five acts: deliveries, an outage, recovery, a dead letter, a killed worker."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from homing.cli.demo_birds import Bird
+from homing.cli.demo_stage import Stage
+from homing.cli.explain import timeline
+from homing.cli.mask import Privacy
+from homing.cli.screen import styled
+from homing.cli.words import plural
+
+if TYPE_CHECKING:
+    from homing.core.ports import Backend
+    from homing.library import Homing
+
+_NOBODY = "grace@example.org"
+_PATIENCE_S = 6.0
+"""For one thing to happen; the show goes on without it rather than past its time."""
+
+
+class Show:
+    """One performance over one store."""
+
+    def __init__(
+        self, homing: Homing, backend: Backend, store: str, stage: Stage, pigeon: Bird, hawk: Bird
+    ) -> None:
+        self._homing = homing
+        self._backend = backend
+        self._store = store
+        self._stage = stage
+        self._pigeon = pigeon
+        self._hawk = hawk
+        self._privacy = Privacy(show=False)
+        self.accepted = 0
+
+    async def perform(self) -> None:
+        """All acts, one after the other, while the state is watched."""
+        self._homing.on_settled = self._stage.settled
+        watching = asyncio.create_task(self._watch())
+        try:
+            self._homing.start_worker()
+            await self._deliveries()
+            await self._outage()
+            await self._recovery()
+            await self._dead_letter()
+            await self._killed_worker()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            self._stage.flush()
+
+    async def _deliveries(self) -> None:
+        self._stage.act(1, "Notifications are accepted, stored, and delivered")
+        self._stage.say("route for email: pigeon first, hawk if pigeon fails")
+        await self._send(14, every_ms=40)
+        await self._all_quiet()
+        await self._stage.pause(0.6)
+
+    async def _outage(self) -> None:
+        self._stage.act(2, "Pigeon has an outage")
+        self._pigeon.up = False
+        self._stage.say("every call to pigeon now answers 503; new notifications keep coming")
+        await self._send(10, every_ms=130)
+        await self._until(lambda: self._is_phase("pigeon", "open"))
+        await self._all_quiet()
+        self._stage.say("all of them landed by hawk; while the breaker is open, pigeon is not even asked")
+        await self._stage.pause(1.0)
+
+    async def _recovery(self) -> None:
+        self._stage.act(3, "Pigeon comes back")
+        self._pigeon.up = True
+        self._pigeon.latency_ms = 250
+        self._stage.say("a health check notices; the next notification is the trial")
+        await asyncio.sleep(0.9)
+        await self._send(6, every_ms=150)
+        await self._until(lambda: self._is_phase("pigeon", "closed"))
+        await self._all_quiet()
+        self._pigeon.latency_ms = 120
+        await self._stage.pause(0.8)
+
+    async def _dead_letter(self) -> None:
+        stage, homing = self._stage, self._homing
+        stage.act(4, "A failure that no retry mends")
+        self._pigeon.no_such_mailbox.add(_NOBODY)
+        (dead,) = await self._send(1, to=_NOBODY)
+        await homing.wait(dead, timeout_ms=int(_PATIENCE_S * 1000))
+        stage.say("not retried and not failed over: the address is wrong, whoever carries it")
+        group = (await homing.error_groups(1))[0]
+        error = self._privacy.error(group.last_error)
+        stage.say(
+            styled("homing dead groups", "bold"),
+            f"  {group.count} × {group.reason}: {group.error_code} {error}",
+        )
+        stage.say(styled("homing explain", "bold"), f"      {stage.number(dead)}:")
+        await self._explain(dead)
+        await stage.pause(1.2)
+        self._pigeon.no_such_mailbox.clear()
+        stage.say("the mailbox is created, and an operator resends:", styled("homing dead resend", "bold"))
+        again = await homing.resend(dead, who="demo", why="the mailbox exists now")
+        self.accepted += 1
+        stage.accepted((again,))
+        await homing.wait(again, timeout_ms=int(_PATIENCE_S * 1000))
+        stage.say(
+            f"it landed as {stage.number(again)}; {stage.number(dead)} is acknowledged and linked to it"
+        )
+        await stage.pause(0.8)
+
+    async def _killed_worker(self) -> None:
+        stage = self._stage
+        stage.act(5, "A worker is killed in the middle of its work")
+        await self._homing.stop_worker()
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "homing.cli.demo_birds", self._store, stderr=asyncio.subprocess.DEVNULL
+        )
+        try:
+            stage.say(f"another process, {child.pid}, is the worker now; 8 notifications are accepted")
+            ids = await self._send(8)
+            await self._until(lambda: self._has_status("sending", 8))
+            stage.say(f"process {child.pid} has leased {await self._count('sending')} and is sending them …")
+            await asyncio.sleep(0.3)
+        finally:
+            child.kill()
+            await child.wait()
+        stage.say(styled("✗", "red"), styled(f"kill -9 {child.pid}", "bold red"), "– no goodbye, no clean-up")
+        self._homing.start_worker()
+        stage.say("a new worker starts; the dead one's leases run out and are reclaimed as lost")
+        await self._until(lambda: self._has_status("sending", 0))
+        await self._all_quiet(_PATIENCE_S + 4)
+        stage.say(f"{stage.number(ids[0])}, as its history has it:")
+        await self._explain(ids[0])
+        await stage.pause(1.0)
+
+    async def _send(self, count: int, *, to: str = "", every_ms: int = 0) -> list[str]:
+        ids: list[str] = []
+        for _ in range(count):
+            self.accepted += 1
+            address = to or f"reader{self.accepted}@example.org"
+            sent = await self._homing.send(
+                address, channel="email", type="demo", subject="Hello", body="It keeps trying until it lands."
+            )
+            self._stage.accepted(sent.notification_ids)
+            ids.extend(sent.notification_ids)
+            await asyncio.sleep(every_ms / 1000)
+        self._stage.say(
+            f"accepted {plural(count, 'notification')}; each is on disk before its id is answered"
+        )
+        return ids
+
+    async def _explain(self, id: str) -> None:
+        history = await self._homing.history(id)
+        self._stage.flush()
+        self._stage.screen.table(
+            ("       AT", "WHAT", "WHERE", "RESULT", "DETAIL~"),
+            [(f"       {row[1]}", *row[2:]) for row in timeline(history, self._privacy)],
+        )
+
+    async def _watch(self) -> None:
+        """Keeps the stage in step with the store."""
+        while True:
+            for provider in (self._pigeon.name, self._hawk.name):
+                state = (await self._backend.breakers()).get(provider)
+                self._stage.phase(provider, state.phase.value if state else "closed")
+            self._stage.counts = await self._homing.queue_counts()
+            await asyncio.sleep(0.05)
+
+    async def _all_quiet(self, patience_s: float = _PATIENCE_S) -> None:
+        async def quiet() -> bool:
+            counts = await self._homing.queue_counts()
+            return not (counts["pending"] or counts["sending"] or counts["retrying"])
+
+        await self._until(quiet, patience_s)
+        self._stage.flush()
+
+    async def _until(self, what: Callable[[], Awaitable[bool]], patience_s: float = _PATIENCE_S) -> None:
+        try:
+            async with asyncio.timeout(patience_s):
+                while not await what():
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            self._stage.say(styled("(this takes longer than usual; the show goes on)", "bright_black"))
+
+    async def _is_phase(self, provider: str, phase: str) -> bool:
+        return self._stage.phases.get(provider) == phase
+
+    async def _has_status(self, status: str, count: int) -> bool:
+        return await self._count(status) == count
+
+    async def _count(self, status: str) -> int:
+        return (await self._homing.queue_counts())[status]

@@ -1,0 +1,137 @@
+"""What the audience sees: lines that stay, and below them, on a terminal, the state of things right now."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from homing.cli.screen import STYLES, Screen, styled
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+    from homing.core.model import Settlement
+
+_BAR = 40
+_SHOWN = ("sent", "sending", "retrying", "pending", "failed")
+
+
+class Stage:
+    """Narrates. Settlements that come close together share a line."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+        self._began = time.monotonic()
+        self._live: Live | None = None
+        self._numbers: dict[str, int] = {}
+        self._taken: dict[str, list[int]] = {}
+        self.phases: dict[str, str] = {}
+        self.counts: Mapping[str, int] = {}
+        self.failures_told = 0
+
+    def __enter__(self) -> Self:
+        if self.screen.live:
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self._state,
+                console=self.screen.console,
+                refresh_per_second=10,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    async def pause(self, seconds: float) -> None:
+        """Time to read; nobody reads along in a pipe."""
+        if self.screen.live:
+            await asyncio.sleep(seconds)
+
+    def act(self, number: int, title: str) -> None:
+        self.flush()
+        self.screen.line("")
+        self.screen.line(styled(f" {number} ", "reverse bold"), styled(title, "bold"))
+
+    def say(self, *parts: Any) -> None:
+        """One line of the story, with its time."""
+        self.flush()
+        self._line(*parts)
+
+    def accepted(self, ids: tuple[str, ...]) -> None:
+        """Numbers are easier to follow than ids."""
+        for id in ids:
+            self._numbers[id] = len(self._numbers) + 1
+
+    def number(self, id: str) -> str:
+        return f"#{self._numbers.get(id, 0)}"
+
+    def settled(self, settlement: Settlement, applied: bool) -> None:
+        """Hears of every settlement of the worker."""
+        attempt = settlement.attempt
+        if not applied or attempt is None:
+            return
+        if attempt.outcome.value == "accepted":
+            self._taken.setdefault(attempt.provider, []).append(self._numbers.get(settlement.id, 0))
+            return
+        self.failures_told += 1
+        told = self.number(settlement.id)
+        if settlement.status.value == "retrying":
+            then = f"tries again in {settlement.delay_ms / 1000:.1f} s"
+            if settlement.provider != attempt.provider:
+                then += f" at {settlement.provider}"
+            mark = styled("✗", "yellow")
+        else:
+            then, mark = f"is a dead letter ({settlement.reason})", styled("✗", "red")
+        self.say(mark, f"{told} {attempt.provider}: {attempt.error_code} {attempt.error} – {then}")
+
+    def phase(self, provider: str, phase: str) -> None:
+        """Hears of a breaker's phase; tells when it has changed."""
+        before = self.phases.get(provider, "closed")
+        self.phases[provider] = phase
+        if phase == before:
+            return
+        told = {
+            "open": f"{provider}'s breaker opens: nothing more is sent there",
+            "half_open": f"{provider}'s breaker is half open: one trial goes out",
+            "closed": f"{provider}'s breaker closes: back in service, ramped up instead of flooded",
+        }[phase]
+        self.say(styled("◆", STYLES[phase]), styled(told, STYLES[phase]))
+
+    def flush(self) -> None:
+        """Tells what providers took since the last line."""
+        taken, self._taken = self._taken, {}
+        for provider, numbers in taken.items():
+            shown = " ".join(f"#{number}" for number in sorted(numbers))
+            self._line(styled("✓", "green"), f"{provider} took {shown}")
+
+    def _line(self, *parts: Any) -> None:
+        at = f"{time.monotonic() - self._began:5.1f}s"
+        self.screen.line(styled(at, "bright_black"), *parts)
+
+    def _state(self) -> Text:
+        """The footer: breakers, then where everything is."""
+        from rich.text import Text
+
+        text = Text("\n ")
+        for provider, phase in self.phases.items():
+            text.append("● ", style=STYLES[phase]).append(f"{provider} {phase.replace('_', ' ')}   ")
+        total = max(1, sum(self.counts.values()))
+        for status in _SHOWN:
+            cells = round(_BAR * self.counts.get(status, 0) / total)
+            text.append("█" * cells, style=STYLES[status])
+        for status in _SHOWN:
+            if count := self.counts.get(status, 0):
+                text.append(f"  {status} {count}", style=STYLES[status])
+        return text

@@ -1,0 +1,213 @@
+"""A process's way to the store, on which everything can go wrong that goes wrong on a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from datetime import datetime
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+from homing.core.breaker import Breaker
+from homing.core.errors import StoreUnavailable
+from homing.core.limits import RateLimit
+from homing.core.model import (
+    Acceptance,
+    AmendResult,
+    ClaimBatch,
+    ClaimRequest,
+    Command,
+    Entry,
+    ErrorGroup,
+    Event,
+    Filter,
+    History,
+    Lease,
+    Page,
+    Receipt,
+    ReceiptResult,
+    Retention,
+    RollUp,
+    Settlement,
+    SettleResult,
+    Submission,
+    Tally,
+)
+from homing.core.ports import Taken
+from homing.sim.watched import WatchedStore
+from homing.sim.weather import Weather
+
+_T = TypeVar("_T")
+
+
+class Host(Protocol):
+    """The process that the boundary belongs to."""
+
+    name: str
+    dead: bool
+
+    def crash(self, why: str) -> None: ...
+    def store_is_away(self) -> bool: ...
+
+
+class ProcessBoundary:
+    """A `Backend` by delegation. Each call may fail, or be the last, before or after the store did it.
+
+    A dead process gets no answer and reaches nothing: whatever its tasks still do on their way out.
+    """
+
+    def __init__(self, host: Host, store: WatchedStore, weather: Weather, chance: Random) -> None:
+        self._host = host
+        self._store = store
+        self._chance = chance
+        self.weather = weather
+
+    # Store ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        await self._call("open", self._store.open)
+
+    async def close(self) -> None:
+        """The others still use it."""
+
+    async def migrate(self) -> tuple[str, ...]:
+        return await self._call("migrate", self._store.migrate)
+
+    async def now_ms(self) -> int:
+        return await self._call("now_ms", self._store.now_ms)
+
+    def subscribe(self, names: Collection[str]) -> None:
+        if names:
+            self._store.subscribe(names)
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        return await self._call("accept", lambda: self._store.accept(batch, tx=tx))
+
+    async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        return await self._call("claim", lambda: self._store.claim(request))
+
+    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+        return await self._call("reclaim", lambda: self._store.reclaim(worker, limit, lease_ms))
+
+    async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+        return await self._call("extend", lambda: self._store.extend(leases, lease_ms))
+
+    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        return await self._call("settle", lambda: self._store.settle(batch))
+
+    async def amend(
+        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
+    ) -> AmendResult:
+        return await self._call("amend", lambda: self._store.amend(tenant, target, command, limit=limit))
+
+    async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
+        return await self._call("receipt", lambda: self._store.receipt(batch))
+
+    async def emit(self, events: Sequence[Event]) -> None:
+        await self._call("emit", lambda: self._store.emit(events))
+
+    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        return await self._call("outbox", lambda: self._store.outbox(worker, limit, lease_ms))
+
+    async def published(self, ids: Sequence[str]) -> None:
+        await self._call("published", lambda: self._store.published(ids))
+
+    async def get(self, tenant: str, id: str) -> History | None:
+        return await self._call("get", lambda: self._store.get(tenant, id))
+
+    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._call("list", lambda: self._store.list(tenant, filter, limit=limit, cursor=cursor))
+
+    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+        return await self._call("waiting", lambda: self._store.waiting(tenant, limit=limit, ready=ready))
+
+    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
+        return await self._call("tallies", lambda: self._store.tallies(tenant))
+
+    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+        return await self._call("error_groups", lambda: self._store.error_groups(tenant, limit=limit))
+
+    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
+        return await self._call("roll_ups", lambda: self._store.roll_ups(tenant, since_ms=since_ms))
+
+    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
+        return await self._call("oldest_retry_at", lambda: self._store.oldest_retry_at(tenant))
+
+    async def tenants(self) -> tuple[str, ...]:
+        return await self._call("tenants", self._store.tenants)
+
+    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
+        return await self._call("prune", lambda: self._store.prune(retention, limit))
+
+    async def size(self) -> Mapping[str, int]:
+        return await self._call("size", self._store.size)
+
+    # Registry ------------------------------------------------------------------------------------
+
+    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+        return await self._call("get_many", lambda: self._store.get_many(tenant, kind, keys))
+
+    async def list_entries(
+        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> tuple[Entry, ...]:
+        entries = await self._call(
+            "list_entries",
+            lambda: self._store.list_entries(tenant, kind, prefix=prefix, after=after, limit=limit),
+        )
+        if kind == "policy":
+            self._store.watch.policies_read(self._host.name, entries)
+        return entries
+
+    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
+        return await self._call("put", lambda: self._store.put(entries, who=who))
+
+    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        return await self._call("delete", lambda: self._store.delete(tenant, kind, keys))
+
+    # Shared --------------------------------------------------------------------------------------
+
+    async def breakers(self) -> dict[str, Breaker]:
+        return await self._call("breakers", self._store.breakers)
+
+    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
+        return await self._call("put_breaker", lambda: self._store.put_breaker(provider, breaker))
+
+    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+        return await self._call("take", lambda: self._store.take(key, limit, want))
+
+    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
+        return await self._call("lead", lambda: self._store.lead(task, worker, for_ms))
+
+    # The way -------------------------------------------------------------------------------------
+
+    async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        await self._travel(name, "before")
+        self._store.caller = self._host.name
+        answer = await work()  # the memory store never waits, so this is one transaction
+        await self._travel(name, "after")
+        return answer
+
+    async def _travel(self, name: str, leg: str) -> None:
+        self._alive()
+        drawn, weather = self._chance.random(), self.weather
+        if drawn < weather.crash_per_call / 2:
+            self._host.crash(f"{leg} {name}")
+            self._alive()
+        drawn = self._chance.random()
+        if drawn < weather.error_per_call / 2 or (leg == "before" and self._host.store_is_away()):
+            await self._take_ms(1 + int(drawn * 4_000))
+            self._store.trace(self._host.name, f"store error {leg} {name}")
+            raise StoreUnavailable(f"the store went away {leg} {name}")
+        drawn = self._chance.random()
+        if drawn < weather.slow_per_call / 2:
+            await self._take_ms(self._chance.randrange(100, weather.longest_slow_ms))
+        elif drawn > 0.6:
+            await self._take_ms(int(8 * (drawn - 0.6)) + 1)
+
+    async def _take_ms(self, duration_ms: int) -> None:
+        await asyncio.sleep(duration_ms / 1000)
+        self._alive()
+
+    def _alive(self) -> None:
+        if self._host.dead:
+            raise asyncio.CancelledError("the process is dead")

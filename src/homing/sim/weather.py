@@ -1,0 +1,190 @@
+"""What a world is made of: everything that its seed decides before it begins."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct
+
+from homing.core.breaker import BreakerPolicy
+from homing.core.limits import RateLimit
+from homing.core.model import Channel, Retention
+from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyPatch, Rule
+from homing.engine.room import Slots
+
+TYPES = ("order", "alert", "digest", "news", "bill")
+_MINUTE_MS = 60_000
+
+
+class Weather(Struct, frozen=True, kw_only=True):
+    """Faults: how likely, or how long apart on average (0: never)."""
+
+    crash_every_ms: int = 0
+    crash_per_call: float = 0.0
+    pause_every_ms: int = 0
+    longest_pause_ms: int = 90_000
+    error_per_call: float = 0.0
+    away_every_ms: int = 0
+    """The store answers nobody for a while."""
+    slow_per_call: float = 0.0
+    longest_slow_ms: int = 25_000
+    jump_every_ms: int = 0
+    """The store's wall clock is set, forward or back."""
+    sink_error: float = 0.0
+    trouble: float = 0.0
+    """The share of sends that do not simply go well."""
+    outage_every_ms: int = 0
+    operator_every_ms: int = 0
+    policy_every_ms: int = 0
+
+
+CALM = Weather()
+
+
+class CarrierPlan(Struct, frozen=True, kw_only=True):
+    """One simulated provider."""
+
+    id: str
+    channels: tuple[Channel, ...]
+    max_in_flight: int
+    rate: RateLimit | None
+    breaker: BreakerPolicy
+    host_slots: int | None = None
+    idempotent: bool = False
+    """The same idempotency key is answered with the same message."""
+
+
+class WorldPlan(Struct, frozen=True, kw_only=True):
+    """A world: the same plan gives the same trace."""
+
+    seed: int
+    requests: int
+    spread_ms: int
+    """The requests come at random moments of this long."""
+    faults_ms: int
+    """From then on there are no more faults."""
+    tenants: tuple[str, ...]
+    processes: int
+    weather: Weather
+    carriers: tuple[CarrierPlan, ...]
+    channels: tuple[Channel, ...]
+    rules: tuple[Rule, ...]
+    lease_ms: int | None
+    poll_ms: int
+    slots: Slots
+    retention: Retention
+    events: frozenset[str]
+
+
+def plan_of(seed: int, requests: int = 200) -> WorldPlan:
+    """The world of a seed. Fault families are drawn one by one: some worlds have few, some have all."""
+    chance = Random(f"{seed}/plan")
+    channels = tuple(sorted(chance.sample((Channel.EMAIL, Channel.SMS, Channel.PUSH), chance.choice((1, 2)))))
+    if chance.random() < 0.3:
+        channels += (Channel.WEBHOOK,)
+    spread_ms = round(requests * chance.choice((300, 700, 1_200)))
+    lease_ms = chance.choice((None, None, 5_000, 9_000, 20_000))
+    short = chance.random() < 0.3
+    return WorldPlan(
+        seed=seed,
+        requests=requests,
+        spread_ms=spread_ms,
+        faults_ms=spread_ms + chance.choice((30_000, 120_000, 240_000)),
+        tenants=tuple(f"t{n}" for n in range(chance.choice((1, 2, 3, 4)))),
+        processes=chance.choice((1, 2, 2, 3)),
+        weather=_weather(chance),
+        carriers=tuple(carrier for channel in channels for carrier in _carriers(chance, channel)),
+        channels=channels,
+        rules=tuple(_rule(chance, type_) for type_ in TYPES),
+        lease_ms=lease_ms,
+        poll_ms=chance.choice((1_000, 5_000, 20_000)),
+        slots=Slots(priority=chance.choice((2, 8, 32)), standard=chance.choice((2, 8, 32)), bulk=2),
+        retention=Retention(delivered_ms=60_000, sent_ms=240_000, others_ms=600_000, keys_ms=600_000)
+        if short
+        else Retention(),
+        events=frozenset({"NotificationFailed", "Alert"} | ({"StatusChanged"} if seed % 2 else set())),
+    )
+
+
+def calm(seed: int, requests: int = 200) -> WorldPlan:
+    """The same world without a single fault."""
+    from msgspec.structs import replace
+
+    return replace(plan_of(seed, requests), weather=CALM)
+
+
+def random_policy(chance: Random) -> PolicyPatch:
+    """A policy that has run its course within half an hour."""
+    backoff = chance.choice((Backoff.EXPONENTIAL, Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACCI, Backoff.FIXED))
+    base_ms = chance.choice((200, 1_000, 3_000, 10_000))
+    timeout_ms = chance.choice((1_500, 4_000, 12_000))
+    return PolicyPatch(
+        max_attempts=chance.choice((1, 2, 3, 4, 6)),
+        backoff=backoff,
+        base_ms=base_ms,
+        factor=chance.choice((1.5, 2.0, 3.0)),
+        steps_ms=tuple(chance.choice((500, 2_000, 8_000, 30_000)) for _ in range(chance.choice((1, 3)))),
+        cap_ms=chance.choice((0, 2 * base_ms, 60_000)),
+        jitter=chance.choice(tuple(Jitter)),
+        jitter_ratio=chance.choice((0.1, 0.3)),
+        jitter_ms=chance.choice((300, 2_000)),
+        failover_after=chance.choice((1, 2, 3)),
+        timeout_ms=timeout_ms,
+        on_timeout=chance.choices(tuple(OnTimeout), (6, 2, 2))[0],
+        max_age_ms=chance.choice((90_000, 5 * _MINUTE_MS, 20 * _MINUTE_MS)),
+        bounce_failover=chance.choice(tuple(BounceFailover)),
+    )
+
+
+def _rule(chance: Random, type_: str) -> Rule:
+    return Rule(name=f"r-{type_}", type=type_, policy=random_policy(chance))
+
+
+def _weather(chance: Random) -> Weather:
+    def sometimes(share: float, *values: float) -> float:
+        drawn, value = chance.random(), chance.choice(values)
+        return value if drawn < share else 0
+
+    return Weather(
+        crash_every_ms=int(sometimes(0.5, 20_000, 60_000)),
+        crash_per_call=sometimes(0.4, 0.0005, 0.002),
+        pause_every_ms=int(sometimes(0.4, 20_000, 60_000)),
+        error_per_call=sometimes(0.5, 0.01, 0.05, 0.15),
+        away_every_ms=int(sometimes(0.25, 40_000, 90_000)),
+        slow_per_call=sometimes(0.4, 0.005, 0.03),
+        jump_every_ms=int(sometimes(0.25, 40_000, 90_000)),
+        sink_error=sometimes(0.5, 0.1, 0.4),
+        trouble=sometimes(0.9, 0.1, 0.3, 0.6),
+        outage_every_ms=int(sometimes(0.7, 60_000, 150_000)),
+        operator_every_ms=int(sometimes(0.8, 1_500, 6_000)),
+        policy_every_ms=int(sometimes(0.4, 40_000, 120_000)),
+    )
+
+
+def _carriers(chance: Random, channel: Channel) -> list[CarrierPlan]:
+    names = {
+        Channel.EMAIL: ("ember", "egret"),
+        Channel.SMS: ("sable", "swift"),
+        Channel.PUSH: ("plum",),
+        Channel.WEBHOOK: ("wren",),
+    }[channel]
+    return [
+        CarrierPlan(
+            id=name,
+            channels=(channel,),
+            max_in_flight=chance.choice((1, 3, 16)),
+            rate=RateLimit(chance.choice((0.8, 2.0, 6.0)), chance.choice((1, 4)))
+            if chance.random() < 0.3
+            else None,
+            breaker=BreakerPolicy(
+                failures=chance.choice((2, 3, 5)),
+                open_ms=chance.choice((5_000, 20_000, 45_000)),
+                health_every_ms=chance.choice((5_000, 30_000)),
+                ramp_ms=chance.choice((0, 5_000, 20_000)),
+                ramp_per_second=chance.choice((2.0, 10.0)),
+            ),
+            host_slots=2 if channel is Channel.WEBHOOK else None,
+            idempotent=chance.random() < 0.4,
+        )
+        for name in names
+    ]
