@@ -47,6 +47,7 @@ demo: $(STAMP) ## See it work: an outage, retries, a failover, a dead letter and
 	@$(BIN)/homing demo $(ARGS)
 
 serve: $(STAMP) ## Deliver what is due, until Ctrl-C (store: homing.toml, HOMING_STORE, else homing.db here)
+	@$(BIN)/python -c 'import os; from homing import config; print("store:", config.load(env=os.environ).store)'
 	@$(BIN)/homing worker $(ARGS)
 
 test: $(STAMP) ## All tests, with the branch coverage of core and engine (at least 95 %)

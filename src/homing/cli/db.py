@@ -5,7 +5,7 @@ from __future__ import annotations
 from homing.cli.exits import ExitCode
 from homing.cli.root import group
 from homing.cli.screen import print_json
-from homing.cli.shared import Json, Options, backend, command
+from homing.cli.shared import Json, Options, backend, command, is_new
 
 db = group("db", "The store: bring its schema up to date, look at it.")
 
@@ -46,10 +46,7 @@ async def check(options: Options, json: Json = False) -> int:
 
 def existing_store(address: str) -> None:
     """A check must not make what it looks for."""
-    from pathlib import Path
-
     from homing.core.errors import StoreUnavailable
 
-    path = address.removeprefix("sqlite:")
-    if path and path != "memory:" and "://" not in path and not Path(path).exists():
-        raise StoreUnavailable(f"store: {path} does not exist; `homing db migrate` makes it")
+    if is_new(address):
+        raise StoreUnavailable(f"store: {address} does not exist; `homing db migrate` makes it")

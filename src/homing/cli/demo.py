@@ -30,30 +30,31 @@ async def demo(
     logging.getLogger("homing").setLevel(logging.CRITICAL)  # the show tells it better
     folder = Path(tempfile.mkdtemp(prefix="homing-demo-"))
     try:
-        whole = await _perform(options.screen, str(folder / "homing.db"))
+        whole = await _perform(options.screen, folder)
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
-    _what_next(options.screen, str(folder / "homing.db") if keep else None)
+    _what_next(options.screen, folder if keep else None)
     return ExitCode.OK if whole else ExitCode.NO
 
 
-async def _perform(screen: Screen, store: str) -> bool:
+async def _perform(screen: Screen, folder: Path) -> bool:
     from homing import compose
-    from homing.cli.demo_birds import Bird, engine
+    from homing.cli.demo_birds import SETTINGS, Bird, engine
     from homing.cli.demo_show import Show
     from homing.cli.demo_stage import Stage
 
     began = time.monotonic()
     pigeon, hawk = Bird("pigeon"), Bird("hawk")
-    backend = compose.store(store)
+    (folder / "homing.toml").write_text(SETTINGS, encoding="utf-8")
+    backend = compose.store(str(folder / "homing.db"))
     screen.line("Homing delivers notifications and keeps trying until they land.", style="bold")
-    screen.line("Two made-up email providers, real time, a real SQLite file:", store)
-    homing = engine(backend, pigeon, hawk)
+    screen.line("Two made-up email providers, real time, a real SQLite file.")
+    homing = engine(folder, backend, pigeon, hawk)
     try:
         await homing.open()
         with Stage(screen) as stage:
-            show = Show(homing, backend, store, stage, pigeon, hawk)
+            show = Show(homing, backend, folder, stage, pigeon, hawk)
             await show.perform()
         return await _tally(screen, homing, show.accepted, (pigeon, hawk), time.monotonic() - began)
     finally:
@@ -93,23 +94,26 @@ def _verdict(accepted: int, accounted: int) -> str:
     return "nothing is lost" if accepted == accounted else "THIS SHOULD BE THE SAME NUMBER"
 
 
-def _what_next(screen: Screen, kept: str | None) -> None:
+def _what_next(screen: Screen, kept: Path | None) -> None:
     screen.heading("What to type next")
     if kept is not None:
         pairs = [
-            (f"homing --store {kept} list", "what the demo left"),
-            (f"homing --store {kept} dead list", "its dead letter"),
-            (f"homing --store {kept} stats", "success by attempt"),
+            (f"cd {kept}", "the demo's settings and store are here"),
+            ("homing list", "what it left"),
+            ("homing dead list", "its dead letter"),
+            ("homing stats", "success by attempt"),
         ]
     else:
-        pairs = [("homing demo --keep", "the same, and keep its store to look around in")]
+        pairs = [
+            ("homing demo --keep", "the same, and keep its store to look around in"),
+            ("homing init", "a commented homing.toml"),
+            ("homing send --to you@example.org --channel email --body Hello", "accept one"),
+            ("homing process --verbose", "deliver what is due, once"),
+        ]
     pairs += [
-        ("homing init", "a commented homing.toml"),
-        ("homing send --to you@example.org --channel email --subject Hi --body Hello", ""),
-        ("homing process --verbose", "deliver what is due, once"),
         ("homing policy table", "how long each preset waits"),
         ("homing policy simulate --outage 10m", "what an outage would do"),
     ]
-    width = max(len(typed) for typed, what in pairs if what)
+    width = max(len(typed) for typed, _ in pairs)
     for typed, what in pairs:
-        screen.line(f"  {typed:<{width}}", styled(what, "bright_black"))
+        screen.line(f"  {typed:<{width}} ", styled(what, "bright_black"))

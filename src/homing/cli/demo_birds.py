@@ -1,40 +1,41 @@
 """The demo's two providers, its short policy, and the worker process that it kills.
 
-`python -m homing.cli.demo_birds STORE` is that process: it claims and never finishes.
+`python -m homing.cli.demo_birds FOLDER` is that process: it claims and never finishes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
+from pathlib import Path
 
+from homing import compose
 from homing.core.breaker import BreakerPolicy
 from homing.core.model import Channel, Outcome, OutcomeKind
-from homing.core.policy import Backoff, Jitter, PolicyPatch, Rule
-from homing.core.ports import Delivery
+from homing.core.ports import Backend, Delivery
 from homing.engine.roster import Listed
 from homing.library import Homing
 
-RULE = Rule(
-    name="demo",
-    policy=PolicyPatch(
-        max_attempts=6,
-        backoff=Backoff.EXPONENTIAL,
-        base_ms=400,
-        factor=2.0,
-        cap_ms=2_000,
-        jitter=Jitter.ADDITIVE,
-        jitter_ms=100,
-        timeout_ms=1_000,
-    ),
-)
-BREAKER = BreakerPolicy(failures=5, open_ms=60_000, health_every_ms=500, ramp_ms=3_000, ramp_per_second=4.0)
-SETTINGS: dict[str, Any] = {
-    "rules": [RULE],
-    "worker": {"poll_ms": 200, "lease_ms": 1_500},
-    "sinks": {"log": {}},
-}
+SETTINGS = """\
+# The demo's settings: a policy in fractions of a second, so that half a minute shows what hours would.
+store = "homing.db"
+
+[worker]
+poll_ms = "200ms"
+lease_ms = "1500ms"
+
+[[rules]]
+name = "demo"
+max_attempts = 6
+backoff = "exponential"
+base_ms = "400ms"
+factor = 2.0
+cap_ms = "2s"
+jitter = "additive"
+jitter_ms = "100ms"
+timeout_ms = "1s"
+"""
+BREAKER = BreakerPolicy(failures=5, open_ms=60_000, health_every_ms=400, ramp_ms=3_000, ramp_per_second=4.0)
 
 
 class Bird:
@@ -64,20 +65,20 @@ class Bird:
         """Nothing to close."""
 
 
-def engine(store: Any, *birds: Bird) -> Homing:
+def engine(folder: Path, backend: Backend, *birds: Bird) -> Homing:
     """The engine of the demo over these providers, tried in this order."""
     listed = {
         bird.name: Listed(id=bird.name, provider=bird, channels=(Channel.EMAIL,), breaker=BREAKER)
         for bird in birds
     }
-    return Homing(store, providers=listed, **SETTINGS)
+    return Homing(backend, config_file=folder / "homing.toml", providers=listed)
 
 
-async def _work_until_killed(store: str) -> None:
+async def _work_until_killed(folder: Path) -> None:
     sleepy = [Bird(name, latency_ms=60_000) for name in ("pigeon", "hawk")]
-    async with engine(store, *sleepy) as homing:
+    async with engine(folder, compose.store(str(folder / "homing.db")), *sleepy) as homing:
         await homing.run_worker()
 
 
 if __name__ == "__main__":
-    asyncio.run(_work_until_killed(sys.argv[1]))
+    asyncio.run(_work_until_killed(Path(sys.argv[1])))

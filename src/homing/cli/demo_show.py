@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homing.cli.demo_birds import Bird
@@ -27,11 +28,11 @@ class Show:
     """One performance over one store."""
 
     def __init__(
-        self, homing: Homing, backend: Backend, store: str, stage: Stage, pigeon: Bird, hawk: Bird
+        self, homing: Homing, backend: Backend, folder: Path, stage: Stage, pigeon: Bird, hawk: Bird
     ) -> None:
         self._homing = homing
         self._backend = backend
-        self._store = store
+        self._folder = folder
         self._stage = stage
         self._pigeon = pigeon
         self._hawk = hawk
@@ -57,9 +58,9 @@ class Show:
     async def _deliveries(self) -> None:
         self._stage.act(1, "Notifications are accepted, stored, and delivered")
         self._stage.say("route for email: pigeon first, hawk if pigeon fails")
-        await self._send(14, every_ms=40)
+        await self._send(14, every_ms=60)
         await self._all_quiet()
-        await self._stage.pause(0.6)
+        await self._stage.pause(1.5)
 
     async def _outage(self) -> None:
         self._stage.act(2, "Pigeon has an outage")
@@ -69,7 +70,7 @@ class Show:
         await self._until(lambda: self._is_phase("pigeon", "open"))
         await self._all_quiet()
         self._stage.say("all of them landed by hawk; while the breaker is open, pigeon is not even asked")
-        await self._stage.pause(1.0)
+        await self._stage.pause(2.0)
 
     async def _recovery(self) -> None:
         self._stage.act(3, "Pigeon comes back")
@@ -81,7 +82,7 @@ class Show:
         await self._until(lambda: self._is_phase("pigeon", "closed"))
         await self._all_quiet()
         self._pigeon.latency_ms = 120
-        await self._stage.pause(0.8)
+        await self._stage.pause(1.5)
 
     async def _dead_letter(self) -> None:
         stage, homing = self._stage, self._homing
@@ -98,7 +99,7 @@ class Show:
         )
         stage.say(styled("homing explain", "bold"), f"      {stage.number(dead)}:")
         await self._explain(dead)
-        await stage.pause(1.2)
+        await stage.pause(2.5)
         self._pigeon.no_such_mailbox.clear()
         stage.say("the mailbox is created, and an operator resends:", styled("homing dead resend", "bold"))
         again = await homing.resend(dead, who="demo", why="the mailbox exists now")
@@ -115,10 +116,14 @@ class Show:
         stage.act(5, "A worker is killed in the middle of its work")
         await self._homing.stop_worker()
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "homing.cli.demo_birds", self._store, stderr=asyncio.subprocess.DEVNULL
+            sys.executable,
+            "-m",
+            "homing.cli.demo_birds",
+            str(self._folder),
+            stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            stage.say(f"another process, {child.pid}, is the worker now; 8 notifications are accepted")
+            stage.say(f"another process, {child.pid}, is the worker now")
             ids = await self._send(8)
             await self._until(lambda: self._has_status("sending", 8))
             stage.say(f"process {child.pid} has leased {await self._count('sending')} and is sending them …")
@@ -146,9 +151,8 @@ class Show:
             self._stage.accepted(sent.notification_ids)
             ids.extend(sent.notification_ids)
             await asyncio.sleep(every_ms / 1000)
-        self._stage.say(
-            f"accepted {plural(count, 'notification')}; each is on disk before its id is answered"
-        )
+        first = "; each was on disk before its id was answered" if len(ids) == self.accepted else ""
+        self._stage.say(f"accepted {plural(count, 'notification')}{first}")
         return ids
 
     async def _explain(self, id: str) -> None:
@@ -166,6 +170,7 @@ class Show:
                 state = (await self._backend.breakers()).get(provider)
                 self._stage.phase(provider, state.phase.value if state else "closed")
             self._stage.counts = await self._homing.queue_counts()
+            self._stage.flush(older_than_s=0.3)
             await asyncio.sleep(0.05)
 
     async def _all_quiet(self, patience_s: float = _PATIENCE_S) -> None:
@@ -179,7 +184,7 @@ class Show:
     async def _until(self, what: Callable[[], Awaitable[bool]], patience_s: float = _PATIENCE_S) -> None:
         try:
             async with asyncio.timeout(patience_s):
-                while not await what():
+                while not await what():  # noqa: ASYNC110 (it is the store that is asked)
                     await asyncio.sleep(0.05)
         except TimeoutError:
             self._stage.say(styled("(this takes longer than usual; the show goes on)", "bright_black"))

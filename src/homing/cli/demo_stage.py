@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from homing.cli.mask import text
 from homing.cli.screen import STYLES, Screen, styled
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ class Stage:
         self._live: Live | None = None
         self._numbers: dict[str, int] = {}
         self._taken: dict[str, list[int]] = {}
+        self._lost: list[int] = []
+        self._heard_at = self._began
         self.phases: dict[str, str] = {}
         self.counts: Mapping[str, int] = {}
-        self.failures_told = 0
 
     def __enter__(self) -> Self:
         if self.screen.live:
@@ -82,10 +84,13 @@ class Stage:
         attempt = settlement.attempt
         if not applied or attempt is None:
             return
-        if attempt.outcome.value == "accepted":
-            self._taken.setdefault(attempt.provider, []).append(self._numbers.get(settlement.id, 0))
+        number = self._numbers.get(settlement.id, 0)
+        if attempt.outcome.value in ("accepted", "lost"):
+            if not self._taken and not self._lost:
+                self._heard_at = time.monotonic()
+            lost = attempt.outcome.value == "lost"
+            (self._lost if lost else self._taken.setdefault(attempt.provider, [])).append(number)
             return
-        self.failures_told += 1
         told = self.number(settlement.id)
         if settlement.status.value == "retrying":
             then = f"tries again in {settlement.delay_ms / 1000:.1f} s"
@@ -94,7 +99,8 @@ class Stage:
             mark = styled("✗", "yellow")
         else:
             then, mark = f"is a dead letter ({settlement.reason})", styled("✗", "red")
-        self.say(mark, f"{told} {attempt.provider}: {attempt.error_code} {attempt.error} – {then}")
+        error = text(attempt.error) or ""
+        self.say(mark, f"{told} {attempt.provider}: {attempt.error_code} {error} – {then}")
 
     def phase(self, provider: str, phase: str) -> None:
         """Hears of a breaker's phase; tells when it has changed."""
@@ -109,12 +115,18 @@ class Stage:
         }[phase]
         self.say(styled("◆", STYLES[phase]), styled(told, STYLES[phase]))
 
-    def flush(self) -> None:
-        """Tells what providers took since the last line."""
+    def flush(self, older_than_s: float = 0) -> None:
+        """Tells what was taken or lost since the last line."""
+        if time.monotonic() - self._heard_at < older_than_s:
+            return
+        lost, self._lost = self._lost, []
         taken, self._taken = self._taken, {}
+        if lost:
+            self._line(
+                styled("✗", "magenta"), f"lost with their worker: {_listed(lost)} – each tries again soon"
+            )
         for provider, numbers in taken.items():
-            shown = " ".join(f"#{number}" for number in sorted(numbers))
-            self._line(styled("✓", "green"), f"{provider} took {shown}")
+            self._line(styled("✓", "green"), f"{provider} took {_listed(numbers)}")
 
     def _line(self, *parts: Any) -> None:
         at = f"{time.monotonic() - self._began:5.1f}s"
@@ -124,14 +136,18 @@ class Stage:
         """The footer: breakers, then where everything is."""
         from rich.text import Text
 
-        text = Text("\n ")
+        footer = Text("\n ")
         for provider, phase in self.phases.items():
-            text.append("● ", style=STYLES[phase]).append(f"{provider} {phase.replace('_', ' ')}   ")
+            footer.append("● ", style=STYLES[phase]).append(f"{provider} {phase.replace('_', ' ')}   ")
         total = max(1, sum(self.counts.values()))
         for status in _SHOWN:
             cells = round(_BAR * self.counts.get(status, 0) / total)
-            text.append("█" * cells, style=STYLES[status])
+            footer.append("█" * cells, style=STYLES[status])
         for status in _SHOWN:
             if count := self.counts.get(status, 0):
-                text.append(f"  {status} {count}", style=STYLES[status])
-        return text
+                footer.append(f"  {status} {count}", style=STYLES[status])
+        return footer
+
+
+def _listed(numbers: list[int]) -> str:
+    return " ".join(f"#{number}" for number in sorted(numbers))

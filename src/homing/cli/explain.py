@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from homing.cli.exits import ExitCode
 from homing.cli.mask import Privacy
-from homing.cli.policy_view import camel, policy_fields, policy_json
+from homing.cli.policy_view import policy_fields, policy_json
 from homing.cli.root import app
 from homing.cli.screen import Screen, print_json, styled
 from homing.cli.shared import Json, NotificationId, Options, command, engine
 from homing.cli.words import local, span
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from homing.core.model import Attempt, Cause, History, Notification
     from homing.engine.operations import Explanation
 
@@ -84,8 +82,8 @@ def _attempt(a: Attempt, n: Notification, privacy: Privacy) -> tuple[Any, ...]:
     return (f"attempt {a.number}", a.provider, _took(a), said or "")
 
 
-def _took(a: Attempt) -> Text:
-    return styled(a.outcome.value).append(f" in {span(a.latency_ms)}", style="bright_black")
+def _took(a: Attempt) -> tuple[Any, ...]:
+    return styled(a.outcome.value), styled(f" in {span(a.latency_ms)}", "bright_black")
 
 
 def _cause(c: Cause, privacy: Privacy) -> tuple[Any, ...]:
@@ -101,6 +99,8 @@ def _after(since: timedelta) -> str:
 
 def _wire(found: Explanation) -> dict[str, Any]:
     import msgspec
+
+    from homing.core.reading import camel
 
     resolution = found.resolution
     history: dict[str, Any] = msgspec.to_builtins(found.history)

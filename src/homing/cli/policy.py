@@ -28,7 +28,7 @@ from homing.cli.policy_flags import (
     TimeoutFlag,
     patch_from,
 )
-from homing.cli.policy_view import camel, policy_fields, policy_json, rule_words
+from homing.cli.policy_view import policy_fields, policy_json, rule_words
 from homing.cli.root import group
 from homing.cli.screen import print_json, styled
 from homing.cli.shared import Json, Options, Who, Why, backend, command, login
@@ -64,6 +64,7 @@ async def show(
     from homing.core.model import Channel, Mode, Priority
     from homing.core.modes import mode_of
     from homing.core.policy import Keys
+    from homing.core.reading import camel
 
     settings = options.settings()
     keys = Keys(

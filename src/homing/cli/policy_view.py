@@ -23,14 +23,10 @@ _IRRELEVANT = {
 _JITTER_FIELDS = {"proportional": ("jitter_ratio",), "additive": ("jitter_ms",)}
 
 
-def camel(name: str) -> str:
-    """The wire's spelling of a field."""
-    head, *rest = name.split("_")
-    return head + "".join(part.title() for part in rest)
-
-
 def policy_json(policy: RetryPolicy) -> dict[str, Any]:
     """All fields, as the wire has them."""
+    from homing.core.reading import camel
+
     values = {name: getattr(policy, name) for name in policy.__struct_fields__ if name != "call"}
     if policy.call is not None:
         values["call"] = getattr(policy.call, "__qualname__", repr(policy.call))

@@ -12,7 +12,7 @@ from homing.cli.mask import Privacy
 from homing.cli.root import app
 from homing.cli.screen import print_json, styled
 from homing.cli.shared import Json, NotificationId, Options, command, engine
-from homing.cli.words import delay, local, plural, relative, span
+from homing.cli.words import delay, local, relative, span
 
 if TYPE_CHECKING:
     from homing.core.model import Notification
@@ -167,17 +167,17 @@ async def retry_info(
 
 def _facts(n: Notification, privacy: Privacy) -> list[tuple[str, Any]]:
     said = n.content.subject or n.content.title or n.content.body or n.content.text or ""
-    reason = f"({n.reason.value})" if n.reason else ""
+    reason = f" ({n.reason.value})" if n.reason else ""
     pinned = ", forced" if n.pinned else ""
     return [
         ("id", n.id),
-        ("status", styled(n.status.value).append(f" {reason}" if reason else "")),
+        ("status", (styled(n.status.value), reason)),
         ("to", privacy.recipient(n)),
         ("channel", f"{n.channel.value}, {n.mode.value} mode, {n.priority.value} priority"),
         ("type", n.type + (f" (category {n.category})" if n.category != n.type else "")),
         ("origin", n.origin),
         ("says", said[:80] + ("…" if len(said) > 80 else "")),
-        ("attempts", plural(n.attempt_count, "attempt")),
+        ("attempts", str(n.attempt_count)),
         ("provider", f"{n.provider}{pinned}"),
         ("accepted", _when(n.created_at)),
         ("send at", _when(n.send_at)),
@@ -214,7 +214,7 @@ def _row(n: Notification, privacy: Privacy) -> tuple[Any, ...]:
         privacy.recipient(n),
         n.attempt_count,
         n.provider,
-        local(n.created_at),
+        relative(n.created_at),
         privacy.error(n.last_error, n.recipient),
     )
 

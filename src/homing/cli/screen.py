@@ -1,9 +1,13 @@
-"""What a person sees: aligned tables and lines, in colour only where the terminal wants it."""
+"""What a person sees: aligned tables and lines, in colour only where the terminal wants it.
+
+Rich is asked only where somebody watches: a pipe gets plain text, and does not wait for the import.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,8 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_PIPED_WIDTH = 1_000
-"""A pipe has no edge: what is piped is never wrapped or cut."""
 _NARROWEST = 20
 """A column is not cut below this."""
 
@@ -46,8 +48,25 @@ STYLES = {
 }
 """One colour per status, outcome and breaker phase, the same in every command."""
 
+
+class Styled(str):
+    """Text with a style of its own."""
+
+    style: str
+
+    def __new__(cls, text: str, style: str) -> Styled:
+        made = super().__new__(cls, text)
+        made.style = style
+        return made
+
+
+def styled(text: str, style: str | None = None) -> Styled:
+    """Text with a style; a status, outcome or phase has its own."""
+    return Styled(one_line(text), style if style is not None else STYLES.get(text, ""))
+
+
 Cell = Any
-"""Text, a number, None, or rich text with its own style."""
+"""Text, styled text, a number, None, or a tuple of these, one after the other."""
 
 
 class Screen:
@@ -57,35 +76,24 @@ class Screen:
         self._no_color = no_color
         self._stderr = stderr
 
-    @cached_property
-    def console(self) -> Console:
-        """The rich console behind it; imported only when something is shown."""
-        from rich.console import Console
-
-        stream = sys.stderr if self._stderr else sys.stdout
-        wide = None if stream.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
-        return Console(
-            stderr=self._stderr,
-            no_color=self._no_color or None,
-            width=wide,
-            markup=False,
-            highlight=False,
-            emoji=False,
-        )
-
     @property
     def live(self) -> bool:
-        """Whether somebody watches: only then are bars and live pictures worth it."""
-        return self.console.is_terminal
+        """Whether somebody watches: only then are colours, bars and live pictures worth it."""
+        return self._stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
-    def line(self, *parts: Cell, style: str | None = None) -> None:
+    @cached_property
+    def console(self) -> Console:
+        """The rich console behind it."""
+        from rich.console import Console
+
+        return Console(
+            stderr=self._stderr, no_color=self._no_color or None, markup=False, highlight=False, emoji=False
+        )
+
+    def line(self, *parts: Cell, style: str = "") -> None:
         """One line, its parts joined by a blank."""
-        from rich.text import Text
-
-        joined = Text(" ").join(_text(part) for part in parts)
-        if style:
-            joined.stylize(style)
-        self.console.print(joined, soft_wrap=True)
+        spans = [span for part in parts for span in (Styled(" ", ""), *_spans(part))][1:]
+        self._print([Styled(span, f"{style} {span.style}".strip()) for span in spans])
 
     def heading(self, title: str) -> None:
         """Starts a part of the output."""
@@ -104,35 +112,40 @@ class Screen:
 
         Rich's own tables shorten every column on a narrow screen; an id that is cut cannot be copied.
         """
-        lines = [[_text(cell) for cell in row] for row in rows]
-        heads = [styled(column.rstrip(">~"), "bold") for column in columns]
-        widths = [max(cell.cell_len for cell in column) for column in zip(heads, *lines, strict=True)]
+        lines = [[_spans(cell) for cell in row] for row in rows]
+        heads = [[styled(column.rstrip(">~"), "bold")] for column in columns]
+        widths = [max(_width(cell) for cell in column) for column in zip(heads, *lines, strict=True)]
         for index, column in enumerate(columns):
-            if column.endswith("~"):
+            if column.endswith("~") and self.live:
                 others = sum(widths) - widths[index] + 2 * (len(columns) - 1)
                 widths[index] = min(widths[index], max(_NARROWEST, self.console.width - others))
         for line in (heads, *lines):
+            spans: list[Styled] = []
             for cell, column, width in zip(line, columns, widths, strict=True):
-                cell.truncate(width, overflow="ellipsis")
-                cell.align("right" if column.endswith(">") else "left", width)
-            joined = _text("  ").join(line)
-            joined.rstrip()
-            self.console.print(joined, soft_wrap=True)
+                cut = _cut(cell, width)
+                fill = Styled(" " * (width - _width(cut)), "")
+                spans += [fill, *cut] if column.endswith(">") else [*cut, fill]
+                spans.append(Styled("  ", ""))
+            self._print(spans)
+
+    def _print(self, spans: list[Styled]) -> None:
+        if not self.live:
+            self._stream.write("".join(spans).rstrip() + "\n")
+            return
+        text = as_rich(spans)
+        text.rstrip()
+        self.console.print(text, soft_wrap=True)
+
+    @property
+    def _stream(self) -> Any:
+        return sys.stderr if self._stderr else sys.stdout
 
 
-def styled(text: str, style: str | None = None) -> Text:
-    """Text with a style; a status, outcome or phase has its own."""
+def as_rich(spans: Iterable[Styled]) -> Text:
+    """The same for rich."""
     from rich.text import Text
 
-    return Text(one_line(text), style=style or STYLES.get(text, ""))
-
-
-def _text(cell: Cell) -> Text:
-    from rich.text import Text
-
-    if isinstance(cell, Text):
-        return cell
-    return Text("" if cell is None else one_line(str(cell)))
+    return Text.assemble(*((str(span), span.style) for span in spans))
 
 
 def print_json(value: Any) -> None:
@@ -141,3 +154,37 @@ def print_json(value: Any) -> None:
 
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     sys.stdout.write(text + "\n")
+
+
+def _spans(cell: Cell) -> list[Styled]:
+    if isinstance(cell, tuple):
+        return [span for part in cell for span in _spans(part)]
+    if isinstance(cell, Styled):
+        return [cell]
+    return [Styled("" if cell is None else one_line(str(cell)), "")]
+
+
+def _width(spans: list[Styled]) -> int:
+    return sum(_cells(character) for span in spans for character in span)
+
+
+def _cells(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _cut(spans: list[Styled], width: int) -> list[Styled]:
+    if _width(spans) <= width:
+        return spans
+    kept: list[Styled] = []
+    left = width - 1
+    for span in spans:
+        text = ""
+        for character in span:
+            if _cells(character) > left:
+                return [*kept, Styled(text + "…", span.style)]
+            left -= _cells(character)
+            text += character
+        kept.append(Styled(text, span.style))
+    return kept

@@ -43,7 +43,7 @@ _REQUEST = (
 )
 _OTHER = ("recipient", "channel", "data", "metadata", "bulk")
 COLUMNS = (*_OTHER[:2], *_RECIPIENT, *_CONTENT, *_REQUEST, *_OTHER[2:])
-_SAME = {"to": "recipient", "channels": "channel", "id": "recipient_id"}
+_SAME = {"to": "recipient", "channels": "channel"}
 _FREE = re.compile(r"(data|metadata)\.\w[\w\-]*")
 _TRUE = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
@@ -173,16 +173,31 @@ def _request(cells: dict[str, str], defaults: Mapping[str, Any], key_column: str
         request["bulk"] = _truth(cells["bulk"])
     if content := {name: cells[name] for name in _CONTENT if name in cells}:
         request["content"] = {**(request.get("content") or {}), **content}
-    if to := {name: cells[name] for name in _RECIPIENT if name in cells}:
-        request["recipient"] = {"id" if name == "recipient_id" else name: cell for name, cell in to.items()}
-    elif "recipient" in cells:
-        request["recipient"] = cells["recipient"]
+    if to := _recipient(cells, request):
+        request["recipient"] = to
     for name in ("data", "metadata"):
         if free := _free(name, cells):
             request[name] = {**(request.get(name) or {}), **free}
     if request.get("data") and not request.get("template_key"):
         request["content"] = {**(request.get("content") or {}), "data": request.pop("data")}
     return request
+
+
+def _recipient(cells: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:
+    """Its addresses by name; what the column `recipient` has is the address for the channel."""
+    from homing.core.errors import InvalidRequest
+    from homing.core.request import ADDRESS_FIELD, SendRequest, channels_of
+
+    to = {"id" if name == "recipient_id" else name: cells[name] for name in _RECIPIENT if name in cells}
+    if "recipient" in cells:
+        named = SendRequest(channel=request.get("channel"), channels=tuple(request.get("channels") or ()))
+        channels = channels_of(named)
+        if len(channels) > 1:
+            raise InvalidRequest(
+                "recipient", "is one address for several channels; name email, device_token, …"
+            )
+        to[ADDRESS_FIELD[channels[0]]] = cells["recipient"]
+    return to
 
 
 def _free(name: str, cells: Mapping[str, str]) -> dict[str, Any]:

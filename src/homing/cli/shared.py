@@ -142,10 +142,12 @@ async def engine(options: Options, **settings: Any) -> AsyncIterator[Homing]:
     """The engine, open, for one command."""
     from homing.library import Homing
 
-    _note_new_store(options)
+    new = is_new(options.settings().store)
     homing = Homing(options.store, config_file=options.config, tenant=options.tenant, **settings)
     try:
         await homing.open()
+        if new:
+            _note_new_store(options)
         yield homing
     finally:
         await homing.close()
@@ -187,11 +189,16 @@ def confirm(options: Options, question: str, *, yes: bool) -> bool:
     return bool(typer.confirm(question, err=True))
 
 
+def is_new(address: str) -> bool:
+    """Whether the store is a file that is not there yet."""
+    path = address.removeprefix("sqlite:")
+    return bool(path) and path != "memory:" and "://" not in path and not Path(path).exists()
+
+
 def _note_new_store(options: Options) -> None:
     """A misspelt path would otherwise look like an empty queue."""
-    store = options.settings().store.removeprefix("sqlite:")
-    if store and store != "memory:" and "://" not in store and not Path(store).exists():
-        options.notes.line(f"note: the store {store} was not there; a new one is made", style="bright_black")
+    store = options.settings().store
+    options.notes.line(f"note: the store {store} was not there; a new one is made", style="bright_black")
 
 
 def _option(name: str, kind: Any) -> inspect.Parameter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from math import isfinite
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,7 +68,7 @@ class SendLimits(Struct, frozen=True, kw_only=True):
 _LINE_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _TEXT_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]*={0,2}\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\r\n]*+={0,2}[\r\n]*+")
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _NAME = re.compile(r"[\w.:/\-]{1,100}")
 _EMAIL = re.compile(r"[^@\s<>,;\"]{1,64}@[^@\s<>,;\"]{1,255}")
@@ -227,6 +228,10 @@ def _texts(value: Any, where: str, depth: int) -> Iterable[str]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _texts(item, where, depth - 1)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise InvalidRequest(where, "has a whole number beyond 64 bits; write it as text")
+    elif isinstance(value, float) and not isfinite(value):
+        raise InvalidRequest(where, f"has the number {value}, which JSON does not have")
 
 
 def _check_recipient(recipient: Recipient) -> None:

@@ -24,6 +24,7 @@ from homing.core.limits import Bucket, RateLimit, take
 from homing.core.model import OutcomeKind
 from homing.core.policy import PolicyBook
 from homing.core.ports import Backend, Clock
+from homing.core.redact import redact
 from homing.engine.alerts import Alerts
 from homing.engine.roster import Listed, Roster
 
@@ -53,8 +54,12 @@ class Breakers:
         """The store's time, as far as this worker knows it."""
         return self._clock.monotonic_ms() + self._ahead_ms
 
-    def learn_time(self, store_now: int) -> None:
-        self._ahead_ms = store_now - self._clock.monotonic_ms()
+    def learn_time(self, store_now: int, asked_ms: int) -> None:
+        """The store said `store_now` to a question asked at `asked_ms` (monotonic).
+
+        Counted from when we asked: we may think a lease shorter than it is, never longer.
+        """
+        self._ahead_ms = store_now - asked_ms
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Reads what other workers and operators changed, at most once a second, and shares our changes."""
@@ -65,7 +70,7 @@ class Breakers:
         elif not at_once and self._refreshed_ms is not None and mono - self._refreshed_ms < _REFRESH_MS:
             return
         if self._refreshed_ms is None:
-            self.learn_time(await self._backend.now_ms())
+            self.learn_time(await self._backend.now_ms(), mono)
         self._refreshed_ms = mono
         for provider, theirs in (await self._backend.breakers()).items():
             mine = self._states.get(provider)
@@ -169,7 +174,7 @@ class Breakers:
             async with asyncio.timeout(_CHECK_S):
                 good = await listed.provider.check()
         except Exception as error:  # a provider's health check may fail in any way, and hang
-            log.info("health check of %s failed: %s", listed.id, str(error) or "no answer")
+            log.info("health check of %s failed: %s", listed.id, redact(str(error)) or "no answer")
             return
         better = healthy(state, self.now()) if good else state
         if better is not state and await self._backend.put_breaker(listed.id, better):
@@ -178,8 +183,9 @@ class Breakers:
     async def _share(self) -> None:
         for provider in sorted(self._dirty):
             state = self.state(provider)
+            shared = await self._backend.put_breaker(provider, state)
             self._dirty.discard(provider)
-            if await self._backend.put_breaker(provider, state):
+            if shared:
                 self._states[provider] = _next(state)
                 self._announce(provider, state)
             else:  # another worker or an operator changed it: theirs holds

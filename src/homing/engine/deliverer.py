@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from traceback import format_tb
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from homing.core.failover import Choice, choose, rotation
 from homing.core.model import Claim, Lease, Mode, Outcome, OutcomeKind, Reason, Settlement
 from homing.core.policy import Keys, RetryPolicy
 from homing.core.ports import Backend, Chance, Clock, Delivery, Directory
+from homing.core.redact import redact
 from homing.engine.breakers import Breakers, longest_trial_ms
 from homing.engine.intake import LEASE_MARGIN_MS, SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.policies import Policies
@@ -145,7 +147,7 @@ class Deliverer:
             error: object = f"it answered with {type(facts).__name__}"
         except Exception as raised:  # a user's hook may fail in any way
             error = str(raised) or "no answer"
-        log.warning("recipient directory failed, %d notifications wait: %s", len(claims), error)
+        log.warning("recipient directory failed, %d notifications wait: %s", len(claims), redact(str(error)))
         return dict.fromkeys((claim.id for claim in claims), Facts(postpone_ms=_HOOK_PAUSE_MS))
 
     async def _win_trials(self, ready: Sequence[Ready]) -> None:
@@ -154,10 +156,15 @@ class Deliverer:
             for stop in rotation(self._roster.route(channel), start):
                 if self._breakers.usable(stop.provider):
                     break
-                if self._breakers.gate(stop.provider) is Gate.TRIAL and await self._breakers.try_trial(
-                    stop.provider, longest_trial_ms(self._policies.book)
-                ):
+                if self._breakers.gate(stop.provider) is Gate.TRIAL and await self._try_trial(stop.provider):
                     break
+
+    async def _try_trial(self, provider: str) -> bool:
+        try:
+            return await self._breakers.try_trial(provider, longest_trial_ms(self._policies.book))
+        except StoreError as error:
+            log.warning("no trial of %s: %s", provider, error)
+            return False
 
     def _choose(self, claim: Claim) -> Choice:
         return choose(
@@ -178,6 +185,7 @@ class Deliverer:
     async def _record_moves(self, moved: list[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
         if not moved:
             return []
+        asked_at = self._breakers.now()
         leases = [Lease(m.claim.id, m.claim.token, m.claim.provider, m.claim.outlet) for m in moved]
         lease_ms = max(self.timeout_ms(m) for m in moved) + LEASE_MARGIN_MS
         try:
@@ -187,19 +195,22 @@ class Deliverer:
             for one in moved:
                 settle(postpone(one.claim, one.policy, _STORE_PAUSE_MS, None))
             return []
-        until = self._breakers.now() + lease_ms
+        # Counted from when we asked: we may think a lease shorter than it is, never longer.
+        until = asked_at + lease_ms
         return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
 
     async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
         """A send starts only if it can end inside its lease; a short lease is prolonged first."""
         if claim.lease_until - self._breakers.now() > timeout_ms:
             return True
+        asked_ms = self._clock.monotonic_ms()
         try:
             held = await self._backend.extend([Lease(claim.id, claim.token)], timeout_ms + LEASE_MARGIN_MS)
         except StoreError as error:
             log.warning("could not prolong the lease of %s, it is left to the reaper: %s", claim.id, error)
             return False
-        return claim.id in held
+        # An answer that took too long says nothing about how much of the lease is left.
+        return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
 
     async def _send(self, claim: Claim, timeout_ms: int) -> Outcome:
         delivery = Delivery(
@@ -225,7 +236,8 @@ class Deliverer:
             error = f"no answer within {timeout_ms} ms"
             return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
         except Exception as error:  # a provider must not raise; if it does, it may have sent
-            log.exception("provider %s raised", claim.provider)
+            where = "".join(format_tb(error.__traceback__))  # the error's own text may name the recipient
+            log.error("provider %s raised %s\n%s", claim.provider, type(error).__name__, where)
             return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=_plain(repr(error)))
 
 

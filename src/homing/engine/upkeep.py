@@ -94,8 +94,9 @@ class Upkeep:
         """Settles expired leases as lost, and ends what waited past its deadline."""
         total, step = 0, self._settings.reap_step
         while True:
+            asked_ms = self._clock.monotonic_ms()
             batch = await self._backend.reclaim(self._worker, step, self._lease_ms())
-            self._breakers.learn_time(batch.now)
+            self._breakers.learn_time(batch.now, asked_ms)
             self._adopt(batch.claims)
             total += len(batch.claims)
             if len(batch.claims) < step:

@@ -166,8 +166,7 @@ class Worker:
             return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.claim(request)
-        # Counted from when we asked: we may think a lease shorter than it is, never longer.
-        self._breakers.learn_time(batch.now + self._clock.monotonic_ms() - asked_ms)
+        self._breakers.learn_time(batch.now, asked_ms)
         self._claimed_last, self._released = len(batch.claims), 0
         for claim in batch.claims:
             self._in_flight[claim.id] = claim

@@ -8,6 +8,8 @@ from datetime import datetime
 from random import Random
 from typing import Any, Protocol, TypeVar
 
+from msgspec.structs import replace
+
 from homing.core.breaker import Breaker
 from homing.core.errors import StoreUnavailable
 from homing.core.limits import RateLimit
@@ -167,10 +169,16 @@ class ProcessBoundary:
     # Shared --------------------------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
-        return await self._call("breakers", self._store.breakers)
+        found = await self._call("breakers", self._store.breakers)
+        self._store.watch.breakers.read(self._host.name, found)
+        return found
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._call("put_breaker", lambda: self._store.put_breaker(provider, breaker))
+        put = await self._call("put_breaker", lambda: self._store.put_breaker(provider, breaker))
+        if put:
+            stored = replace(breaker, version=breaker.version + 1)
+            self._store.watch.breakers.known(self._host.name, provider, stored)
+        return put
 
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
         return await self._call("take", lambda: self._store.take(key, limit, want))

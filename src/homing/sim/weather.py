@@ -83,7 +83,7 @@ def plan_of(seed: int, requests: int = 200) -> WorldPlan:
     if chance.random() < 0.3:
         channels += (Channel.WEBHOOK,)
     spread_ms = round(requests * chance.choice((300, 700, 1_200)))
-    lease_ms = chance.choice((None, None, 5_000, 9_000, 20_000))
+    lease_ms = chance.choice((None, None, 25_000))
     short = chance.random() < 0.3
     return WorldPlan(
         seed=seed,
@@ -95,7 +95,7 @@ def plan_of(seed: int, requests: int = 200) -> WorldPlan:
         weather=_weather(chance),
         carriers=tuple(carrier for channel in channels for carrier in _carriers(chance, channel)),
         channels=channels,
-        rules=tuple(_rule(chance, type_) for type_ in TYPES),
+        rules=(*(_rule(chance, type_) for type_ in TYPES), _rule(chance, "*")),
         lease_ms=lease_ms,
         poll_ms=chance.choice((1_000, 5_000, 20_000)),
         slots=Slots(priority=chance.choice((2, 8, 32)), standard=chance.choice((2, 8, 32)), bulk=2),
@@ -115,7 +115,9 @@ def calm(seed: int, requests: int = 200) -> WorldPlan:
 
 def random_policy(chance: Random) -> PolicyPatch:
     """A policy that has run its course within half an hour."""
-    backoff = chance.choice((Backoff.EXPONENTIAL, Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACCI, Backoff.FIXED))
+    backoff = chance.choice(
+        (Backoff.EXPONENTIAL, Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACCI, Backoff.FIXED)
+    )
     base_ms = chance.choice((200, 1_000, 3_000, 10_000))
     timeout_ms = chance.choice((1_500, 4_000, 12_000))
     return PolicyPatch(
@@ -137,7 +139,7 @@ def random_policy(chance: Random) -> PolicyPatch:
 
 
 def _rule(chance: Random, type_: str) -> Rule:
-    return Rule(name=f"r-{type_}", type=type_, policy=random_policy(chance))
+    return Rule(name=f"r-{type_}" if type_ != "*" else "rest", type=type_, policy=random_policy(chance))
 
 
 def _weather(chance: Random) -> Weather:

@@ -9,6 +9,7 @@ import msgspec
 
 from homing.core.events import STATUS_CHANGED
 from homing.core.model import Event
+from homing.core.redact import redact
 
 log = logging.getLogger("homing.events")
 
@@ -20,4 +21,5 @@ class LogSink:
         for event in events:
             level = logging.INFO if event.name == STATUS_CHANGED else logging.WARNING
             payload = {key: value for key, value in event.payload.items() if key != "userId"}
-            log.log(level, "%s %s", event.name, msgspec.json.encode(payload).decode())
+            # A provider's words about a failure often name whom it could not reach.
+            log.log(level, "%s %s", event.name, redact(msgspec.json.encode(payload).decode()))

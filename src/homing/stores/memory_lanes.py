@@ -84,8 +84,9 @@ class Lane:
     A queue whose rows are all due later has an alarm. So a claim touches only what it can serve.
     """
 
-    def __init__(self, holds: Callable[[int, str, str], bool]) -> None:
-        self._holds = holds
+    def __init__(self, holds_at: Callable[[str], Callable[[int, str], bool]]) -> None:
+        self._holds_at = holds_at
+        """For an outlet: whether a row still waits there for this time."""
         self._queues: dict[tuple[str, str], Queue] = {}
         self._tenants: dict[str, Turns] = {}
         self._line: list[tuple[int, str]] = []
@@ -98,7 +99,7 @@ class Lane:
         """A row waits here from now on."""
         queue = self._queues.get((tenant, outlet))
         if queue is None:
-            queue = Queue(tenant, outlet, lambda at, id: self._holds(at, id, outlet))
+            queue = Queue(tenant, outlet, self._holds_at(outlet))
             self._queues[tenant, outlet] = queue
         queue.add(due_at, id)
         if not queue.ready and (queue.alarm_at is None or due_at < queue.alarm_at):
@@ -161,7 +162,7 @@ class Lane:
         while turns.ready:
             place = heappop(turns.ready)
             outlet = place[1]
-            if not outlets.left(outlet):
+            if outlets.left(outlet) <= 0:
                 turns.aside.append(place)
                 continue
             queue = self._queues[turns.tenant, outlet]

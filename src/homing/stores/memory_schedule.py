@@ -123,12 +123,17 @@ class Schedule:
     def _lane(self, name: str) -> Lane:
         lane = self._lanes.get(name)
         if lane is None:
-            lane = self._lanes[name] = Lane(self._waits)
+            lane = self._lanes[name] = Lane(self._waits_at)
         return lane
 
-    def _waits(self, at: int, id: str, outlet: str) -> bool:
-        kept = self._kept.get(id)
-        return kept is not None and kept.row.due_at == at and kept.row.outlet == outlet
+    def _waits_at(self, outlet: str) -> Callable[[int, str], bool]:
+        find = self._kept.get
+
+        def holds(at: int, id: str) -> bool:
+            kept = find(id)
+            return kept is not None and kept.row.due_at == at and kept.row.outlet == outlet
+
+        return holds
 
     def _retries(self, tenant: str) -> Agenda:
         agenda = self._retrying.get(tenant)

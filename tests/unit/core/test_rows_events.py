@@ -183,6 +183,16 @@ def test_an_attempt_adds_itself_and_what_it_led_to(kind: OutcomeKind, sums: dict
     assert sums_of(settled(kind)) == sums
 
 
+def test_an_attempt_that_is_known_to_have_arrived_was_sent_and_delivered() -> None:
+    row = make_row()
+    lease(row, "worker-1", MINUTE, NOW)
+    outcome = make_outcome(OutcomeKind.ACCEPTED, delivered=True)
+    settlement = decide(claim_of(row, MESSAGE, NOW), outcome, STEADY, TWO, elapsed_ms=1, latency_ms=1, u=0.0)
+    change = settle(row, settlement, NOW)
+    assert change is not None
+    assert sums_of(change) == {"attempts": 1, "sent": 1, "delivered": 1}
+
+
 def test_acceptance_and_resend_each_add_one_accepted() -> None:
     assert sums_of(accept(make_new())) == {"accepted": 1}
     assert sums_of(accept(make_new(), lease_to="api-1")) == {"accepted": 1}

@@ -6,6 +6,8 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from copy import copy
+from itertools import pairwise
 from typing import Any
 
 from homing import Homing, Listed
@@ -66,6 +68,12 @@ class WatchedStore(MemoryStore):
         self.claims: list[ClaimRequest] = []
         self.on_call: Callable[[str], Awaitable[None]] | None = None
 
+    def twin(self) -> WatchedStore:
+        """The same data over another connection, which can be away by itself."""
+        other = copy(self)
+        other.calls, other.stumbles, other.away, other.claims = Counter(), Counter(), set(), []
+        return other
+
     async def _meet(self, name: str) -> None:
         self.calls[name] += 1
         await asyncio.sleep(0)
@@ -74,7 +82,7 @@ class WatchedStore(MemoryStore):
         if self.stumbles[name] > 0:
             self.stumbles[name] -= 1
             raise StoreUnavailable
-        if name in self.away:
+        if self.away & {name, "everything"}:
             raise StoreUnavailable
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
@@ -113,6 +121,10 @@ class WatchedStore(MemoryStore):
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
         await self._meet("take")
         return await super().take(key, limit, want)
+
+    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
+        await self._meet("lead")
+        return await super().lead(task, worker, for_ms)
 
     async def emit(self, events: Sequence[Event]) -> None:
         await self._meet("emit")
@@ -173,7 +185,7 @@ class Timed(ScriptedProvider):
         self.busiest = 0
 
     async def send(self, delivery: Delivery) -> Outcome:
-        self.times.append(round(asyncio.get_running_loop().time(), 3))
+        self.times.append(round(asyncio.get_running_loop().time(), 2))
         self.busy += 1
         self.busiest = max(self.busiest, self.busy)
         try:
@@ -184,7 +196,7 @@ class Timed(ScriptedProvider):
     @property
     def gaps(self) -> list[float]:
         """Seconds between one attempt and the next."""
-        return [round(b - a, 1) for a, b in zip(self.times, self.times[1:], strict=False)]
+        return [round(b - a, 1) for a, b in pairwise(self.times)]
 
 
 class Hook:

@@ -38,17 +38,16 @@ def a_full_row() -> Row:
     texts = {name: f"{name}!" for name in Row.__struct_fields__}
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(Row):
-        wanted = str(field.type)
-        values[field.name] = numbers[field.name] if "int" in wanted else texts[field.name]
+        if field.type is bool:
+            values[field.name] = True
+        else:
+            values[field.name] = (numbers if "int" in str(field.type) else texts)[field.name]
     values |= {
         "channel": Channel.PUSH,
         "mode": Mode.BULK,
         "priority": Priority.LOW,
         "status": Status.IN_DOUBT,
         "reason": Reason.OPERATOR,
-        "pinned": True,
-        "overdue": True,
-        "cancel_requested": True,
         "holds": {"twilio": 5},
         "engagement": {"open": 2},
     }

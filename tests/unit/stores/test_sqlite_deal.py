@@ -9,21 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.model import LaneRoom
-from homing.stores.sqlite.deal import Deal, Due, DueQueue, OutletRoom
+from homing.core.outlets import OutletRoom
+from homing.stores.sqlite.deal import Deal, Due, DueQueue
+
+OUTLETS = ("x", "y", "hook@1", "hook@2", "hook")
 
 Places = dict[tuple[str, str], int]
 """(tenant, outlet) → how many rows are due."""
 
 places = st.dictionaries(
-    st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), st.integers(0, 40), max_size=9
+    st.tuples(st.sampled_from("abcd"), st.sampled_from(OUTLETS)), st.integers(0, 40), max_size=12
 )
 rooms = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 30), max_size=4)
-outlets = st.dictionaries(st.sampled_from("xyz"), st.integers(0, 60), max_size=3)
+outlets = st.dictionaries(st.sampled_from(OUTLETS), st.integers(0, 60), max_size=5)
 
 
 def rows_of(place: tuple[str, str], number: int) -> list[Due]:
     tenant, outlet = place
-    return [(n, f"{tenant}{outlet}{n:03}", n) for n in range(number)]
+    return [(n, f"{tenant} {outlet} {n:03}", n) for n in range(number)]
 
 
 class OneByOne(Deal):
@@ -74,18 +77,21 @@ def test_no_room_is_overdrawn_and_none_is_left_that_could_be_used(
 ) -> None:
     lane = LaneRoom(slots=slots, tenant_slots=tenant_slots, tenant_room=room)
     dealt, _, _ = deal(Deal, due, lane, outlet_room, {})
-    by_tenant, by_outlet = Counter(id[0] for id in dealt), Counter(id[1] for id in dealt)
-    by_place = Counter((id[0], id[1]) for id in dealt)
+    taken = [id.split() for id in dealt]
+    by_tenant, by_place = Counter(t for t, _, _ in taken), Counter((t, o) for t, o, _ in taken)
+    left = OutletRoom(outlet_room, 25)
+    for _, outlet, _ in taken:
+        assert left.left(outlet) > 0
+        left.use(outlet)
     assert len(dealt) == len(set(dealt)) <= slots
     assert all(number <= room.get(tenant, tenant_slots) for tenant, number in by_tenant.items())
-    assert all(number <= outlet_room.get(outlet, 25) for outlet, number in by_outlet.items())
     for (tenant, outlet), number in due.items():
         assert by_place[tenant, outlet] <= number
         left_over = by_place[tenant, outlet] < number
         full = (
             len(dealt) == slots
             or by_tenant[tenant] >= room.get(tenant, tenant_slots)
-            or by_outlet[outlet] >= outlet_room.get(outlet, 25)
+            or left.left(outlet) <= 0
         )
         assert full or not left_over
 

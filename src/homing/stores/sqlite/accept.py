@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, json
 
+from homing.core.errors import StoreError
 from homing.core.model import Acceptance, Claim, NewNotification, Submission
 from homing.core.rows import Row, claim_of, new_row
 from homing.stores.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, own_columns, shared_columns
@@ -26,12 +27,12 @@ KNOWN_REQUESTS = """
 SELECT json_group_array(json_array(
   r.tenant, r.idempotency_key, json_array(r.fingerprint, r.batch_id, json(r.ids))))
 FROM json_each(?1) AS j CROSS JOIN homing_requests AS r
-  ON r.tenant = j.value ->> 0 AND r.idempotency_key = j.value ->> 1
+  ON r.tenant = json_extract(j.value, '$[0]') AND r.idempotency_key = json_extract(j.value, '$[1]')
 """
 _KNOWN_DEDUPS = """
 SELECT json_group_array(json_array(d.tenant, d.dedup_key, d.id, d.accepted_at))
 FROM json_each(?1) AS j CROSS JOIN homing_dedups AS d
-  ON d.tenant = j.value ->> 0 AND d.dedup_key = j.value ->> 1
+  ON d.tenant = json_extract(j.value, '$[0]') AND d.dedup_key = json_extract(j.value, '$[1]')
 """
 BEFORE = """
 SELECT json_array(
@@ -62,10 +63,7 @@ class _Intake:
         self.book = Book(tx)
         self.requests = _known_requests(tx, batch)
         self.dedups = _known_dedups(tx, batch)
-        # Without a key a repeated call (after an error whose commit did happen) is known by its ids; a
-        # submission is stored whole, so its first id stands for all.
-        first_ids = [s.notifications[0].id for s in batch if s.idempotency_key is None and s.notifications]
-        self.seq, stored = _decode_before(tx.one(BEFORE, encode(first_ids)))
+        self.seq, stored = _decode_before(tx.one(BEFORE, encode(_ids_to_look_up(batch))))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
         self.new_dedups: dict[Key, tuple[str, int]] = {}
@@ -76,22 +74,20 @@ class _Intake:
         key = (submission.tenant, submission.idempotency_key or "")
         if submission.idempotency_key is not None and key in self.requests:
             return _answer_again(submission, self.requests[key])
-        if self._repeated(submission):
-            ids = tuple(self._duplicate_of(submission, new) or new.id for new in submission.notifications)
-            return Acceptance(batch_id=submission.batch_id, ids=ids, duplicates=frozenset(ids))
-        found: list[str] = []
+        repeated = self._repeated(submission)
+        ids: list[str] = []
         duplicates: set[str] = set()
         claims: list[Claim] = []
         for new in submission.notifications:
-            earlier = self._duplicate_of(submission, new)
-            found.append(earlier or new.id)
+            earlier = new.id if repeated else self._earlier(submission, new)
+            ids.append(earlier or new.id)
             if earlier is not None:
                 duplicates.add(earlier)
                 continue
             row = self._store(submission, new)
             if submission.lease_to is not None:
-                claims.append(_claim(row, new))
-        accepted = tuple(found)
+                claims.append(claim_of(row, new.message, row.aged_from))
+        accepted = tuple(ids)
         if submission.idempotency_key is not None:
             self.requests[key] = _Request(submission.fingerprint, submission.batch_id, accepted)
             columns = (submission.fingerprint, submission.batch_id, encode(accepted), self.tx.now)
@@ -115,13 +111,21 @@ class _Intake:
             _DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
 
     def _repeated(self, submission: Submission) -> bool:
-        if submission.idempotency_key is not None or not submission.notifications:
+        """Whether the first id, which was looked up, stands for all."""
+        if not submission.notifications or _may_be_partly_stored(submission):
             return False
-        there = self.stored.get(submission.notifications[0].id)
-        return there == (submission.tenant, submission.batch_id)
+        return self._stored(submission, submission.notifications[0])
 
-    def _duplicate_of(self, submission: Submission, new: NewNotification) -> str | None:
-        """The id of the earlier notification that this one repeats within its window."""
+    def _stored(self, submission: Submission, new: NewNotification) -> bool:
+        there = self.stored.get(new.id)
+        if there is not None and there != (submission.tenant, submission.batch_id):
+            raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
+        return there is not None
+
+    def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
+        """The id under which it is there already: this call is repeated, or its dedup window is open."""
+        if self.stored and self._stored(submission, new):
+            return new.id
         if new.dedup_key is None:
             return None
         earlier = self.dedups.get((submission.tenant, new.dedup_key))
@@ -155,8 +159,22 @@ def _answer_again(submission: Submission, earlier: _Request) -> Acceptance:
     return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
 
 
-def _claim(row: Row, new: NewNotification) -> Claim:
-    return claim_of(row, new.message, row.aged_from)
+def _ids_to_look_up(batch: Sequence[Submission]) -> list[str]:
+    """A call repeated without a key (its answer was lost, its commit was not) is known by its ids.
+
+    A submission is stored whole, so its first id stands for all, unless a dedup key kept some out.
+    """
+    ids: list[str] = []
+    for submission in batch:
+        if submission.idempotency_key is None:
+            all_of_them = _may_be_partly_stored(submission)
+            wanted = submission.notifications if all_of_them else submission.notifications[:1]
+            ids += [new.id for new in wanted]
+    return ids
+
+
+def _may_be_partly_stored(submission: Submission) -> bool:
+    return any(new.dedup_key is not None for new in submission.notifications)
 
 
 def _known_requests(tx: Tx, batch: Sequence[Submission]) -> dict[Key, _Request]:

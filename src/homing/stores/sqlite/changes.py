@@ -65,7 +65,7 @@ _ENTERED = insert(
     " WHERE next_due_at IS NULL OR next_due_at > excluded.next_due_at",
 )
 NEXT_DUE = """(
-    SELECT n.due_at FROM homing_notifications AS n
+    SELECT n.due_at FROM homing_notifications AS n INDEXED BY homing_due
     WHERE n.lane = homing_queues.lane AND n.tenant = homing_queues.tenant
       AND n.outlet = homing_queues.outlet AND n.due_at IS NOT NULL
     ORDER BY n.due_at LIMIT 1)"""

@@ -20,14 +20,18 @@ _PRAGMAS = (
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -65536",
     "PRAGMA wal_autocheckpoint = 4000",  # 16 MB: fewer, larger checkpoints, each page written once
+    "PRAGMA journal_size_limit = 67108864",  # what one long read made the log grow to is given back
 )
 _CACHED_STATEMENTS = 512
+_OLDEST = (3, 35, 0)
 _PRIMARY = 0xFF
 """The low byte of an extended result code is the primary one."""
 
 
 def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     """A connection that its thread alone uses; transactions are begun and ended by hand."""
+    if sqlite3.sqlite_version_info < _OLDEST:
+        raise StoreError(f"Homing needs SQLite 3.35 or newer; this Python has {sqlite3.sqlite_version}.")
     try:
         connection = sqlite3.connect(
             path,

@@ -126,11 +126,12 @@ class Deal:
         if any(len(turns.queues) != 1 for turns in tenants):
             return []
         queues = [self._queues[turns.tenant, turns.queues[0][1]] for turns in tenants]
+        sharing = Counter(_provider(queue.outlet) for queue in queues)
         rounds = min(
             self._left // len(tenants),
             min(turns.room for turns in tenants),
             min(len(queue.rows) for queue in queues),
-            min(self._outlets.left(o) // n for o, n in Counter(queue.outlet for queue in queues).items()),
+            min(self._outlets.left(queue.outlet) // sharing[_provider(queue.outlet)] for queue in queues),
         )
         if rounds <= 0:
             return []
@@ -190,3 +191,8 @@ class Deal:
         if len(queues) > 1:
             share = min(self._left, max(_LEAST, share + share // 4))
         self._fetch(queues, min(share, _MOST))
+
+
+def _provider(outlet: str) -> str:
+    """Whose room the outlet draws on besides its own."""
+    return outlet.partition("@")[0]

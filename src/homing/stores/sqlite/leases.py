@@ -32,7 +32,7 @@ SELECT json_array(
   (SELECT json_group_array(json_array(lanes.value, (
      SELECT json_group_array(json_array(tenant, outlet, turn, served)) FROM (
        SELECT q.tenant, q.outlet, coalesce(t.served, 0) AS turn, q.served
-       FROM homing_queues AS q
+       FROM homing_queues AS q INDEXED BY homing_queue_due
        LEFT JOIN homing_turns AS t ON t.lane = q.lane AND t.tenant = q.tenant
        WHERE q.lane = lanes.value AND q.next_due_at <= ?2
          AND q.outlet NOT IN (SELECT value FROM json_each(?3))
@@ -43,9 +43,12 @@ SELECT json_array(
 DUE_ROWS = """
 SELECT json_group_array(json((
   SELECT json_group_array(json_array(due_at, id, seq)) FROM (
-    SELECT n.due_at, n.id, n.seq FROM homing_notifications AS n
-    WHERE n.lane = q.value ->> 0 AND n.tenant = q.value ->> 1 AND n.outlet = q.value ->> 2
-      AND (n.due_at, n.id) > (q.value ->> 3, q.value ->> 4) AND n.due_at <= ?2
+    SELECT n.due_at, n.id, n.seq FROM homing_notifications AS n INDEXED BY homing_due
+    WHERE n.lane = json_extract(q.value, '$[0]')
+      AND n.tenant = json_extract(q.value, '$[1]')
+      AND n.outlet = json_extract(q.value, '$[2]')
+      AND (n.due_at, n.id) > (json_extract(q.value, '$[3]'), json_extract(q.value, '$[4]'))
+      AND n.due_at <= ?2
     ORDER BY n.due_at, n.id LIMIT ?3))))
 FROM json_each(?1) AS q
 """
@@ -57,8 +60,8 @@ CROSS JOIN homing_messages AS m ON m.seq = n.seq
 """  # noqa: S608
 NEXT_DUE_AT = """
 SELECT min((
-  SELECT min(q.next_due_at) FROM homing_queues AS q
-  WHERE q.lane = lanes.value ->> 0 AND q.next_due_at > ?2
+  SELECT min(q.next_due_at) FROM homing_queues AS q INDEXED BY homing_queue_due
+  WHERE q.lane = json_extract(lanes.value, '$[0]') AND q.next_due_at > ?2
     AND q.outlet NOT IN (SELECT value FROM json_each(?3))
     AND substr(q.outlet, 1, instr(q.outlet, '@') - 1) NOT IN (SELECT value FROM json_each(?3))
     AND q.tenant NOT IN (SELECT value FROM json_each(lanes.value, '$[1]'))))
@@ -67,11 +70,11 @@ FROM json_each(?1) AS lanes
 PASSED = """
 SELECT json_group_array(seq) FROM (
   SELECT * FROM (
-    SELECT lease_until AS at, id, seq FROM homing_notifications
+    SELECT lease_until AS at, id, seq FROM homing_notifications INDEXED BY homing_lease
     WHERE lease_until <= ?1 ORDER BY lease_until LIMIT ?2)
   UNION ALL
   SELECT * FROM (
-    SELECT deadline_at AS at, id, seq FROM homing_notifications
+    SELECT deadline_at AS at, id, seq FROM homing_notifications INDEXED BY homing_deadline
     WHERE deadline_at <= ?1 AND mode <> 'synchronous' ORDER BY deadline_at LIMIT ?2)
   ORDER BY at, id LIMIT ?2)
 """

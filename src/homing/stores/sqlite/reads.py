@@ -38,7 +38,7 @@ CROSS JOIN homing_notifications AS n ON n.seq = c.seq
 CROSS JOIN homing_messages AS m ON m.seq = n.seq
 """  # noqa: S608
 _WAITING = """
-SELECT due.seq FROM homing_queues AS q CROSS JOIN homing_notifications AS due
+SELECT due.seq FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
   ON due.lane = q.lane AND due.tenant = q.tenant AND due.outlet = q.outlet
 WHERE q.tenant = ?1 AND due.due_at IS NOT NULL AND due.due_at > ?2 AND due.due_at <= ?3
 ORDER BY due.due_at, due.id LIMIT ?4
@@ -69,7 +69,7 @@ SELECT json_group_array(json_array(hour_at, tenant, channel, provider, {", ".joi
   ORDER BY hour_at, tenant, channel, provider)
 """  # noqa: S608
 _OLDEST_RETRY = """
-SELECT min((SELECT min(n.last_attempt_at) FROM homing_notifications AS n
+SELECT min((SELECT min(n.last_attempt_at) FROM homing_notifications AS n INDEXED BY homing_retrying
             WHERE n.tenant = t.tenant AND n.status = 'retrying'))
 FROM (SELECT DISTINCT tenant FROM homing_tallies WHERE ?1 IS NULL OR tenant = ?1) AS t
 """

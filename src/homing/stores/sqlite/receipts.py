@@ -18,14 +18,14 @@ MUTABLE = Update(MUTABLE_FIELDS)
 _HEARD = """
 SELECT json_group_array(json_array(r.provider, r.event_id))
 FROM json_each(?1) AS j CROSS JOIN homing_receipts AS r
-  ON r.provider = j.value ->> 0 AND r.event_id = j.value ->> 1
+  ON r.provider = json_extract(j.value, '$[0]') AND r.event_id = json_extract(j.value, '$[1]')
 """
 _KNOWN = """
 SELECT json_group_array(json_array(
   a.provider, a.provider_message_id, json_array(a.seq, a.change, a.receipt_rank,
     a.change = (SELECT max(change) FROM homing_attempts WHERE seq = a.seq))))
 FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a
-  ON a.provider = j.value ->> 0 AND a.provider_message_id = j.value ->> 1
+  ON a.provider = json_extract(j.value, '$[0]') AND a.provider_message_id = json_extract(j.value, '$[1]')
 """
 _EARLY = """
 SELECT json_group_array(json_array(number, json(kept))) FROM (

@@ -31,7 +31,9 @@ SELECT json_group_array({_ENTRY}) FROM (
 _VERSIONS = """
 SELECT json_group_array(json_array(r.tenant, r.kind, r.key, r.version))
 FROM json_each(?1) AS j CROSS JOIN homing_registry AS r
-  ON r.tenant = j.value ->> 0 AND r.kind = j.value ->> 1 AND r.key = j.value ->> 2
+  ON r.tenant = json_extract(j.value, '$[0]')
+  AND r.kind = json_extract(j.value, '$[1]')
+  AND r.key = json_extract(j.value, '$[2]')
 """
 _WRITE = insert(
     "homing_registry",

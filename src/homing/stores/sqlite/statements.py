@@ -15,10 +15,11 @@ from typing import Any
 
 from homing.stores.codec import JSON_FIELDS, ROW_FIELDS, Column, encode
 
-_SIZES = (128, 32, 8, 2, 1)
+_SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
 """Rows per statement: few texts, so that SQLite's prepared statements are found again."""
-_ALIKE = 8
-"""With so many rows per group on average, a statement for each group is the cheaper way."""
+_INSERTED_ALIKE = 32
+_UPDATED_ALIKE = 8
+"""With so many rows per group on average, statements for each group are the cheaper way."""
 
 
 class Tx:
@@ -87,7 +88,7 @@ class Insert:
         groups: dict[tuple[Column, ...], list[tuple[Column, ...]]] = {}
         for own, shared in rows:
             groups.setdefault(shared, []).append(own)
-        if len(groups) > 1 + len(rows) // _ALIKE:
+        if len(groups) > 1 + len(rows) // _INSERTED_ALIKE:
             self._each.run(tx, [(*own, *shared) for own, shared in rows])
             return
         for shared, owns in groups.items():
@@ -116,7 +117,7 @@ class Update:
         groups: dict[tuple[Column, ...], list[int]] = {}
         for seq, columns in rows.items():
             groups.setdefault(columns, []).append(seq)
-        if len(groups) > 1 + len(rows) // _ALIKE:
+        if len(groups) > 1 + len(rows) // _UPDATED_ALIKE:
             self.each.run(tx, [(seq, *columns) for seq, columns in rows.items()])
             return
         for columns, seqs in groups.items():

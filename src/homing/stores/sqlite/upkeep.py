@@ -21,7 +21,7 @@ FROM (SELECT * FROM homing_outbox WHERE lease_until <= ?1 ORDER BY number LIMIT 
 """
 _PAST_AGE = """
 SELECT json_group_array(json_array(seq, tenant, attempts)) FROM (
-  SELECT seq, tenant, attempts FROM homing_notifications
+  SELECT seq, tenant, attempts FROM homing_notifications INDEXED BY homing_final
   WHERE status = ?1 AND updated_at <= ?2 AND due_at IS NULL AND lease_until IS NULL
   ORDER BY updated_at LIMIT ?3)
 """
@@ -61,8 +61,7 @@ def prune(tx: Tx, retention: Retention, limit: int) -> Mapping[str, int]:
     keys = _forget(tx, "homing_requests", ("tenant", "idempotency_key"), "created_at", keys_until, limit)
     keys += _forget(tx, "homing_dedups", ("tenant", "dedup_key"), "accepted_at", keys_until, limit - keys)
     receipts = _forget(tx, "homing_receipts", ("number",), "received_at", keys_until, limit)
-    # Who was served when matters only while there is something to serve.
-    tx.run("DELETE FROM homing_queues WHERE next_due_at IS NULL")
+    _forget_idle(tx, limit)
     return {"notifications": _purge(tx, retention, limit), "keys": keys, "receipts": receipts}
 
 
@@ -80,6 +79,21 @@ def size(tx: Tx, path: Path) -> Mapping[str, int]:
         "bytes": sum(file.stat().st_size for file in files if file.exists()),
         "schema_version": version_of(tx.cursor),
     }
+
+
+def _forget_idle(tx: Tx, limit: int) -> None:
+    """Who was served when matters only while there is something to serve."""
+    tx.run(
+        "DELETE FROM homing_queues WHERE (lane, tenant, outlet) IN"
+        " (SELECT lane, tenant, outlet FROM homing_queues WHERE next_due_at IS NULL LIMIT ?)",
+        max(0, limit),
+    )
+    tx.run(
+        "DELETE FROM homing_turns WHERE (lane, tenant) IN"
+        " (SELECT t.lane, t.tenant FROM homing_turns AS t WHERE NOT EXISTS"
+        "   (SELECT 1 FROM homing_queues AS q WHERE q.lane = t.lane AND q.tenant = t.tenant) LIMIT ?)",
+        max(0, limit),
+    )
 
 
 def _purge(tx: Tx, retention: Retention, limit: int) -> int:

@@ -184,6 +184,29 @@ class ClaimingTests:
         rest = await store.claim(everything(STANDARD_EMAIL, STANDARD_SMS, outlet_slots=3))
         assert len(rest.claims) == 3
 
+    async def test_the_room_of_a_provider_bounds_all_its_hosts_together(self, harness: Harness) -> None:
+        store = harness.store
+        for host in ("hook@a", "hook@b", "hook@c"):
+            await accept(store, *(a_notification(outlet=host) for _ in range(9)))
+        await accept(store, *(a_notification(outlet="other@a") for _ in range(9)))
+        batch = await store.claim(everything(slots=30, outlet_slots=4, outlet_room={"hook": 7, "hook@a": 1}))
+        taken = _by(batch.claims, "outlet")
+        assert (taken["hook@a"], taken["other@a"]) == (1, 4)
+        assert taken["hook@b"] + taken["hook@c"] == 6
+        assert max(taken.values()) <= 4
+
+    async def test_a_paused_provider_closes_all_its_hosts(self, harness: Harness) -> None:
+        store = harness.store
+        await accept(store, a_notification(outlet="hook@a"), a_notification(outlet="hooks@a"))
+        later = a_notification(outlet="hook@b", send_at=await store.now_ms() + HOUR_MS)
+        await accept(store, later)
+        batch = await store.claim(everything(outlet_room={"hook": 0}))
+        assert _by(batch.claims, "outlet") == {"hooks@a": 1}
+        assert batch.next_due_at is None
+        batch = await store.claim(everything())
+        assert _by(batch.claims, "outlet") == {"hook@a": 1}
+        assert batch.next_due_at == later.send_at
+
     async def test_an_outlet_without_room_is_left_out_and_loses_nothing(self, harness: Harness) -> None:
         store = harness.store
         await accept(store, *(a_notification(outlet="x") for _ in range(50)))

@@ -180,6 +180,15 @@ class CommandTests:
         await harness.advance(HOUR_MS + MINUTE_MS)
         assert (await claim_one(store)).id == id
 
+    async def test_a_rescheduled_one_ages_from_its_new_time(self, harness: Harness) -> None:
+        store = harness.store
+        id = await accept_one(store, a_notification(max_age_ms=DAY_MS))
+        command = Command(name=CommandName.RESCHEDULE, who="ada", delay_ms=3 * DAY_MS)
+        await store.amend("default", [id], command)
+        await harness.advance(3 * DAY_MS + HOUR_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+        assert (await claim_one(store)).id == id
+
     async def test_acknowledge_says_who_when_and_why(self, harness: Harness) -> None:
         store = harness.store
         id = await bring_to(store, Status.FAILED)

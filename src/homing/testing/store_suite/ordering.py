@@ -89,7 +89,7 @@ class OrderingTests:
         await store.settle([dead(second)])
         assert await status_of(store, claim.id) is Status.DELIVERED
 
-    @pytest.mark.parametrize("seed", range(25))
+    @pytest.mark.parametrize("seed", range(40))
     @pytest.mark.parametrize("start", [Status.SENT, Status.IN_DOUBT, Status.FAILED])
     async def test_any_order_and_any_repeats_end_in_the_same_status(
         self, harness: Harness, start: Status, seed: int
@@ -111,7 +111,7 @@ async def _hear(
     at_fault: bool,
     chance: random.Random,
     way: int,
-) -> tuple[Status, int, tuple[tuple[str, int], ...]]:
+) -> tuple[Status, Reason | None, int, tuple[tuple[str, int], ...]]:
     """Where a notification ends that hears of these events in one of many ways."""
     message_id = an_id()
     heard = [
@@ -137,7 +137,7 @@ async def _hear(
         await store.receipt([receipt])
     found = await see(store, claim.id)
     await _leave_nothing_due(store, claim.id)
-    return found.status, found.attempt_count, tuple(sorted(found.engagement.items()))
+    return found.status, found.reason, found.attempt_count, tuple(sorted(found.engagement.items()))
 
 
 async def _leave_nothing_due(store: Backend, id: str) -> None:

@@ -108,6 +108,21 @@ class ReceivingTests:
         await store.receipt([a_receipt("m-1", E.FAILED, route=(("sendgrid", "sendgrid"),))])
         assert (await claim_one(store)).provider == "sendgrid"
 
+    async def test_a_failure_of_a_forced_provider_stays_there(self, harness: Harness) -> None:
+        store = harness.store
+        await send(store, "m-1", a_notification(pinned=True))
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        claim = await claim_one(store)
+        assert (claim.provider, claim.pinned) == ("sendgrid", True)
+
+    async def test_what_a_late_failure_reopens_ages_anew(self, harness: Harness) -> None:
+        store = harness.store
+        await send(store, "m-1", a_notification(max_age_ms=DAY_MS))
+        await harness.advance(3 * DAY_MS)
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
+        assert close_to((await claim_one(store)).aged_from, await store.now_ms())
+
     async def test_a_failure_that_is_the_recipients_fault_is_final(self, harness: Harness) -> None:
         store = harness.store
         id = await send(store, "m-1")

@@ -223,7 +223,7 @@ class SettlingTests:
         await store.amend("default", [claim.id], CANCEL)
         await store.settle([postponed(claim, 0)])
         found = await see(store, claim.id)
-        assert (found.status, found.attempt_count) == (Status.CANCELLED, 0)
+        assert (found.status, found.attempt_count, found.reason) == (Status.CANCELLED, 0, Reason.OPERATOR)
 
     @pytest.mark.parametrize("status", [Status.SENT, Status.FAILED, Status.IN_DOUBT])
     async def test_a_requested_cancel_does_not_undo_what_happened(

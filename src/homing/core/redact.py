@@ -1,0 +1,32 @@
+"""Takes recipients out of text that others wrote, before it reaches a log."""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "•••"
+
+# Each begins where a word begins and never goes back over what it took: long nonsense costs no more than text.
+_RULES = (
+    (re.compile(r"(https?://)(?:[^\s/@]*+@)?([^\s/?#\"'<>]++)[^\s\"'<>]*+"), rf"\1\2/{HIDDEN}"),
+    (re.compile(r"(?<![^\s@<>\"'(),;:])[^\s@<>\"'(),;:]++@([\w.-]++)"), rf"{HIDDEN}@\1"),
+    (re.compile(r"(?<![\w-])\+?\d(?:[ ().-]{0,3}\d){6,20}(?![\w-])"), HIDDEN),
+    (re.compile(r"(?<![\w:-])[\w:-]{32,}+"), HIDDEN),
+)
+_LONGEST = 20_000
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def redact(text: str) -> str:
+    """The text without addresses, numbers, tokens and paths of URLs. Our own ids stay."""
+    text = text[:_LONGEST]
+    kept: list[str] = []
+
+    def keep(found: re.Match[str]) -> str:
+        kept.append(found[0])
+        return f"\x00{len(kept) - 1}\x00"
+
+    text = _UUID.sub(keep, text)
+    for pattern, by in _RULES:
+        text = pattern.sub(by, text)
+    return re.sub(r"\x00(\d+)\x00", lambda found: kept[int(found[1])], text)

@@ -1,0 +1,223 @@
+"""Simulated providers: they take, refuse, throttle, hang, lie and report back, as their seed has it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from msgspec import Struct
+
+from homing.core.model import Outcome, OutcomeKind, Receipt, ReceiptEvent, RegistryPut
+from homing.core.ports import Delivery
+from homing.sim.invariants import Watch
+from homing.sim.scene import Call
+from homing.sim.weather import CarrierPlan, Weather
+
+_ENDLESS_S = 10_000_000
+_HOUR_MS = 3_600_000
+
+_TROUBLE: dict[str, int] = {
+    "transient": 30,
+    "throttled": 14,
+    "provider_fault": 5,
+    "bad_content": 2,
+    "bad_recipient": 3,
+    "dead_address": 2,
+    "opted_out": 2,
+    "hang": 8,
+    "take and hang": 8,
+    "take and drop": 6,
+    "take, say so, and drop": 5,
+    "raise": 4,
+    "nonsense": 2,
+    "slow": 9,
+}
+"""What may go wrong, and how often against the others."""
+
+_OUTAGES = ("transient", "transient", "hang", "throttled", "provider_fault", "raise")
+
+E = ReceiptEvent
+_STORIES: tuple[tuple[int, tuple[ReceiptEvent, ...]], ...] = (
+    (30, ()),
+    (20, (E.DELIVERED,)),
+    (15, (E.QUEUED, E.SENT, E.DELIVERED)),
+    (5, (E.DELIVERED, E.SENT, E.QUEUED)),
+    (10, (E.SENT, E.FAILED)),
+    (6, (E.FAILED,)),
+    (4, (E.FAILED, E.DELIVERED)),
+    (3, (E.DELIVERED, E.SPAM_REPORT)),
+    (3, (E.OPEN, E.DELIVERED, E.CLICK, E.OPEN)),
+    (2, (E.DELIVERED, E.UNSUBSCRIBE)),
+)
+"""What a provider reports of a message that it took, and how often; each report at its own moment."""
+
+
+class Caller(Protocol):
+    """The process that calls."""
+
+    name: str
+    dead: bool
+
+
+class Outage(Struct, frozen=True):
+    """For a while everything goes wrong in the same way."""
+
+    until_ms: int
+    kind: str
+
+
+class Carrier:
+    """One provider, as the world has it; each process reaches it through its own `CarrierLine`."""
+
+    def __init__(
+        self,
+        plan: CarrierPlan,
+        *,
+        weather: Weather,
+        chance: Random,
+        watch: Watch,
+        report: Callable[[int, Receipt], None],
+        route_of: Callable[[Delivery], tuple[tuple[str, str], ...]],
+    ) -> None:
+        self.plan = plan
+        self.weather = weather
+        self._chance = chance
+        self._watch = watch
+        self._report = report
+        self._route_of = route_of
+        self._messages = 0
+        self.outage: Outage | None = None
+
+    async def serve(self, caller: Caller, delivery: Delivery) -> object:
+        """One send, from the caller's first byte to whatever it gets back."""
+        call = self._watch.send_begins(caller.name, self.plan.id, delivery)
+        heard: Outcome | None = None
+        alive = True
+        try:
+            answer = await self._answer(delivery)
+            heard = answer if isinstance(answer, Outcome) else None
+            return answer
+        except asyncio.CancelledError:
+            alive = not caller.dead
+            raise
+        finally:
+            self._end(call, heard, alive=alive and not caller.dead)
+
+    def healthy(self) -> bool:
+        return self._now_outage() is None or self._chance.random() < 0.1
+
+    def _end(self, call: Call, heard: Outcome | None, *, alive: bool) -> None:
+        self._watch.send_ends(call, heard, heard=alive)
+
+    async def _answer(self, delivery: Delivery) -> object:
+        kind, latency_ms = self._kind(), self._chance.choice((5, 30, 30, 200, 600))
+        if kind in ("accept", "take and hang", "take and drop", "take, say so, and drop", "slow"):
+            message = self._take(delivery)
+        if kind == "slow":
+            latency_ms = self._chance.randrange(500, 16_000)
+        await asyncio.sleep(latency_ms / 1000)
+        match kind:
+            case "accept" | "slow":
+                delivered = self._chance.random() < 0.1
+                return Outcome(OutcomeKind.ACCEPTED, provider_message_id=message, delivered=delivered)
+            case "hang" | "take and hang":
+                await asyncio.sleep(_ENDLESS_S)
+            case "take and drop":
+                return Outcome(OutcomeKind.AMBIGUOUS, error_code="reset", error="the connection was lost")
+            case "take, say so, and drop":
+                return Outcome(OutcomeKind.AMBIGUOUS, provider_message_id=message, error_code="reset")
+            case "raise":
+                raise ConnectionError(f"no such mailbox: {delivery.address}")
+            case "nonsense":
+                return {"status": "fine"}
+            case "throttled":
+                return Outcome(OutcomeKind.THROTTLED, error_code="429", retry_after_ms=self._retry_after_ms())
+        retry_after_ms = self._retry_after_ms() if self._chance.random() < 0.15 else None
+        return Outcome(
+            OutcomeKind(kind), error_code=kind, error=f"says {kind}", retry_after_ms=retry_after_ms
+        )
+
+    def _kind(self) -> str:
+        outage = self._now_outage()
+        if outage is not None:
+            return outage.kind
+        if self._chance.random() < self.weather.trouble:
+            return self._chance.choices(tuple(_TROUBLE), tuple(_TROUBLE.values()))[0]
+        return "accept"
+
+    def _now_outage(self) -> Outage | None:
+        if self.outage is not None and self._watch.scene.ms >= self.outage.until_ms:
+            self.outage = None
+        return self.outage
+
+    def begin_outage(self, chance: Random) -> None:
+        now_ms = self._watch.scene.ms
+        kind = chance.choice(_OUTAGES)
+        self.outage = Outage(now_ms + chance.randrange(10_000, 120_000), kind)
+        self._watch.scene.note("world", f"outage of {self.plan.id}: {kind}")
+
+    def _retry_after_ms(self) -> int:
+        return self._chance.choice((200, 1_500, 5_000, 20_000, 60_000, 30 * _HOUR_MS))
+
+    def _take(self, delivery: Delivery) -> str:
+        """The provider really has it now; its reports may come before its answer."""
+        self._messages += 1
+        if self.plan.idempotent:
+            message = f"{self.plan.id}-{delivery.idempotency_key[-12:]}"
+        else:
+            message = f"{self.plan.id}-m{self._messages}"
+        weights, stories = zip(*_STORIES, strict=True)
+        early = self._chance.random() < 0.3
+        for number, event in enumerate(self._chance.choices(stories, weights)[0]):
+            receipt = self._receipt(delivery, message, event, f"{message}-{self._messages}-{number}")
+            delay_ms = self._chance.randrange(0, 1_000) if early else self._chance.randrange(500, 60_000)
+            self._report(delay_ms, receipt)
+            if self._chance.random() < 0.2:
+                self._report(delay_ms + self._chance.randrange(0, 30_000), receipt)
+        return message
+
+    def _receipt(self, delivery: Delivery, message: str, event: ReceiptEvent, event_id: str) -> Receipt:
+        puts: tuple[RegistryPut, ...] = ()
+        if event is E.SPAM_REPORT:
+            key = f"{delivery.channel.value}:{delivery.address}:*"
+            puts = (RegistryPut(tenant=delivery.tenant, kind="suppression", key=key, value={"why": "spam"}),)
+        if event is E.UNSUBSCRIBE and delivery.recipient.id is not None:
+            key = f"{delivery.recipient.id}:{delivery.type}:{delivery.channel.value}"
+            puts = (
+                RegistryPut(tenant=delivery.tenant, kind="preference", key=key, value={"allowed": False}),
+            )
+        at_fault = event is E.FAILED and self._chance.random() < 0.3
+        return Receipt(
+            provider=self.plan.id,
+            provider_message_id=message,
+            event=event,
+            event_id=event_id,
+            at=self._watch.scene.now,
+            recipient_at_fault=at_fault,
+            always_failover=at_fault and self._chance.random() < 0.3,
+            error_code="bounce" if event is E.FAILED else None,
+            route=self._route_of(delivery),
+            puts=puts,
+        )
+
+
+class CarrierLine:
+    """A `Provider`: one process's line to a carrier."""
+
+    def __init__(self, carrier: Carrier, caller: Caller) -> None:
+        self._carrier = carrier
+        self._caller = caller
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        if self._caller.dead:
+            raise asyncio.CancelledError("the process is dead")
+        return await self._carrier.serve(self._caller, delivery)  # type: ignore[return-value]
+
+    async def check(self) -> bool:
+        await asyncio.sleep(0.02)
+        return self._carrier.healthy()
+
+    async def close(self) -> None:
+        """Nothing to close."""

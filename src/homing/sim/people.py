@@ -1,0 +1,307 @@
+"""Who uses a world: callers who send (and send again when they hear nothing), and an operator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from homing.core.breaker import Phase
+from homing.core.errors import (
+    CommandRefused,
+    ConfigError,
+    DeliveryFailed,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    StoreError,
+)
+from homing.core.events import moment
+from homing.core.model import Channel, CommandName, Content, Entry, Filter, Priority, Recipient, Status
+from homing.core.policy import Rule
+from homing.core.request import SendRequest
+from homing.engine.homing import Rejection, SendResult
+from homing.sim.invariants import Watch
+from homing.sim.process import SimProcess
+from homing.sim.watch_shared import MARK
+from homing.sim.weather import TYPES, WorldPlan, random_policy
+
+_ADDRESSES = 40
+_TRIES = 5
+
+
+class Callers:
+    """Random traffic. A caller that gets no answer asks again if its request has an idempotency key."""
+
+    def __init__(self, plan: WorldPlan, watch: Watch, some_process: Callable[[], SimProcess | None]) -> None:
+        self._plan = plan
+        self._watch = watch
+        self._some_process = some_process
+        self._chance = Random(f"{plan.seed}/callers")
+        self._keyed: list[tuple[str, SendRequest]] = []
+        self.unanswered = 0
+
+    async def run(self) -> None:
+        """All requests of the plan, at their moments; returns when each has been answered or given up."""
+        moments = sorted(self._chance.randrange(self._plan.spread_ms) for _ in range(self._plan.requests))
+        asking: set[asyncio.Task[None]] = set()
+        for at_ms in moments:
+            wait_ms = at_ms - self._watch.scene.ms
+            if wait_ms > 0:
+                await asyncio.sleep(wait_ms / 1000)
+            if self._chance.random() < 0.05:
+                work = self._ask_many(self._tenant(), [self._request(False) for _ in range(4)])
+            else:
+                work = self._ask(*self._next())
+            task = asyncio.create_task(work)
+            asking.add(task)
+            task.add_done_callback(asking.discard)
+        while asking:
+            await asyncio.wait(asking)
+
+    async def _ask(self, tenant: str, request: SendRequest) -> None:
+        for _ in range(_TRIES):
+            process = self._some_process()
+            if process is not None:
+                task = process.run(process.engine.submit(request, tenant=tenant))
+                await asyncio.wait({task})
+                if self._answered(tenant, task):
+                    return
+                if request.idempotency_key is None:
+                    break
+            await asyncio.sleep(self._chance.randrange(100, 8_000) / 1000)
+        self.unanswered += 1
+
+    def _answered(self, tenant: str, task: asyncio.Task[SendResult]) -> bool:
+        if task.cancelled():
+            return False
+        error = task.exception()
+        if error is None:
+            self._watch.answers(tenant, task.result().notification_ids)
+        elif isinstance(error, DeliveryFailed):
+            self._watch.answers(tenant, [error.notification_id])
+        elif not isinstance(error, (IdempotencyConflict, InvalidRequest, NotFound)):
+            if isinstance(error, StoreError):
+                return False
+            raise error
+        return True
+
+    async def _ask_many(self, tenant: str, requests: list[SendRequest]) -> None:
+        process = self._some_process()
+        if process is None:
+            return
+
+        async def send() -> list[SendResult | Rejection]:
+            return [result async for result in process.engine.submit_many(requests, tenant=tenant)]
+
+        task = process.run(send())
+        await asyncio.wait({task})
+        if task.cancelled() or isinstance(task.exception(), StoreError):
+            self.unanswered += len(requests)
+            return
+        for result in task.result():
+            if isinstance(result, SendResult):
+                self._watch.answers(tenant, result.notification_ids)
+
+    # Requests ------------------------------------------------------------------------------------
+
+    def _next(self) -> tuple[str, SendRequest]:
+        """A new request, the same again, or another body under a key that was used before."""
+        chance = self._chance
+        drawn = chance.random()
+        if self._keyed and drawn < 0.08:
+            return chance.choice(self._keyed)
+        tenant = self._tenant()
+        if self._keyed and drawn < 0.12:
+            tenant, earlier = chance.choice(self._keyed)
+            return tenant, self._request(False, key=earlier.idempotency_key)
+        request = self._request(chance.random() < 0.08, key=self._key() if chance.random() < 0.35 else None)
+        if request.idempotency_key is not None:
+            self._keyed.append((tenant, request))
+        return tenant, request
+
+    def _request(self, synchronous: bool, key: str | None = None) -> SendRequest:
+        chance, plan, now = self._chance, self._plan, self._watch.scene.now
+        channel = chance.choice(plan.channels)
+        several = not synchronous and chance.random() < 0.1
+        recipients = tuple(self._recipient() for _ in range(3)) if several else ()
+        names = [c.id for c in plan.carriers if channel in c.channels]
+        send_at = now + chance.randrange(-5_000, 60_000) if chance.random() < 0.15 else None
+        expires = chance.random() < 0.2
+        after = max(now, send_at or now)
+        return SendRequest(
+            recipient=None if several else self._recipient(),
+            recipients=recipients,
+            channels=tuple(c.value for c in plan.channels)
+            if not synchronous and chance.random() < 0.08
+            else (channel.value,),
+            type=chance.choice(TYPES),
+            priority=chance.choices([p.value for p in Priority], (2, 3, 5, 3))[0],
+            bulk=chance.random() < 0.1,
+            content=Content(title="Hello", body=f"{MARK} {chance.randrange(30)}"),
+            synchronous=synchronous,
+            provider=chance.choice(names) if several is False and chance.random() < 0.12 else None,
+            idempotency_key=key,
+            dedup_key=f"d{chance.randrange(20)}" if not synchronous and chance.random() < 0.1 else None,
+            send_at=None if synchronous or send_at is None else moment(send_at),
+            expires_at=moment(after + chance.choice((3_000, 20_000, 120_000, 600_000))) if expires else None,
+            metadata={"entry": chance.randrange(1_000)},
+        )
+
+    def _recipient(self) -> Recipient:
+        number = self._chance.randrange(_ADDRESSES)
+        return Recipient(
+            id=f"u{number}",
+            email=f"{MARK}-{number}@example.org",
+            phone=f"+1555{number:07d}",
+            device_token=f"{MARK}-token-{number}",
+            url=f"https://host{number % 3}.example.org/{MARK}/{number}",
+        )
+
+    def _tenant(self) -> str:
+        tenants = self._plan.tenants
+        return self._chance.choices(tenants, [2 ** (len(tenants) - n) for n in range(len(tenants))])[0]
+
+    def _key(self) -> str:
+        return f"k{self._chance.getrandbits(40):010x}"
+
+
+class Operator:
+    """Commands, reads, breakers by hand, suppressions and policies, through a process without a worker."""
+
+    def __init__(self, plan: WorldPlan, watch: Watch, desk: SimProcess) -> None:
+        self._plan = plan
+        self._watch = watch
+        self._desk = desk
+        self._chance = Random(f"{plan.seed}/operator")
+        self._forced: set[str] = set()
+        self.commands = 0
+
+    async def run(self) -> None:
+        """Works until cancelled."""
+        while True:
+            mean_ms = self._plan.weather.operator_every_ms
+            await asyncio.sleep(self._chance.expovariate(1 / mean_ms) / 1000)
+            await self._do(self._something())
+
+    async def change_policies(self) -> None:
+        """Changes rules until cancelled."""
+        while True:
+            mean_ms = self._plan.weather.policy_every_ms
+            await asyncio.sleep(self._chance.expovariate(1 / mean_ms) / 1000)
+            await self._do(self._policy())
+
+    async def give_back(self) -> None:
+        """Takes back what was forced by hand, so that everything can come to its end."""
+        engine = self._desk.fronts[self._plan.tenants[0]]
+        for provider in sorted(self._forced):
+            for _ in range(_TRIES):
+                if await self._do(engine.force_breaker(provider, None, who="op")):
+                    break
+                await asyncio.sleep(1)
+
+    async def _do(self, work: Coroutine[Any, Any, object]) -> bool:
+        task = self._desk.run(work)
+        await asyncio.wait({task})
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, (CommandRefused, NotFound, StoreError)):
+            raise error
+        return error is None
+
+    async def _something(self) -> None:
+        chance, tenant = self._chance, self._chance.choice(self._plan.tenants)
+        engine = self._desk.fronts[tenant]
+        self.commands += 1
+        drawn = chance.random()
+        if drawn < 0.1:
+            await self._read(tenant)
+        elif drawn < 0.16:
+            await self._breaker()
+        elif drawn < 0.22:
+            await self._directory(tenant)
+        elif drawn < 0.26:
+            name = chance.choice((CommandName.RESEND, CommandName.RETRY, CommandName.CANCEL))
+            wanted = (
+                Filter(statuses=(Status.FAILED,)) if name is not CommandName.CANCEL else Filter(type="news")
+            )
+            async for _ in engine.bulk(name, wanted, who="op", why="bulk"):
+                pass
+        else:
+            await self._command(tenant)
+
+    async def _command(self, tenant: str) -> None:
+        chance, engine = self._chance, self._desk.fronts[tenant]
+        ids = [s.id for s in self._watch.scene.shadows.values() if s.tenant == tenant]
+        if not ids:
+            return
+        id = ids[min(len(ids) - 1, int(len(ids) * (1 - chance.random() ** 2)))]
+        shadow = self._watch.scene.shadows[id]
+        names = [c.id for c in self._plan.carriers if shadow.channel in c.channels]
+        forced = chance.choice(names) if chance.random() < 0.3 else None
+        match chance.choice(
+            ("cancel", "cancel", "retry", "retry", "resend", "acknowledge", "later", "resolve")
+        ):
+            case "cancel":
+                await engine.cancel(id, who="op", why="not needed")
+            case "retry":
+                await engine.retry(id, who="op", provider=forced)
+            case "resend":
+                await engine.resend(id, who="op", provider=forced)
+            case "acknowledge":
+                await engine.acknowledge(id, who="op", why="seen")
+            case "later":
+                await engine.reschedule(id, timedelta(seconds=chance.randrange(90)), who="op")
+            case _:
+                await engine.resolve(id, chance.choice((Status.SENT, Status.FAILED)), who="op")
+
+    async def _read(self, tenant: str) -> None:
+        engine = self._desk.fronts[tenant]
+        page = await engine.list(Filter(), limit=20)
+        if page.cursor is not None:
+            await engine.list(Filter(), limit=20, cursor=page.cursor)
+        if page.items:
+            await engine.history(page.items[0].id)
+            await engine.explain(page.items[-1].id)
+        await engine.select_pending(limit=10)
+        await engine.waiting()
+        await engine.health_metrics()
+        await engine.error_groups()
+
+    async def _breaker(self) -> None:
+        provider = self._chance.choice(self._plan.carriers).id
+        phase = self._chance.choice((Phase.OPEN, Phase.CLOSED, None, None))
+        engine = self._desk.fronts[self._plan.tenants[0]]
+        self._forced.add(provider)
+        await engine.force_breaker(provider, phase, who="op")
+
+    async def _directory(self, tenant: str) -> None:
+        chance, number = self._chance, self._chance.randrange(_ADDRESSES)
+        channel = chance.choice(self._plan.channels)
+        kind, key, value = chance.choice(
+            (
+                ("suppression", f"email:{MARK}-{number}@example.org:*", {"why": "asked"}),
+                ("suppression", f"sms:+1555{number:07d}:news", {"why": "asked"}),
+                ("preference", f"u{number}:digest:{channel.value}", {"allowed": False}),
+                ("device", f"{MARK}-token-{number}", {"active": channel is Channel.EMAIL}),
+            )
+        )
+        if chance.random() < 0.25:
+            await self._desk.boundary.delete(tenant, kind, [key])
+        else:
+            entry = Entry(tenant=tenant, kind=kind, key=key, value=dict(value), version=-1)
+            await self._desk.boundary.put([entry], who="op")
+
+    async def _policy(self) -> None:
+        chance, engine = self._chance, self._desk.fronts[self._plan.tenants[0]]
+        name = f"r-{chance.choice(TYPES)}"
+        try:
+            if chance.random() < 0.2:
+                await engine._policies.remove(name, who="op")
+            else:
+                rule = Rule(name=name, type=name.removeprefix("r-"), policy=random_policy(chance))
+                await engine._policies.set(rule, who="op", why="better")
+        except ConfigError:
+            return
+        self._watch.scene.note("op", f"changes {name}")

@@ -1,0 +1,179 @@
+"""A simulated process: a whole engine of its own that can crash, freeze and stop; another follows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import copy_context
+from random import Random
+from typing import Any, TypeVar
+
+from homing.core.errors import StoreError
+from homing.core.model import Event
+from homing.core.presets import PRIORITY
+from homing.engine.homing import Engine, EngineSettings, Parts
+from homing.engine.roster import Listed, Roster
+from homing.engine.upkeep import UpkeepSettings
+from homing.engine.worker import WorkerSettings
+from homing.sim.boundary import ProcessBoundary
+from homing.sim.carriers import Carrier, CarrierLine
+from homing.sim.loop import GROUP, START_MS, VirtualClock, VirtualLoop
+from homing.sim.scene import Scene
+from homing.sim.watched import WatchedStore
+from homing.sim.weather import Weather
+
+_T = TypeVar("_T")
+_RELAY_POLL_MS = 5_000
+"""Five times the usual: an idle relay would otherwise be most of what a world does."""
+
+
+class SimProcess:
+    """One process of the world. What runs in it, runs in its group of the loop."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        loop: VirtualLoop,
+        scene: Scene,
+        store: WatchedStore,
+        carriers: Sequence[Carrier],
+        weather: Weather,
+        store_is_away: Callable[[], bool],
+        on_death: Callable[[SimProcess], None],
+        fronts: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.dead = False
+        self.paused = False
+        self.stopping = False
+        self._loop = loop
+        self._scene = scene
+        self._store = store
+        self._carriers = carriers
+        self._chance = Random(f"{scene.plan.seed}/{name}")
+        self._clock = VirtualClock(
+            loop,
+            wall_ms=START_MS + self._chance.randrange(-2_000, 2_000),
+            monotonic_from_ms=self._chance.randrange(1, 10**9),
+        )
+        self.store_is_away = store_is_away
+        self._on_death = on_death
+        self.boundary = ProcessBoundary(self, store, weather, Random(f"{scene.plan.seed}/{name}/way"))
+        self._context = copy_context()
+        self._context.run(GROUP.set, name)
+        self.fronts = {tenant: self._context.run(self._engine, tenant) for tenant in fronts}
+        """Engines without a worker, one for each tenant: where operators work."""
+        self.engine = self._context.run(self._engine, scene.plan.tenants[0])
+
+    @property
+    def awake(self) -> bool:
+        return not (self.dead or self.paused or self.stopping)
+
+    def start(self) -> None:
+        self._scene.note(self.name, "starts")
+        self.run(self._open())
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Runs something in this process; it dies with it."""
+        return self._loop.create_task(work, context=self._context)
+
+    def crash(self, why: str) -> None:
+        """Everything stops where it is. Nothing that is still to be cleaned up reaches the store."""
+        if self.dead:
+            return
+        self._scene.note(self.name, f"crashes {why}")
+        self._die()
+        number = self._loop.cancel_group(self.name)
+        self._loop.thaw(self.name)
+        self._scene.note(self.name, f"{number} tasks are gone")
+
+    def pause(self) -> None:
+        """As if the machine stood still: the world goes on, the process does not."""
+        self.paused = True
+        self._scene.note(self.name, "is paused")
+        self._scene.paused_ms[self.name] = 10**15
+        self._loop.freeze(self.name)
+
+    def resume(self) -> None:
+        if self.paused and not self.dead:
+            self.paused = False
+            self._scene.note(self.name, "goes on")
+            self._scene.paused_ms[self.name] = self._scene.ms
+            self._loop.thaw(self.name)
+
+    async def stop(self) -> None:
+        """In good order: what is under way ends and is settled first."""
+        self.stopping = True
+        self._scene.note(self.name, "is asked to stop")
+        work = self.run(self.engine.stop_worker())
+        await asyncio.wait({work})
+        if not self.dead:
+            self._die()
+            self._loop.cancel_group(self.name)
+            self._scene.note(self.name, "has stopped")
+            if (error := work.exception()) is not None:
+                raise error
+
+    def _die(self) -> None:
+        self.dead = True
+        self._scene.dead.add(self.name)
+        self._on_death(self)
+
+    async def _open(self) -> None:
+        while True:
+            try:
+                await self.engine.open()
+                break
+            except StoreError:
+                await asyncio.sleep(1)
+        if not self.fronts:
+            self.engine.start_worker()
+
+    def _engine(self, tenant: str) -> Engine:
+        plan = self._scene.plan
+        roster = Roster(
+            Listed(
+                id=carrier.plan.id,
+                provider=CarrierLine(carrier, self),
+                channels=carrier.plan.channels,
+                max_in_flight=carrier.plan.max_in_flight,
+                rate=carrier.plan.rate,
+                breaker=carrier.plan.breaker,
+                host_slots=carrier.plan.host_slots,
+            )
+            for carrier in self._carriers
+        )
+        parts = Parts(
+            backend=self.boundary,
+            roster=roster,
+            clock=self._clock,
+            chance=self._chance,
+            sinks={"sink": (self, plan.events)},
+        )
+        settings = EngineSettings(
+            name=self.name,
+            tenant=tenant,
+            preset=PRIORITY,
+            rules=plan.rules,
+            worker=WorkerSettings(poll_ms=plan.poll_ms, lease_ms=plan.lease_ms),
+            slots=plan.slots,
+            upkeep=UpkeepSettings(retention=plan.retention, purge_every_ms=20_000),
+        )
+        engine = Engine(parts, settings)
+        engine._relay._poll_ms = _RELAY_POLL_MS
+        return engine
+
+    # A sink --------------------------------------------------------------------------------------
+
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Takes events, unless it fails, before or after it has taken them."""
+        await asyncio.sleep(0.01)
+        if self.dead:
+            raise asyncio.CancelledError("the process is dead")
+        drawn = self._chance.random()
+        if drawn < self.boundary.weather.sink_error / 2:
+            raise ConnectionError("the sink is away")
+        self._store.watch.published(self.name, events)
+        if drawn < self.boundary.weather.sink_error:
+            raise ConnectionError("the sink was cut off")

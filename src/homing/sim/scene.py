@@ -1,0 +1,159 @@
+"""What the watchers of a world share: the trace, the clock, and their own picture of every notification.
+
+The picture (`Shadow`) is kept from what was committed, sent and answered, never by asking the code that is
+being watched, so that the two can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from msgspec import Struct, field
+
+from homing.core.model import Channel, Mode, Outcome, Priority, Status
+from homing.core.policy import Keys
+from homing.sim.loop import VirtualClock
+from homing.sim.trace import Trace
+from homing.sim.weather import WorldPlan
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. Carries all that is needed to see it again."""
+
+    def __init__(
+        self, invariant: str, text: str, *, seed: int, at_ms: int, about: str, lines: list[str]
+    ) -> None:
+        self.invariant = invariant
+        self.text = text
+        self.seed = seed
+        self.at_ms = at_ms
+        self.about = about
+        self.lines = lines
+        super().__init__(invariant, text)
+
+    def __str__(self) -> str:
+        about = f" (notification {self.about})" if self.about else ""
+        trace = "\n".join(f"    {line}" for line in self.lines)
+        return (
+            f"invariant {self.invariant}: {self.text}{about}\n"
+            f"  seed {self.seed}, {self.at_ms} ms after the beginning; the last lines of the trace:\n{trace}"
+        )
+
+
+class Call(Struct, kw_only=True):
+    """One call of a provider."""
+
+    carrier: str
+    process: str
+    id: str
+    attempt: int
+    began_ms: int
+    timeout_ms: int
+    over: bool = False
+    outcome: Outcome | None = None
+    """What the process got to hear; None while it waits, and for ever if it was cut off."""
+    over_ms: int = 0
+
+
+class Shadow(Struct, kw_only=True):
+    """A notification as the watchers know it. Times `_ms` are of the loop, times `_at` of the store."""
+
+    id: str
+    tenant: str
+    batch_id: str
+    mode: Mode
+    channel: Channel
+    type: str
+    category: str
+    origin: str
+    priority: Priority
+    address: str
+    recipient_id: str | None
+    digest: bytes
+    """Of the message as it was accepted."""
+    status: Status
+    pinned: bool
+    provider: str
+    expires_at: int | None
+    aged_from: int
+    max_age_ms: int
+    token: int = 0
+    attempts: int = 0
+    floor: int = 0
+    bounce_floor: int = 0
+    due_at: int | None = None
+    lease_until: int | None = None
+    holder: str = ""
+    leased_at: int = 0
+    leased_ms: int = 0
+    jumps_at_lease: int = 0
+    overdue: bool = False
+    reclaimed: bool = False
+    skip: str = ""
+    """Why it must not be sent, as it was when it was claimed."""
+    cancel_requested: bool = False
+    last_delay_ms: int = 0
+    failures_here: int = 0
+    calls: dict[int, Call] = field(default_factory=dict)
+    left_alone: dict[str, int] = field(default_factory=dict)
+    """Provider → loop time before which it asked not to be tried again."""
+    provider_key: str = ""
+    log: list[tuple[str, Status, Status]] = field(default_factory=list)
+    """(what, before, after) of everything that leaves a record."""
+    failed: int = 0
+    events: set[str] = field(default_factory=set)
+    """Ids of the `NotificationFailed` events that were published."""
+    changed_ms: int = 0
+    quiet_changes: int = 0
+    ended_at: int = 0
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.tenant, self.type, self.origin, self.channel, self.priority)
+
+
+class Scene:
+    """The world as seen from outside."""
+
+    def __init__(self, plan: WorldPlan, clock: VirtualClock, trace: Trace) -> None:
+        self.plan = plan
+        self.clock = clock
+        self.trace = trace
+        self.shadows: dict[str, Shadow] = {}
+        self.jumps = 0
+        self.quiet_since_ms: int | None = None
+        self.violation: Violation | None = None
+        self.on_violation: Callable[[], None] = lambda: None
+        self.paused_ms: dict[str, int] = {}
+        """Process → when it was last paused or resumed."""
+        self.dead: set[str] = set()
+
+    @property
+    def now(self) -> int:
+        """The store's time."""
+        return self.clock.now_ms()
+
+    @property
+    def ms(self) -> int:
+        """Since the beginning."""
+        return self.clock.monotonic_ms()
+
+    def note(self, who: str, what: str) -> None:
+        self.trace.add(self.clock.monotonic_ms(), who, what)
+
+    def violate(self, invariant: str, text: str, about: str = "") -> NoReturn:
+        """Stops the world. The first violation counts; the engine may swallow the exception."""
+        self.note("watch", f"VIOLATION {invariant}: {text[:200]}")
+        short = short_id(about)
+        lines = [*self.trace.tail(40, short), "…", *self.trace.tail(12)] if about else self.trace.tail(30)
+        found = Violation(invariant, text, seed=self.plan.seed, at_ms=self.ms, about=about, lines=lines)
+        if self.violation is None:
+            self.violation = found
+            self.on_violation()
+        raise found
+
+
+def short_id(id: str) -> str:
+    """Enough of an id to tell it from the others in a trace."""
+    return id[-8:]

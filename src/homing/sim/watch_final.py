@@ -1,0 +1,117 @@
+"""What must be true in the end: nothing is lost, everything has ended, records add up (2, 11, 12, 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+
+from homing.core.model import Receipt, Status
+from homing.sim.scene import Scene, Shadow
+from homing.sim.watch_receipts import settled_by
+from homing.sim.watched import WatchedStore
+
+GRACE_MS = 240_000
+"""How long after its time a row may stay as it is, once there are no more faults."""
+_MOST_CHANGES = 60
+_SAMPLES = 40
+
+
+def check_progress(scene: Scene, store: WatchedStore) -> None:
+    """When faults have stopped, no row stays behind its time, and none goes round in circles (14)."""
+    if scene.quiet_since_ms is None or scene.ms - scene.quiet_since_ms < GRACE_MS:
+        return
+    rates = [carrier.rate.per_second for carrier in scene.plan.carriers if carrier.rate is not None]
+    live = store.live()
+    patience_ms = GRACE_MS + (int(1000 * len(live) / min(rates)) if rates else 0)
+    for kept in live:
+        row, shadow = kept.row, scene.shadows[kept.row.id]
+        due_at = row.due_at if row.due_at is not None else row.lease_until
+        late_ms = min(
+            scene.now - (due_at or 0), scene.ms - shadow.changed_ms, scene.ms - scene.quiet_since_ms
+        )
+        if late_ms > patience_ms:
+            scene.violate("14", f"{row.status}, and nothing has happened for {late_ms} ms", row.id)
+        if shadow.quiet_changes > _MOST_CHANGES:
+            scene.violate(
+                "14", f"{row.status}, and still not at an end after {shadow.quiet_changes} changes", row.id
+            )
+
+
+def check_end(
+    scene: Scene,
+    store: WatchedStore,
+    answered: Mapping[str, str],
+    removed: Mapping[str, Shadow],
+    receipts: Mapping[tuple[str, str], dict[str, Receipt]],
+) -> None:
+    """The world has come to rest."""
+    for id in answered:
+        if id not in removed and store.row_of(id) is None:
+            scene.violate("2", "answered as accepted, and gone", id)
+    for shadow in scene.shadows.values():
+        if shadow.status in (Status.PENDING, Status.RETRYING, Status.SENDING):
+            scene.violate("14", f"still {shadow.status} in the end", shadow.id)
+        _check_record(scene, store, shadow)
+        _check_receipts(scene, store, shadow, receipts)
+    _check_orders(scene, receipts)
+
+
+def _check_record(scene: Scene, store: WatchedStore, shadow: Shadow) -> None:
+    """The kept attempts and causes are those that were committed, and they lead to where it is (12)."""
+    kept = store.row_of(shadow.id)
+    if kept is None:
+        scene.violate("2", "gone without a purge", shadow.id)
+    attempts = [f"attempt {a.number}" for a in kept.attempts]
+    causes = [f"{c.kind} {c.name}" for c in kept.causes]
+    logged_attempts = [what for what, _, _ in shadow.log if what.startswith("attempt")]
+    logged_causes = [what for what, _, _ in shadow.log if not what.startswith("attempt")]
+    if attempts != logged_attempts or causes != logged_causes:
+        scene.violate("12", f"kept are {attempts} {causes}, committed were {shadow.log}", shadow.id)
+    status = Status.PENDING
+    for what, before, after in shadow.log:
+        waits = status in (Status.PENDING, Status.RETRYING)
+        fits = before is status or (waits and before in (Status.SENDING, Status.PENDING, Status.RETRYING))
+        # A cancelled attempt leaves two records of one change: the attempt and who asked for the cancel.
+        told_twice = what == "command cancel" and status is after
+        if not (fits or told_twice):
+            scene.violate("12", f"{what} followed {status}, but says {before}", shadow.id)
+        status = after
+    rests = shadow.status in (Status.PENDING, Status.RETRYING)
+    if status is not shadow.status and not (rests and status in (Status.PENDING, Status.RETRYING)):
+        scene.violate("12", f"its record ends with {status}, it is {shadow.status}", shadow.id)
+
+
+def _check_receipts(
+    scene: Scene,
+    store: WatchedStore,
+    shadow: Shadow,
+    receipts: Mapping[tuple[str, str], dict[str, Receipt]],
+) -> None:
+    """The highest receipt of each message decides, whenever it came (11)."""
+    kept = store.row_of(shadow.id)
+    assert kept is not None, "checked before"
+    if any(what.startswith("command") and after is not before for what, before, after in shadow.log):
+        return  # an operator decided otherwise
+    messages = {
+        (a.provider, a.provider_message_id): None for a in kept.attempts if a.provider_message_id is not None
+    }
+    events = {r.event.value for message in messages for r in receipts.get(message, {}).values()}
+    if "spam_report" in events and len(messages) == 1 and shadow.status is not Status.FAILED:
+        scene.violate("11", f"reported as spam, and {shadow.status}", shadow.id)
+    if "delivered" in events and "spam_report" not in events and shadow.status is not Status.DELIVERED:
+        scene.violate("11", f"its delivery was reported, and it is {shadow.status}", shadow.id)
+
+
+def _check_orders(scene: Scene, receipts: Mapping[tuple[str, str], dict[str, Receipt]]) -> None:
+    """The same receipts in another order, with repeats: the same status (11)."""
+    chance = Random(f"{scene.plan.seed}/orders")
+    several = [list(heard.values()) for _, heard in sorted(receipts.items()) if len(heard) > 1]
+    for heard in chance.sample(several, min(_SAMPLES, len(several))):
+        first = settled_by(heard)
+        shuffled = [*heard, *heard]
+        for _ in range(3):
+            chance.shuffle(shuffled)
+            other = settled_by(shuffled)
+            if other != first:
+                told = ", ".join(r.event.value for r in shuffled)
+                scene.violate("11", f"receipts end in {first}, and as {told} in {other}")

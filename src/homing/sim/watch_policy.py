@@ -1,0 +1,271 @@
+"""Watches decisions: what a settlement may say by the policy in force (invariants 6, 8 and 9).
+
+The arithmetic of backoffs is written down a second time here, from the specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from homing.core.errors import ConfigError
+from homing.core.model import Channel, Entry, Mode, OutcomeKind, Reason, Settlement, Status
+from homing.core.policy import Backoff, Jitter, OnTimeout, PolicyBook, RetryPolicy, Rule
+from homing.core.presets import PRIORITY
+from homing.core.rows import Row
+from homing.sim.scene import Scene, Shadow
+
+_DAY_MS = 86_400_000
+_WEEK_MS = 7 * _DAY_MS
+_UNSURE = (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST)
+_FINAL_REASON = {
+    OutcomeKind.BAD_CONTENT: Reason.BAD_CONTENT,
+    OutcomeKind.BAD_RECIPIENT: Reason.BAD_RECIPIENT,
+    OutcomeKind.DEAD_ADDRESS: Reason.DEAD_ADDRESS,
+    OutcomeKind.OPTED_OUT: Reason.OPTED_OUT,
+}
+_FIBONACCI = (1, 2, 3, 5, 8, 13)
+_SLACK_MS = 200
+"""The decision is made a little before its settlement commits."""
+
+Problem = tuple[str, str]
+"""(invariant, what is wrong)."""
+
+
+def uncapped_ms(policy: RetryPolicy, attempt: int) -> float:
+    """The backoff after this attempt, without cap and jitter."""
+    match policy.backoff:
+        case Backoff.EXPONENTIAL:
+            return policy.base_ms * policy.factor ** (attempt - 1)
+        case Backoff.LINEAR:
+            return policy.base_ms * attempt
+        case Backoff.FIBONACCI:
+            return policy.base_ms * _FIBONACCI[min(attempt, 6) - 1]
+        case Backoff.FIXED:
+            return policy.steps_ms[min(attempt, len(policy.steps_ms)) - 1]
+        case Backoff.CALLABLE:
+            raise ValueError("a world has no callable backoffs")
+
+
+def interval_ms(policy: RetryPolicy, attempt: int, last_ms: int) -> tuple[int, int]:
+    """The shortest and the longest delay that the policy allows. The cap comes before the jitter."""
+    cap = min(policy.cap_ms or _WEEK_MS, _WEEK_MS)
+    delay = int(min(uncapped_ms(policy, attempt), cap))
+    match policy.jitter:
+        case Jitter.NONE:
+            return delay, delay
+        case Jitter.PROPORTIONAL:
+            return delay, delay + int(delay * policy.jitter_ratio)
+        case Jitter.ADDITIVE:
+            return delay, delay + policy.jitter_ms
+        case Jitter.FULL:
+            return 0, delay
+        case Jitter.EQUAL:
+            return delay // 2, delay
+        case Jitter.DECORRELATED:
+            first = int(min(uncapped_ms(policy, 1), cap))
+            return first, max(first, min(cap, 3 * max(last_ms, first)))
+
+
+def allowed_attempts(policy: RetryPolicy, shadow: Shadow) -> int:
+    """The maximum; an operator grants any number, a bounce one more than the maximum."""
+    return max(policy.max_attempts, shadow.floor, min(shadow.bounce_floor, policy.max_attempts + 1))
+
+
+class PolicyWatch:
+    """Knows which rules each process had read when it decided, and checks what it decided by them."""
+
+    def __init__(self, scene: Scene, routes: dict[Channel, tuple[str, ...]]) -> None:
+        self._scene = scene
+        self._routes = routes
+        self._configured = {rule.name: rule for rule in scene.plan.rules}
+        self._made: dict[tuple[tuple[str, int], ...], PolicyBook] = {}
+        self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
+        self._spread: list[tuple[int, int]] = []
+        """Of capped delays with jitter: (where it fell, how wide the interval was)."""
+
+    def read(self, process: str, entries: Sequence[Entry]) -> None:
+        """The process has read the rules, just now."""
+        book = self._book(entries)
+        known = self._read.setdefault(process, [])
+        if not known or known[-1][1] is not book:
+            known.append((self._scene.ms, book))
+
+    def in_force(self, process: str, shadow: Shadow, since_ms: int) -> Iterator[RetryPolicy]:
+        """The policies that the process may have decided by since then, the newest first."""
+        for from_ms, book in reversed(self._read.get(process, [])):
+            yield book.policy(shadow.keys, shadow.mode)
+            if from_ms <= since_ms:
+                return
+        yield self._book(()).policy(shadow.keys, shadow.mode)
+
+    def decided(self, process: str, shadow: Shadow, settlement: Settlement, row: Row) -> None:
+        """A settlement was applied; `shadow` is still as it was before."""
+        if settlement.attempt is None:
+            return
+        self._check_outcome(process, shadow, settlement)
+        problems: list[Problem] = []
+        for policy in self.in_force(process, shadow, shadow.leased_ms):
+            problem = self._problem(policy, shadow, settlement, row)
+            if problem is None:
+                self._note_spread(policy, shadow, settlement)
+                break
+            problems.append(problem)
+        else:
+            self._scene.violate(*problems[0], shadow.id)
+        if settlement.status is Status.RETRYING:
+            call = shadow.calls.get(shadow.attempts)
+            asked_ms = min(_retry_after(shadow), _DAY_MS)
+            if call is not None and asked_ms:
+                shadow.left_alone[call.carrier] = self._scene.ms + asked_ms
+            shadow.failures_here += 1
+
+    def finish(self) -> None:
+        """Jitter that is added before the cap is cut off by it: then capped delays are all the same."""
+        if len(self._spread) >= 12:
+            at_the_cap = sum(fell == 0 for fell, _ in self._spread)
+            if at_the_cap > 0.8 * len(self._spread):
+                text = f"{at_the_cap} of {len(self._spread)} capped delays have no jitter at all"
+                self._scene.violate("8", text)
+
+    def _check_outcome(self, process: str, shadow: Shadow, settlement: Settlement) -> None:
+        """What is recorded is what the provider answered."""
+        assert settlement.attempt is not None, "checked by the caller"
+        call, kind = shadow.calls.get(shadow.attempts), settlement.attempt.outcome
+        if kind is OutcomeKind.LOST:
+            if not shadow.reclaimed and shadow.mode is not Mode.SYNCHRONOUS:
+                self._scene.violate("5", "settled as lost while its lease was alive", shadow.id)
+            return
+        if call is None or not call.over:
+            self._scene.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
+        said = call.outcome.kind if call.outcome is not None else OutcomeKind.AMBIGUOUS
+        if said is not kind:
+            self._scene.violate("12", f"recorded as {kind}, but {call.carrier} said {said}", shadow.id)
+
+    def _problem(
+        self, policy: RetryPolicy, shadow: Shadow, settlement: Settlement, row: Row
+    ) -> Problem | None:
+        assert settlement.attempt is not None, "checked by the caller"
+        kind, status = settlement.attempt.outcome, settlement.status
+        if kind is OutcomeKind.ACCEPTED:
+            done = status in (Status.SENT, Status.DELIVERED)
+            return None if done else ("7", f"accepted by the provider, and yet {status}")
+        if kind in _FINAL_REASON:
+            right = status is Status.FAILED and settlement.reason is _FINAL_REASON[kind]
+            return None if right else ("9", f"{kind} must be a dead letter, it is {status}")
+        if shadow.mode is Mode.SYNCHRONOUS:
+            return None if status is Status.FAILED else ("7", f"a synchronous send goes on as {status}")
+        if kind in _UNSURE and policy.on_timeout is OnTimeout.HOLD:
+            return (
+                None if status is Status.IN_DOUBT else ("9", f"{kind} under `hold` must wait, it is {status}")
+            )
+        if shadow.attempts >= allowed_attempts(policy, shadow):
+            spent = status is Status.FAILED and settlement.reason is Reason.RETRIES_EXHAUSTED
+            return None if spent else ("6", f"attempt {shadow.attempts} was the last, and yet {status}")
+        if status is Status.EXPIRED:
+            return self._expiry_problem(policy, shadow)
+        if status is not Status.RETRYING:
+            return ("6", f"{kind} at attempt {shadow.attempts} of {policy.max_attempts} made it {status}")
+        return self._retry_problem(policy, shadow, settlement, row)
+
+    def _expiry_problem(self, policy: RetryPolicy, shadow: Shadow) -> Problem | None:
+        _, longest = interval_ms(policy, shadow.attempts, shadow.last_delay_ms)
+        asked = min(_retry_after(shadow), _DAY_MS)
+        left = None if shadow.expires_at is None else shadow.expires_at - self._scene.now
+        if left is None or left > longest + asked + _SLACK_MS + self._lag_ms():
+            return ("7", f"expired with {left} ms left, though it could have been tried again")
+        return None
+
+    def _retry_problem(
+        self, policy: RetryPolicy, shadow: Shadow, settlement: Settlement, row: Row
+    ) -> Problem | None:
+        assert settlement.attempt is not None, "checked by the caller"
+        kind, here = settlement.attempt.outcome, settlement.attempt.provider
+        moved = settlement.provider != here
+        shortest, longest = interval_ms(policy, shadow.attempts, shadow.last_delay_ms)
+        asked = min(_retry_after(shadow), _DAY_MS)
+        pressed = shadow.expires_at is not None and (
+            self._scene.now + max(longest, asked + longest - shortest) + self._lag_ms() >= shadow.expires_at
+        )
+        if moved:
+            problem = self._move_problem(policy, shadow, kind, pressed)
+            at_once = settlement.delay_ms == 0 and (kind is OutcomeKind.PROVIDER_FAULT or pressed)
+            if problem is None and not at_once and not shortest <= settlement.delay_ms <= longest:
+                problem = (
+                    "8",
+                    f"the next provider is due in {settlement.delay_ms} ms, not {shortest}–{longest}",
+                )
+            if problem is None and asked and row.status is Status.RETRYING:
+                until = row.holds.get(here, 0)
+                if until < self._scene.now + asked:
+                    problem = ("8", f"{here} asked to be left alone for {asked} ms, which is not kept")
+            return problem
+        if self._must_move(policy, shadow, kind) and not pressed:
+            return ("9", f"{kind}, failure {shadow.failures_here + 1} at {here}, and it stays there")
+        low, high = max(shortest, asked), max(longest, asked + longest - shortest)
+        if not low <= settlement.delay_ms <= high:
+            return ("8", f"due again at {here} in {settlement.delay_ms} ms, allowed are {low}–{high}")
+        return None
+
+    def _move_problem(
+        self, policy: RetryPolicy, shadow: Shadow, kind: OutcomeKind, pressed: bool
+    ) -> Problem | None:
+        if shadow.pinned or len(self._routes[shadow.channel]) < 2:
+            return ("9", f"failed over after {kind}, though it has one provider only")
+        if kind in _UNSURE:
+            if policy.on_timeout is not OnTimeout.FAILOVER:
+                return ("9", f"failed over after {kind} under `{policy.on_timeout}`")
+            return None
+        enough = shadow.failures_here + 1 >= policy.failover_after
+        if not (enough or kind is OutcomeKind.PROVIDER_FAULT or pressed):
+            return ("9", f"failed over after failure {shadow.failures_here + 1} of {policy.failover_after}")
+        return None
+
+    def _must_move(self, policy: RetryPolicy, shadow: Shadow, kind: OutcomeKind) -> bool:
+        if shadow.pinned or len(self._routes[shadow.channel]) < 2:
+            return False
+        if kind in _UNSURE:
+            return policy.on_timeout is OnTimeout.FAILOVER
+        return kind is OutcomeKind.PROVIDER_FAULT or shadow.failures_here + 1 >= policy.failover_after
+
+    def _note_spread(self, policy: RetryPolicy, shadow: Shadow, settlement: Settlement) -> None:
+        if settlement.status is not Status.RETRYING or policy.jitter is not Jitter.PROPORTIONAL:
+            return
+        shortest, longest = interval_ms(policy, shadow.attempts, shadow.last_delay_ms)
+        capped = 0 < policy.cap_ms <= uncapped_ms(policy, shadow.attempts)
+        if capped and longest - shortest >= 50 and not _retry_after(shadow) and settlement.delay_ms:
+            self._spread.append((settlement.delay_ms - shortest, longest - shortest))
+
+    def _lag_ms(self) -> int:
+        """How old a decision may be when it commits, and how far off the store's clock."""
+        weather = self._scene.plan.weather
+        slow = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
+        pause = weather.longest_pause_ms if weather.pause_every_ms else 0
+        away = 60_000 if weather.away_every_ms or weather.error_per_call else 0
+        return slow + pause + away + (_DAY_MS if self._scene.jumps else 0)
+
+    def _book(self, entries: Sequence[Entry]) -> PolicyBook:
+        seen = tuple((entry.key, entry.version) for entry in entries)
+        book = self._made.get(seen)
+        if book is None:
+            rules = dict(self._configured)
+            for entry in entries:
+                if entry.value.get("removed"):
+                    rules.pop(entry.key, None)
+                else:
+                    rules[entry.key] = msgspec.convert(entry.value["rule"], Rule)
+            try:
+                book = PolicyBook(PRIORITY, rules.values())
+            except ConfigError:
+                self._scene.violate("12", "rules that contradict each other were stored")
+            self._made[seen] = book
+        return book
+
+
+def _retry_after(shadow: Shadow) -> int:
+    """What the provider asked for, as far as its answer was not lost with its process."""
+    call = shadow.calls.get(shadow.attempts)
+    if shadow.reclaimed or call is None or call.outcome is None:
+        return 0
+    return call.outcome.retry_after_ms or 0

@@ -1,0 +1,99 @@
+"""One notification, settled once, and then its receipts: what status they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from homing.core.model import (
+    AttemptRecord,
+    Channel,
+    ClaimRequest,
+    Content,
+    LaneRoom,
+    Message,
+    Mode,
+    NewNotification,
+    OutcomeKind,
+    Priority,
+    Receipt,
+    Recipient,
+    Settlement,
+    Status,
+    Submission,
+    lane_of,
+)
+from homing.stores.memory import MemoryStore
+
+_T = TypeVar("_T")
+_LANE = lane_of(Mode.STANDARD, Channel.EMAIL)
+
+
+class _StillClock:
+    def now_ms(self) -> int:
+        return 1_000
+
+    def monotonic_ms(self) -> int:
+        return 0
+
+    async def sleep_ms(self, duration_ms: int) -> None:
+        """No time passes."""
+
+
+def settled_by(receipts: Sequence[Receipt]) -> tuple[Status, str | None]:
+    """The status and reason after these receipts, which are all about one message, in this order."""
+    store = MemoryStore(_StillClock())
+    provider, message = receipts[0].provider, receipts[0].provider_message_id
+    new = NewNotification(
+        id="n",
+        channel=Channel.EMAIL,
+        mode=Mode.STANDARD,
+        lane=_LANE,
+        type="order",
+        category="order",
+        priority=Priority.MEDIUM,
+        origin="",
+        provider=provider,
+        outlet=provider,
+        address="somebody",
+        message=Message(Recipient(), Content()),
+        max_age_ms=1_000_000,
+    )
+    now(store.accept([Submission(tenant="t", batch_id="b", notifications=(new,))]))
+    room = LaneRoom(slots=1, tenant_slots=1)
+    request = ClaimRequest(worker="w", lease_ms=1_000, lanes={_LANE: room}, outlet_slots=1)
+    (claim,) = now(store.claim(request)).claims
+    record = AttemptRecord(
+        number=1,
+        provider=provider,
+        outcome=OutcomeKind.ACCEPTED,
+        started_at=1_000,
+        latency_ms=0,
+        worker="w",
+        provider_message_id=message,
+    )
+    settlement = Settlement(
+        id="n",
+        token=claim.token,
+        status=Status.SENT,
+        attempt=record,
+        provider=provider,
+        outlet=provider,
+        max_age_ms=1_000_000,
+    )
+    now(store.settle([settlement]))
+    for receipt in receipts:
+        now(store.receipt([receipt]))
+    history = now(store.get("t", "n"))
+    assert history is not None, "it was accepted"
+    return history.notification.status, history.notification.reason
+
+
+def now(work: Coroutine[Any, Any, _T]) -> _T:
+    """Drives a coroutine that never waits to its end."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: _T = done.value
+        return result
+    raise RuntimeError("the memory store never waits")

@@ -1,0 +1,421 @@
+"""Watches rows: counts, requests, leases, transitions (invariants 1, 3, 4, 7 and 12)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from typing import Any
+
+from msgspec import msgpack
+
+from homing.core.model import (
+    Acceptance,
+    CommandName,
+    Lease,
+    Message,
+    Mode,
+    Reason,
+    ReceiptEvent,
+    Settlement,
+    SettleResult,
+    Status,
+    Submission,
+    Tally,
+)
+from homing.core.rows import Change, Row
+from homing.sim.scene import Scene, Shadow, short_id
+from homing.stores.memory_schedule import Kept
+
+S = Status
+
+WAITING = (S.PENDING, S.RETRYING)
+ENDED = (S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED)
+
+# Written down a second time, on purpose: a slip in the engine's own tables must show.
+_BY_COMMAND: dict[str, dict[Status, tuple[Status, ...]]] = {
+    "cancel": {
+        S.PENDING: (S.CANCELLED,),
+        S.RETRYING: (S.CANCELLED,),
+        S.IN_DOUBT: (S.CANCELLED,),
+        S.SENDING: (S.SENDING,),
+    },
+    "retry": {
+        S.PENDING: (S.PENDING,),
+        S.RETRYING: (S.RETRYING,),
+        **dict.fromkeys((S.FAILED, S.EXPIRED, S.SKIPPED, S.CANCELLED, S.IN_DOUBT), WAITING),
+    },
+    "resend": {
+        S.FAILED: (S.FAILED,),
+        S.EXPIRED: (S.EXPIRED,),
+        S.SKIPPED: (S.SKIPPED,),
+        S.CANCELLED: (S.CANCELLED,),
+        S.IN_DOUBT: (S.FAILED,),
+    },
+    "acknowledge": {s: (s,) for s in (S.FAILED, S.EXPIRED, S.SKIPPED)},
+    "reschedule": {s: (s,) for s in WAITING},
+    "resolve": {S.IN_DOUBT: (S.SENT, S.FAILED)},
+}
+
+
+def digest_of(message: Message) -> bytes:
+    """What must never change about a message."""
+    return sha256(msgpack.encode((message.recipient, message.content, message.metadata))).digest()
+
+
+class RowWatch:
+    """Compares every committed change of a row with what may follow from what was there before."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        *,
+        skip_reason: Callable[[Shadow], str],
+        decided: Callable[[str, Shadow, Settlement, Row], None],
+    ) -> None:
+        self._scene = scene
+        self._skip_reason = skip_reason
+        self._decided = decided
+        self._cells: dict[str, Counter[tuple[Status, int]]] = {}
+        self._purged: dict[str, Counter[tuple[Status, int]]] = {}
+        self._keys: dict[tuple[str, str], tuple[str, str, tuple[str, ...], int]] = {}
+        self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
+        self._born: set[str] = set()
+        self._settlement: Settlement | None = None
+        self._settler = ""
+        self.removed: dict[str, Shadow] = {}
+        self.leases = 0
+        self.stale = 0
+        self.endings: Counter[Status] = Counter()
+
+    # Commits -------------------------------------------------------------------------------------
+
+    def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
+        """One row changed, just now."""
+        row, scene = kept.row, self._scene
+        shadow = scene.shadows.get(row.id)
+        if shadow is None:
+            self._accept_row(caller, kept, change)
+            return
+        before, attempts = shadow.status, shadow.attempts
+        self._check_places(row)
+        if change.cause is not None and change.cause.kind == "receipt":
+            self._by_receipt(shadow, row, change)
+        elif serving == "claim":
+            self._by_claim(caller, shadow, row)
+        elif serving == "reclaim":
+            self._by_reclaim(caller, shadow, row)
+        elif serving == "settle":
+            self._by_settle(shadow, row, change)
+        elif serving == "amend":
+            self._by_command(shadow, row, change)
+        else:
+            scene.violate("12", f"{serving} changed a row from {before} to {row.status}", row.id)
+        scene.note(caller, f"{serving} {short_id(row.id)} {before.value} → {_words(row)}")
+        cells = self._cells[row.tenant]
+        cells[before, attempts] -= 1
+        cells[row.status, row.attempts] += 1
+        self._follow(shadow, row, before)
+
+    def done(self, tenants: Iterable[str], tallies: Callable[[str], tuple[Tally, ...]]) -> None:
+        """A transaction is over: its counts must be right (1)."""
+        for tenant in sorted(tenants):
+            mine = {cell: n for cell, n in self._cells.get(tenant, Counter()).items() if n}
+            theirs = {(t.status, t.attempts): t.count for t in tallies(tenant) if t.count}
+            if mine != theirs:
+                wrong = sorted(
+                    f"{status.value}/{attempts}: counted {theirs.get((status, attempts), 0)}, "
+                    f"there are {mine.get((status, attempts), 0)}"
+                    for status, attempts in {*mine, *theirs}
+                    if mine.get((status, attempts)) != theirs.get((status, attempts))
+                )
+                self._scene.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
+            purged = {cell: n for cell, n in self._purged.get(tenant, Counter()).items() if n}
+            told = {(t.status, t.attempts): t.purged for t in tallies(tenant) if t.purged}
+            if purged != told:
+                self._scene.violate("1", f"the purged counts of {tenant} are wrong")
+
+    def _accept_row(self, caller: str, kept: Kept, change: Change) -> None:
+        row, scene = kept.row, self._scene
+        if change.before is not None:
+            scene.violate("12", "a row changed that was never accepted", row.id)
+        message = msgpack.decode(kept.message, type=Message)
+        shadow = Shadow(
+            id=row.id,
+            tenant=row.tenant,
+            batch_id=row.batch_id,
+            mode=row.mode,
+            channel=row.channel,
+            type=row.type,
+            category=row.category,
+            origin=row.origin,
+            priority=row.priority,
+            address=row.address,
+            recipient_id=message.recipient.id,
+            digest=digest_of(message),
+            status=row.status,
+            pinned=row.pinned,
+            provider=row.provider,
+            expires_at=row.expires_at,
+            aged_from=row.aged_from,
+            max_age_ms=row.max_age_ms,
+        )
+        scene.shadows[row.id] = shadow
+        self._born.add(row.id)
+        self._check_places(row)
+        self._cells.setdefault(row.tenant, Counter())[row.status, row.attempts] += 1
+        if row.status is S.SENDING:
+            if row.mode is not Mode.SYNCHRONOUS or (row.token, row.attempts) != (1, 1):
+                scene.violate("5", "accepted as leased, but not with its first attempt counted", row.id)
+            self._leased(caller, shadow, row)
+        elif row.status is not S.PENDING or row.attempts or row.token:
+            scene.violate("12", f"accepted as {row.status} with {row.attempts} attempts", row.id)
+        scene.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_words(row)}")
+        self._follow(shadow, row, row.status)
+
+    def _by_claim(self, caller: str, shadow: Shadow, row: Row) -> None:
+        scene = self._scene
+        if shadow.status not in WAITING or row.status is not S.SENDING:
+            scene.violate("7", f"a claim took one that was {shadow.status}", row.id)
+        if shadow.due_at is None or scene.now < shadow.due_at:
+            scene.violate(
+                "8", f"claimed {shadow.due_at and shadow.due_at - scene.now} ms before it was due", row.id
+            )
+        if row.attempts != shadow.attempts + 1:
+            scene.violate(
+                "5", f"claimed, but its attempts went from {shadow.attempts} to {row.attempts}", row.id
+            )
+        self._leased(caller, shadow, row)
+        shadow.overdue = shadow.reclaimed = False
+
+    def _by_reclaim(self, caller: str, shadow: Shadow, row: Row) -> None:
+        scene = self._scene
+        if row.status is not S.SENDING or row.attempts != shadow.attempts:
+            scene.violate("6", f"reclaimed: {shadow.attempts} attempts became {row.attempts}", row.id)
+        if shadow.status is S.SENDING:
+            if shadow.lease_until is None or scene.now < shadow.lease_until:
+                scene.violate("4", "reclaimed while its lease was alive: two have it now", row.id)
+            shadow.reclaimed = True
+        else:
+            deadline = shadow.aged_from + shadow.max_age_ms
+            if shadow.expires_at is not None:
+                deadline = min(deadline, shadow.expires_at)
+            if shadow.status not in WAITING or scene.now < deadline:
+                scene.violate("7", f"taken as overdue while {shadow.status} and before its deadline", row.id)
+            shadow.overdue = True
+        self._leased(caller, shadow, row)
+
+    def _leased(self, caller: str, shadow: Shadow, row: Row) -> None:
+        scene = self._scene
+        if row.token <= shadow.token:
+            scene.violate(
+                "4", f"leased with token {row.token} after {shadow.token}: tokens must rise", row.id
+            )
+        if row.lease_until is None or row.lease_until <= scene.now:
+            scene.violate("4", "leased for no time at all", row.id)
+        self.leases += 1
+        shadow.holder = caller
+        shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = scene.now, scene.ms, scene.jumps
+        shadow.skip = self._skip_reason(shadow)
+
+    def _by_settle(self, shadow: Shadow, row: Row, change: Change) -> None:
+        scene, after = self._scene, row.status
+        if shadow.status is not S.SENDING:
+            scene.violate("12", f"settled while {shadow.status}", row.id)
+        if after is S.SENDING:
+            scene.violate("12", "settled, and still sending", row.id)
+        if shadow.cancel_requested and after in WAITING:
+            scene.violate("7", f"its cancel was requested, and yet it goes on as {after}", row.id)
+        if after is S.CANCELLED and not shadow.cancel_requested:
+            scene.violate("12", "cancelled by a settlement that nobody had asked for", row.id)
+        if change.attempt is None and after not in WAITING and change.cause is None:
+            scene.violate("12", f"became {after} without an attempt or a cause", row.id)
+        if change.attempt is not None:
+            if row.attempts != shadow.attempts or change.attempt.number != shadow.attempts:
+                scene.violate(
+                    "6",
+                    f"attempt {change.attempt.number} was made, but the count went from {shadow.attempts} "
+                    f"to {row.attempts}",
+                    row.id,
+                )
+            if change.attempt.provider != shadow.provider:
+                scene.violate(
+                    "12",
+                    f"recorded for {change.attempt.provider}, it was under way to {shadow.provider}",
+                    row.id,
+                )
+            shadow.log.append((f"attempt {change.attempt.number}", S.SENDING, after))
+        elif row.attempts != shadow.attempts - (not shadow.overdue):
+            scene.violate("6", "no attempt was made, and the one that was counted is not given back", row.id)
+        if after in WAITING and (after is S.PENDING) != (row.attempts == 0):
+            scene.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
+        if change.cause is not None:
+            shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
+        assert self._settlement is not None, "a settle begins with its settlement"
+        self._decided(self._settler, shadow, self._settlement, row)
+
+    def _by_command(self, shadow: Shadow, row: Row, change: Change) -> None:
+        scene, cause = self._scene, change.cause
+        if cause is None or cause.kind != "command":
+            scene.violate("12", "a command changed it and left no record", row.id)
+        allowed = _BY_COMMAND[cause.name].get(shadow.status, ())
+        if row.status not in allowed or cause.before is not shadow.status or cause.after is not row.status:
+            scene.violate("12", f"{cause.name} made {shadow.status} into {row.status}", row.id)
+        if cause.name in ("retry", "resend") and shadow.mode is Mode.SYNCHRONOUS:
+            scene.violate("7", f"{cause.name} of a synchronous notification", row.id)
+        if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
+            shadow.left_alone.clear()  # an operator's word counts for more than a provider's
+        shadow.log.append((f"command {cause.name}", shadow.status, row.status))
+
+    def _by_receipt(self, shadow: Shadow, row: Row, change: Change) -> None:
+        scene, cause, after = self._scene, change.cause, row.status
+        assert cause is not None, "checked by the caller"
+        before, event = shadow.status, ReceiptEvent(cause.name)
+        legal = {
+            ReceiptEvent.DELIVERED: (before, S.DELIVERED),
+            ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
+            ReceiptEvent.SENT: (before, S.SENT) if before is S.IN_DOUBT else (before,),
+            ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
+        }.get(event, (before,))
+        if before is S.SENDING or after not in legal:
+            scene.violate("12", f"a receipt ({event}) made {before} into {after}", row.id)
+        if (
+            event is ReceiptEvent.FAILED
+            and after is not before
+            and before not in (S.SENT, S.IN_DOUBT, *WAITING)
+        ):
+            scene.violate("11", f"a receipt ({event}) undid {before}", row.id)
+        if cause.before is not before or cause.after is not after:
+            scene.violate("12", f"the record of a receipt says {cause.before} → {cause.after}", row.id)
+        shadow.log.append((f"receipt {event.value}", before, after))
+
+    def _follow(self, shadow: Shadow, row: Row, before: Status) -> None:
+        scene = self._scene
+        if row.token < shadow.token:
+            scene.violate("4", f"its token went back from {shadow.token} to {row.token}", row.id)
+        if row.provider != shadow.provider:
+            shadow.failures_here = 0
+        if before in ENDED and row.status in WAITING:
+            shadow.failures_here = 0
+        if row.status is S.FAILED and before is not S.FAILED:
+            shadow.failed += 1
+        if before is not row.status and row.status in ENDED:
+            self.endings[row.status] += 1
+            shadow.ended_at = scene.now
+        shadow.status, shadow.token, shadow.attempts = row.status, row.token, row.attempts
+        shadow.floor, shadow.bounce_floor = row.attempt_floor, row.bounce_floor
+        shadow.provider, shadow.pinned = row.provider, row.pinned
+        shadow.due_at, shadow.lease_until = row.due_at, row.lease_until
+        shadow.cancel_requested, shadow.last_delay_ms = row.cancel_requested, row.last_delay_ms
+        shadow.expires_at, shadow.aged_from, shadow.max_age_ms = row.expires_at, row.aged_from, row.max_age_ms
+        shadow.changed_ms = scene.ms
+        if scene.quiet_since_ms is not None:
+            shadow.quiet_changes += 1
+
+    def _check_places(self, row: Row) -> None:
+        """A due time exactly while it waits, a lease exactly while it is sending."""
+        if (row.due_at is not None) != (row.status in WAITING):
+            self._scene.violate("12", f"{row.status} with a due time of {row.due_at}", row.id)
+        if (row.lease_until is not None) != (row.status is S.SENDING):
+            self._scene.violate("12", f"{row.status} with a lease until {row.lease_until}", row.id)
+
+    # Fencing -------------------------------------------------------------------------------------
+
+    def settling(self, caller: str, settlement: Settlement) -> bool:
+        """Whether this settlement may be applied."""
+        shadow = self._scene.shadows.get(settlement.id)
+        self._settlement, self._settler = settlement, caller
+        return shadow is not None and shadow.status is S.SENDING and shadow.token == settlement.token
+
+    def settled(self, settlement: Settlement, expected: bool, applied: bool) -> None:
+        if applied and not expected:
+            self._scene.violate("4", "a settlement with a stale token was applied", settlement.id)
+        if expected and not applied:
+            self._scene.violate("4", "a settlement with the newest token was refused", settlement.id)
+        self.stale += not applied
+
+    def settled_batch(self, batch: Sequence[Settlement], result: SettleResult) -> None:
+        told = [*result.applied, *result.stale, *result.missing]
+        if sorted(told) != sorted(settlement.id for settlement in batch):
+            self._scene.violate("4", "the answer to a settle does not name each settlement once")
+
+    def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: Any) -> None:
+        """Leases were prolonged; where the provider changed, that was recorded first."""
+        scene = self._scene
+        for lease in leases:
+            shadow, kept = scene.shadows.get(lease.id), row_of(lease.id)
+            if shadow is None or kept is None:
+                continue
+            fits = shadow.status is S.SENDING and shadow.token == lease.token
+            if fits is not (lease.id in held):
+                scene.violate(
+                    "4", f"a lease was {'kept from' if fits else 'given to'} the wrong holder", lease.id
+                )
+            if fits:
+                if kept.row.provider != shadow.provider:
+                    shadow.failures_here = 0
+                    scene.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {kept.row.provider}")
+                shadow.lease_until, shadow.provider = kept.row.lease_until, kept.row.provider
+                shadow.jumps_at_lease = scene.jumps
+
+    # Requests ------------------------------------------------------------------------------------
+
+    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
+        """One key, one request, one set of rows (3); one message per dedup window."""
+        scene, born, keys_ms = self._scene, self._born, self._scene.plan.retention.keys_ms
+        for submission, answer in zip(batch, answers, strict=True):
+            new = [n.id for n in submission.notifications if n.id in born]
+            if submission.idempotency_key is not None:
+                key = (submission.tenant, submission.idempotency_key)
+                known = self._keys.get(key)
+                if known is not None and (scene.now - known[3] < keys_ms or not new):
+                    self._same_key(known, submission, answer, new)
+                elif not answer.conflict:
+                    self._keys[key] = (submission.fingerprint, answer.batch_id, answer.ids, scene.now)
+            for notification in submission.notifications:
+                if notification.dedup_key is None or answer.conflict:
+                    continue
+                place = (submission.tenant, notification.dedup_key)
+                at, earlier = self._dedups.get(place, (None, ""))
+                if notification.id in new:
+                    window_ms = min(notification.dedup_window_ms, keys_ms)
+                    if at is not None and 0 <= scene.now - at < window_ms and not scene.jumps:
+                        scene.violate(
+                            "3", f"accepted again within its dedup window (as {earlier})", notification.id
+                        )
+                    self._dedups[place] = (scene.now, notification.id)
+            if len(answer.ids) != len(submission.notifications) and not answer.conflict:
+                scene.violate("3", "the answer has another number of ids than the request")
+        born.clear()
+
+    def _same_key(
+        self,
+        known: tuple[str, str, tuple[str, ...], int],
+        submission: Submission,
+        answer: Acceptance,
+        new: list[str],
+    ) -> None:
+        fingerprint, batch_id, ids, _ = known
+        if new:
+            self._scene.violate("3", "the same idempotency key made a second set of rows", new[0])
+        if submission.fingerprint != fingerprint and not answer.conflict:
+            self._scene.violate("3", "another body under the same key was accepted")
+        if submission.fingerprint == fingerprint and (answer.batch_id, answer.ids) != (batch_id, ids):
+            self._scene.violate("3", "the same request was answered with other ids")
+
+    def purged(self, kept: Kept) -> None:
+        row, retention, scene = kept.row, self._scene.plan.retention, self._scene
+        shadow = scene.shadows.pop(row.id)
+        self.removed[row.id] = shadow
+        self._cells[row.tenant][row.status, row.attempts] -= 1
+        self._purged.setdefault(row.tenant, Counter())[row.status, row.attempts] += 1
+        ages = {S.DELIVERED: retention.delivered_ms, S.SENT: retention.sent_ms}
+        if row.status not in ENDED or scene.now - shadow.ended_at < ages.get(row.status, retention.others_ms):
+            scene.violate(
+                "2", f"purged while {row.status}, {scene.now - shadow.ended_at} ms after it ended", row.id
+            )
+
+
+def _words(row: Row) -> str:
+    reason = f" {row.reason.value}" if isinstance(row.reason, Reason) else ""
+    return f"{row.status.value}{reason} #{row.attempts} token {row.token} at {row.provider}"

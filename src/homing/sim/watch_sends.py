@@ -1,0 +1,169 @@
+"""Watches sends: each belongs to a live lease, is allowed, and comes once (invariants 5–8, 10 and 13)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from hashlib import sha256
+
+from msgspec import msgpack
+
+from homing.core.model import Mode, Outcome, OutcomeKind, Settlement, Status
+from homing.core.ports import Delivery
+from homing.sim.scene import Call, Scene, Shadow, short_id
+from homing.sim.watch_policy import PolicyWatch, allowed_attempts
+
+_ANSWER_MS = 120_000
+"""An answer that a live process has had for this long must have reached the store."""
+
+
+class SendWatch:
+    """Knows every call of every provider."""
+
+    def __init__(self, scene: Scene, policies: PolicyWatch) -> None:
+        self._scene = scene
+        self._policies = policies
+        self._caps = {carrier.id: carrier.max_in_flight for carrier in scene.plan.carriers}
+        self._limits = {c.id: c.rate for c in scene.plan.carriers if c.rate is not None}
+        self._under_way: Counter[tuple[str, str]] = Counter()
+        self._starts: dict[str, list[int]] = {}
+        self._unsettled: dict[tuple[str, int], tuple[str, int]] = {}
+        """(id, token) → (process, when it got the answer)."""
+        self._keys: dict[str, str] = {}
+        self.calls = 0
+        self.outcomes: Counter[str] = Counter()
+
+    def begins(
+        self, process: str, carrier: str, delivery: Delivery, passes_breaker: Callable[[Shadow], None]
+    ) -> Call:
+        """A provider is being called, just now."""
+        scene = self._scene
+        shadow = scene.shadows.get(delivery.notification_id)
+        if shadow is None:
+            scene.violate("5", "sent, but never accepted", delivery.notification_id)
+        self.calls += 1
+        scene.note(process, f"send {short_id(shadow.id)} #{delivery.attempt} to {carrier}")
+        self._check_lease(process, carrier, delivery, shadow)
+        self._check_allowed(process, carrier, delivery, shadow)
+        self._check_same(delivery, shadow)
+        passes_breaker(shadow)
+        self._under_way[process, carrier] += 1
+        if self._under_way[process, carrier] > self._caps[carrier]:
+            number = self._under_way[process, carrier]
+            scene.violate(
+                "13", f"{number} sends under way at {carrier}, allowed are {self._caps[carrier]}", shadow.id
+            )
+        if carrier in self._limits:
+            # A token is taken when the row is claimed; what happens to the process after that is chance.
+            taken_ms = scene.ms if shadow.mode is Mode.SYNCHRONOUS else shadow.leased_ms
+            self._starts.setdefault(carrier, []).append(taken_ms)
+        call = Call(
+            carrier=carrier,
+            process=process,
+            id=shadow.id,
+            attempt=delivery.attempt,
+            began_ms=scene.ms,
+            timeout_ms=delivery.timeout_ms,
+        )
+        shadow.calls[delivery.attempt] = call
+        return call
+
+    def ends(self, call: Call, outcome: Outcome | None, *, heard: bool) -> None:
+        """The call is over for its process: with an answer, cut off by a timeout, or dead."""
+        self._under_way[call.process, call.carrier] -= 1
+        call.over, call.over_ms, call.outcome = True, self._scene.ms, outcome
+        if not heard:
+            return
+        kind = outcome.kind if outcome is not None else OutcomeKind.AMBIGUOUS
+        self.outcomes[kind.value] += 1
+        self._scene.note(
+            call.process, f"answer {short_id(call.id)} #{call.attempt} {call.carrier}: {kind.value}"
+        )
+        shadow = self._scene.shadows.get(call.id)
+        if shadow is not None and shadow.mode is not Mode.SYNCHRONOUS:
+            self._unsettled[call.id, call.attempt] = (call.process, self._scene.ms)
+
+    def settled(self, settlement: Settlement) -> None:
+        """A settlement has reached the store, whatever became of it."""
+        if settlement.attempt is not None and settlement.attempt.outcome is not OutcomeKind.LOST:
+            self._unsettled.pop((settlement.id, settlement.attempt.number), None)
+
+    def sweep(self) -> None:
+        """An outcome that reached a live process must reach the store."""
+        scene = self._scene
+        for (id, attempt), (process, at_ms) in list(self._unsettled.items()):
+            if process in scene.dead:
+                del self._unsettled[id, attempt]
+            elif scene.ms - max(at_ms, scene.paused_ms.get(process, 0)) > _ANSWER_MS:
+                scene.violate("2", f"{process} had the answer of attempt {attempt} and never settled it", id)
+
+    def finish(self) -> None:
+        """The rate limits, over the whole run (13)."""
+        for carrier, starts in self._starts.items():
+            limit = self._limits[carrier]
+            spare = limit.burst * (1 + self._scene.jumps) + limit.per_second * self._token_age_ms() / 1000
+            level, last = 0.0, 0
+            for at in sorted(starts):
+                level = max(0.0, level - limit.per_second * (at - last) / 1000) + 1
+                last = at
+                if level > spare + 1e-6:
+                    text = f"{carrier} got {level:.1f} sends more than {limit.per_second}/s allows by {at} ms"
+                    self._scene.violate("13", text)
+
+    def _check_lease(self, process: str, carrier: str, delivery: Delivery, shadow: Shadow) -> None:
+        scene = self._scene
+        jumped = scene.jumps != shadow.jumps_at_lease
+        if shadow.status is not Status.SENDING or shadow.attempts != delivery.attempt:
+            if not jumped:
+                text = (
+                    f"attempt {delivery.attempt} is sent while {shadow.status} at attempt {shadow.attempts}"
+                )
+                scene.violate("5", text, shadow.id)
+            return
+        if (shadow.reclaimed or shadow.overdue or shadow.holder != process) and not jumped:
+            scene.violate("5", f"{process} sends without a lease", shadow.id)
+        left = (shadow.lease_until or 0) - scene.now
+        if left < delivery.timeout_ms and not jumped:
+            text = f"a send of up to {delivery.timeout_ms} ms begins {left} ms before its lease ends"
+            scene.violate("5", text, shadow.id)
+        if carrier != shadow.provider:
+            scene.violate("12", f"sent to {carrier}, recorded is {shadow.provider}", shadow.id)
+        if delivery.attempt in shadow.calls:
+            scene.violate("6", f"attempt {delivery.attempt} is sent a second time", shadow.id)
+
+    def _check_allowed(self, process: str, carrier: str, delivery: Delivery, shadow: Shadow) -> None:
+        scene = self._scene
+        if shadow.skip:
+            scene.violate("7", f"sent, though {shadow.skip} before it was claimed", shadow.id)
+        if shadow.expires_at is not None and shadow.leased_at >= shadow.expires_at:
+            scene.violate("7", "sent after it had expired", shadow.id)
+        policies = list(self._policies.in_force(process, shadow, shadow.leased_ms))
+        if shadow.mode is Mode.SYNCHRONOUS:
+            if delivery.attempt > 1:
+                scene.violate("7", "a synchronous notification is sent a second time", shadow.id)
+            return
+        if delivery.attempt > max(allowed_attempts(policy, shadow) for policy in policies):
+            scene.violate("6", f"attempt {delivery.attempt} is more than the policy allows", shadow.id)
+        oldest = max(policy.max_age_ms for policy in policies)
+        if shadow.leased_at >= shadow.aged_from + oldest:
+            scene.violate("7", f"sent after more than its {oldest} ms", shadow.id)
+        if scene.ms < shadow.left_alone.get(carrier, 0) and not scene.jumps:
+            wait = shadow.left_alone[carrier] - scene.ms
+            scene.violate("8", f"{carrier} asked to be left alone for another {wait} ms", shadow.id)
+
+    def _check_same(self, delivery: Delivery, shadow: Shadow) -> None:
+        said = (delivery.recipient, delivery.content, delivery.metadata)
+        if sha256(msgpack.encode(said)).digest() != shadow.digest or delivery.address != shadow.address:
+            self._scene.violate("10", "what is sent is not what was accepted", shadow.id)
+        owner = self._keys.setdefault(delivery.idempotency_key, shadow.id)
+        shadow.provider_key = shadow.provider_key or delivery.idempotency_key
+        if owner != shadow.id or shadow.provider_key != delivery.idempotency_key:
+            self._scene.violate(
+                "10", "the provider's idempotency key is not the one of the first attempt", shadow.id
+            )
+
+    def _token_age_ms(self) -> int:
+        """How long before the claim its token may have been taken."""
+        weather = self._scene.plan.weather
+        slow = 3 * weather.longest_slow_ms if weather.slow_per_call else 0
+        return 1_300 + slow + (weather.longest_pause_ms if weather.pause_every_ms else 0)

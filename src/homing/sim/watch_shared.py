@@ -1,0 +1,238 @@
+"""Watches what all processes share: breakers, reference data, events, reads and logs (9, 13, 15)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from homing.core.breaker import Breaker, Phase
+from homing.core.model import Channel, Event, Notification, OutcomeKind
+from homing.sim.scene import Call, Scene, Shadow
+
+_FAULT = (OutcomeKind.TRANSIENT, OutcomeKind.PROVIDER_FAULT, OutcomeKind.AMBIGUOUS)
+_SAYS_NOTHING = (OutcomeKind.THROTTLED, OutcomeKind.LOST)
+_LEGAL = {
+    Phase.CLOSED: (Phase.CLOSED, Phase.OPEN),
+    Phase.OPEN: (Phase.OPEN, Phase.HALF_OPEN),
+    Phase.HALF_OPEN: (Phase.HALF_OPEN, Phase.CLOSED, Phase.OPEN),
+}
+
+MARK = "hush-hush"
+"""Every address and every content in a world has this in it; no line of a log may."""
+
+
+DESK = "desk"
+"""The process where the operator works: what it does to a breaker is by hand."""
+
+
+class BreakerWatch:
+    """Follows what each process knows of each breaker, and whether it keeps to it."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._limits = {carrier.id: carrier.breaker.failures for carrier in scene.plan.carriers}
+        self._seen: dict[tuple[str, str], list[tuple[int, Breaker]]] = {}
+        """(process, provider) → (since when, the breaker as it knows it)."""
+        self._faults: dict[tuple[str, str], int] = {}
+        self._tripped_ms: dict[tuple[str, str], int] = {}
+        self._worked_ms: dict[tuple[str, str], int] = {}
+        self._trials: dict[tuple[str, int], str] = {}
+        """(provider, version) → the notification that was the trial."""
+        self.changes = 0
+
+    def read(self, process: str, breakers: Mapping[str, Breaker]) -> None:
+        """The process has read the breakers, just now."""
+        for provider, breaker in breakers.items():
+            self._learn(process, provider, breaker)
+
+    def put(self, process: str, provider: str, before: Breaker, after: Breaker, version: int) -> None:
+        """A breaker was written."""
+        scene = self._scene
+        scene.note(process, f"breaker {provider} {_words(before)} → {_words(after)}")
+        self.changes += before.phase is not after.phase
+        by_hand = process == DESK
+        if not by_hand and after.phase not in _LEGAL[before.phase]:
+            scene.violate("9", f"the breaker of {provider} went from {before.phase} to {after.phase}")
+        if after.phase is Phase.HALF_OPEN and not by_hand and self._exact():
+            until = before.open_until if before.phase is Phase.OPEN else before.trial_until
+            if until > scene.now + 50:
+                scene.violate("9", f"a trial at {provider} begins {until - scene.now} ms too early")
+        closed = before.phase is Phase.HALF_OPEN and after.phase is Phase.CLOSED
+        if closed and not by_hand and before.trial_by != process:
+            scene.violate("9", f"{process} closed {provider} on {before.trial_by}'s trial")
+
+    def known(self, process: str, provider: str, breaker: Breaker) -> None:
+        """The process knows that its own write was taken."""
+        self._learn(process, provider, breaker)
+
+    def ended(self, call: Call) -> None:
+        """A call was answered (or timed out)."""
+        key = (call.process, call.carrier)
+        kind = call.outcome.kind if call.outcome is not None else OutcomeKind.AMBIGUOUS
+        if kind in _FAULT:
+            self._faults[key] = self._faults.get(key, 0) + 1
+            if self._faults[key] == self._limits[call.carrier]:
+                self._tripped_ms[key] = self._scene.ms
+        elif kind not in _SAYS_NOTHING:
+            self._faults.pop(key, None)
+            self._tripped_ms.pop(key, None)
+            self._worked_ms[key] = self._scene.ms
+
+    def passes(self, process: str, provider: str, shadow: Shadow) -> None:
+        """A send goes to this provider: at least one of the states that the process knew must allow it."""
+        scene, key = self._scene, (process, provider)
+        tripped = self._tripped_ms.get(key)
+        views = list(self._views(key, shadow.leased_ms))
+        newest = views[0]
+        if tripped is not None and shadow.leased_ms > tripped and _is_closed(newest):
+            number = self._faults[key]
+            scene.violate(
+                "9", f"{number} failures in a row at {provider}, and it is not left alone", shadow.id
+            )
+        if any(self._lets_go(view, key) for view in views):
+            return
+        trial = next((v for v in views if v.phase is Phase.HALF_OPEN and v.trial_by == process), None)
+        if trial is None:
+            scene.violate("9", f"sent to {provider}, whose breaker is {_words(views[0])}", shadow.id)
+        first = self._trials.setdefault((provider, trial.version), shadow.id)
+        if first != shadow.id:
+            scene.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
+
+    def may_avoid(self, process: str, provider: str, shadow: Shadow) -> bool:
+        """Whether an attempt meant for this provider may go to another one: its breaker was not closed."""
+        key = (process, provider)
+        views = list(self._views(key, shadow.leased_ms))
+        shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
+        return shut or self._faults.get(key, 0) >= self._limits[provider]
+
+    def _lets_go(self, view: Breaker, key: tuple[str, str]) -> bool:
+        if view.forced is not None:
+            return view.forced is not Phase.OPEN
+        if view.phase is Phase.CLOSED:
+            return True
+        # Its own trial went well, which the others learn with its next write.
+        mine = view.phase is Phase.HALF_OPEN and view.trial_by == key[0]
+        began_ms = self._scene.ms - (self._scene.now - view.changed_at)
+        return mine and self._worked_ms.get(key, -1) >= began_ms
+
+    def _views(self, key: tuple[str, str], since_ms: int) -> Iterator[Breaker]:
+        for from_ms, breaker in reversed(self._seen.get(key, [])):
+            yield breaker
+            if from_ms <= since_ms:
+                return
+        yield Breaker()
+
+    def _learn(self, process: str, provider: str, breaker: Breaker) -> None:
+        seen = self._seen.setdefault((process, provider), [])
+        if not seen or seen[-1][1].version != breaker.version:
+            seen.append((self._scene.ms, breaker))
+            if breaker.phase is Phase.CLOSED or breaker.forced is not None:
+                self._reset((process, provider))
+
+    def _reset(self, key: tuple[str, str]) -> None:
+        self._faults.pop(key, None)
+        self._tripped_ms.pop(key, None)
+
+    def _exact(self) -> bool:
+        """Whether processes know the store's time to the millisecond."""
+        weather = self._scene.plan.weather
+        return not (weather.slow_per_call or weather.pause_every_ms or weather.jump_every_ms)
+
+
+class DirectoryWatch:
+    """Who must not be told what, by what was committed so far."""
+
+    def __init__(self) -> None:
+        self._filed: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+
+    def filed(self, tenant: str, kind: str, key: str, value: Mapping[str, Any] | None) -> None:
+        if value is None:
+            self._filed.pop((tenant, kind, key), None)
+        else:
+            self._filed[tenant, kind, key] = value
+
+    def skip_reason(self, shadow: Shadow) -> str:
+        """Why this notification must not be sent from now on."""
+        where = f"{shadow.channel.value}:{shadow.address}"
+        for category in ("*", shadow.category):
+            if (shadow.tenant, "suppression", f"{where}:{category}") in self._filed:
+                return "its address was suppressed"
+        if shadow.recipient_id is not None:
+            key = f"{shadow.recipient_id}:{shadow.category}:{shadow.channel.value}"
+            if self._filed.get((shadow.tenant, "preference", key), {}).get("allowed") is False:
+                return "its recipient had unsubscribed"
+        if shadow.channel is Channel.PUSH:
+            device = self._filed.get((shadow.tenant, "device", shadow.address), {})
+            if device.get("active") is False:
+                return "its device was inactive"
+        return ""
+
+
+class EventWatch:
+    """Every dead letter is told, once per death, and nothing else is (the outbox loses nothing)."""
+
+    def __init__(self, scene: Scene, gone: Mapping[str, Shadow]) -> None:
+        self._scene = scene
+        self._gone = gone
+        self._seen: set[str] = set()
+
+    def published(self, process: str, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.id not in self._seen:
+                self._seen.add(event.id)
+                self._scene.note(process, f"publish {event.name} {event.id[-24:]}")
+            if event.name == "NotificationFailed" and event.notification_id is not None:
+                id = event.notification_id
+                shadow = self._scene.shadows.get(id) or self._gone.get(id)
+                if shadow is None or shadow.tenant != event.tenant:
+                    self._scene.violate(
+                        "15", f"an event of {event.tenant} tells of another's notification", id
+                    )
+                shadow.events.add(event.id)
+                if len(shadow.events) > shadow.failed:
+                    text = f"{len(shadow.events)} events tell of {shadow.failed} dead letters"
+                    self._scene.violate("4", text, id)
+
+    def finish(self) -> None:
+        for shadow in [*self._scene.shadows.values(), *self._gone.values()]:
+            if len(shadow.events) != shadow.failed:
+                text = f"{shadow.failed} times a dead letter, told {len(shadow.events)} times"
+                self._scene.violate("2", text, shadow.id)
+
+
+class LogWatch(logging.Handler):
+    """No recipient in any line (15), and no error that nobody expects."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(logging.DEBUG)
+        self._scene = scene
+        self._formatter = logging.Formatter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._scene.violation is not None:
+            return
+        line = self._formatter.format(record)
+        if MARK in line:
+            self._scene.violate("15", f"a recipient or content in the log: {line[:300]}")
+        expected = record.name == "homing.deliverer" and " raised" in record.getMessage()
+        if record.levelno >= logging.ERROR and not expected:
+            self._scene.violate("12", f"the engine reports an error: {line[-1500:]}")
+
+
+def check_read(scene: Scene, tenant: str, found: Iterable[Notification]) -> None:
+    """Nobody reads what belongs to somebody else (15)."""
+    for notification in found:
+        shadow = scene.shadows.get(notification.id)
+        if notification.tenant != tenant or (shadow is not None and shadow.tenant != tenant):
+            scene.violate("15", f"{tenant} has read a notification of {notification.tenant}", notification.id)
+
+
+def _is_closed(breaker: Breaker) -> bool:
+    return breaker.phase is Phase.CLOSED and breaker.forced is None
+
+
+def _words(breaker: Breaker) -> str:
+    forced = f" forced {breaker.forced.value}" if breaker.forced is not None else ""
+    trial = f" trial by {breaker.trial_by}" if breaker.trial_by else ""
+    return f"{breaker.phase.value}{trial}{forced} v{breaker.version}"

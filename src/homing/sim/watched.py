@@ -1,0 +1,160 @@
+"""The memory store with somebody watching each of its commits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from homing.core.breaker import Breaker
+from homing.core.model import (
+    Acceptance,
+    AmendResult,
+    ClaimBatch,
+    ClaimRequest,
+    Command,
+    Entry,
+    Filter,
+    History,
+    Lease,
+    Page,
+    Receipt,
+    ReceiptResult,
+    RegistryPut,
+    Settlement,
+    SettleResult,
+    Submission,
+    Tally,
+)
+from homing.core.ports import Clock
+from homing.core.rows import Change
+from homing.stores.memory import MemoryStore
+from homing.stores.memory_schedule import Kept, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from homing.sim.invariants import Watch
+
+
+class WatchedStore(MemoryStore):
+    """Tells the watch of every change of a row in the moment it is made, and of every answer."""
+
+    def __init__(self, clock: Clock, watch: Watch) -> None:
+        super().__init__(clock)
+        self.watch = watch
+        self.caller = "world"
+        """The process whose call is being served."""
+        self._serving = ""
+
+    def trace(self, who: str, what: str) -> None:
+        self.watch.scene.note(who, what)
+
+    def row_of(self, id: str) -> Kept | None:
+        return self._kept.get(id)
+
+    def live(self) -> list[Kept]:
+        """What is not final yet."""
+        return [kept for kept in self._kept.values() if kept.row.due_at or kept.row.lease_until]
+
+    def counts(self, tenant: str) -> tuple[Tally, ...]:
+        return self._ledger.tallies(tenant)
+
+    def unpublished(self) -> int:
+        return len(self._outbox)
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        self._serving = "accept"
+        answers = await super().accept(batch, tx=tx)
+        self.watch.accepted(self.caller, batch, answers)
+        return answers
+
+    async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        self._serving = "claim"
+        batch = await super().claim(request)
+        self.watch.done("claim", {claim.tenant for claim in batch.claims})
+        return batch
+
+    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+        self._serving = "reclaim"
+        batch = await super().reclaim(worker, limit, lease_ms)
+        self.watch.done("reclaim", {claim.tenant for claim in batch.claims})
+        return batch
+
+    async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+        held = await super().extend(leases, lease_ms)
+        self.watch.extended(self.caller, leases, held)
+        return held
+
+    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        self._serving = "settle"
+        result = await super().settle(batch)
+        self.watch.settled_batch(batch, result)
+        return result
+
+    async def amend(
+        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
+    ) -> AmendResult:
+        self._serving = "amend"
+        result = await super().amend(tenant, target, command, limit=limit)
+        self.watch.amended(self.caller, tenant, command, result)
+        return result
+
+    async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
+        self._serving = "receipt"
+        result = await super().receipt(batch)
+        self.watch.received(self.caller, batch, result)
+        return result
+
+    async def get(self, tenant: str, id: str) -> History | None:
+        history = await super().get(tenant, id)
+        if history is not None:
+            self.watch.read(tenant, (history.notification,))
+        return history
+
+    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        page = await super().list(tenant, filter, limit=limit, cursor=cursor)
+        self.watch.read(tenant, page.items)
+        return page
+
+    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+        page = await super().waiting(tenant, limit=limit, ready=ready)
+        self.watch.read(tenant, page.items)
+        return page
+
+    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
+        written = await super().put(entries, who=who)
+        if written is not None:
+            for entry in entries:
+                self.watch.filed(entry.tenant, entry.kind, entry.key, entry.value)
+        return written
+
+    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        for key in keys:
+            self.watch.filed(tenant, kind, key, None)
+        return await super().delete(tenant, kind, keys)
+
+    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
+        before = self._breakers.get(provider) or Breaker()
+        put = await super().put_breaker(provider, breaker)
+        self.watch.breaker_put(self.caller, provider, before, breaker, put)
+        return put
+
+    def _write(self, puts: Iterable[RegistryPut]) -> None:
+        puts = tuple(puts)
+        super()._write(puts)
+        for put in puts:
+            self.watch.filed(put.tenant, put.kind, put.key, put.value)
+
+    def _settle(self, kept: Kept, settlement: Settlement, now: int) -> bool:
+        expected = self.watch.settling(self.caller, settlement)
+        applied = super()._settle(kept, settlement, now)
+        self.watch.settled(settlement, expected, applied)
+        return applied
+
+    def _commit(self, kept: Kept, change: Change, was: Place) -> None:
+        super()._commit(kept, change, was)
+        self.watch.changed(self._serving, self.caller, kept, change)
+
+    def _remove(self, kept: Kept) -> None:
+        super()._remove(kept)
+        self.watch.removed(kept)

@@ -1,0 +1,356 @@
+"""A world: one store, several processes, providers, callers and an operator, on virtual time.
+
+It has two parts. First there are faults, then there are none, and everything must come to its end.
+The same plan gives the same trace, byte for byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from contextvars import copy_context
+from random import Random
+from typing import Any
+
+from msgspec import Struct, field
+
+from homing.core.errors import StoreError
+from homing.core.failover import Stop
+from homing.core.model import Receipt
+from homing.core.ports import Delivery
+from homing.sim.carriers import Carrier
+from homing.sim.invariants import Watch
+from homing.sim.loop import NothingLeft, VirtualClock, VirtualLoop, run
+from homing.sim.people import Callers, Operator
+from homing.sim.process import SimProcess
+from homing.sim.scene import Scene, Violation
+from homing.sim.trace import Trace
+from homing.sim.watch_shared import DESK
+from homing.sim.watched import WatchedStore
+from homing.sim.weather import CALM, WorldPlan
+
+_LOOK_MS = 5_000
+_PATIENCE_MS = 6 * 3_600_000
+
+
+class WorldReport(Struct, frozen=True, kw_only=True):
+    """What happened in a world that held."""
+
+    seed: int
+    lifetimes: int
+    attempts: int
+    outcomes: Mapping[str, int]
+    statuses: Mapping[str, int]
+    leases: int
+    stale: int
+    crashes: int
+    pauses: int
+    jumps: int
+    breaker_changes: int
+    commands: int
+    receipts: int
+    events: int
+    virtual_ms: int
+    trace_lines: int
+    trace_sha256: str
+    lines: tuple[str, ...] = field(default=())
+
+
+class World:
+    """Runs one plan to its end, or to the first violation."""
+
+    def __init__(self, plan: WorldPlan, loop: VirtualLoop, trace: Trace) -> None:
+        self.plan = plan
+        self.trace = trace
+        self._loop = loop
+        self._clock = VirtualClock(loop)
+        self.scene = Scene(plan, self._clock, trace)
+        self._chance = Random(f"{plan.seed}/world")
+        routes = {
+            channel: tuple(c.id for c in plan.carriers if channel in c.channels) for channel in plan.channels
+        }
+        self.watch = Watch(self.scene, routes)
+        self.store = WatchedStore(self._clock, self.watch)
+        self.watch.store = self.store
+        self._weather = plan.weather
+        self._away_until_ms = 0
+        self._carriers = [
+            Carrier(
+                carrier,
+                weather=plan.weather,
+                chance=Random(f"{plan.seed}/{carrier.id}"),
+                watch=self.watch,
+                report=self._report,
+                route_of=self._route_of,
+            )
+            for carrier in plan.carriers
+        ]
+        self._processes: list[SimProcess] = []
+        self._named = 0
+        self._desk = self._process(DESK, fronts=plan.tenants)
+        self._callers = Callers(plan, self.watch, self._some_process)
+        self._operator = Operator(plan, self.watch, self._desk)
+        self._context = copy_context()
+        self._reports: set[asyncio.Task[None]] = set()
+        self._counts: Counter[str] = Counter()
+        self._failed: asyncio.Future[None] = loop.create_future()
+        self.scene.on_violation = self._violated
+
+    async def run(self) -> WorldReport:
+        log = logging.getLogger("homing")
+        before, spread = log.level, log.propagate
+        log.addHandler(self.watch.logs)
+        log.setLevel(logging.DEBUG)
+        log.propagate = False
+        self._loop.set_exception_handler(self._lost_exception)
+        script = asyncio.create_task(self._script())
+        try:
+            await asyncio.wait({script, self._failed}, return_when=asyncio.FIRST_COMPLETED)
+            if self.scene.violation is not None:
+                raise self.scene.violation
+            script.result()
+            self.watch.finish()
+        finally:
+            script.cancel()
+            log.removeHandler(self.watch.logs)
+            log.setLevel(before)
+            log.propagate = spread
+        return self._result()
+
+    async def _script(self) -> None:
+        self._desk.start()
+        for _ in range(self.plan.processes):
+            self._start_process()
+        calls = asyncio.create_task(self._callers.run())
+        faults = [asyncio.create_task(work) for work in self._faults()]
+        ticks = asyncio.create_task(self._tick())
+        await asyncio.sleep(self.plan.faults_ms / 1000)
+        await self._until(calls)
+        await self._calm_down(faults)
+        while self._unfinished():
+            await asyncio.sleep(_LOOK_MS / 1000)
+            if self.scene.ms > self.plan.faults_ms + _PATIENCE_MS:
+                self.scene.violate("14", f"{len(self.store.live())} notifications never come to their end")
+        ticks.cancel()
+        for process in list(self._processes):
+            await process.stop()
+
+    def _unfinished(self) -> bool:
+        return bool(self.store.live() or self.store.unpublished() or self._reports)
+
+    async def _until(self, task: asyncio.Task[None]) -> None:
+        """Waits for the callers, who may be waiting for a process that is paused."""
+        await asyncio.wait({task}, timeout=_PATIENCE_MS / 1000)
+        task.result()
+
+    async def _calm_down(self, faults: list[asyncio.Task[None]]) -> None:
+        """No more faults from here on: the world has to sort itself out."""
+        for task in faults:
+            if task.done():
+                task.result()
+            task.cancel()
+        self._weather = CALM
+        self._away_until_ms = 0
+        for carrier in self._carriers:
+            carrier.weather, carrier.outage = CALM, None
+        for process in [*self._processes, self._desk]:
+            process.boundary.weather = CALM
+            process.resume()
+        while len(self._processes) < self.plan.processes:
+            self._start_process()
+        await self._operator.give_back()
+        self.scene.quiet_since_ms = self.scene.ms
+        self.scene.note("world", "is quiet")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_MS / 1000)
+            self.watch.tick()
+
+    # Faults --------------------------------------------------------------------------------------
+
+    def _faults(self) -> list[Coroutine[Any, Any, None]]:
+        weather = self.plan.weather
+        wanted = (
+            (weather.crash_every_ms, self._crashes),
+            (weather.pause_every_ms, self._pauses),
+            (weather.away_every_ms, self._absences),
+            (weather.jump_every_ms, self._jumps),
+            (weather.outage_every_ms, self._outages),
+            (weather.operator_every_ms, self._operator.run),
+            (weather.policy_every_ms, self._operator.change_policies),
+        )
+        return [work() for every_ms, work in wanted if every_ms]
+
+    async def _crashes(self) -> None:
+        while True:
+            await self._random_wait(self.plan.weather.crash_every_ms)
+            alive = [process for process in self._processes if not process.dead]
+            if not alive:
+                continue
+            process = self._chance.choice(alive)
+            if self._chance.random() < 0.25 and process.awake:
+                asyncio.create_task(self._stop(process)).add_done_callback(_raise)
+            else:
+                process.crash("all at once")
+
+    async def _stop(self, process: SimProcess) -> None:
+        await process.stop()
+
+    async def _pauses(self) -> None:
+        while True:
+            await self._random_wait(self.plan.weather.pause_every_ms)
+            awake = [process for process in self._processes if process.awake]
+            if awake:
+                process = self._chance.choice(awake)
+                process.pause()
+                self._counts["pauses"] += 1
+                pause_ms = self._chance.randrange(500, self.plan.weather.longest_pause_ms)
+                self._loop.call_later(pause_ms / 1000, process.resume)
+
+    async def _absences(self) -> None:
+        while True:
+            await self._random_wait(self.plan.weather.away_every_ms)
+            self._away_until_ms = self.scene.ms + self._chance.randrange(500, 15_000)
+            self.scene.note("world", "the store is away")
+
+    async def _jumps(self) -> None:
+        while True:
+            await self._random_wait(self.plan.weather.jump_every_ms)
+            by_ms = self._chance.choice((-60_000, -5_000, -500, 500, 5_000, 45_000, 120_000))
+            self._clock.jump(by_ms)
+            self.scene.jumps += 1
+            self.scene.note("world", f"the clock jumps by {by_ms} ms")
+
+    async def _outages(self) -> None:
+        while True:
+            await self._random_wait(self.plan.weather.outage_every_ms)
+            self._chance.choice(self._carriers).begin_outage(self._chance)
+
+    async def _random_wait(self, mean_ms: int) -> None:
+        await asyncio.sleep(round(self._chance.expovariate(1 / mean_ms)) / 1000)
+
+    # Processes -----------------------------------------------------------------------------------
+
+    def _start_process(self) -> None:
+        self._named += 1
+        process = self._process(f"p{self._named}")
+        self._processes.append(process)
+        process.start()
+
+    def _process(self, name: str, fronts: tuple[str, ...] = ()) -> SimProcess:
+        weather = self._weather
+        return SimProcess(
+            name,
+            loop=self._loop,
+            scene=self.scene,
+            store=self.store,
+            carriers=self._carriers,
+            weather=weather,
+            store_is_away=lambda: self.scene.ms < self._away_until_ms,
+            on_death=self._died,
+            fronts=fronts,
+        )
+
+    def _died(self, process: SimProcess) -> None:
+        if process is self._desk:
+            process.dead = False  # the operator's desk is not what is being tested
+            self.scene.dead.discard(process.name)
+            return
+        self._counts["crashes"] += not process.stopping
+        self._processes.remove(process)
+        if self.scene.quiet_since_ms is None:
+            self._loop.call_later(self._chance.randrange(200, 20_000) / 1000, self._replace)
+
+    def _replace(self) -> None:
+        if len(self._processes) < self.plan.processes:
+            self._start_process()
+
+    def _some_process(self) -> SimProcess | None:
+        awake = [process for process in self._processes if not process.dead and not process.stopping]
+        return self._chance.choice(awake) if awake else None
+
+    # Reports of the carriers ---------------------------------------------------------------------
+
+    def _report(self, delay_ms: int, receipt: Receipt) -> None:
+        # Not in the context of the process that sent: the carrier reports even if that one is dead.
+        task = self._loop.create_task(self._deliver_report(delay_ms, receipt), context=self._context)
+        self._reports.add(task)
+        task.add_done_callback(self._reports.discard)
+
+    async def _deliver_report(self, delay_ms: int, receipt: Receipt) -> None:
+        """A carrier posts its report until somebody takes it."""
+        await asyncio.sleep(delay_ms / 1000)
+        while True:
+            task = self._desk.run(self._desk.boundary.receipt([receipt]))
+            await asyncio.wait({task})
+            if not task.cancelled():
+                error = task.exception()
+                if error is None:
+                    self._counts["receipts"] += 1
+                    return
+                if not isinstance(error, StoreError):
+                    raise error
+            await asyncio.sleep(3)
+
+    def _route_of(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            (carrier.id, Stop(carrier.id, carrier.host_slots is not None).outlet(delivery.address))
+            for carrier in self.plan.carriers
+            if delivery.channel in carrier.channels
+        )
+
+    # The end -------------------------------------------------------------------------------------
+
+    def _violated(self) -> None:
+        if not self._failed.done():
+            self._failed.set_result(None)
+
+    def _lost_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """A task ended with an error that nobody looked at."""
+        error = context.get("exception")
+        if self.scene.violation is None and not isinstance(error, (Violation, NothingLeft)):
+            try:
+                self.scene.violate("12", f"{context.get('message')}: {error!r}")
+            except Violation:
+                return
+
+    def _result(self) -> WorldReport:
+        rows = [*self.scene.shadows.values(), *self.watch.rows.removed.values()]
+        return WorldReport(
+            seed=self.plan.seed,
+            lifetimes=len(rows),
+            attempts=self.watch.sends.calls,
+            outcomes=dict(sorted(self.watch.sends.outcomes.items())),
+            statuses=dict(sorted(Counter(row.status.value for row in rows).items())),
+            leases=self.watch.rows.leases,
+            stale=self.watch.rows.stale,
+            crashes=self._counts["crashes"],
+            pauses=self._counts["pauses"],
+            jumps=self.scene.jumps,
+            breaker_changes=self.watch.breakers.changes,
+            commands=self._operator.commands,
+            receipts=self._counts["receipts"],
+            events=sum(len(row.events) for row in rows),
+            virtual_ms=self.scene.ms,
+            trace_lines=self.trace.length,
+            trace_sha256=self.trace.sha256,
+            lines=tuple(self.trace.lines),
+        )
+
+
+def run_world(plan: WorldPlan, *, keep: int | None = None) -> WorldReport:
+    """Runs a world; raises `Violation` where an invariant does not hold."""
+    trace = Trace(keep)
+
+    async def main(loop: VirtualLoop) -> WorldReport:
+        return await World(plan, loop, trace).run()
+
+    return run(main)
+
+
+def _raise(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.result()

@@ -1,0 +1,133 @@
+"""The command line as a whole: help, settings, errors and exit codes."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from cli_driver import Cli
+
+from homing import config
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+def test_help_names_every_command_and_what_the_exit_codes_mean(cli: Cli) -> None:
+    top, policy, dead, db, bare, version = cli.many(
+        ["--help"], ["policy", "--help"], ["dead", "--help"], ["db", "-h"], [], ["--version"]
+    )
+    names = (
+        "init demo send process worker status list waiting retry-info explain stats health dead retry "
+        "cancel resolve purge policy db doctor"
+    )
+    for name in names.split():
+        assert f"\n  {name} " in top.out, name
+    assert "Exit codes:" in top.out
+    for name in ("show", "set", "unset", "table", "simulate", "history"):
+        assert f"\n  {name} " in policy.out, name
+    for name in ("list", "groups", "ack", "resend"):
+        assert f"\n  {name} " in dead.out, name
+    assert "\n  migrate " in db.out
+    assert "\n  check " in db.out
+    assert (bare.code, bare.out) == (0, top.out)
+    assert version.out.startswith("homing 0.")
+
+
+def test_init_writes_the_documented_defaults_and_does_not_overwrite_them(cli: Cli) -> None:
+    assert "Wrote homing.toml" in cli.ok("init").out
+    written = (cli.folder / "homing.toml").read_text()
+    assert written == config.default_text()
+    assert tomllib.loads(written)["store"] == "homing.db"
+
+    (cli.folder / "homing.toml").write_text("# mine")
+    again = cli("init")
+    assert again.code == 2
+    assert again.err == "error: homing.toml: is already there; --force replaces it\n"
+    assert (cli.folder / "homing.toml").read_text() == "# mine"
+
+    cli.ok("init", "--force")
+    assert (cli.folder / "homing.toml").read_text() == written
+
+
+def test_a_wrong_command_line_is_one_line_of_explanation_and_code_2(cli: Cli) -> None:
+    cli.ok("db", "migrate")
+    results = cli.many(
+        ["sned"],
+        ["status"],
+        ["list", "--limit", "many"],
+        ["list", "--statis", "sent"],
+        ["list", "--limit", "0"],
+        ["list", "--status", "asleep"],
+        ["list", "--since", "yesterday"],
+    )
+    for result in results:
+        assert result.code == 2, result
+        assert result.err.startswith("error: "), result
+        assert result.err.count("\n") == 1, result
+        assert not result.out, result
+    assert "send" in results[0].err, "it says what was probably meant"
+    assert "allowed are pending, sending" in results[5].err
+
+
+def test_a_wrong_setting_is_named_wherever_it_comes_from(cli: Cli) -> None:
+    (cli.folder / "typo.toml").write_text('storre = "x.db"\n')
+    (cli.folder / "rule.toml").write_text('[[rules]]\nname = "r"\nbase_ms = "1h"\ncap_ms = "1m"\n')
+    (cli.folder / "broken.toml").write_text("store = ")
+    typo, rule, broken, missing = cli.many(
+        ["--config", "typo.toml", "stats"],
+        ["stats", "--config", "rule.toml"],
+        ["--config", "broken.toml", "stats"],
+        ["--config", "nowhere.toml", "stats"],
+    )
+    env = cli("stats", HOMING_SLOTS__BULKY="3")
+    for result in (typo, rule, broken, missing, env):
+        assert result.code == 2, result
+        assert result.err.startswith("error: ")
+        assert result.err.count("\n") == 1, result
+    assert "storre" in typo.err
+    assert "did you mean store?" in typo.err
+    assert "cap_ms" in rule.err
+    assert "must be at least the base" in rule.err
+    assert "broken.toml: is not valid TOML" in broken.err
+    assert "nowhere.toml: cannot be read" in missing.err
+    assert "bulky" in env.err
+    assert "did you mean bulk?" in env.err
+
+
+def test_a_store_that_cannot_be_used_is_code_4(cli: Cli) -> None:
+    (cli.folder / "junk.db").write_bytes(b"this is no database, however long it may be" * 50)
+    away, junk, remote = cli.many(
+        ["--store", "nowhere/homing.db", "stats"],
+        ["--store", "junk.db", "stats"],
+        ["--store", "oracle://somewhere", "stats"],
+    )
+    assert away.code == 4
+    assert "its folder does not exist" in away.err
+    assert junk.code == 4
+    assert "is not an SQLite database" in junk.err
+    assert remote.code == 2
+    assert "store: " in remote.err
+
+
+def test_global_options_stand_before_or_after_the_command(cli: Cli) -> None:
+    cli.ok("--store", "a.db", "send", "--to", "ada@example.org", "--channel", "email", "--body", "x")
+    before, after, other, tenant = cli.many(
+        ["--store", "a.db", "list", "--json"],
+        ["list", "--json", "--store", "a.db"],
+        ["--store", "b.db", "list", "--json", "--store", "a.db"],
+        ["list", "--json", "--store", "a.db", "--tenant", "somebody"],
+    )
+    assert len(before.json["items"]) == 1
+    assert before.out == after.out == other.out
+    assert tenant.json == {"items": [], "cursor": None}
+    assert not (cli.folder / "b.db").exists(), "the later one wins"
+
+
+def test_a_store_that_was_not_there_is_pointed_out(cli: Cli) -> None:
+    first = cli.ok("stats", "--store", "mispelt.db")
+    assert first.err == "note: the store mispelt.db was not there; a new one is made\n"
+    assert cli.ok("stats", "--store", "mispelt.db").err == ""

@@ -1,0 +1,120 @@
+"""`homing send --csv`: many requests, each bad row by its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_driver import SETTINGS, Cli
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    (tmp_path / "homing.toml").write_text(SETTINGS)
+    return Cli(tmp_path)
+
+
+ROWS = (
+    "recipient,subject,body,priority,data.order,metadata,id\n"
+    'ada@example.org,Hi,Hello,high,7,"{""entry_id"": 1}",1\n'  # line 2
+    "not-an-address,Hi,Hello,,,,2\n"  # line 3
+    'bob@example.org,Hi,"over\ntwo lines",,,,3\n'  # lines 4 and 5
+    "cy@example.org,Hi,Hello,urgent,,,4\n"  # line 6
+    "\n"
+    "dan@example.org,Hi,Hello\n"  # line 8
+    'eve@example.org,Hi,"a\x00b",,,,5\n'  # line 9
+    "fay@example.org,Hi,Hello,,,{oops,6\n"  # line 10
+    'gus@example.org,"a\nb",Hello,,,,7\n'  # line 11
+    "hal@example.org,Hi,Hello,,,,8\n"  # line 13
+)
+
+
+def test_good_rows_are_accepted_and_every_bad_one_is_named(cli: Cli) -> None:
+    cli.ok("db", "migrate")
+    (cli.folder / "people.csv").write_text(ROWS.replace("metadata,id", "metadata,metadata.id"))
+    sent = cli("send", "--csv", "people.csv", "--channel", "email", "--type", "news")
+    assert sent.code == 5, sent
+    assert sent.out == "9 rows: 3 accepted, 6 rejected\n"
+    told = sent.err.splitlines()
+    assert told[0] == "line 3: recipient.email: is not an email address like name@example.org"
+    assert told[1].startswith("line 6: priority: is 'urgent'")
+    assert told[2].startswith("line 8: row: has 3 cells; the header names 7")
+    assert told[3].startswith("line 9: content.body: has a control character")
+    assert told[4].startswith("line 10: metadata: is not a JSON object")
+    assert told[5].startswith("line 11: content.subject: has a line break")
+    assert "note: sending the whole file again would repeat" in told[6]
+
+    items = cli.ok("list", "--json", "--show-recipients").json["items"]
+    by_address = {item["recipient"]["email"]: item for item in items}
+    assert set(by_address) == {"ada@example.org", "bob@example.org", "hal@example.org"}
+    ada = by_address["ada@example.org"]
+    assert (ada["priority"], ada["type"], ada["metadata"]) == ("high", "news", {"entry_id": 1, "id": "1"})
+    assert ada["content"]["data"] == {"order": "7"}
+    assert by_address["bob@example.org"]["content"]["body"] == "over\ntwo lines"
+
+
+def test_a_second_run_repeats_nothing_where_a_column_is_the_key(cli: Cli) -> None:
+    rows = ROWS.replace("cy@example.org,Hi,Hello,urgent", "cy@example.org,Hi,Hello,low").encode()
+    flags = ("--channel", "email", "--idempotency-column", "id", "--json")
+    first = cli("send", "--csv", "-", *flags, stdin=rows)
+    assert first.code == 5
+    counted = {
+        key: first.json[key] for key in ("rows", "accepted", "duplicates", "rejected", "notifications")
+    }
+    assert counted == {"rows": 9, "accepted": 4, "duplicates": 0, "rejected": 5, "notifications": 4}
+    assert first.json["errors"][0] == {
+        "line": 3,
+        "field": "recipient.email",
+        "code": "INVALID_REQUEST",
+        "message": "recipient.email: is not an email address like name@example.org",
+    }
+    mended = rows.replace(b"not-an-address", b"zoe@example.org")
+    second = cli("send", "--csv", "-", *flags, stdin=mended).json
+    assert (second["accepted"], second["duplicates"], second["rejected"]) == (5, 4, 4)
+    assert len(cli.ok("list", "--json").json["items"]) == 5
+
+
+def test_what_is_not_such_a_file_is_refused_before_anything_is_sent(cli: Cli) -> None:
+    (cli.folder / "empty.csv").write_text("")
+    (cli.folder / "typo.csv").write_text("emial,body\na@b.cc,x\n")
+    (cli.folder / "twice.csv").write_text("email,Email,body\na@b.cc,a@b.cc,x\n")
+    (cli.folder / "good.csv").write_text("email,body\na@b.cc,x\n")
+    (cli.folder / "bad.csv").write_text("email,body\nnobody,x\n")
+    (cli.folder / "large.csv").write_text("email,body\na@b.cc," + "x" * 1_048_576 + "\n")
+    (cli.folder / "latin1.csv").write_bytes(b"email,body\na@b.cc,caf\xe9\n")
+    email = ("--channel", "email")
+    missing, empty, typo, twice, column, to, bad, large, latin1 = cli.many(
+        ["send", "--csv", "gone.csv", *email],
+        ["send", "--csv", "empty.csv", *email],
+        ["send", "--csv", "typo.csv", *email],
+        ["send", "--csv", "twice.csv", *email],
+        ["send", "--csv", "good.csv", *email, "--idempotency-column", "id"],
+        ["send", "--csv", "good.csv", *email, "--to", "a@b.cc"],
+        ["send", "--csv", "bad.csv", *email],
+        ["send", "--csv", "large.csv", *email],
+        ["send", "--csv", "latin1.csv", *email],
+    )
+    for result, said in (
+        (missing, "--csv: gone.csv: No such file"),
+        (empty, "empty.csv: is empty; its first line must name the columns"),
+        (typo, "line 1: column 'emial' is not a field; did you mean email?"),
+        (twice, "column 'email' appears twice"),
+        (column, "--idempotency-column: 'id' is not in the header; it has email, body"),
+        (to, "--csv: each row names its recipient"),
+    ):
+        assert (result.code, result.out) == (2, ""), result
+        assert said in result.err, result
+    assert bad.code == 2, "no row was accepted"
+    assert "line 2: content: has 1048576 bytes" in large.err
+    assert "line 2: content.body: has a control character" in latin1.err
+    assert cli.ok("list", "--json").json["items"] == []
+
+
+def test_a_large_file_streams_and_says_how_far_it_is(cli: Cli) -> None:
+    with (cli.folder / "many.csv").open("w") as file:
+        file.write("email,subject,body\n")
+        for number in range(3_000):
+            file.write(f"reader{number}@example.org,Hi {number},Hello\n")
+    sent = cli.ok("send", "--csv", "many.csv", "--channel", "email", "--bulk", "--json").json
+    assert (sent["accepted"], sent["rejected"], sent["errorsLeftOut"]) == (3_000, 0, 0)
+    assert cli.ok("stats", "--json").json["queueCounts"]["pending"] == 3_000

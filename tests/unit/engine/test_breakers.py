@@ -1,0 +1,378 @@
+"""The circuit breaker at work: who opens it, what it holds back, and how a provider comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from homing import BreakerPolicy, InvalidRequest, Outcome, Status
+from homing.core.breaker import Breaker, Phase
+from homing.core.model import OutcomeKind
+from homing.providers.scripted import HANG, ScriptedProvider
+
+from .support import K, Timed, World, mail, seconds, serving, status, steady, text
+
+
+async def phase(world: World, provider: str = "mail") -> Phase:
+    """As all workers see it."""
+    return (await world.store.breakers()).get(provider, Breaker()).phase
+
+
+class Failing(Timed):
+    """Fails until it is told to work again."""
+
+    def __init__(self, name: str = "failing", **options: Any) -> None:
+        super().__init__(name, usual=K.TRANSIENT, **options)
+        self.up = False
+
+    def mend(self) -> None:
+        self.usual = K.ACCEPTED
+        self.up = True
+
+
+async def test_five_failures_in_a_row_open_it_and_hold_back_the_rest(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"mail": provider}, rules=steady())
+    for _ in range(4):
+        await mail(engine, priority="high")
+    await seconds(5)
+    assert await phase(world) is Phase.CLOSED
+    await mail(engine)
+    await seconds(5)
+    assert await phase(world) is Phase.OPEN
+    late = [await mail(engine) for _ in range(10)]
+    await seconds(45)
+    assert len(provider.times) == 5
+    assert {await status(engine, id) for id in late} == {Status.PENDING}
+    assert [(await engine.get(id)).attempt_count for id in late] == [0] * 10
+
+
+async def test_a_success_in_between_starts_the_count_anew(world: World) -> None:
+    provider = ScriptedProvider(script=[K.TRANSIENT] * 4 + [K.ACCEPTED] + [K.TRANSIENT] * 4)
+    engine = await world.open({"mail": provider}, rules=steady())
+    for _ in range(9):
+        await mail(engine)
+        await seconds(0.1)
+    await seconds(2)
+    assert await phase(world) is Phase.CLOSED
+
+
+@pytest.mark.parametrize("kind", [K.BAD_CONTENT, K.BAD_RECIPIENT, K.DEAD_ADDRESS, K.OPTED_OUT, K.THROTTLED])
+async def test_the_recipients_errors_never_open_it(world: World, kind: OutcomeKind) -> None:
+    engine = await world.open({"mail": ScriptedProvider(script=[kind] * 20)}, rules=steady())
+    for n in range(20):
+        await mail(engine, to=f"p{n}@example.org")
+    await seconds(3)
+    assert await phase(world) is Phase.CLOSED
+
+
+@pytest.mark.parametrize("kind", [K.PROVIDER_FAULT, K.AMBIGUOUS])
+async def test_faults_and_timeouts_open_it_too(world: World, kind: OutcomeKind) -> None:
+    engine = await world.open({"mail": ScriptedProvider(usual=kind)}, rules=steady())
+    for _ in range(5):
+        await mail(engine)
+    await seconds(3)
+    assert await phase(world) is Phase.OPEN
+
+
+async def test_push_has_more_patience(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"fcm": serving("fcm", provider, "push")}, rules=steady(max_attempts=100))
+    sent = await engine.send([{"deviceToken": f"t{n}"} for n in range(9)], channel="push", title="x")
+    await seconds(3)
+    assert await phase(world, "fcm") is Phase.CLOSED
+    await engine.send({"deviceToken": "t"}, channel="push", title="x")
+    await seconds(3)
+    assert await phase(world, "fcm") is Phase.OPEN
+    tried = len(provider.times)
+    await seconds(110)
+    assert len(provider.times) == tried
+    await seconds(20)
+    assert len(provider.times) == tried + 1
+    assert len(sent.notification_ids) == 9
+
+
+async def test_after_its_minute_one_trial_goes_through_and_closes_it(world: World) -> None:
+    provider = Failing(latency_ms=3000)
+    engine = await world.open({"mail": provider}, rules=steady(max_attempts=20))
+    ids = [await mail(engine) for _ in range(8)]
+    await seconds(30)
+    tried = len(provider.times)
+    provider.usual = K.ACCEPTED
+    await seconds(33.5)
+    assert len(provider.times) == tried + 1
+    assert await phase(world) is Phase.HALF_OPEN
+    await seconds(120)
+    assert await phase(world) is Phase.CLOSED
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+
+
+async def test_a_bad_trial_opens_it_for_another_minute(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"mail": provider}, rules=steady(max_attempts=50))
+    for _ in range(5):
+        await mail(engine)
+    await seconds(200)
+    trials = provider.times[5:]
+    assert len(trials) == 3
+    for before, after in pairwise(trials):
+        assert 60 <= after - before < 63
+    assert await phase(world) is Phase.OPEN
+
+
+async def test_no_row_is_claimed_in_vain_while_it_is_open(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"mail": serving("mail", provider)}, rules=steady())
+    for _ in range(5):
+        await mail(engine)
+    await seconds(3)
+    for _ in range(5):
+        await mail(engine)
+    claims = len(world.store.claims)
+    tokens = {n.id: n.attempt_count for n in (await engine.list()).items}
+    await seconds(50)
+    assert all("standard.email" not in request.lanes for request in world.store.claims[claims:])
+    assert {n.id: n.attempt_count for n in (await engine.list()).items} == tokens
+
+
+async def test_other_channels_flow_while_one_is_held_back(world: World) -> None:
+    letters, texts = Failing("letters"), Timed("texts")
+    engine = await world.open(
+        {"letters": serving("letters", letters), "texts": serving("texts", texts, "sms")}, rules=steady()
+    )
+    for _ in range(10):
+        await mail(engine)
+    await seconds(5)
+    assert await phase(world, "letters") is Phase.OPEN
+    ids = [await text(engine) for _ in range(10)]
+    await seconds(1)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+
+
+async def test_an_open_breaker_moves_on_to_the_next_provider_without_waiting(world: World) -> None:
+    first, second = Failing("first"), Timed("second")
+    engine = await world.open({"first": first, "second": second}, rules=steady())
+    for _ in range(5):
+        await mail(engine)
+    await seconds(2)
+    began = asyncio.get_running_loop().time()
+    ids = [await mail(engine) for _ in range(10)]
+    await seconds(2)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+    assert all(at - began < 2 for at in second.times[-10:])
+    assert {(await engine.get(id)).provider_names for id in ids} == {("second",)}
+
+
+@pytest.mark.parametrize("options", [{"max_in_flight": 1}, {"max_in_flight": 3}])
+async def test_a_stand_in_with_little_room_still_takes_the_others_mail(
+    world: World, options: dict[str, int]
+) -> None:
+    second = Timed("second", latency_ms=100)
+    engine = await world.open(
+        {"first": serving("first", ScriptedProvider()), "second": serving("second", second, **options)}
+    )
+    await engine.force_breaker("first", Phase.OPEN, who="ada")
+    ids = [await mail(engine) for _ in range(10)]
+    await seconds(10)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+    assert second.busiest <= options["max_in_flight"]
+
+
+async def test_a_provider_of_two_channels_holds_up_neither_of_their_stand_ins(world: World) -> None:
+    busy, free = ScriptedProvider("busy", latency_ms=20_000), ScriptedProvider("free")
+    engine = await world.open(
+        {
+            "both": serving("both", ScriptedProvider(), "sms", "email"),
+            "busy": serving("busy", busy, "sms", max_in_flight=1),
+            "free": serving("free", free, "email"),
+        }
+    )
+    await engine.force_breaker("both", Phase.OPEN, who="ada")
+    for _ in range(5):
+        await text(engine)
+    await seconds(1)
+    id = await mail(engine)
+    await seconds(2)
+    assert await status(engine, id) is Status.SENT
+
+
+async def test_a_health_check_brings_it_back_early(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"mail": provider}, rules=steady(max_attempts=20))
+    for _ in range(5):
+        await mail(engine)
+    await seconds(12)
+    assert await phase(world) is Phase.OPEN
+    provider.mend()
+    await seconds(35)
+    assert await phase(world) is Phase.CLOSED
+
+
+async def test_a_health_check_that_raises_or_hangs_hinders_nothing(world: World) -> None:
+    class Sick(Failing):
+        async def check(self) -> bool:
+            if len(self.times) % 2:
+                raise OSError("no route to host")
+            return await asyncio.Event().wait()
+
+    provider = Sick()
+    engine = await world.open({"mail": provider}, rules=steady(max_attempts=1))
+    ids = [await mail(engine) for _ in range(6)]
+    await seconds(10)
+    late = await mail(engine, expires_at=timedelta(seconds=30))
+    await seconds(60)
+    assert await status(engine, late) is Status.EXPIRED
+    await seconds(120)
+    assert Counter([await status(engine, id) for id in ids]) == Counter({Status.FAILED: 6})
+
+
+async def test_forced_open_it_stays_open_until_it_is_given_back(world: World) -> None:
+    provider = Timed()
+    engine = await world.open({"mail": provider})
+    await engine.force_breaker("mail", Phase.OPEN, who="ada")
+    id = await mail(engine)
+    await seconds(300)
+    assert await status(engine, id) is Status.PENDING
+    state = (await world.store.breakers())["mail"]
+    assert (state.forced, state.forced_by) == (Phase.OPEN, "ada")
+    await engine.force_breaker("mail", None, who="ada")
+    await seconds(3)
+    assert await status(engine, id) is Status.SENT
+
+
+async def test_forced_closed_no_failure_opens_it(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"mail": provider}, rules=steady(max_attempts=2))
+    await engine.force_breaker("MAIL", Phase.CLOSED, who="ada")
+    ids = [await mail(engine) for _ in range(10)]
+    await seconds(30)
+    assert len(provider.times) == 20
+    assert {await status(engine, id) for id in ids} == {Status.FAILED}
+
+
+async def test_only_a_provider_that_is_there_can_be_forced(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()})
+    with pytest.raises(InvalidRequest, match="'fax' is not configured; known are mail"):
+        await engine.force_breaker("fax", Phase.OPEN, who="ada")
+
+
+async def test_what_one_worker_learns_the_others_know(world: World) -> None:
+    bad, good = Failing("bad"), Timed("good")
+    good.up = False
+    one = await world.open({"mail": bad}, rules=steady())
+    two = await world.open({"mail": good}, rules=steady(), working=False)
+    for _ in range(5):
+        await mail(one)
+    await seconds(3)
+    await one.stop_worker()
+    two.start_worker()
+    await seconds(40)
+    assert good.times == []
+    await two.force_breaker("mail", Phase.CLOSED, who="ada")
+    await seconds(20)
+    assert len(good.times) == 5
+
+
+async def test_two_workers_share_one_trial(world: World) -> None:
+    provider = Failing(latency_ms=500)
+    for _ in range(2):
+        engine = await world.open({"mail": provider}, rules=steady(max_attempts=99))
+    for _ in range(30):
+        await mail(engine)
+    await seconds(20)
+    tried = len(provider.times)
+    await seconds(200)
+    trials = provider.times[tried:]
+    assert len(trials) in (3, 4)
+    assert all(b - a >= 60 for a, b in pairwise(trials))
+
+
+async def test_a_trial_whose_worker_died_is_given_to_another(world: World) -> None:
+    provider = Failing()
+    one = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
+    for _ in range(5):
+        await mail(one)
+    await seconds(50)
+    provider.usual = HANG
+    await seconds(13)
+    assert await phase(world) is Phase.HALF_OPEN
+    await one.stop_worker(hard=True)
+    provider.mend()
+    two = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
+    await seconds(90)
+    assert await phase(world) is Phase.CLOSED
+    assert {n.status for n in (await two.list()).items} == {Status.SENT}
+
+
+async def test_a_provider_that_has_come_back_is_ramped_up(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"mail": serving("mail", provider)}, rules=steady(max_attempts=99))
+    for _ in range(400):
+        await mail(engine)
+    await seconds(30)
+    provider.usual = K.ACCEPTED
+    await seconds(70)
+    back = next(at for at in provider.times if at > 30)
+    per_second = Counter(int(at - back) for at in provider.times if at > 30)
+    assert per_second[0] <= 20
+    assert per_second[1] <= 30
+    assert per_second[10] > per_second[2]
+    assert {n.status for n in (await engine.list(limit=1000)).items} == {Status.SENT}
+
+
+async def test_its_numbers_can_be_chosen_for_a_provider(world: World) -> None:
+    provider = Failing()
+    policy = BreakerPolicy(failures=2, open_ms=5_000)
+    engine = await world.open(
+        {"mail": serving("mail", provider, breaker=policy)}, rules=steady(max_attempts=99)
+    )
+    for _ in range(2):
+        await mail(engine)
+    await seconds(2)
+    assert await phase(world) is Phase.OPEN
+    await seconds(11)
+    assert len(provider.times) >= 3
+
+
+async def test_operators_are_told_when_it_changes_and_when_nobody_is_left(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"mail": serving("mail", provider)}, rules=steady(max_attempts=20))
+    for _ in range(5):
+        await mail(engine)
+    await seconds(5)
+    (changed,) = world.alerts("BreakerChanged")
+    assert (changed["provider"], changed["phase"]) == ("mail", "open")
+    (left,) = world.alerts("NoProviderLeft")
+    assert left["channel"] == "email"
+    provider.usual = K.ACCEPTED
+    await seconds(70)
+    assert [a["phase"] for a in world.alerts("BreakerChanged")] == ["open", "closed"]
+
+
+async def test_a_change_that_the_store_did_not_take_is_shared_later(world: World) -> None:
+    engine = await world.open({"mail": Failing()}, rules=steady())
+    world.store.away.add("put_breaker")
+    for _ in range(5):
+        await mail(engine)
+    await seconds(5)
+    assert await phase(world) is Phase.CLOSED
+    world.store.away.clear()
+    await seconds(5)
+    assert await phase(world) is Phase.OPEN
+    assert len(world.alerts("BreakerChanged")) == 1
+
+
+async def test_a_throttled_trial_neither_closes_nor_reopens_it_for_good(world: World) -> None:
+    provider = Failing()
+    engine = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
+    ids = [await mail(engine) for _ in range(5)]
+    await seconds(30)
+    provider.script.append(Outcome(K.THROTTLED, retry_after_ms=1000))
+    provider.usual = K.ACCEPTED
+    await seconds(180)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}

@@ -1,0 +1,213 @@
+"""Before every attempt: may it be sent at all? By the store's own data, or a user's service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from homing import Homing, Reason, Recipient, Status
+from homing.core.decide import Facts
+from homing.core.model import Claim, Entry
+from homing.providers.scripted import ScriptedProvider
+
+from .support import ADA, Hook, K, Timed, World, mail, seconds, serving, status, steady
+
+
+async def put(world: World, kind: str, key: str, value: dict[str, Any], tenant: str = "default") -> None:
+    entry = Entry(tenant=tenant, kind=kind, key=key, value=value, version=-1)
+    assert await world.store.put([entry], who="test") is not None
+
+
+async def ends(world: World, engine: Homing, id: str) -> tuple[Status, Reason | None, int]:
+    await seconds(2)
+    found = await engine.get(id)
+    return found.status, found.reason, found.attempt_count
+
+
+SKIPPED = [
+    ("suppression", f"email:{ADA}:*", {}, Reason.SUPPRESSED),
+    ("suppression", f"email:{ADA}:news", {}, Reason.SUPPRESSED),
+    ("preference", "u-1:news:email", {"allowed": False}, Reason.UNSUBSCRIBED),
+]
+
+
+@pytest.mark.parametrize(("kind", "key", "value", "reason"), SKIPPED)
+async def test_who_must_not_be_told_is_skipped_with_the_reason(
+    world: World, kind: str, key: str, value: dict[str, Any], reason: Reason
+) -> None:
+    provider = ScriptedProvider()
+    engine = await world.open({"mail": provider})
+    await put(world, kind, key, value)
+    sent = await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x", category="news")
+    assert await ends(world, engine, sent.id) == (Status.SKIPPED, reason, 0)
+    assert provider.sent == []
+    (cause,) = (await engine.history(sent.id)).causes
+    assert (cause.kind, cause.name, cause.why) == ("guard", "skipped", reason.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "tenant"),
+    [
+        ("suppression", f"email:{ADA}:other", {}, "default"),
+        ("suppression", f"sms:{ADA}:*", {}, "default"),
+        ("suppression", f"email:{ADA}:*", {}, "another"),
+        ("preference", "u-1:news:email", {"allowed": True}, "default"),
+        ("preference", "u-2:news:email", {"allowed": False}, "default"),
+        ("preference", "u-1:news:push", {"allowed": False}, "default"),
+        ("device", ADA, {"active": False}, "default"),
+    ],
+)
+async def test_what_is_about_something_else_does_not_count(
+    world: World, kind: str, key: str, value: dict[str, Any], tenant: str
+) -> None:
+    engine = await world.open({"mail": ScriptedProvider()})
+    await put(world, kind, key, value, tenant)
+    sent = await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x", category="news")
+    assert (await ends(world, engine, sent.id))[0] is Status.SENT
+
+
+async def test_an_inactive_device_is_skipped(world: World) -> None:
+    engine = await world.open({"fcm": ScriptedProvider()})
+    await put(world, "device", "token-1", {"active": False})
+    sent = await engine.send(
+        [{"deviceToken": "token-1"}, {"deviceToken": "token-2"}], channel="push", body="x"
+    )
+    await seconds(2)
+    assert [await status(engine, id) for id in sent.notification_ids] == [Status.SKIPPED, Status.SENT]
+    assert (await engine.get(sent.notification_ids[0])).reason is Reason.DEVICE_INACTIVE
+
+
+async def test_it_is_asked_before_every_attempt(world: World) -> None:
+    provider = Timed(script=[K.TRANSIENT])
+    engine = await world.open({"mail": provider}, rules=steady())
+    id = await mail(engine)
+    await seconds(2)
+    await put(world, "suppression", f"email:{ADA}:*", {})
+    await seconds(10)
+    found = await engine.get(id)
+    assert (found.status, found.reason, found.attempt_count) == (Status.SKIPPED, Reason.SUPPRESSED, 1)
+
+
+async def test_a_dead_token_deactivates_its_device_for_the_next_one(world: World) -> None:
+    provider = ScriptedProvider(script=[K.DEAD_ADDRESS])
+    engine = await world.open({"fcm": serving("fcm", provider, "push")})
+    first = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
+    assert await ends(world, engine, first.id) == (Status.FAILED, Reason.DEAD_ADDRESS, 1)
+    device = (await world.store.get_many("default", "device", ["token-1"]))["token-1"]
+    assert device.value["active"] is False
+    second = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
+    assert await ends(world, engine, second.id) == (Status.SKIPPED, Reason.DEVICE_INACTIVE, 0)
+
+
+@pytest.mark.parametrize("kind", [K.OPTED_OUT, K.DEAD_ADDRESS])
+async def test_who_opted_out_or_is_gone_is_not_sent_to_again(world: World, kind: Any) -> None:
+    provider = ScriptedProvider(script=[kind])
+    engine = await world.open({"sms": serving("sms", provider, "sms")})
+    for expected in (Status.FAILED, Status.SKIPPED):
+        sent = await engine.send("+1 (555) 0100", channel="sms", body="x")
+        assert (await ends(world, engine, sent.id))[0] is expected
+    assert len(provider.sent) == 1
+
+
+# A user's own service ----------------------------------------------------------------------------------
+
+
+async def test_a_hook_decides_with_its_facts(world: World) -> None:
+    def facts(claims: Sequence[Claim]) -> dict[str, Facts]:
+        return {c.id: Facts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
+
+    engine = await world.open({"mail": ScriptedProvider()}, directory=Hook(facts))
+    skipped, sent = await mail(engine), await mail(engine, to="bob@example.org")
+    await seconds(2)
+    assert (await status(engine, skipped), await status(engine, sent)) == (Status.SKIPPED, Status.SENT)
+
+
+async def test_a_hook_can_postpone_and_the_attempt_is_given_back(world: World) -> None:
+    provider = Timed()
+    asked = 0
+
+    def facts(claims: Sequence[Claim]) -> dict[str, Facts]:
+        nonlocal asked
+        asked += 1
+        wait = Facts(postpone_ms=60_000, postpone_reason=Reason.QUIET_HOURS)
+        return {c.id: wait for c in claims} if asked == 1 else {}
+
+    engine = await world.open({"mail": provider}, directory=Hook(facts))
+    id = await mail(engine)
+    await seconds(30)
+    found = await engine.get(id)
+    assert (found.status, found.reason, found.attempt_count) == (Status.PENDING, Reason.QUIET_HOURS, 0)
+    await seconds(35)
+    found = await engine.get(id)
+    assert (found.status, found.reason, found.attempt_count) == (Status.SENT, None, 1)
+    assert provider.times == [60.0]
+
+
+async def test_one_call_of_the_hook_serves_a_whole_batch(world: World) -> None:
+    hook = Hook(lambda claims: {})
+    engine = await world.open({"mail": ScriptedProvider()}, directory=hook, working=False)
+    for n in range(100):
+        await mail(engine, to=f"p{n}@example.org")
+    engine.start_worker()
+    await seconds(2)
+    assert (await engine.queue_counts())["sent"] == 100
+    assert hook.asked == 1
+
+
+def raising(claims: Sequence[Claim]) -> Any:
+    raise ConnectionError("their database is down")
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        raising,
+        lambda claims: None,
+        lambda claims: [1, 2],
+        lambda claims: {c.id: "no" for c in claims},
+        lambda claims: asyncio.Event().wait(),
+    ],
+    ids=["raises", "answers nothing", "answers a list", "answers junk", "hangs"],
+)
+async def test_a_hook_in_trouble_postpones_and_no_attempt_is_lost(world: World, trouble: Any) -> None:
+    hook = Hook(trouble)
+    provider = ScriptedProvider()
+    engine = await world.open({"mail": provider}, directory=hook, rules=steady(max_attempts=1))
+    id = await mail(engine)
+    await seconds(30)
+    assert provider.sent == []
+    hook._facts = lambda claims: {}
+    await seconds(30)
+    found = await engine.get(id)
+    assert (found.status, found.attempt_count) == (Status.SENT, 1)
+    assert len((await engine.history(id)).attempts) == 1
+
+
+async def test_a_hook_in_trouble_does_not_outlive_expiry_and_age(world: World) -> None:
+    engine = await world.open(
+        {"mail": ScriptedProvider()}, directory=Hook(raising), rules=steady(max_age_ms="5m")
+    )
+    old = await mail(engine)
+    brief = await mail(engine, expires_at=timedelta(minutes=1))
+    await seconds(90)
+    assert await status(engine, brief) is Status.EXPIRED
+    await seconds(300)
+    found = await engine.get(old)
+    assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
+    assert found.attempt_count == 0
+
+
+async def test_a_hook_that_resolves_ids_gives_the_address(world: World) -> None:
+    class Service(Hook):
+        async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
+            return {id: Recipient(id=id, email=f"{id}@{tenant}.example.org") for id in ids}
+
+    provider = ScriptedProvider()
+    engine = await world.open({"mail": provider}, directory=Service(lambda claims: {}), tenant="acme")
+    await engine.send({"id": "ada"}, channel="email", body="x")
+    await seconds(1)
+    assert [d.address for d in provider.sent] == ["ada@acme.example.org"]

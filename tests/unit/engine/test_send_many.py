@@ -1,0 +1,154 @@
+"""Many requests in one stream: bounded memory, one answer each, rejections in their place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from homing import Rejection, SendRequest, SendResult, StoreUnavailable
+from homing.core.model import Content, Recipient
+from homing.providers.scripted import ScriptedProvider
+
+from .support import World, seconds, stored
+
+
+def letter(n: int, **fields: Any) -> dict[str, Any]:
+    return {"recipient": f"p{n}@example.org", "channel": "email", "content": {"body": f"no {n}"}, **fields}
+
+
+async def test_each_request_has_its_answer_in_order(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    answers = [answer async for answer in engine.send_many(letter(n) for n in range(1200))]
+    assert len(answers) == 1200
+    for number in (0, 499, 500, 1199):
+        answer = answers[number]
+        assert isinstance(answer, SendResult)
+        assert (await engine.get(answer.id)).content.body == f"no {number}"
+    assert await stored(world) == 1200
+    assert world.store.calls["accept"] == 3
+
+
+async def test_an_async_source_is_read_no_further_ahead_than_one_chunk(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    read = 0
+
+    async def source() -> AsyncIterator[dict[str, Any]]:
+        nonlocal read
+        for n in range(2000):
+            read += 1
+            yield letter(n)
+
+    farthest = answered = 0
+    async for _ in engine.send_many(source()):
+        answered += 1
+        farthest = max(farthest, read - answered)
+    assert answered == 2000
+    assert farthest < 500
+
+
+async def test_who_stops_listening_stops_the_stream(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    read = 0
+
+    def source() -> Iterator[dict[str, Any]]:
+        nonlocal read
+        while True:
+            read += 1
+            yield letter(read)
+
+    stream = engine.send_many(source())
+    async for _ in stream:
+        break
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert read == 500
+    assert await stored(world) == 500
+
+
+async def test_a_rejection_stands_in_its_place_and_the_others_are_accepted(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    bad: dict[int, tuple[dict[str, Any], str]] = {
+        0: (letter(0, channel="fax"), "channel"),
+        3: (letter(3, recipient="nobody"), "recipient.email"),
+        501: (letter(501, priorty="high"), "priorty"),
+        502: (letter(502, content=None), "content"),
+        700: (letter(700, synchronous=True), "synchronous"),
+    }
+    requests = [bad[n][0] if n in bad else letter(n) for n in range(800)]
+    answers = [answer async for answer in engine.send_many(requests)]
+    assert len(answers) == 800
+    rejected = {n: answer for n, answer in enumerate(answers) if isinstance(answer, Rejection)}
+    assert {n: (r.index, r.field) for n, r in rejected.items()} == {
+        n: (n, field) for n, (_, field) in bad.items()
+    }
+    assert {r.code for r in rejected.values()} == {"INVALID_REQUEST"}
+    assert await stored(world) == 795
+
+
+@pytest.mark.parametrize("junk", [None, 5, "text", [], {"recipient": 5, "channel": "email"}])
+async def test_what_is_no_request_at_all_is_rejected_like_any_other(world: World, junk: Any) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    answers = [answer async for answer in engine.send_many([letter(0), junk, letter(2)])]
+    first, rejected, last = answers
+    assert isinstance(rejected, Rejection)
+    assert rejected.index == 1
+    assert isinstance(first, SendResult)
+    assert isinstance(last, SendResult)
+
+
+async def test_a_used_key_with_another_body_is_rejected_in_its_place(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    requests = [letter(0, idempotencyKey="k"), letter(1), letter(2, idempotency_key="k"), letter(0)]
+    requests.append(letter(0, idempotency_key="k"))
+    answers = [answer async for answer in engine.send_many(requests)]
+    conflict = answers[2]
+    assert isinstance(conflict, Rejection)
+    assert (conflict.index, conflict.field, conflict.code) == (2, "idempotencyKey", "IDEMPOTENCY_CONFLICT")
+    repeated, first = answers[4], answers[0]
+    assert isinstance(repeated, SendResult)
+    assert isinstance(first, SendResult)
+    assert (repeated.id, repeated.duplicate) == (first.id, True)
+    assert await stored(world) == 3
+
+
+async def test_ready_made_requests_are_taken_too(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    request = SendRequest(
+        recipient=Recipient(email="a@example.org"), channel="email", content=Content(body="x")
+    )
+    (answer,) = [answer async for answer in engine.send_many([request])]
+    assert isinstance(answer, SendResult)
+
+
+async def test_nothing_to_send_asks_the_store_nothing(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    assert [answer async for answer in engine.send_many([])] == []
+    (only,) = [answer async for answer in engine.send_many([letter(0, channel="fax")])]
+    assert isinstance(only, Rejection)
+    assert world.store.calls["accept"] == 0
+
+
+async def test_a_store_that_is_away_ends_the_stream_and_keeps_what_was_answered(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    answered = 0
+
+    async def listen() -> None:
+        nonlocal answered
+        async for _ in engine.send_many(letter(n) for n in range(2000)):
+            answered += 1
+            if answered == 700:
+                world.store.away.add("accept")
+
+    with pytest.raises(StoreUnavailable):
+        await listen()
+    assert answered == await stored(world) == 1000
+
+
+async def test_many_are_delivered_as_they_come_in(world: World) -> None:
+    provider = ScriptedProvider()
+    engine = await world.open({"mail": provider})
+    async for _ in engine.send_many(letter(n) for n in range(1500)):
+        pass
+    await seconds(2)
+    assert len({delivery.address for delivery in provider.sent}) == len(provider.sent) == 1500

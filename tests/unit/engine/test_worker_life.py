@@ -1,0 +1,286 @@
+"""A worker's life: it looks, sleeps, wakes, drains, is stopped hard, and outlives its store's absences."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from homing import Status
+from homing.core.model import Settlement
+from homing.engine.stats import LATENESS_BUCKETS_MS, Lateness
+from homing.engine.worker import WorkerSettings
+from homing.providers.scripted import HANG, ScriptedProvider
+
+from .support import K, Timed, World, mail, seconds, serving, status, steady
+
+
+async def test_an_idle_worker_claims_at_most_once_a_poll(world: World) -> None:
+    await world.open({"mail": ScriptedProvider()}, worker_name="w")
+    await seconds(10)
+    before = world.store.calls["claim"]
+    await seconds(60)
+    assert world.store.calls["claim"] - before <= 60
+
+
+async def test_the_poll_can_be_slower_and_a_send_still_wakes_it(world: World, tmp_path: Path) -> None:
+    settings = tmp_path / "slow.toml"
+    settings.write_text('[worker]\npoll_ms = "5m"\n')
+    provider = Timed()
+    engine = await world.open({"mail": provider}, config_file=settings)
+    await seconds(100)
+    assert world.store.calls["claim"] == 1
+    await mail(engine)
+    await seconds(1)
+    assert provider.times == [100.0]
+
+
+async def test_a_retry_is_not_late_because_nobody_woke_the_worker(world: World) -> None:
+    provider = Timed(script=[K.TRANSIENT])
+    engine = await world.open({"mail": provider}, rules=steady(base_ms="5m"))
+    await mail(engine)
+    await seconds(310)
+    assert provider.gaps == [300.0]
+
+
+async def test_lateness_is_noted(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    await mail(engine)
+    await seconds(7)
+    engine.start_worker()
+    await seconds(1)
+    await mail(engine)
+    await seconds(1)
+    late = engine.worker.lateness
+    assert late.seen == 2
+    assert 7000 <= late.longest_ms < 7100
+    assert late.counts[LATENESS_BUCKETS_MS.index(30_000)] == 1
+    assert sum(late.counts) == 2
+
+
+async def test_lateness_beyond_all_buckets_is_noted_too() -> None:
+    lateness = Lateness()
+    lateness.note(10**9)
+    assert lateness.counts[-1] == 1
+
+
+async def test_draining_ends_what_is_under_way_and_takes_nothing_new(world: World) -> None:
+    provider = Timed(latency_ms=5000)
+    engine = await world.open({"mail": serving("mail", provider, max_in_flight=2)})
+    ids = [await mail(engine) for _ in range(6)]
+    await seconds(1)
+    await engine.stop_worker()
+    states = [await status(engine, id) for id in ids]
+    assert states == [Status.SENT] * 2 + [Status.PENDING] * 4
+    assert engine.worker.in_flight == 0
+
+
+async def test_a_hard_stop_leaves_leases_that_another_worker_takes_over(world: World) -> None:
+    provider = Timed(script=[HANG])
+    engine = await world.open({"mail": provider}, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    await engine.stop_worker(hard=True)
+    assert await status(engine, id) is Status.SENDING
+    other = await world.open({"mail": provider}, rules=steady())
+    await seconds(120)
+    history = await other.history(id)
+    assert history.notification.status is Status.SENT
+    assert [a.outcome for a in history.attempts] == [K.LOST, K.ACCEPTED]
+    assert history.attempts[0].worker == "w1"
+    assert history.attempts[1].worker == "w2"
+
+
+async def test_a_hard_stop_breaks_off_a_graceful_one(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider(usual=HANG)}, rules=steady(timeout_ms="1h"))
+    await mail(engine)
+    await seconds(1)
+    graceful = asyncio.create_task(engine.stop_worker())
+    await seconds(60)
+    assert not graceful.done()
+    await engine.stop_worker(hard=True)
+    await graceful
+
+
+async def test_it_can_be_started_again(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()})
+    await engine.stop_worker()
+    id = await mail(engine)
+    await seconds(5)
+    assert await status(engine, id) is Status.PENDING
+    engine.start_worker()
+    engine.start_worker()
+    await seconds(1)
+    assert await status(engine, id) is Status.SENT
+
+
+async def test_run_worker_works_until_it_is_cancelled(world: World) -> None:
+    provider = ScriptedProvider()
+    engine = await world.open({"mail": provider}, working=False)
+    work = asyncio.create_task(engine.run_worker())
+    first = await mail(engine)
+    await seconds(1)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    second = await mail(engine)
+    await seconds(10)
+    assert [await status(engine, id) for id in (first, second)] == [Status.SENT, Status.PENDING]
+
+
+async def test_run_worker_works_until_it_is_drained(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    work = asyncio.create_task(engine.run_worker())
+    await seconds(1)
+    engine.worker.drain()
+    await work
+
+
+@pytest.mark.parametrize("call", ["claim", "settle", "extend", "reclaim", "breakers", "outbox", "emit"])
+async def test_a_store_that_is_away_for_a_while_loses_nothing(world: World, call: str) -> None:
+    provider = Timed(script=[K.TRANSIENT], latency_ms=500)
+    engine = await world.open({"mail": provider}, rules=steady())
+    before = [await mail(engine) for _ in range(5)]
+    await seconds(0.2)
+    world.store.away.add(call)
+    during = [await mail(engine) for _ in range(5)]
+    await seconds(20)
+    world.store.away.clear()
+    await seconds(40)
+    assert {await status(engine, id) for id in before + during} == {Status.SENT}
+    assert len(provider.times) == 11
+
+
+async def test_a_store_that_stumbles_now_and_then_loses_nothing(world: World) -> None:
+    provider = Timed()
+    engine = await world.open({"mail": provider}, rules=steady())
+    ids = []
+    for n in range(30):
+        ids.append(await mail(engine))
+        world.store.stumbles[("claim", "settle", "breakers")[n % 3]] += 1
+        await seconds(0.3)
+    await seconds(10)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+    assert len(provider.times) == 30
+
+
+async def test_a_settlement_after_a_long_absence_still_counts(world: World) -> None:
+    provider = Timed()
+    engine = await world.open({"mail": provider}, rules=steady())
+    world.store.away.add("settle")
+    id = await mail(engine)
+    await seconds(25)
+    assert await status(engine, id) is Status.SENDING
+    world.store.away.clear()
+    await seconds(5)
+    assert await status(engine, id) is Status.SENT
+    assert len(provider.times) == 1
+
+
+async def test_a_settlement_of_a_lease_that_was_taken_over_changes_nothing(world: World) -> None:
+    provider = Timed()
+    cut_off = world.store.twin()
+    one = await world.open({"mail": provider}, rules=steady(), store=cut_off)
+    two = await world.open({"mail": provider}, rules=steady())
+    cut_off.away.add("settle")
+    id = await mail(one)
+    await seconds(0.5)
+    cut_off.away.add("everything")
+    await seconds(120)
+    history = await two.history(id)
+    assert [a.outcome for a in history.attempts] == [K.LOST, K.ACCEPTED]
+    cut_off.away.clear()
+    await seconds(10)
+    assert one.worker.stale == 1
+    assert await two.history(id) == history
+
+
+async def test_a_long_send_keeps_its_lease(world: World) -> None:
+    provider = Timed(latency_ms=100_000)
+    rules = steady(timeout_ms="2m")
+    engine = await world.open({"mail": provider}, rules=rules)
+    await world.open({"mail": provider}, rules=rules)
+    id = await mail(engine)
+    await seconds(150)
+    found = await engine.get(id)
+    assert (found.status, found.attempt_count) == (Status.SENT, 1)
+    assert len(provider.times) == 1
+
+
+async def test_every_settlement_is_told_to_whoever_listens(world: World) -> None:
+    told: list[tuple[Settlement, bool]] = []
+    engine = await world.open({"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=steady())
+    engine.on_settled = lambda settlement, applied: told.append((settlement, applied))
+    await mail(engine)
+    await seconds(15)
+    assert [(s.status, applied) for s, applied in told] == [(Status.RETRYING, True), (Status.SENT, True)]
+
+
+async def test_a_listener_that_raises_stops_nothing(world: World) -> None:
+    def listen(settlement: Settlement, applied: bool) -> None:
+        raise RuntimeError("oops")
+
+    engine = await world.open({"mail": ScriptedProvider()})
+    engine.on_settled = listen
+    ids = []
+    for _ in range(3):
+        ids.append(await mail(engine))
+        await seconds(2)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+
+
+async def test_a_backlog_of_settlements_stops_the_claiming(world: World) -> None:
+    provider = Timed()
+    engine = await world.open({"mail": serving("mail", provider, max_in_flight=4)}, working=False)
+    engine.settings = replace(engine.settings, worker=WorkerSettings(settle_backlog=10))
+    engine.start_worker()
+    world.store.away.add("settle")
+    for _ in range(50):
+        await mail(engine)
+    await seconds(20)
+    assert 10 < len(provider.times) <= 14
+    world.store.away.clear()
+    await seconds(10)
+    assert len(provider.times) == 50
+
+
+async def test_processing_once_says_what_became_of_it(world: World) -> None:
+    script: list[Any] = [K.ACCEPTED, K.TRANSIENT, K.BAD_CONTENT]
+    engine = await world.open({"mail": ScriptedProvider(script=script)}, rules=steady(), working=False)
+    for _ in range(3):
+        await mail(engine)
+    done = await engine.process()
+    assert (done.processed, done.succeeded, done.retried, done.failed, done.other) == (3, 1, 1, 1, 0)
+
+
+async def test_processing_once_settles_what_others_lost_and_what_is_overdue(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider(script=[HANG])}, rules=steady())
+    lost = await mail(engine)
+    await seconds(1)
+    await engine.stop_worker(hard=True)
+    overdue = await mail(engine, expires_at=timedelta(seconds=30))
+    await seconds(60)
+    fresh = await world.open({"mail": ScriptedProvider()}, rules=steady(), working=False)
+    done = await fresh.process()
+    assert (done.retried, done.other) == (1, 1)
+    assert await status(fresh, overdue) is Status.EXPIRED
+    await seconds(11)
+    assert (await fresh.process()).succeeded == 1
+    (attempt, _) = (await fresh.history(lost)).attempts
+    assert attempt.outcome is K.LOST
+    assert attempt.latency_ms >= 40_000
+
+
+async def test_an_engine_that_closes_settles_what_is_under_way(world: World) -> None:
+    provider = ScriptedProvider(latency_ms=3000)
+    engine = await world.open({"mail": provider})
+    id = await mail(engine)
+    await seconds(1)
+    await engine.close()
+    history = await world.store.get("default", id)
+    assert history is not None
+    assert history.notification.status is Status.SENT

@@ -1,0 +1,324 @@
+"""The docs say what is true: their code runs, and their tables are those of the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from homing import Homing, SyncHoming, config
+from homing.core import errors, events, states
+from homing.core.breaker import PUSH_BREAKER, BreakerPolicy
+from homing.core.model import (
+    Channel,
+    CommandName,
+    Content,
+    Event,
+    Filter,
+    Message,
+    Mode,
+    Notification,
+    OutcomeKind,
+    Reason,
+    ReceiptEvent,
+    Recipient,
+    Status,
+)
+from homing.core.policy import MODES, Backoff, Jitter, OnTimeout, PolicyPatch, RetryPolicy
+from homing.core.presets import PRESETS
+from homing.core.request import SendRequest
+from homing.engine.homing import Rejection, SendResult
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+
+_BLOCK = re.compile(
+    r"^```python runnable\n(?P<code>.*?)^```\n(?:\n```text output\n(?P<output>.*?)^```)?",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def _all_pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def _pages() -> list[Path]:
+    return [page for page in _all_pages() if _BLOCK.search(page.read_text())]
+
+
+def _rows(page: str, heading: str, *, table: int = 0) -> list[list[str]]:
+    """The cells of a table under a heading, without its head; code marks removed."""
+    text = (REFERENCE / page).read_text()
+    found = re.search(rf"^(#+) {re.escape(heading)}\n", text, re.MULTILINE)
+    assert found, f"{page} has no heading {heading!r}"
+    section = re.split(rf"^#{{1,{len(found[1])}}} ", text[found.end() :], flags=re.MULTILINE)[0]
+    tables = re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    lines = tables[table].splitlines()[2:]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def _names(page: str, heading: str, *, table: int = 0) -> list[str]:
+    return [row[0] for row in _rows(page, heading, table=table)]
+
+
+def _listed(page: str, start: str) -> set[str]:
+    """The names in the paragraph that starts so."""
+    text = (REFERENCE / page).read_text()
+    paragraph = text[text.index(start) :].partition("\n\n")[0].partition(";")[0]
+    return set(re.findall(r"`(\w+)`", paragraph.removeprefix(start)))
+
+
+def _ms(text: str) -> int:
+    return config.duration_ms(text.replace("min", "m").replace(" ", ""), "docs")
+
+
+@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_of_a_page_runs_and_prints_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    text = page.read_text()
+    for block in _BLOCK.finditer(text):
+        line = text[: block.start("code")].count("\n")
+        code = compile("\n" * line + block["code"], str(page), "exec")
+        exec(code, names)  # the page's own words
+        printed = capsys.readouterr().out
+        if block["output"] is not None:
+            assert printed == block["output"], f"{page.name}, line {line}"
+
+
+def test_every_code_block_that_imports_homing_says_whether_it_runs() -> None:
+    """A block that could run and is not marked is one that nobody checks."""
+    for page in _all_pages():
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            assert "from homing import" not in block, f"{page.name}: mark it runnable, or no-run"
+
+
+def test_the_statuses_are_all_described() -> None:
+    assert _names("statuses-and-transitions.md", "Statuses") == [
+        "pending", "sending", "retrying", *(s.value for s in Status if s not in states.LIVE)
+    ]  # fmt: skip
+
+
+def test_the_transitions_by_claim_and_settlement_are_those_of_the_code() -> None:
+    claims = {
+        (Status(before), Status(after))
+        for before, after in _rows("statuses-and-transitions.md", "By a claim")
+    }
+    assert claims == set(states.CLAIM.items())
+    settled = {(Status(r[0]), Status(r[1])) for r in _rows("statuses-and-transitions.md", "By a settlement")}
+    assert settled == {(before, after) for before, ends in states.SETTLE.items() for after in ends}
+
+
+def test_the_transitions_by_command_are_those_of_the_code() -> None:
+    told = {
+        (CommandName(command), Status(before), Status(after))
+        for command, before, after in _rows("statuses-and-transitions.md", "By a command")
+    }
+    real = {(name, before, after) for name, way in states.COMMANDS.items() for before, after in way.items()}
+    real.add((CommandName.RESOLVE, Status.IN_DOUBT, Status.FAILED))
+    assert told == real
+
+
+def test_the_ranks_of_receipts_are_those_of_the_code() -> None:
+    told = {event: int(rank) for event, rank, _ in _rows("statuses-and-transitions.md", "By a receipt")}
+    assert told.pop("failed, recipient at fault") == states.FAILED_BY_RECIPIENT_RANK
+    assert told == {event.value: rank for event, rank in states.RECEIPT_RANK.items()}
+    assert set(told) == {event.value for event in ReceiptEvent}
+
+
+def test_every_word_of_the_sources_has_one_of_ours() -> None:
+    rows = _rows("statuses-and-transitions.md", "Words of the five source designs")
+    for _, _, ours in rows:
+        assert Status(ours.partition(",")[0])
+    assert {re.search(r"\((\w+)\)", source)[1] for source, _, _ in rows} == set(PRESETS)  # type: ignore[index]
+
+
+def test_the_outcomes_and_reasons_are_all_described() -> None:
+    assert _names("outcomes-and-reasons.md", "Outcomes") == [kind.value for kind in OutcomeKind]
+    assert _names("outcomes-and-reasons.md", "Reasons") == [reason.value for reason in Reason]
+    for _, with_statuses, _ in _rows("outcomes-and-reasons.md", "Reasons"):
+        assert all(Status(name) for name in with_statuses.split(", "))
+
+
+def test_what_a_breaker_makes_of_an_outcome_is_told_as_it_is() -> None:
+    from homing.core.breaker import blames_provider
+
+    words = {True: "against it", False: "works", None: "says nothing"}
+    for kind, _, _, breaker in _rows("outcomes-and-reasons.md", "Outcomes"):
+        assert breaker == words[blames_provider(OutcomeKind(kind))], kind
+
+
+def test_the_error_codes_are_those_of_the_code() -> None:
+    told = {(code, name) for code, name, _ in _rows("errors.md", "Errors")}
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.HomingError)
+    ]
+    assert told == {(kind.code, kind.__name__) for kind in kinds}
+
+
+def test_the_error_tree_is_the_one_of_the_module() -> None:
+    tree = re.search(r"```text\n(HomingError.*?)```", (REFERENCE / "errors.md").read_text(), re.DOTALL)
+    assert tree
+    doc = (errors.__doc__ or "").partition("\n\n")[2].splitlines()
+    assert tree[1].split("\n")[:-1] == [re.sub(r"(\w) {2,}.*", r"\1", line) for line in doc]
+
+
+def test_the_settings_are_those_of_the_default_file() -> None:
+    def flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+        for key, value in table.items():
+            if isinstance(value, dict):
+                yield from flat(value, f"{prefix}{key}.")
+            else:
+                yield prefix + key, value
+
+    told = [
+        (key, tomllib.loads(f"value = {default}")["value"])
+        for key, default, _ in _rows("settings.md", "Settings")
+    ]
+    assert told == list(flat(tomllib.loads(config.default_text())))
+
+
+def test_the_settings_without_a_default_are_described() -> None:
+    headings = re.findall(r"^### `\[+(\w+)", (REFERENCE / "settings.md").read_text(), re.MULTILINE)
+    empty = {key for key, value in tomllib.loads(config.default_text()).items() if value == {}}
+    assert set(headings) == empty | {"sinks", "rules"}
+
+
+def test_the_settings_of_a_provider_are_those_that_are_read() -> None:
+    from homing.compose import _LISTED_KEYS
+
+    assert set(_names("settings.md", "`[providers.NAME]`")) == set(_LISTED_KEYS)
+
+
+def test_the_fields_of_a_policy_are_those_of_the_code() -> None:
+    told = {
+        field: default for field, default, _ in _rows("policies-and-presets.md", "The fields of a policy")
+    }
+    policy = RetryPolicy()
+    assert told == {name: str(getattr(policy, name)) for name in RetryPolicy.__struct_fields__}
+    assert set(RetryPolicy.__struct_fields__) == set(PolicyPatch.__struct_fields__)
+
+
+def test_every_backoff_and_jitter_is_described() -> None:
+    assert _names("policies-and-presets.md", "Backoff") == [kind.value for kind in Backoff]
+    assert _names("policies-and-presets.md", "Jitter") == [kind.value for kind in Jitter]
+    assert all(
+        f"`{choice.value}`" in (REFERENCE / "policies-and-presets.md").read_text() for choice in OnTimeout
+    )
+
+
+@pytest.mark.parametrize("preset", ["priority", "simple", "channel"])
+def test_the_rows_of_a_preset_are_its_rules(preset: str) -> None:
+    heading = "`priority` (the default)" if preset == "priority" else f"`{preset}`"
+    told = {row[0]: row[1:] for row in _rows("policies-and-presets.md", heading)}
+    fields = ("base_ms", "cap_ms", "jitter_ms", "timeout_ms")
+    assert list(told) == [rule.name for rule in PRESETS[preset].rules]
+    for rule in PRESETS[preset].rules:
+        attempts, *durations = told[rule.name]
+        assert int(attempts) == rule.policy.max_attempts
+        for field, duration in zip(fields, durations, strict=False):
+            assert _ms(duration) == getattr(rule.policy, field), (rule.name, field)
+
+
+def test_every_preset_is_described() -> None:
+    headings = re.findall(r"^### `(\w+)`", (REFERENCE / "policies-and-presets.md").read_text(), re.MULTILINE)
+    assert set(headings) == set(PRESETS)
+    assert PRESETS["fixed"].rules[0].policy.steps_ms == tuple(map(_ms, ("1m", "5m", "15m", "1h", "6h")))
+
+
+def test_the_modes_are_told_as_they_are() -> None:
+    rows = {row[0]: row[2] for row in _rows("policies-and-presets.md", "Delivery modes")}
+    assert set(rows) == {mode.value for mode in Mode}
+    for mode, words in rows.items():
+        attempts, seconds = MODES[Mode(mode)]["max_attempts"], MODES[Mode(mode)]["timeout_ms"] // 1000
+        assert re.search(
+            rf"{'one attempt' if attempts == 1 else f'{attempts} attempts'}\D+{seconds} s", words
+        ), mode
+
+
+def test_the_breakers_numbers_are_told_as_they_are() -> None:
+    text = (REFERENCE / "policies-and-presets.md").read_text().partition("## Breakers")[2]
+    usual = BreakerPolicy()
+    assert f"{usual.failures} failures in a row, for {usual.open_ms // 1000} s" in text
+    assert f"is push: {PUSH_BREAKER.failures}, {PUSH_BREAKER.open_ms // 1000} s" in " ".join(text.split())
+    assert f"{usual.health_every_ms // 1000} s; a good answer" in text.replace("\n", " ")
+    assert f"from {usual.ramp_per_second:.0f} starts a" in text
+
+
+def test_the_fields_of_events_are_those_that_are_published() -> None:
+    message = Message(recipient=Recipient(id="u"), content=Content(body="x"))
+    failed = events.notification_failed(
+        notification_id="n", tenant="t", channel=Channel.EMAIL, message=message, attempts=(),
+        attempt_count=1, reason=None, last_error=None, at=0,
+    )  # fmt: skip
+    changed = events.status_changed(
+        notification_id="n", batch_id="b", before=None, after=Status.SENT, attempts=1, reason=None, at=0
+    )
+    assert _names("events.md", "An event") == list(Event.__struct_fields__)
+    assert _names("events.md", "StatusChanged") == list(changed)
+    assert _names("events.md", "NotificationFailed") == list(failed)
+    assert _names("events.md", "Alert")[:-1] == list(events.alert("n", "m", 0))
+
+
+def test_every_alert_that_the_engine_raises_is_described() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src/homing/engine").glob("*.py"))
+    raised = set(
+        re.findall(r"(?:_tell|alerts\.add|alerts\.add_once)\(\s*(?:f\"[^\"]*\",\s*)?\"([A-Z]\w+)\"", source)
+    )
+    assert set(_names("events.md", "Alert", table=1)) == raised
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        ("`Recipient`:", Recipient),
+        ("`Content`:", Content),
+        ("`Filter`, for `list` and `bulk`:", Filter),
+        ("`Rejection`:", Rejection),
+    ],
+)
+def test_the_fields_of_a_struct_are_all_named(start: str, kind: type[Struct]) -> None:
+    assert _listed("python-api.md", start) == set(kind.__struct_fields__)
+
+
+def test_the_fields_of_a_notification_and_an_answer_are_all_named() -> None:
+    text = (REFERENCE / "python-api.md").read_text()
+    paragraph = text.partition("## `Notification`\n\n")[2].partition("\n\n")[0]
+    assert re.findall(r"`(\w+)`", paragraph) == list(Notification.__struct_fields__)
+    answer = text.partition("`SendResult`:")[2].partition("`Rejection`:")[0]
+    assert set(SendResult.__struct_fields__) <= set(re.findall(r"`(\w+)`", answer))
+
+
+def test_the_fields_of_a_request_are_all_described() -> None:
+    told = [name for cell in _names("python-api.md", "`SendRequest`") for name in cell.split(", ")]
+    assert told == list(SendRequest.__struct_fields__)
+
+
+def test_every_call_in_the_reference_exists_and_every_public_one_is_there() -> None:
+    text = (REFERENCE / "python-api.md").read_text()
+    calls = set(re.findall(r"^\| `(?:await |async for … in )?(\w+)\(", text, re.MULTILINE)) | {"stop_worker"}
+    public = {
+        name for name in dir(Homing) if not name.startswith("_") and callable(getattr(Homing, name))
+    } - {"open", "close", "submit_many"}
+    assert calls == public
+
+
+def test_what_the_synchronous_front_has_is_told() -> None:
+    text = (
+        (REFERENCE / "python-api.md")
+        .read_text()
+        .partition("## `SyncHoming`")[2]
+        .partition("## `SendRequest`")[0]
+    )
+    for name in dir(SyncHoming):
+        if not name.startswith("_"):
+            assert f"`{name}" in text, name
