@@ -22,7 +22,7 @@ from typing import Any, Literal, Self, TypeVar
 from msgspec.structs import replace
 
 from homing import compose, config
-from homing.core.errors import InvalidRequest
+from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.events import EVENT_NAMES, moment
 from homing.core.model import Content, Filter, Notification, Page, Recipient
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
@@ -60,6 +60,10 @@ class Homing(Engine):
         chance: Chance | None = None,
         **settings: Any,
     ) -> None:
+        if not isinstance(worker, bool):
+            raise ConfigError(
+                "worker", "is a flag here: True also delivers. Its settings go into homing.toml"
+            )
         backend = None if store is None or isinstance(store, (str, Path)) else store
         if isinstance(store, (str, Path)):
             settings["store"] = str(store)

@@ -48,6 +48,16 @@ def delay_ms(policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int = 0
     return low + int(u * (high - low))
 
 
+def _asked(policy: RetryPolicy, attempt: int, cap: int) -> int:
+    """What a user's function says. One that fails must not stop the delivery: then the base it is."""
+    assert policy.call is not None, "a callable backoff has its callable (checked on construction)"
+    try:
+        asked = float(policy.call(attempt))
+    except Exception:
+        return policy.base_ms
+    return int(asked) if isfinite(asked) else cap
+
+
 def _grow(policy: RetryPolicy, attempt: int, cap: int) -> int:
     base = policy.base_ms
     match policy.backoff:
@@ -66,6 +76,4 @@ def _grow(policy: RetryPolicy, attempt: int, cap: int) -> int:
         case Backoff.FIXED:
             return policy.steps_ms[min(attempt, len(policy.steps_ms)) - 1]
         case Backoff.CALLABLE:
-            assert policy.call is not None, "a callable backoff has its callable (checked on construction)"
-            asked = policy.call(attempt)
-            return int(asked) if isfinite(asked) else cap
+            return _asked(policy, attempt, cap)

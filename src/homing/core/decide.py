@@ -105,6 +105,11 @@ def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | No
     return _unattempted(claim, policy, waiting_status(attempts_made(claim)), reason, delay_ms=for_ms)
 
 
+def give_up(claim: Claim, policy: RetryPolicy) -> Settlement:
+    """A synchronous send that ran out of time before anything was sent."""
+    return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_TIMEOUT)
+
+
 def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
     """The policy's maximum, or more where a receipt or an operator granted it."""
     most = policy.max_attempts

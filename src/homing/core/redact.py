@@ -6,7 +6,7 @@ import re
 
 HIDDEN = "•••"
 
-# Each begins where a word begins and never goes back over what it took: long nonsense costs no more than text.
+# Each begins where a word begins and never goes back over what it took: long nonsense costs no more.
 _RULES = (
     (re.compile(r"(https?://)(?:[^\s/@]*+@)?([^\s/?#\"'<>]++)[^\s\"'<>]*+"), rf"\1\2/{HIDDEN}"),
     (re.compile(r"(?<![^\s@<>\"'(),;:])[^\s@<>\"'(),;:]++@([\w.-]++)"), rf"{HIDDEN}@\1"),
@@ -19,7 +19,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 def redact(text: str) -> str:
     """The text without addresses, numbers, tokens and paths of URLs. Our own ids stay."""
-    text = text[:_LONGEST]
+    text = text[:_LONGEST].replace("\x00", "")
     kept: list[str] = []
 
     def keep(found: re.Match[str]) -> str:

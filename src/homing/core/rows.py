@@ -181,7 +181,7 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
     """Prolongs a lease that is still held; records the provider that the attempt really goes to."""
     if row.status is not Status.SENDING or row.token != token:
         return False
-    row.lease_until = now + lease_ms
+    row.lease_until = max(row.lease_until or 0, now + lease_ms)  # another may need it for longer
     if provider is not None and provider != row.provider:
         row.provider, row.outlet, row.failures_here = provider, outlet or provider, 0
     return True

@@ -32,6 +32,7 @@ log = logging.getLogger("homing.breakers")
 
 _REFRESH_MS = 1_000
 _CHECK_S = 10
+_NO_LIMIT = 1_000_000
 
 
 class Breakers:
@@ -94,17 +95,24 @@ class Breakers:
         at = reopens_at(self.state(provider))
         return max(1_000, (at or 0) - self.now()) if at is not None else 30_000
 
-    def ramp_room(self, provider: str, want: int) -> int:
-        """How many of `want` starts a recovering provider gets now."""
-        listed = self._roster[provider]
-        rate = ramp_per_second(self.state(provider), listed.breaker_policy, self.now())
+    def ramp_room(self, provider: str) -> int:
+        """How many starts a recovering provider gets now; without a ramp, as many as one likes."""
+        return self._ramp(provider, 0) if provider in self._roster else _NO_LIMIT
+
+    def ramp_spend(self, provider: str) -> None:
+        """One start at a provider that may be recovering."""
+        if provider in self._roster:
+            self._ramp(provider, 1)
+
+    def _ramp(self, provider: str, spend: int) -> int:
+        rate = ramp_per_second(self.state(provider), self._roster[provider].breaker_policy, self.now())
         if rate is None:
             self._ramps.pop(provider, None)
-            return want
+            return _NO_LIMIT
         limit = RateLimit(rate, max(1, int(rate / 4)))
-        bucket = self._ramps.get(provider) or Bucket(1.0, self.now())
-        self._ramps[provider], granted, _ = take(bucket, limit, self.now(), want)
-        return granted
+        bucket, _, _ = take(self._ramps.get(provider) or Bucket(1.0, self.now()), limit, self.now(), spend)
+        self._ramps[provider] = bucket
+        return int(bucket.tokens)
 
     async def try_trial(self, provider: str, trial_ms: int) -> bool:
         """Wins the one trial of a breaker that offers it, or not."""

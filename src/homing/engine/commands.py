@@ -113,7 +113,7 @@ class Commands:
         """
         if name is CommandName.RESOLVE:
             raise InvalidRequest("command", "resolve is for one notification at a time")
-        if rate_per_second is not None and rate_per_second <= 0:
+        if rate_per_second is not None and not 0 < rate_per_second < float("inf"):
             raise InvalidRequest("rate_per_second", f"is {rate_per_second}; a rate must be above 0")
         step = _STEP if rate_per_second is None else max(1, min(_STEP, int(rate_per_second)))
         matched = done = refused = 0
@@ -224,8 +224,10 @@ def _address(notification: Notification) -> str:
 
 
 def _hint(name: CommandName, status: Status) -> str:
-    if name in (CommandName.RETRY, CommandName.RESEND):
-        return "A synchronous send is never repeated; one that was resent lives on in its successor."
     if status is Status.SENDING:
         return "An attempt is under way; try again when it has ended."
+    if name in (CommandName.RETRY, CommandName.RESEND):
+        if status in (Status.SENT, Status.DELIVERED):
+            return "It was sent; send it anew if it is wanted twice."
+        return "A synchronous send is never repeated; one that was resent lives on in its successor."
     return "See `homing status` for what happened to it."

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.breaker import Gate
-from homing.core.decide import NOTHING_AGAINST_IT, Facts, decide, judge, postpone
+from homing.core.decide import NOTHING_AGAINST_IT, Facts, decide, give_up, judge, postpone
 from homing.core.errors import StoreError
 from homing.core.failover import Choice, choose, rotation
 from homing.core.model import Claim, Lease, Mode, Outcome, OutcomeKind, Reason, Settlement
@@ -129,6 +129,10 @@ class Deliverer:
             latency_ms=elapsed_ms,
             u=self._chance.random(),
         )
+
+    def give_up(self, claim: Claim) -> Settlement:
+        """The settlement of a synchronous send that never came to its attempt."""
+        return give_up(claim, self.policy(claim))
 
     def policy(self, claim: Claim) -> RetryPolicy:
         keys = Keys(claim.tenant, claim.type, claim.origin, claim.channel, claim.priority)

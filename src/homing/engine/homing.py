@@ -16,11 +16,13 @@ from homing.core.errors import (
     DeliveryTimeout,
     IdempotencyConflict,
     InvalidRequest,
+    NotFound,
     StoreUnavailable,
 )
 from homing.core.model import (
     DEFAULT_TENANT,
     Acceptance,
+    Claim,
     Mode,
     Notification,
     Reason,
@@ -94,7 +96,10 @@ class SendResult(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     batch_id: str
     notification_ids: tuple[str, ...]
     status: str
-    """`queued`, `spooled`, or the status that a synchronous send ended in."""
+    """`queued`, `spooled`, or the status that a synchronous send ended in.
+
+    `purged`: one under a known idempotency key whose notification is no longer kept.
+    """
     queue_name: str = ""
     duplicate: bool = False
     """Accepted before: by its idempotency key, or all of it inside a dedup window."""
@@ -243,7 +248,9 @@ class Engine(Operations, Commands):
         """Takes what is due now, once, and says what became of it."""
         await self._drain_spool_once()
         worker = self._new_worker()
+        asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
+        self._breakers.learn_time(batch.now, asked_ms)
         worker.adopt(batch.claims)
         result = await worker.run_once(limit)
         await self._relay.run_once()
@@ -318,15 +325,21 @@ class Engine(Operations, Commands):
         (answer,) = await self._backend.accept([submission])
         self._raise_conflict(submission, answer)
         if not answer.claims:  # asked before under the same key, perhaps this very moment
-            await self._ended(submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS)
+            with suppress(NotFound):
+                await self._ended(submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS)
             return await self._settled_result(submission.tenant, answer)
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
         settlements: list[Settlement] = []
+        started: list[Claim] = []
         try:
-            await self._attempt_now(answer, settlements, until_ms)
+            await self._attempt_now(answer, settlements, started, until_ms)
         finally:
             # A caller that goes away must not lose the record of what was done.
-            await asyncio.shield(self._settle_now(settlements or self._broken_off(answer)))
+            if not settlements:
+                settlements = [self._deliverer.settle_lost(claim) for claim in started]
+            if not settlements:
+                settlements = [self._deliverer.give_up(claim) for claim in answer.claims]
+            await asyncio.shield(self._settle_now(settlements))
         return await self._settled_result(submission.tenant, answer)
 
     async def _settle_now(self, settlements: list[Settlement]) -> None:
@@ -340,7 +353,9 @@ class Engine(Operations, Commands):
                 await self._clock.sleep_ms(pause_ms)
         await self._backend.settle(settlements)
 
-    async def _attempt_now(self, answer: Acceptance, settlements: list[Settlement], until_ms: int) -> None:
+    async def _attempt_now(
+        self, answer: Acceptance, settlements: list[Settlement], started: list[Claim], until_ms: int
+    ) -> None:
         placed: list[Ready] = []
         try:
             async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
@@ -353,6 +368,7 @@ class Engine(Operations, Commands):
             return
         for one in placed:
             left_ms = max(1, until_ms - self._clock.monotonic_ms())
+            started.append(one.claim)
             settlement = await self._deliverer.attempt(one, timeout_ms=left_ms)
             if settlement is not None:
                 settlements.append(settlement)
@@ -366,11 +382,13 @@ class Engine(Operations, Commands):
                 return
             await self._clock.sleep_ms(taken.wait_ms)
 
-    def _broken_off(self, answer: Acceptance) -> list[Settlement]:
-        return [self._deliverer.settle_lost(claim) for claim in answer.claims]
-
     async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
-        notification = (await self._history(tenant, answer.ids[0])).notification
+        found = await self._backend.get(tenant, answer.ids[0])
+        if found is None:  # its key outlives it
+            return SendResult(
+                batch_id=answer.batch_id, notification_ids=answer.ids, status="purged", duplicate=True
+            )
+        notification = found.notification
         if notification.reason is Reason.DELIVERY_TIMEOUT:
             raise DeliveryTimeout(notification_id=notification.id)
         if notification.status not in (Status.SENT, Status.DELIVERED):

@@ -1,9 +1,12 @@
-"""Takes events from the outbox to the sinks: at least once, in the order in which they were written."""
+"""Takes events from the outbox to the sinks: at least once, for each sink in the order they were written."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
+
+from msgspec import Struct, field
 
 from homing.core.errors import StoreError
 from homing.core.events import ALERT, NOTIFICATION_FAILED
@@ -13,61 +16,92 @@ from homing.core.ports import Backend, Clock, Sink
 log = logging.getLogger("homing.relay")
 
 DEFAULT_EVENTS = frozenset({NOTIFICATION_FAILED, ALERT})
-_LEASE_MS = 30_000
+_LEASE_MS = 60_000
 _BATCH = 200
+_PUBLISH_S = 20
+_POLL_MS = 1_000
+_LONGEST_PAUSE_MS = 30_000
+_MOST_OWED = 10_000
+
+
+class _Lane(Struct):
+    """One sink with what it has still to take, oldest first."""
+
+    sink: Sink
+    wants: frozenset[str]
+    owed: dict[str, Event] = field(default_factory=dict)
+    pause_ms: int = 0
+    again_ms: int = 0
 
 
 class Relay:
-    """One per process; the outbox leases events, so several do not publish the same ones at once."""
+    """One per process; the outbox leases events, so several do not publish the same ones at once.
+
+    A sink that fails or hangs is left alone for a while, with what it is owed; the others go on.
+    """
 
     def __init__(
         self, backend: Backend, sinks: Mapping[str, tuple[Sink, frozenset[str]]], clock: Clock, worker: str
     ) -> None:
         self._backend = backend
-        self._sinks = sinks
         self._clock = clock
         self._worker = worker
-        self._poll_ms = 1_000
-        self._taken: dict[str, set[str]] = {}
-        """Event id → sinks that have it, for events that another sink has still to take."""
-        wanted = frozenset().union(*(names for _, names in sinks.values())) if sinks else frozenset()
-        backend.subscribe(wanted)
+        self._lanes = {name: _Lane(sink, wants) for name, (sink, wants) in sinks.items()}
+        self._missing: dict[str, set[str]] = {}
+        """Event id → sinks that have still to take it."""
+        backend.subscribe(frozenset().union(*(lane.wants for lane in self._lanes.values())))
 
     async def run(self) -> None:
         """Publishes until cancelled."""
         while True:
-            if not await self.run_once():
-                await self._clock.sleep_ms(self._poll_ms)
+            if await self.run_once() < _BATCH:
+                await self._clock.sleep_ms(_POLL_MS)
 
     async def run_once(self) -> int:
-        """One batch; how many events left the outbox."""
+        """One batch; how many events were found."""
         try:
             batch = await self._backend.outbox(self._worker, _BATCH, _LEASE_MS)
-            if not batch:
-                return 0
-            for name, (sink, wants) in self._sinks.items():
-                await self._publish(name, sink, [event for event in batch if event.name in wants])
-            done = [event.id for event in batch if self._complete(event)]
-            await self._backend.published(done)
+            for event in batch:
+                self._note(event)
+            await asyncio.gather(*(self._publish(name, lane) for name, lane in self._lanes.items()))
+            await self._forget()
         except StoreError as error:
             log.warning("relaying waits for the store: %s", error)
             return 0
-        for id_ in done:
-            self._taken.pop(id_, None)
-        return len(done)
+        return len(batch)
 
-    async def _publish(self, name: str, sink: Sink, batch: list[Event]) -> None:
-        fresh = [event for event in batch if name not in self._taken.get(event.id, ())]
-        if not fresh:
+    def _note(self, event: Event) -> None:
+        """Owed to every sink that wants it. One that is owed too much finds the rest in the outbox later."""
+        if event.id in self._missing:
             return
-        try:
-            await sink.publish(fresh)
-        except Exception as error:  # a sink may fail in any way; its events stay in the outbox
-            log.warning("sink %s did not take %d events, they stay: %s", name, len(fresh), error)
+        wanting = [(name, lane) for name, lane in self._lanes.items() if event.name in lane.wants]
+        if any(len(lane.owed) >= _MOST_OWED for _, lane in wanting):
             return
-        for event in fresh:
-            self._taken.setdefault(event.id, set()).add(name)
+        self._missing[event.id] = {name for name, _ in wanting}
+        for _, lane in wanting:
+            lane.owed[event.id] = event
 
-    def _complete(self, event: Event) -> bool:
-        wanted = {name for name, (_, wants) in self._sinks.items() if event.name in wants}
-        return wanted <= self._taken.get(event.id, set())
+    async def _publish(self, name: str, lane: _Lane) -> None:
+        while lane.owed and self._clock.monotonic_ms() >= lane.again_ms:
+            batch = list(lane.owed.values())[:_BATCH]
+            try:
+                async with asyncio.timeout(_PUBLISH_S):
+                    await lane.sink.publish(batch)
+            except Exception as error:  # a sink may fail in any way, and hang
+                lane.pause_ms = min(_LONGEST_PAUSE_MS, 2 * lane.pause_ms or _POLL_MS)
+                lane.again_ms = self._clock.monotonic_ms() + lane.pause_ms
+                kind = type(error).__name__
+                log.warning("sink %s did not take %d events, they stay: %s", name, len(batch), kind)
+                return
+            lane.pause_ms = lane.again_ms = 0
+            for event in batch:
+                del lane.owed[event.id]
+                self._missing[event.id].discard(name)
+
+    async def _forget(self) -> None:
+        """What every sink has taken leaves the outbox."""
+        done = [id_ for id_, missing in self._missing.items() if not missing]
+        if done:
+            await self._backend.published(done)
+            for id_ in done:
+                del self._missing[id_]

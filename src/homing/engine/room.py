@@ -99,7 +99,20 @@ class Room:
 
     def spend(self, claim: Claim) -> None:
         """A claim that was taken uses up one token of the provider that it will go to."""
-        provider = self._stands_in.get(claim.provider) or claim.provider
+        self._spend(self._stands_in.get(claim.provider) or claim.provider)
+
+    async def token(self, claim: Claim, provider: str) -> int:
+        """0 where `claim` may go to `provider` as far as its rate limit says; else how long it must wait."""
+        if provider == (self._stands_in.get(claim.provider) or claim.provider):
+            return 0  # counted when it was claimed
+        listed = self._roster[provider]
+        if listed.rate is not None and not await self._leased_tokens(listed, 1):
+            return self.retry_in_ms or _TOKENS_KEEP_MS
+        self._spend(provider)
+        return 0
+
+    def _spend(self, provider: str) -> None:
+        self._breakers.ramp_spend(provider)
         if tokens := self._tokens.get(provider):
             tokens.left = max(0, tokens.left - 1)
 
@@ -109,13 +122,13 @@ class Room:
             case Gate.STOP:
                 return 1 if self._breakers.usable(listed.id) else 0
             case Gate.TRIAL:
-                return 1
+                free = 1
             case Gate.GO:
                 free = max(0, listed.max_in_flight - self.held.providers[listed.id])
         if free and listed.rate is not None:
             free = min(free, await self._leased_tokens(listed, free))
         if free:
-            free = self._breakers.ramp_room(listed.id, free)
+            free = min(free, self._breakers.ramp_room(listed.id))
             if not free:
                 self._again_in(100)
         return free
@@ -145,6 +158,8 @@ class Room:
                 rooms[sharers[(self._turn + turn) % len(sharers)]] = 1
             for provider in sharers:
                 rooms[provider] += max(0, capacity[target] - len(sharers)) // len(sharers)
+            if capacity[target] % len(sharers):
+                self._again_in(50)  # the turn may have fallen on one that has nothing due
         self._turn += 1
         for outlet, held in self.held.outlets.items():
             provider, at, _ = outlet.partition("@")

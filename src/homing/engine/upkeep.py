@@ -158,8 +158,8 @@ class Upkeep:
         if name in self._raised:
             return
         self._alerts.add(name, message)
-        await self._alerts.flush()
         self._raised.add(name)
+        await self._alerts.flush()
 
     async def _every(self, name: str, every_ms: int, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         mono = self._clock.monotonic_ms()

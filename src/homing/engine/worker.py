@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
 
+from homing.core.decide import postpone
 from homing.core.errors import StoreError
-from homing.core.model import Claim, ClaimBatch, Lease, Settlement
+from homing.core.model import Claim, ClaimBatch, Lease, Reason, Settlement
 from homing.core.ports import Backend, Clock, Waker
 from homing.core.states import WAITING
 from homing.engine.breakers import Breakers
@@ -126,9 +127,9 @@ class Worker:
 
     def adopt(self, claims: Sequence[Claim]) -> None:
         """Settles what a reaper took: lost leases as lost, passed deadlines by the guard."""
-        lost = [claim for claim in claims if not claim.overdue]
-        for claim in lost:
-            self._settler.add(self._deliverer.settle_lost(claim))
+        for claim in claims:
+            if not claim.overdue:
+                self._settler.add(self._deliverer.settle_lost(claim))
         overdue = [claim for claim in claims if claim.overdue]
         if overdue:
             self._spawn(self._guard_only(overdue))
@@ -190,11 +191,22 @@ class Worker:
         try:
             ready = await self._deliverer.guard(claims, self._add)
             placed = await self._deliverer.route(ready, self._add)
-            for one in placed:
+            for one in await self._within_limits(by_id, placed):
                 self._spawn(self._attempt(by_id.pop(one.claim.id), one))
         finally:
             for claim in by_id.values():
                 self._release(claim)
+
+    async def _within_limits(self, claims: Mapping[str, Claim], placed: Sequence[Ready]) -> list[Ready]:
+        """What goes to another provider than it was counted for keeps to that one's rate limit too."""
+        kept = []
+        for one in placed:
+            wait_ms = await self._room.token(claims[one.claim.id], one.claim.provider)
+            if wait_ms:
+                self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT))
+            else:
+                kept.append(one)
+        return kept
 
     async def _attempt(self, claim: Claim, one: Ready) -> None:
         moved = one.claim.provider != claim.provider
@@ -221,7 +233,10 @@ class Worker:
             due_ms = self._clock.monotonic_ms() + settlement.delay_ms
             if settlement.status in WAITING and due_ms < self._sleeps_until_ms:
                 self._waker.wake()  # it is due before the worker would have looked again
-        self._observe(settlement, applied)
+        try:
+            self._observe(settlement, applied)
+        except Exception:
+            log.exception("a listener to settlements failed; the work goes on without it")
 
     def _release(self, claim: Claim) -> None:
         if self._in_flight.pop(claim.id, None) is None:

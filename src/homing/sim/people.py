@@ -204,6 +204,7 @@ class Operator:
 
     async def _do(self, work: Coroutine[Any, Any, object]) -> bool:
         task = self._desk.run(work)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, even if we leave
         await asyncio.wait({task})
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, (CommandRefused, NotFound, StoreError)):

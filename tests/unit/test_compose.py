@@ -1,0 +1,298 @@
+"""From settings to wired objects: stores, providers, routes, sinks; and what cannot be wired."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing import Channel, ConfigError, Delivery, Homing, Listed, RateLimit
+from homing.compose import callback_sink, configured_sinks, engine_settings, list_provider, roster, store
+from homing.config import load
+from homing.core.failover import Stop
+from homing.core.model import Mode
+from homing.engine.clock import SystemClock
+from homing.engine.roster import Roster
+from homing.providers.console import ConsoleProvider
+from homing.providers.file import FileProvider
+from homing.providers.function import FunctionProvider
+from homing.providers.scripted import ScriptedProvider
+from homing.sinks.log import LogSink
+from homing.stores.memory import MemoryStore
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def wired(providers: dict[str, Any] | None = None, **flags: Any) -> Roster:
+    return roster(load(flags={"providers": providers or {}, **flags}))
+
+
+# Stores ------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_a_store() -> None:
+    assert isinstance(store("memory:"), MemoryStore)
+
+
+@pytest.mark.parametrize("address", ["homing.db", "sqlite:homing.db"])
+def test_a_path_is_a_sqlite_file(address: str) -> None:
+    assert type(store(address)).__name__ == "SqliteStore"
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("postgresql://host/db", "postgresql:// is not supported"), ("sqlite:", "is empty"), ("", "is empty")],
+)
+def test_what_is_no_store_is_refused(address: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"store: .*{says}"):
+        store(address)
+
+
+# Providers ---------------------------------------------------------------------------------------------
+
+
+def test_without_any_provider_the_console_serves_all_channels() -> None:
+    (listed,) = wired()
+    assert isinstance(listed.provider, ConsoleProvider)
+    assert listed.channels == tuple(Channel)
+
+
+def test_a_provider_is_made_from_its_table() -> None:
+    table = {
+        "kind": "file",
+        "path": "out.jsonl",
+        "channels": ["email", "sms"],
+        "max_in_flight": 7,
+        "rate_per_second": 50,
+        "rate_burst": 100,
+    }
+    (listed,) = wired({"Letters": table})
+    assert isinstance(listed.provider, FileProvider)
+    assert (listed.id, listed.channels) == ("letters", (Channel.EMAIL, Channel.SMS))
+    assert (listed.max_in_flight, listed.rate) == (7, RateLimit(50.0, 100))
+
+
+def test_a_burst_that_is_not_given_is_a_seconds_worth() -> None:
+    (listed,) = wired({"x": {"kind": "console", "rate_per_second": 0.5}})
+    assert listed.rate == RateLimit(0.5, 1)
+
+
+def test_the_providers_name_is_its_kind_unless_it_has_one() -> None:
+    (listed,) = wired({"console": {}})
+    assert isinstance(listed.provider, ConsoleProvider)
+
+
+def test_from_python_a_provider_is_an_object_a_function_or_listed() -> None:
+    async def call(delivery: Delivery) -> None:
+        """Takes everything."""
+
+    own = ScriptedProvider()
+    ready = Listed(id="whatever", provider=own, channels=(Channel.SMS,), max_in_flight=1)
+    found = roster(load(), {"own": own, "call": call, "READY": ready})
+    assert [listed.id for listed in found] == ["own", "call", "ready"]
+    assert found["own"].provider is own
+    assert isinstance(found["call"].provider, FunctionProvider)
+    assert found["ready"].max_in_flight == 1
+
+
+def test_a_provider_from_python_can_say_what_it_serves() -> None:
+    class Birds(ScriptedProvider):
+        channels = ("chat",)
+
+    assert list_provider("birds", Birds()).channels == (Channel.CHAT,)
+    assert list_provider("birds", Birds(), ["sms"]).channels == (Channel.SMS,)
+
+
+def test_routes_follow_the_order_of_the_list_unless_they_are_given() -> None:
+    providers = {"twilio": {"kind": "console"}, "sns": {"kind": "console", "channels": ["sms", "email"]}}
+    found = wired(providers)
+    assert found.route(Channel.SMS) == (Stop("twilio"), Stop("sns"))
+    assert found.route(Channel.PUSH) == (Stop("twilio"),)
+    turned = wired(providers, routes={"sms": ["AWS_SNS", "Twilio"], "email": ["sns"]})
+    assert turned.route(Channel.SMS) == (Stop("sns"), Stop("twilio"))
+    assert turned.route(Channel.EMAIL) == (Stop("sns"),)
+
+
+def test_host_slots_make_hosts_outlets_of_their_own() -> None:
+    found = wired({"hook": {"kind": "console", "channels": ["webhook"], "host_slots": 3}})
+    (stop,) = found.route(Channel.WEBHOOK)
+    assert stop.outlet("https://a:b@Example.org:8443/x") == "hook@example.org:8443"
+    assert found["hook"].host_slots == 3
+
+
+WRONG: list[tuple[str, dict[str, Any], str, str]] = [
+    ("an unknown kind", {"kind": "fax"}, "providers.x.kind", "allowed are console, file, scripted"),
+    ("a kind that is a list", {"kind": ["file"]}, "providers.x.kind", "allowed are"),
+    ("a setting it does not take", {"kind": "file", "pth": "a"}, "providers.x", "pth"),
+    ("a setting that is missing", {"kind": "file"}, "providers.x", "path"),
+    (
+        "an unknown channel",
+        {"kind": "console", "channels": ["fax"]},
+        "providers.x.channels",
+        "'fax'; allowed",
+    ),
+    ("one channel as text", {"kind": "console", "channels": "email"}, "providers.x.channels", "list"),
+    ("channels as a number", {"kind": "console", "channels": 5}, "providers.x.channels", "list"),
+    ("no channels", {"kind": "console", "channels": []}, "providers.x.channels", "at least one"),
+    ("nothing in flight", {"kind": "console", "max_in_flight": 0}, "providers.x.max_in_flight", "at least 1"),
+    ("text in flight", {"kind": "console", "max_in_flight": "5"}, "providers.x.max_in_flight", "whole"),
+    ("no rate", {"kind": "console", "rate_per_second": 0}, "providers.x.rate_per_second", "above 0"),
+    ("a rate as text", {"kind": "console", "rate_per_second": "x"}, "providers.x.rate_per_second", "x"),
+    ("a rate of nan", {"kind": "console", "rate_per_second": float("nan")}, "providers.x.rate_per", ""),
+    ("an endless rate", {"kind": "console", "rate_per_second": float("inf")}, "providers.x.rate_per", ""),
+    (
+        "no burst",
+        {"kind": "console", "rate_per_second": 5, "rate_burst": 0},
+        "providers.x.rate",
+        "at least 1",
+    ),
+    ("a burst without a rate", {"kind": "console", "rate_burst": 5}, "providers.x.rate_burst", "rate_per"),
+    ("no host slots", {"kind": "console", "host_slots": 0}, "providers.x.host_slots", "at least 1"),
+    ("host slots as text", {"kind": "console", "host_slots": "a"}, "providers.x.host_slots", "whole"),
+]
+
+
+@pytest.mark.parametrize(("table", "field", "says"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_a_provider_that_cannot_be_made_is_named(table: dict[str, Any], field: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        wired({"x": table})
+    assert caught.value.field.startswith(field)
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("routes", "field", "says"),
+    [
+        ({"fax": ["a"]}, "routes.fax", "allowed are sms, email"),
+        ({"sms": ["nobody"]}, "routes.sms", "'nobody'.*allowed are a"),
+        ({"email": ["smsonly"]}, "routes.email", "'smsonly'.*allowed are a"),
+    ],
+)
+def test_a_route_that_leads_nowhere_is_named(routes: dict[str, Any], field: str, says: str) -> None:
+    providers = {"a": {"kind": "console"}, "smsonly": {"kind": "console", "channels": ["sms"]}}
+    with pytest.raises(ConfigError, match=f"{field}: .*{says}"):
+        wired(providers, routes=routes)
+
+
+def test_a_route_that_names_a_provider_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"routes\.sms"):
+        wired({"a": {"kind": "console"}}, routes={"sms": ["a", "a"]})
+
+
+def test_two_spellings_of_one_provider_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match=r"providers\.sns: appears twice"):
+        wired({"sns": {"kind": "console"}, "AWS_SNS": {"kind": "console"}})
+
+
+# Sinks -------------------------------------------------------------------------------------------------
+
+
+def test_a_sink_is_made_from_its_table() -> None:
+    sinks = configured_sinks(load(flags={"sinks": {"more": {"kind": "log", "events": ["StatusChanged"]}}}))
+    assert {name: names for name, (_, names) in sinks.items()} == {
+        "log": {"NotificationFailed", "Alert"},
+        "more": {"StatusChanged"},
+    }
+    assert all(isinstance(sink, LogSink) for sink, _ in sinks.values())
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "says"),
+    [
+        ({"kind": "pigeon"}, "sinks.x.kind", "allowed are log"),
+        ({"kind": "log", "events": ["Alarm"]}, "sinks.x.events", "'Alarm'; allowed are Alert"),
+        ({"kind": "log", "events": "Alert"}, "sinks.x.events", "list"),
+        ({"kind": "log", "events": 5}, "sinks.x.events", "list"),
+        ({"kind": "log", "level": "debug"}, "sinks.x", "level"),
+    ],
+)
+def test_a_sink_that_cannot_be_made_is_named(table: dict[str, Any], field: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configured_sinks(load(flags={"sinks": {"x": table}}))
+    assert caught.value.field == field
+    assert says in caught.value.message
+
+
+def test_a_function_hears_only_of_events_that_exist() -> None:
+    with pytest.raises(ConfigError, match="events: names 'Everything'"):
+        callback_sink(print, ["Everything"])
+
+
+# Engines -----------------------------------------------------------------------------------------------
+
+
+def test_the_engines_settings_are_those_of_the_file() -> None:
+    flags: dict[str, Any] = {
+        "tenant": "acme",
+        "preset": "simple",
+        "worker_name": "w-7",
+        "worker": {"poll_ms": 10, "lease_ms": "2m"},
+        "slots": {"bulk": 3},
+        "limits": {"fan_out": 5},
+        "queue_names": {"bulk": "slow"},
+        "retention": {"sent_ms": "1d"},
+        "thresholds": {"retry_backlog": 7},
+        "dedup_windows_ms": {"otp": "1m"},
+        "spool": "spool.jsonl",
+    }
+    made = engine_settings(load(flags=flags))
+    assert (made.name, made.tenant, made.preset.name) == ("w-7", "acme", "simple")
+    assert (made.worker.poll_ms, made.worker.lease_ms) == (10, 120_000)
+    assert (made.slots.bulk, made.intake.limits.fan_out) == (3, 5)
+    assert made.queue_names[Mode.BULK] == "slow"
+    assert made.upkeep.retention.sent_ms == 86_400_000
+    assert made.upkeep.thresholds.retry_backlog == 7
+    assert made.intake.dedup_windows_ms == {"otp": 60_000}
+    assert made.spool == Path("spool.jsonl")
+
+
+def test_a_worker_without_a_name_is_named_after_its_process() -> None:
+    assert engine_settings(load()).name.endswith(f":{os.getpid()}")
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="preset: is 'complex'; allowed are priority, simple"):
+        engine_settings(load(flags={"preset": "complex"}))
+
+
+def test_a_rule_that_contradicts_itself_is_refused_when_the_engine_is_made() -> None:
+    for rule, field in (
+        ({"name": "a", "base_ms": 10, "cap_ms": 5}, "policy.a.cap_ms"),
+        ({"name": "a", "max_attempts": 0}, "policy.a.max_attempts"),
+        ({"name": "a", "backoff": "fixed"}, "policy.a.steps_ms"),
+        ({"name": "a", "timeout_ms": "2h", "max_age_ms": "1h"}, "policy.a.max_age_ms"),
+        ({"name": "a", "factor": 0.5}, "policy.a.factor"),
+        ({"name": "a", "base_ms": -1}, "policy.a.base_ms"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            Homing("memory:", rules=[rule])
+        assert caught.value.field == field
+
+
+def test_the_worker_flag_is_no_table() -> None:
+    with pytest.raises(ConfigError, match="worker"):
+        Homing("memory:", worker={"poll_ms": "30s"})  # type: ignore[arg-type]
+
+
+async def test_the_real_clock_goes_on() -> None:
+    clock = SystemClock()
+    before, now = clock.monotonic_ms(), clock.now_ms()
+    await clock.sleep_ms(2)
+    assert clock.monotonic_ms() > before
+    assert clock.now_ms() >= now > 1_700_000_000_000
+
+
+async def test_an_engine_made_from_settings_delivers() -> None:
+    Path("homing.toml").write_text(
+        'store = "memory:"\n[providers.out]\nkind = "file"\npath = "out.jsonl"\n', encoding="utf-8"
+    )
+    async with Homing(worker=True) as engine:
+        sent = await engine.send("a@example.org", channel="email", body="x")
+        done = await engine.wait(sent.id)
+    assert done.provider_names == ("out",)
+    assert Path("out.jsonl").read_text(encoding="utf-8").count("\n") == 1

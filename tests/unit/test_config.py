@@ -1,0 +1,257 @@
+"""Settings: default.toml < homing.toml < HOMING_* < flags; what is wrong is named, with what is allowed."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing import ConfigError, Rule
+from homing.config import Settings, default_text, duration_ms, load, rule_from
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def written(text: str) -> Path:
+    path = Path("test.toml")
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def squared(attempt: int) -> float:
+    """Named by a rule below."""
+    return attempt**2 * 1000.0
+
+
+# Where settings come from ------------------------------------------------------------------------------
+
+
+def test_the_default_file_is_the_default() -> None:
+    raw = tomllib.loads(default_text())
+    settings = load()
+    assert set(raw) <= set(Settings.__struct_fields__)
+    assert (settings.store, settings.tenant, settings.preset) == ("homing.db", "default", "priority")
+    assert settings.worker.poll_ms == 1000
+    assert settings.retention.sent_ms == 7 * 86_400_000
+    assert settings.limits.content_bytes == 256 * 1024
+    assert settings.synchronous_types == ("otp", "2fa", "driver_assigned")
+    assert settings.sinks == {"log": {"kind": "log", "events": ["NotificationFailed", "Alert"]}}
+
+
+def test_each_source_wins_over_the_one_before() -> None:
+    file = written('tenant = "file"\nstore = "file.db"\nspool = "file.spool"\n')
+    env = {"HOMING_STORE": "env.db", "HOMING_SPOOL": "env.spool", "PATH": "/bin"}
+    settings = load(file, env=env, flags={"spool": "flag.spool", "tenant": None})
+    assert (settings.tenant, settings.store, settings.spool) == ("file", "env.db", "flag.spool")
+
+
+def test_a_homing_toml_in_the_folder_is_read_by_itself() -> None:
+    Path("homing.toml").write_text('tenant = "here"\n', encoding="utf-8")
+    assert load().tenant == "here"
+
+
+def test_tables_are_merged_key_by_key() -> None:
+    file = written("[slots]\nbulk = 3\n[providers.out]\nkind = 'file'\npath = 'a'\n")
+    env = {"HOMING_SLOTS__STANDARD": "9", "HOMING_PROVIDERS__OUT__PATH": "b"}
+    settings = load(file, env=env, flags={"slots": {"priority": 5}})
+    assert (settings.slots.priority, settings.slots.standard, settings.slots.bulk) == (5, 9, 3)
+    assert settings.providers == {"out": {"kind": "file", "path": "b"}}
+
+
+def test_the_environment_holds_numbers_lists_and_text() -> None:
+    env = {
+        "HOMING_SYNCHRONOUS_TYPES": '["alarm"]',
+        "HOMING_THRESHOLDS__FAILURE_RATE": "2.5",
+        "HOMING_WORKER__POLL_MS": "5m",
+        "HOMING_TENANT": "42",
+        "HOMING_STORE": "true",
+        "HOMING_CONFIG": "ignored.toml",
+    }
+    settings = load(env=env)
+    assert settings.synchronous_types == ("alarm",)
+    assert settings.thresholds.failure_rate == 2.5
+    assert settings.worker.poll_ms == 300_000
+    assert (settings.tenant, settings.store) == ("42", "true")
+
+
+# Durations ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "ms"),
+    [
+        (0, 0),
+        (1500, 1500),
+        (2.9, 2),
+        ("250", 250),
+        ("500ms", 500),
+        ("30s", 30_000),
+        ("1.5 m", 90_000),
+        ("1h30m", 5_400_000),
+        (" 1 H 30 M ", 5_400_000),
+        ("7d", 604_800_000),
+        ("-5", -5),
+    ],
+)
+def test_a_duration_is_a_number_or_text(given: Any, ms: int) -> None:
+    assert duration_ms(given, "x") == ms
+
+
+@pytest.mark.parametrize(
+    "given", ["", "soon", "5 minutes", "1h and 5m", "-5s", True, None, [5], float("nan"), float("inf"), "1e3"]
+)
+def test_what_is_no_duration_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"where: is .*; give milliseconds or text like 30s, 5m, 1h30m"):
+        duration_ms(given, "where")
+
+
+# Rules -------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_is_one_flat_table() -> None:
+    settings = load(
+        written(
+            """
+            [[rules]]
+            name = "incidents"
+            type = "incident"
+            channel = "sms"
+            max_attempts = 5
+            base_ms = "10m"
+            steps_ms = ["1m", 120000]
+            backoff = "fixed"
+            """
+        )
+    )
+    (rule,) = settings.rules
+    assert (rule.name, rule.type, rule.channel, rule.tenant) == ("incidents", "incident", "sms", "*")
+    assert rule.policy.given() == {
+        "max_attempts": 5,
+        "base_ms": 600_000,
+        "steps_ms": (60_000, 120_000),
+        "backoff": "fixed",
+    }
+
+
+def test_a_rule_from_python_is_taken_as_it_is() -> None:
+    rule = Rule(name="x")
+    assert load(flags={"rules": [rule]}).rules == (rule,)
+
+
+@pytest.mark.parametrize("call", [squared, f"{__name__}:squared"])
+def test_a_rule_may_name_a_function(call: Any) -> None:
+    rule = rule_from({"name": "mine", "backoff": "callable", "call": call}, "rules[0]")
+    assert rule.policy.given()["call"](3) == 9000
+
+
+@pytest.mark.parametrize("call", ["nowhere.at:all", "math", "math:pi", f"{__name__}:nothing", 5])
+def test_a_function_that_is_not_there_is_refused(call: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rules\[0\]\.call"):
+        rule_from({"name": "mine", "backoff": "callable", "call": call}, "rules[0]")
+
+
+# What is wrong -----------------------------------------------------------------------------------------
+
+WRONG: list[tuple[str, dict[str, Any], str, str]] = [
+    ("a misspelt key", {"presett": "simple"}, "presett", "did you mean preset?"),
+    ("a key of nothing", {"zzz": 1}, "zzz", "allowed are store, tenant"),
+    ("a misspelt key in a table", {"slots": {"bullk": 1}}, "slots.bullk", "did you mean bulk?"),
+    ("a misspelt key in another", {"worker": {"pol_ms": 1}}, "worker.pol_ms", "did you mean poll_ms?"),
+    ("a misspelt limit", {"limits": {"fanout": 1}}, "limits.fanout", "fan_out"),
+    ("a misspelt age", {"retention": {"send_ms": 1}}, "retention.send_ms", "sent_ms"),
+    ("a misspelt threshold", {"thresholds": {"retry_backlogs": 1}}, "thresholds.retry_backlogs", "backlog"),
+    ("a misspelt queue", {"queue_names": {"buk": "x"}}, "queue_names.buk", "bulk"),
+    (
+        "a rule's misspelt key",
+        {"rules": [{"name": "a", "max_atempts": 1}]},
+        "rules[0].max_atempts",
+        "max_att",
+    ),
+    ("a rule without a name", {"rules": [{"max_attempts": 1}]}, "rules[0].name", "needs a name"),
+    ("a rule that is a number", {"rules": [5]}, "rules[0]", "[[rules]]"),
+    ("rules that are a number", {"rules": 5}, "rules", "[[rules]]"),
+    ("rules that are one table", {"rules": {"name": "x"}}, "rules", "[[rules]]"),
+    ("a rule's number as text", {"rules": [{"name": "a", "max_attempts": "many"}]}, "rules[0]", "int"),
+    ("a rule's unknown backoff", {"rules": [{"name": "a", "backoff": "cubic"}]}, "rules[0]", "cubic"),
+    ("a rule's unknown channel", {"rules": [{"name": "a", "channel": "fax"}]}, "policy.a.channel", "sms"),
+    (
+        "a rule's unknown priority",
+        {"rules": [{"name": "a", "priority": "asap"}]},
+        "policy.a.priority",
+        "high",
+    ),
+    ("steps that are no list", {"rules": [{"name": "a", "steps_ms": 5}]}, "rules[0].steps_ms", "list"),
+    ("a step that is no time", {"rules": [{"name": "a", "steps_ms": ["x"]}]}, "rules[0].steps_ms", "30s"),
+    ("a table that is a number", {"slots": 5}, "slots", "must be a table [slots]"),
+    ("text for a number", {"slots": {"bulk": "many"}}, "slots.bulk", "int"),
+    ("a flag for a number", {"slots": {"bulk": True}}, "slots.bulk", "int"),
+    ("a number for text", {"tenant": 5}, "tenant", "str"),
+    ("no tenant", {"tenant": ""}, "tenant", "is empty"),
+    ("no slots", {"slots": {"bulk": 0}}, "slots", "at least 1"),
+    ("negative slots", {"slots": {"bulk": -1}}, "slots.bulk", "cannot be negative"),
+    ("no poll", {"worker": {"poll_ms": 0}}, "worker.poll_ms", "at least 1"),
+    ("a negative lease", {"worker": {"lease_ms": -1}}, "worker.lease_ms", "cannot be negative"),
+    ("a negative age", {"retention": {"keys_ms": "-1"}}, "retention.keys_ms", "cannot be negative"),
+    ("a negative threshold", {"thresholds": {"failure_rate": -1.0}}, "thresholds.failure_rate", "negative"),
+    ("nobody to fan out to", {"limits": {"fan_out": 0}}, "limits.fan_out", "at least 1"),
+    ("a negative window", {"dedup_windows_ms": {"otp": -1}}, "dedup_windows_ms.otp", "cannot be negative"),
+    ("a window that is no time", {"dedup_windows_ms": {"otp": "x"}}, "dedup_windows_ms.otp", "30s"),
+    ("a provider that is a number", {"providers": {"x": 5}}, "providers.x", "table [providers.x]"),
+    ("a sink that is text", {"sinks": {"x": "log"}}, "sinks.x", "table [sinks.x]"),
+    ("a route that is text", {"routes": {"sms": "twilio"}}, "routes", "array"),
+    ("types that are text", {"synchronous_types": "otp"}, "synchronous_types", "array"),
+    ("a time that is not a number", {"worker": {"lease_ms": float("nan")}}, "worker.lease_ms", "30s"),
+]
+
+
+@pytest.mark.parametrize(("flags", "field", "says"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
+def test_what_is_wrong_is_named_with_what_is_allowed(flags: dict[str, Any], field: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(flags=flags)
+    assert caught.value.field.startswith(field)
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("source", "said"), [("file", "test.toml"), ("env", "the environment"), ("flags", "the command line")]
+)
+def test_a_misspelt_setting_says_where_it_stands(source: str, said: str) -> None:
+    given: dict[str, Any] = {
+        "file": {"path": written('presset = "simple"')},
+        "env": {"env": {"HOMING_PRESSET": "simple"}},
+        "flags": {"flags": {"presset": "simple"}},
+    }[source]
+    with pytest.raises(ConfigError, match=f"presset: is not known; did you mean preset.*{said}"):
+        load(**given)
+
+
+def test_a_variable_for_a_table_and_one_for_its_part_exclude_each_other() -> None:
+    for names in (("HOMING_SLOTS", "HOMING_SLOTS__BULK"), ("HOMING_SLOTS__BULK", "HOMING_SLOTS")):
+        with pytest.raises(ConfigError, match="both set"):
+            load(env=dict.fromkeys(names, "5"))
+
+
+def test_a_file_that_is_named_must_be_there() -> None:
+    with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
+        load("missing.toml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(Path.cwd())
+
+
+def test_a_file_that_is_no_toml_says_where_it_breaks() -> None:
+    with pytest.raises(ConfigError, match=r"test\.toml: is not valid TOML: .*line 2"):
+        load(written('store = "x"\ntenant = \n'))
+    Path("test.toml").write_bytes(b'store = "\xff"')
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load("test.toml")
+
+
+def test_loading_twice_does_not_mix_settings() -> None:
+    load(flags={"slots": {"bulk": 1}, "providers": {"a": {"kind": "console"}}})
+    assert load().slots.bulk == 64
+    assert load().providers == {}
