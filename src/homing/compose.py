@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +194,12 @@ def _configured(name: str, options: dict[str, Any]) -> Listed:
     if rate is None and burst is not None:
         raise ConfigError(f"providers.{name}.rate_burst", "is given without rate_per_second")
     try:
-        limit = None if rate is None else RateLimit(float(rate), int(burst or max(1, int(rate))))
-    except (ConfigError, TypeError, ValueError) as error:
+        limit = (
+            None
+            if rate is None
+            else RateLimit(float(rate), max(1, int(rate)) if burst is None else int(burst))
+        )
+    except (ConfigError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"providers.{name}.rate_per_second", str(error)) from None
     return Listed(
         id=provider_id(name),
@@ -219,6 +224,11 @@ def _make(group: str, name: str, kind: str, known: Mapping[str, str], options: d
         if not found:
             raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; allowed are {', '.join(known)}")
         maker = next(iter(found)).load()
+    takes = signature(maker).parameters
+    for option in options:
+        if option not in takes:
+            names = ", ".join(takes) or "none"
+            raise ConfigError(f"{group}.{name}.{option}", f"is not a setting of {kind}; its own are {names}")
     try:
         return maker(**options)
     except TypeError as error:

@@ -158,9 +158,8 @@ async def _history(folder: Path) -> Ids:
     ) as homing:
 
         async def send(name: str, to: str, type: str = "order") -> None:
-            said = {"subject": "Hi", "body": "Hello"}
             result = await homing.send(
-                f"{to}@example.org", channel="email", type=type, metadata={"n": 1}, **said
+                f"{to}@example.org", channel="email", type=type, subject="Hi", body="Hello", metadata={"n": 1}
             )
             ids[name] = result.id
 

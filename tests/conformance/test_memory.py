@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import random
+import subprocess
+import sys
+
 import pytest
+from msgspec import json
 
 from homing.core.errors import StoreError
 from homing.core.ports import Backend
@@ -10,6 +17,7 @@ from homing.stores.memory import MemoryStore
 from homing.testing.builders import a_submission
 from homing.testing.clock import ManualClock
 from homing.testing.store_suite import StoreSuite
+from homing.testing.store_suite.walker import Walker
 
 
 class MemoryHarness:
@@ -39,3 +47,31 @@ async def test_a_foreign_transaction_is_refused() -> None:
     with pytest.raises(StoreError):
         await store.accept([a_submission()], tx=object())
     assert await store.tallies(None) == ()
+
+
+def test_the_same_steps_lead_to_the_same_events_in_every_process() -> None:
+    """A simulation is its seed: nothing may depend on the order of sets or on hashes."""
+    walks = [
+        subprocess.run(
+            [sys.executable, __file__],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert walks[0].count(b"StatusChanged") > 100
+    assert walks[0] == walks[1]
+
+
+async def _walk() -> bytes:
+    harness = MemoryHarness()
+    walker = Walker(harness, harness.store, random.Random(7))
+    for _ in range(300):
+        await walker.step()
+    return json.encode(await harness.store.outbox("relay", 100_000, 1))
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(asyncio.run(_walk()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from homing import Channel, ConfigError, Delivery, Homing, Listed, RateLimit
+from homing import Channel, ConfigError, Delivery, Homing, Listed, RateLimit, SyncHoming
 from homing.compose import callback_sink, configured_sinks, engine_settings, list_provider, roster, store
 from homing.config import load
 from homing.core.failover import Stop
@@ -287,12 +287,12 @@ async def test_the_real_clock_goes_on() -> None:
     assert clock.now_ms() >= now > 1_700_000_000_000
 
 
-async def test_an_engine_made_from_settings_delivers() -> None:
+def test_an_engine_made_from_settings_delivers() -> None:
     Path("homing.toml").write_text(
         'store = "memory:"\n[providers.out]\nkind = "file"\npath = "out.jsonl"\n', encoding="utf-8"
     )
-    async with Homing(worker=True) as engine:
-        sent = await engine.send("a@example.org", channel="email", body="x")
-        done = await engine.wait(sent.id)
+    with SyncHoming(worker=True) as homing:
+        sent = homing.send("a@example.org", channel="email", body="x")
+        done = homing.call(lambda engine: engine.wait(sent.id))
     assert done.provider_names == ("out",)
     assert Path("out.jsonl").read_text(encoding="utf-8").count("\n") == 1

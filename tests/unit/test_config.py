@@ -221,13 +221,13 @@ def test_what_is_wrong_is_named_with_what_is_allowed(flags: dict[str, Any], fiel
     ("source", "said"), [("file", "test.toml"), ("env", "the environment"), ("flags", "the command line")]
 )
 def test_a_misspelt_setting_says_where_it_stands(source: str, said: str) -> None:
-    given: dict[str, Any] = {
+    sources: dict[str, dict[str, Any]] = {
         "file": {"path": written('presset = "simple"')},
         "env": {"env": {"HOMING_PRESSET": "simple"}},
         "flags": {"flags": {"presset": "simple"}},
-    }[source]
+    }
     with pytest.raises(ConfigError, match=f"presset: is not known; did you mean preset.*{said}"):
-        load(**given)
+        load(**sources[source])
 
 
 def test_a_variable_for_a_table_and_one_for_its_part_exclude_each_other() -> None:

@@ -172,7 +172,7 @@ def reclaim(row: Row, worker: str, lease_ms: int, now: int) -> Change:
     else:
         row.status = Status.SENDING
         row.overdue = True
-        row.started_at = now
+        row.started_at = row.due_at or now  # no attempt starts; kept so that it can wait on as it did
         _take(row, worker, lease_ms, now)
     return _changed(row, before, row.attempts, now)
 

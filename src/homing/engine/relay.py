@@ -16,7 +16,7 @@ from homing.core.ports import Backend, Clock, Sink
 log = logging.getLogger("homing.relay")
 
 DEFAULT_EVENTS = frozenset({NOTIFICATION_FAILED, ALERT})
-_LEASE_MS = 60_000
+_LEASE_MS = 30_000
 _BATCH = 200
 _PUBLISH_S = 20
 _POLL_MS = 1_000
@@ -54,21 +54,25 @@ class Relay:
     async def run(self) -> None:
         """Publishes until cancelled."""
         while True:
-            if await self.run_once() < _BATCH:
+            found, _ = await self._round()
+            if found < _BATCH:
                 await self._clock.sleep_ms(_POLL_MS)
 
     async def run_once(self) -> int:
-        """One batch; how many events were found."""
+        """One batch; how many events left the outbox."""
+        _, done = await self._round()
+        return done
+
+    async def _round(self) -> tuple[int, int]:
         try:
             batch = await self._backend.outbox(self._worker, _BATCH, _LEASE_MS)
             for event in batch:
                 self._note(event)
             await asyncio.gather(*(self._publish(name, lane) for name, lane in self._lanes.items()))
-            await self._forget()
+            return len(batch), await self._forget()
         except StoreError as error:
             log.warning("relaying waits for the store: %s", error)
-            return 0
-        return len(batch)
+            return 0, 0
 
     def _note(self, event: Event) -> None:
         """Owed to every sink that wants it. One that is owed too much finds the rest in the outbox later."""
@@ -98,10 +102,11 @@ class Relay:
                 del lane.owed[event.id]
                 self._missing[event.id].discard(name)
 
-    async def _forget(self) -> None:
+    async def _forget(self) -> int:
         """What every sink has taken leaves the outbox."""
         done = [id_ for id_, missing in self._missing.items() if not missing]
         if done:
             await self._backend.published(done)
             for id_ in done:
                 del self._missing[id_]
+        return len(done)

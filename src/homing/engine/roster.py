@@ -82,6 +82,8 @@ class Roster:
     def _route(self, channel: Channel, order: Sequence[str] | None) -> Route:
         able = [listed.id for listed in self._listed.values() if channel in listed.channels]
         for name in order or ():
+            if list(order or ()).count(name) > 1:
+                raise ConfigError(f"routes.{channel}", f"names {name!r} twice; each provider comes once")
             if name not in able:
                 raise ConfigError(
                     f"routes.{channel}",

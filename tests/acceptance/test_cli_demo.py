@@ -1,0 +1,48 @@
+"""`homing demo`: what a newcomer sees, in less than half a minute."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from cli_driver import Cli
+
+
+def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_nothing(tmp_path: Path) -> None:
+    cli = Cli(tmp_path)
+    began = time.monotonic()
+    shown = cli.ok("demo", "--keep", TMPDIR=str(tmp_path))
+    assert time.monotonic() - began < 30
+    order = (
+        "Notifications are accepted, stored, and delivered",
+        "✓ pigeon took #1",
+        "Pigeon has an outage",
+        "503 service unavailable – tries again in",
+        "pigeon's breaker opens",
+        "✓ hawk took",
+        "Pigeon comes back",
+        "pigeon's breaker is half open: one trial goes out",
+        "pigeon's breaker closes",
+        "A failure that no retry mends",
+        "is a dead letter (BAD_RECIPIENT)",
+        "1 × BAD_RECIPIENT: 550 no such mailbox: g•••@example.org",
+        "an operator resends",
+        "it landed as #32",
+        "A worker is killed in the middle of its work",
+        "kill -9",
+        "lost with their worker: #33",
+        "The tally",
+        "nothing is lost",
+        "What to type next",
+    )
+    place = 0
+    for part in order:
+        found = shown.out.find(part, place)
+        assert found >= 0, f"{part!r} does not come after {shown.out[place:][:80]!r}\n{shown.out}"
+        place = found
+    assert "longer than usual" not in shown.out
+
+    (folder,) = tmp_path.glob("homing-demo-*")
+    left = Cli(folder)
+    counts = left.ok("stats", "--json").json["queueCounts"]
+    assert {status: count for status, count in counts.items() if count} == {"sent": 39, "failed": 1}

@@ -1,0 +1,162 @@
+"""`dead`, `retry`, `cancel`, `resolve`, `purge`: what operators do, and what is refused."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+
+import pytest
+from cli_driver import SETTINGS, Cli, Ids, history
+
+
+class Past(Cli):
+    """A folder whose store has one of everything in it, and providers that work again."""
+
+    ids: Ids
+
+
+@pytest.fixture
+def past(tmp_path: Path) -> Past:
+    past = Past(tmp_path)
+    past.ids = history(tmp_path)
+    (tmp_path / "homing.toml").write_text(SETTINGS)
+    return past
+
+
+def test_dead_letters_are_listed_unacknowledged_first_and_grouped_by_error(past: Past) -> None:
+    ack, *_ = past.many(["dead", "ack", past.ids["exhausted"], "--why", "known"])
+    assert ack.out == "1 dead letter acknowledged\n"
+    table, listed, page, unseen, seen, reason, groups, groups_json, bad = past.many(
+        ["dead", "list"],
+        ["dead", "list", "--json"],
+        ["dead", "list", "--json", "--limit", "2"],
+        ["dead", "list", "--json", "--unacknowledged"],
+        ["dead", "list", "--json", "--acknowledged"],
+        ["dead", "list", "--json", "--reason", "RETRIES_EXHAUSTED"],
+        ["dead", "groups"],
+        ["dead", "groups", "--json"],
+        ["dead", "list", "--cursor", "made-up"],
+    )
+    exhausted, bad1, bad2 = (past.ids[name] for name in ("exhausted", "bad1", "bad2"))
+    assert [item["id"] for item in listed.json["items"]] == [bad2, bad1, exhausted]
+    assert [item["id"] for item in page.json["items"]] == [bad2, bad1]
+    rest = past.ok("dead", "list", "--json", "--cursor", page.json["cursor"])
+    assert [item["id"] for item in rest.json["items"]] == [exhausted]
+    assert {item["id"] for item in unseen.json["items"]} == {bad1, bad2}
+    assert [item["id"] for item in seen.json["items"]] == [exhausted]
+    assert seen.json["items"][0]["acknowledgedBy"] == getpass.getuser()
+    assert seen.json["items"][0]["acknowledgedWhy"] == "known"
+    assert [item["id"] for item in reason.json["items"]] == [exhausted]
+    assert table.out.splitlines()[3].split()[8] == getpass.getuser()
+    assert "nobody1@" not in table.out + listed.out + groups.out + groups_json.out
+    assert sum(group["count"] for group in groups_json.json) == 3
+    assert groups_json.json[0]["reason"] == "BAD_RECIPIENT"
+    assert "BAD_RECIPIENT" in groups.out
+    assert (bad.code, bad.err) == (2, "error: --cursor: is not one that this list has given\n")
+
+
+def test_a_bulk_resend_asks_first_and_lands_once(past: Past) -> None:
+    chosen = ("dead", "resend", "--reason", "BAD_RECIPIENT")
+    dry, unasked, none, both, rate, nobody = past.many(
+        [*chosen, "--dry-run"],
+        [*chosen],
+        ["dead", "resend"],
+        ["dead", "resend", past.ids["bad1"], "--all"],
+        [*chosen, "--rate", "0/s", "--yes"],
+        ["dead", "resend", "nonsense"],
+    )
+    assert dry.out == "2 dead letters would be resent\n"
+    assert unasked.code == 2
+    assert "--yes: is missing" in unasked.err
+    assert none.code == both.code == rate.code == 2
+    assert "ids: none given" in none.err
+    assert "ids: and filter flags are both given" in both.err
+    assert "--rate: is 0/s; a rate must be above 0" in rate.err
+    assert nobody.code == 3
+
+    done, again = past.many(
+        [*chosen, "--yes", "--rate", "100/s", "--who", "eva", "--why", "mended", "--json"],
+        [*chosen, "--yes"],
+    )
+    assert done.json == {"done": 2, "refused": 0, "stopped": None, "dryRun": False}
+    assert again.out == "0 dead letters resent\n", "what was resent lives on in its successor"
+    original = past.ok("status", past.ids["bad1"], "--json").json
+    assert (original["acknowledgedBy"], original["acknowledgedWhy"]) == ("eva", "mended")
+    past.ok("process")
+    successor = past.ok("status", original["resentAs"], "--json").json
+    assert (successor["status"], successor["resendOf"]) == ("sent", past.ids["bad1"])
+    assert successor["metadata"] == {"n": 1}
+
+
+def test_dead_letters_are_acknowledged_and_resent_by_id(past: Past) -> None:
+    bad1, bad2, sent = (past.ids[name] for name in ("bad1", "bad2", "sent0"))
+    dry, partly, twice, everything = past.many(
+        ["dead", "resend", bad1, "--dry-run"],
+        ["dead", "resend", bad1, sent],
+        ["dead", "resend", bad1],
+        ["dead", "ack", "--all", "--yes", "--json"],
+    )
+    assert dry.out == "1 dead letter would be resent\n"
+    assert partly.code == 5
+    assert partly.out.startswith(f"1 dead letter resent\n  {bad1} → ")
+    assert f"resend is not possible: {sent} is sent" in partly.err
+    assert twice.code == 1
+    assert everything.json["done"] == 2, "the resent one is acknowledged already"
+    assert past.ok("dead", "list", "--json", "--unacknowledged").json["items"] == []
+    assert past.ok("status", bad2, "--json").json["acknowledgedBy"] == getpass.getuser()
+
+
+def test_one_is_retried_cancelled_or_resolved(past: Past) -> None:
+    bad1, waiting, pending, doubt, sent = (
+        past.ids[name] for name in ("bad1", "waiting", "pending", "doubt", "sent0")
+    )
+    retried, forced, crow, cancelled, late, resolved, again, wrong, unknown = past.many(
+        ["retry", bad1, "--why", "mended"],
+        ["retry", waiting, "--provider", "hawk", "--json"],
+        ["retry", waiting, "--provider", "crow"],
+        ["cancel", pending, "--why", "no longer"],
+        ["cancel", sent],
+        ["resolve", doubt, "sent", "--who", "eva"],
+        ["resolve", doubt, "failed"],
+        ["resolve", doubt, "delivered"],
+        ["cancel", "nonsense"],
+    )
+    assert retried.out.startswith(f"retrying {bad1} is due now at pigeon")
+    assert (forced.json["provider"], forced.json["pinned"]) == ("hawk", True)
+    assert crow.code == 2
+    assert "'crow' does not serve email; allowed are pigeon, hawk" in crow.err
+    assert cancelled.out == f"cancelled {pending}\n"
+    assert late.code == 1
+    assert f"cancel is not possible: {sent} is sent" in late.err
+    assert resolved.out == f"sent {doubt}\n"
+    assert again.code == 1
+    assert wrong.code == 2
+    assert "one in doubt is resolved as sent or failed" in wrong.err
+    assert unknown.code == 3
+
+    past.ok("process")
+    statuses = past.many(*[["status", id, "--json"] for id in (bad1, waiting, pending, doubt)])
+    assert [one.json["status"] for one in statuses] == ["sent", "sent", "cancelled", "sent"]
+    assert (past.folder / "hawk.jsonl").read_text().count("\n") == 1
+    told = past.ok("explain", doubt).out
+    assert "command resolve" in told
+    assert "by eva" in told
+
+
+def test_purge_removes_what_has_ended_in_all_kinds_and_statistics_still_count_it(past: Past) -> None:
+    dry, young, gone, negative, after, stats = past.many(
+        ["purge", "--days", "0", "--dry-run", "--json"],
+        ["purge", "--days", "1", "--json"],
+        ["purge", "--days", "0"],
+        ["purge", "--days", "-1"],
+        ["list", "--json"],
+        ["stats", "--json"],
+    )
+    assert dry.json == {"notifications": 7, "dryRun": True}
+    assert young.json == {"notifications": 0, "keys": 0, "receipts": 0, "dryRun": False}
+    assert gone.out == "removed 7 notifications, 0 keys, 0 receipts\n"
+    assert negative.code == 2
+    assert "--days: is -1; it cannot be negative" in negative.err
+    left = {item["id"] for item in after.json["items"]}
+    assert left == {past.ids[name] for name in ("waiting", "pending", "doubt")}
+    assert sum(row["succeeded"] for row in stats.json["successByAttempt"]) == 4

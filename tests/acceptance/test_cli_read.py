@@ -1,0 +1,210 @@
+"""`status`, `list`, `waiting`, `retry-info`, `explain`, `stats`, `health`: what is asked changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_driver import SETTINGS, Cli, Ids, history
+
+RULES = """
+[[rules]]
+name = "slow"
+type = "slow"
+max_attempts = 5
+base_ms = "10m"
+cap_ms = 0
+jitter = "none"
+"""
+
+
+class Past(Cli):
+    """A folder whose store has one of everything in it."""
+
+    ids: Ids
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
+    folder: Path = tmp_path_factory.mktemp("past")
+    past = Past(folder)
+    past.ids = history(folder)
+    (folder / "homing.toml").write_text(SETTINGS + RULES)
+    return past
+
+
+def test_status_says_where_one_stands_and_masks_whom_it_goes_to(past: Past) -> None:
+    sent, dead, shown, json, unknown = past.many(
+        ["status", past.ids["sent0"]],
+        ["status", past.ids["bad1"]],
+        ["status", past.ids["bad1"], "--show-recipients"],
+        ["status", past.ids["bad1"], "--json"],
+        ["status", "01890000-0000-7000-8000-000000000000"],
+    )
+    assert "status        sent\n" in sent.out
+    assert "to            a•••@example.org\n" in sent.out
+    assert "(BAD_RECIPIENT)" in dead.out
+    assert "last error    no such mailbox: n•••@example.org\n" in dead.out
+    assert "nobody1@" not in dead.out + json.out
+    assert "no such mailbox: nobody1@example.org" in shown.out
+    assert json.json["recipient"] == {"email": "n•••@example.org"}
+    assert json.json["status"] == "failed"
+    assert json.json["attemptCount"] == 1
+    assert json.json["providerNames"] == ["pigeon"]
+    assert (unknown.code, unknown.out) == (3, "")
+    assert unknown.err.startswith("error: there is no notification 01890000-")
+
+
+def test_list_filters_and_pages(past: Past) -> None:
+    everything, failed, slow, first, pushes, table = past.many(
+        ["list", "--json"],
+        ["list", "--json", "--status", "failed", "--reason", "bad_recipient"],
+        ["list", "--json", "--type", "slow", "--channel", "email", "--since", "1h"],
+        ["list", "--json", "--limit", "6"],
+        ["list", "--channel", "push"],
+        ["list", "--limit", "2"],
+    )
+    ids = [item["id"] for item in everything.json["items"]]
+    assert ids == sorted(past.ids.values(), reverse=True), "newest first"
+    assert {item["id"] for item in failed.json["items"]} == {past.ids["bad1"], past.ids["bad2"]}
+    assert [item["id"] for item in slow.json["items"]] == [past.ids["waiting"]]
+    cursor = first.json["cursor"]
+    batch = everything.json["items"][0]["batchId"]
+    rest, one = past.many(["list", "--json", "--cursor", cursor], ["list", "--json", "--batch", batch])
+    assert [item["id"] for item in first.json["items"] + rest.json["items"]] == ids
+    assert [item["id"] for item in one.json["items"]] == ids[:1]
+    assert pushes.err == "none\n"
+    assert table.out.splitlines()[0].split()[:4] == ["ID", "STATUS", "CHANNEL", "TYPE"]
+    assert "there are more: --cursor" in table.err
+    assert "later@" not in table.out + everything.out
+
+
+def test_waiting_and_retry_info_compute_with_other_settings_and_change_nothing(past: Past) -> None:
+    id = past.ids["waiting"]
+    waiting, table, ready, info, other, shown, bad = past.many(
+        ["waiting", "--json"],
+        ["waiting"],
+        ["waiting", "--json", "--delay", "0"],
+        ["retry-info", id, "--json"],
+        ["retry-info", id, "--json", "--max-attempts", "1", "--delay", "5m"],
+        ["retry-info", id],
+        ["retry-info", id, "--delay", "-5m"],
+    )
+    assert [item["id"] for item in waiting.json] == [id]
+    assert "t•••@example.org" in table.out
+    assert "in 9m" in table.out
+    assert ready.json == []
+    assert list(info.json) == [
+        "notificationId",
+        "currentAttempts",
+        "maxAttempts",
+        "retriesRemaining",
+        "hasMoreRetries",
+        "lastAttemptAt",
+        "nextRetryAt",
+        "isReadyForRetry",
+        "status",
+        "errorMessage",
+        "currentDelayMinutes",
+        "nextDelayMinutes",
+    ]
+    assert info.json["maxAttempts"] == 5
+    assert (info.json["currentDelayMinutes"], info.json["nextDelayMinutes"]) == (10, 20)
+    assert info.json["errorMessage"] == "busy, t•••@example.org waits"
+    assert (other.json["maxAttempts"], other.json["retriesRemaining"]) == (1, 0)
+    assert other.json["currentDelayMinutes"] == 5
+    assert "retries remaining  4\n" in shown.out
+    assert bad.code == 2
+    assert "--delay: is -5m" in bad.err
+
+
+def test_explain_tells_what_happened_by_which_policy_and_what_comes_next(past: Past) -> None:
+    page, json, recovered, doubt, unknown = past.many(
+        ["explain", past.ids["waiting"]],
+        ["explain", past.ids["waiting"], "--json"],
+        ["explain", past.ids["recovered"]],
+        ["explain", past.ids["doubt"]],
+        ["explain", "nonsense"],
+    )
+    assert "verdict   1 attempts so far: busy, t•••@example.org waits" in page.out
+    assert "next      attempt 2 of 5 at " in page.out
+    assert "attempt 1  pigeon  transient in " in page.out
+    assert "[503] busy, t•••@example.org waits" in page.out
+    assert "Its policy, by rule slow" in page.out
+    assert "base_ms          10m               rule slow" in page.out
+    assert "timeout_ms       30s               mode standard" in page.out
+    assert "waits     10m → 20m → 40m → 1h 20m, then a dead letter" in page.out
+
+    found = json.json
+    assert found["notification"]["id"] == past.ids["waiting"]
+    assert [a["outcome"] for a in found["attempts"]] == ["transient"]
+    assert found["rule"] == "slow"
+    assert (found["policy"]["baseMs"], found["sources"]["baseMs"]) == (600_000, "rule slow")
+    assert found["nextStep"].startswith("attempt 2 of 5 at ")
+    assert "tired9@" not in json.out
+
+    lines = [line.split() for line in recovered.out.splitlines() if " attempt " in line]
+    assert [line[3:5] + line[6:7] for line in lines if line[3:4] == ["attempt"]] == [
+        ["attempt", "1", "transient"],
+        ["attempt", "2", "accepted"],
+    ]
+    assert "homing resolve" in doubt.out
+    assert unknown.code == 3
+
+
+def test_stats_count_by_status_attempt_and_hour(past: Past) -> None:
+    json, page = past.many(["stats", "--json"], ["stats"])
+    stats = json.json
+    counts = stats["queueCounts"]
+    assert (counts["sent"], counts["failed"], counts["retrying"], counts["pending"]) == (4, 3, 1, 1)
+    assert counts["in_doubt"] == 1
+    assert sum(counts.values()) == len(past.ids)
+    by_attempts = {row["attempts"]: row for row in stats["retryStatistics"]}
+    assert by_attempts[1] == {"attempts": 1, "count": 7, "pending_count": 1, "failed_count": 2}
+    assert by_attempts[2] == {"attempts": 2, "count": 2, "pending_count": 0, "failed_count": 1}
+    assert [(row["attempts"], row["succeeded"], row["failed"]) for row in stats["successByAttempt"]] == [
+        (1, 3, 2),
+        (2, 1, 1),
+    ]
+    assert sum(hour["accepted"] for hour in stats["hourly"]) == len(past.ids)
+    assert "Success by attempt" in page.out
+
+
+def test_health_marks_the_thresholds_and_its_exit_code_says_whether_one_is_passed(past: Past) -> None:
+    fine, json = past.many(["health"], ["health", "--json"])
+    (past.folder / "strict.toml").write_text(
+        SETTINGS + "[thresholds]\nretry_backlog = 0\nfailure_rate_of = 1\n"
+    )
+    strict, strict_json = past.many(
+        ["health", "--config", "strict.toml"], ["health", "--json", "--config", "strict.toml"]
+    )
+    assert fine.code == 0
+    assert "healthy: no threshold is passed" in fine.out
+    metrics = json.json
+    assert list(metrics)[:13] == [
+        "total_retrying",
+        "avg_attempts",
+        "max_attempts",
+        "oldest_retry",
+        "pending_retry_count",
+        "permanently_failed_count",
+        "total_notifications",
+        "sent_count",
+        "failed_count",
+        "recovered_by_retry_count",
+        "success_rate",
+        "failure_rate",
+        "retry_recovery_rate",
+    ]
+    assert metrics["healthy"] is True
+    assert (metrics["total_notifications"], metrics["sent_count"], metrics["failed_count"]) == (10, 4, 3)
+    assert (metrics["success_rate"], metrics["failure_rate"], metrics["retry_recovery_rate"]) == (
+        40.0,
+        30.0,
+        25.0,
+    )
+    assert (strict.code, strict_json.code) == (1, 1)
+    assert "✗ 1 wait for a retry" in strict.out
+    assert "✗ 30.0 % failed for good" in strict.out
+    passed = [check["name"] for check in strict_json.json["thresholds"] if check["passed"]]
+    assert passed == ["RetryBacklog", "FailureRate"]

@@ -1,0 +1,246 @@
+"""The providers that need no account: console, file, a Python function, and the scripted one."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import resource
+import stat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing import Channel, Content, Delivery, Outcome, OutcomeKind, Priority, Recipient
+from homing.providers.console import ConsoleProvider
+from homing.providers.file import FileProvider
+from homing.providers.function import FunctionProvider
+from homing.providers.scripted import HANG, ScriptedProvider
+
+K = OutcomeKind
+
+
+def a_delivery(**fields: Any) -> Delivery:
+    given: dict[str, Any] = {
+        "notification_id": "n-1",
+        "tenant": "acme",
+        "channel": Channel.EMAIL,
+        "type": "order",
+        "priority": Priority.HIGH,
+        "recipient": Recipient(email="ada@example.org"),
+        "address": "ada@example.org",
+        "content": Content(subject="Order 7", body="On its way"),
+        "idempotency_key": "n-1",
+        "attempt": 2,
+        "timeout_ms": 1000,
+        "metadata": {"entry_id": 7},
+        **fields,
+    }
+    return Delivery(**given)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
+# Console -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (Content(subject="S", title="T", body="B"), "S"),
+        (Content(title="T", body="B"), "T"),
+        (Content(text="X", body="B"), "X"),
+        (Content(body="two\n  lines\x0bof\ttext"), "two lines of text"),
+        (Content(data={"a": 1}), ""),
+    ],
+)
+async def test_the_console_prints_one_readable_line(content: Content, said: str) -> None:
+    stream = io.StringIO()
+    outcome = await ConsoleProvider(stream).send(a_delivery(content=content))
+    assert stream.getvalue() == f"[email] to ada@example.org: {said}\n"
+    assert outcome == Outcome(K.ACCEPTED, provider_message_id="console-n-1")
+
+
+async def test_the_console_prints_to_the_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    provider = ConsoleProvider()
+    await provider.send(a_delivery())
+    assert capsys.readouterr().out == "[email] to ada@example.org: Order 7\n"
+    assert await provider.check()
+    await provider.close()
+
+
+async def test_a_closed_stream_is_a_transient_failure() -> None:
+    stream = io.StringIO()
+    stream.close()
+    outcome = await ConsoleProvider(stream).send(a_delivery())
+    assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "console")
+
+
+# File --------------------------------------------------------------------------------------------------
+
+
+async def test_the_file_gets_one_json_line_per_message(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    provider = FileProvider(path)
+    for number in range(2):
+        outcome = await provider.send(a_delivery(notification_id=f"n-{number}"))
+        assert outcome == Outcome(K.ACCEPTED, provider_message_id=f"file-n-{number}")
+    assert lines_of(path) == [
+        {
+            "notificationId": f"n-{number}",
+            "tenant": "acme",
+            "channel": "email",
+            "type": "order",
+            "to": "ada@example.org",
+            "attempt": 2,
+            "content": {"subject": "Order 7", "body": "On its way"},
+            "metadata": {"entry_id": 7},
+        }
+        for number in range(2)
+    ]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    await provider.close()
+
+
+async def test_many_at_once_write_whole_lines(tmp_path: Path) -> None:
+    provider = FileProvider(tmp_path / "out.jsonl")
+    content = Content(body="x" * 20_000)
+    await asyncio.gather(
+        *(provider.send(a_delivery(notification_id=f"n-{n}", content=content)) for n in range(40))
+    )
+    assert {line["notificationId"] for line in lines_of(tmp_path / "out.jsonl")} == {
+        f"n-{n}" for n in range(40)
+    }
+
+
+async def test_a_folder_that_is_not_there_is_a_transient_failure(tmp_path: Path) -> None:
+    provider = FileProvider(tmp_path / "missing" / "out.jsonl")
+    outcome = await provider.send(a_delivery())
+    assert (outcome.kind, outcome.error_code, outcome.error) == (
+        K.TRANSIENT,
+        "file",
+        "No such file or directory",
+    )
+    assert not await provider.check()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is always full")
+async def test_a_full_disk_is_a_transient_failure() -> None:
+    outcome = await FileProvider("/dev/full").send(a_delivery())
+    assert (outcome.kind, outcome.error) == (K.TRANSIENT, "No space left on device")
+
+
+async def test_a_line_that_did_not_fit_is_not_accepted_and_leaves_no_half(tmp_path: Path) -> None:
+    path, content = tmp_path / "out.jsonl", Content(body="x" * 700_000)
+    provider = FileProvider(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        outcomes = [await provider.send(a_delivery(content=content)) for _ in range(2)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [outcome.kind for outcome in outcomes] == [K.ACCEPTED, K.TRANSIENT]
+    await provider.send(a_delivery())
+    assert len(lines_of(path)) == 2
+
+
+async def test_the_files_health_is_its_folders(tmp_path: Path) -> None:
+    assert await FileProvider(str(tmp_path / "out.jsonl")).check()
+
+
+# Function ----------------------------------------------------------------------------------------------
+
+
+async def answering(answer: Any) -> Any:
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (None, Outcome(K.ACCEPTED)),
+        ("m-1", Outcome(K.ACCEPTED, provider_message_id="m-1")),
+        (Outcome(K.THROTTLED, retry_after_ms=5), Outcome(K.THROTTLED, retry_after_ms=5)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_function_answers_with_nothing_an_id_or_an_outcome(
+    answer: Any, outcome: Outcome, kind: str
+) -> None:
+    provider = FunctionProvider((lambda d: answer) if kind == "plain" else lambda d: answering(answer))
+    assert await provider.send(a_delivery()) == outcome
+    assert await provider.check()
+    await provider.close()
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_function_that_raises_has_not_sent(kind: str) -> None:
+    def plain(delivery: Delivery) -> None:
+        raise LookupError("no such mailbox")
+
+    async def slow(delivery: Delivery) -> None:
+        await asyncio.sleep(0)
+        raise LookupError("no such mailbox")
+
+    outcome = await FunctionProvider(plain if kind == "plain" else slow).send(a_delivery())
+    assert outcome == Outcome(K.TRANSIENT, error_code="LookupError", error="no such mailbox")
+
+
+async def test_a_function_sees_the_whole_delivery() -> None:
+    seen: list[Delivery] = []
+    await FunctionProvider(seen.append).send(a_delivery())
+    assert seen == [a_delivery()]
+
+
+async def test_a_function_that_is_cancelled_is_cancelled() -> None:
+    async def forever(delivery: Delivery) -> None:
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(FunctionProvider(forever).send(a_delivery()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# Scripted ----------------------------------------------------------------------------------------------
+
+
+async def test_the_script_is_played_and_then_the_usual_answer() -> None:
+    script: list[Any] = [
+        K.TRANSIENT,
+        Outcome(K.ACCEPTED, provider_message_id="own"),
+        lambda d: Outcome(K.OPTED_OUT),
+    ]
+    provider = ScriptedProvider("p", script, usual=K.ACCEPTED)
+    outcomes = [await provider.send(a_delivery(attempt=n)) for n in range(4)]
+    assert outcomes == [
+        Outcome(K.TRANSIENT, error_code="transient", error="p says transient"),
+        Outcome(K.ACCEPTED, provider_message_id="own"),
+        Outcome(K.OPTED_OUT, error_code="opted_out", error="p says opted_out"),
+        Outcome(K.ACCEPTED, provider_message_id="p-4"),
+    ]
+    assert [delivery.attempt for delivery in provider.sent] == [0, 1, 2, 3]
+
+
+async def test_an_error_of_its_own_is_kept() -> None:
+    own = Outcome(K.TRANSIENT, error_code="503", error="down for lunch")
+    assert await ScriptedProvider(usual=own).send(a_delivery()) == own
+
+
+async def test_its_health_is_what_it_is_told() -> None:
+    provider = ScriptedProvider()
+    assert await provider.check()
+    provider.up = False
+    assert not await provider.check()
+    await provider.close()
+
+
+async def test_a_hanging_step_never_answers() -> None:
+    provider = ScriptedProvider(script=[HANG], latency_ms=1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(provider.send(a_delivery()), 0.02)
+    assert (await provider.send(a_delivery())).kind is K.ACCEPTED
