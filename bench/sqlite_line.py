@@ -207,7 +207,7 @@ class Bench:
         return done / (claiming_s + settling_s), 1000 * claiming_s / calls, 1000 * settling_s / calls
 
     async def deliver_with_a_busy_loop(self, rows: int, size: int) -> float:
-        """Rows per second while the event loop never rests: the store's threads compete for the interpreter."""
+        """Rows per second while the event loop never rests and the store's threads compete with it."""
 
         async def never_rest() -> None:
             while True:

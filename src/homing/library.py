@@ -42,7 +42,8 @@ class Homing(Engine):
 
     `store` is the path of a SQLite file (made if it is not there) or `memory:`. `providers` are objects
     with `send`, or functions of a `Delivery`, by id, in the order in which they are tried. With
-    `worker=True` it also delivers, for as long as the `async with` block lasts.
+    `worker=True` it also delivers, for as long as the `async with` block lasts. Any setting of
+    `homing.toml` may be given by its name; `loaded_settings` are used instead of reading them.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Homing(Engine):
         renderer: Renderer | None = None,
         clock: Clock | None = None,
         chance: Chance | None = None,
+        loaded_settings: config.Settings | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(worker, bool):
@@ -67,7 +69,7 @@ class Homing(Engine):
         backend = None if store is None or isinstance(store, (str, Path)) else store
         if isinstance(store, (str, Path)):
             settings["store"] = str(store)
-        loaded = config.load(config_file, env=os.environ, flags=settings)
+        loaded = loaded_settings or config.load(config_file, env=os.environ, flags=settings)
         sinks: dict[str, compose.Subscribed] = {}
         if on_event is not None:
             sinks["callback"] = compose.callback_sink(on_event, events)
@@ -165,8 +167,6 @@ class SyncHoming:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._make: Callable[[], Homing] = lambda: Homing(*args, **kwargs)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="homing", daemon=True)
         self._engine: Homing | None = None
 
     def __enter__(self) -> Self:
@@ -177,6 +177,10 @@ class SyncHoming:
         self.close()
 
     def open(self) -> None:
+        if self._engine is not None:
+            return
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="homing", daemon=True)
         self._thread.start()
         try:
             self._run(self._open())

@@ -16,7 +16,7 @@ import msgspec
 
 from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
 from homing.core.model import Channel
-from homing.core.policy import OnTimeout
+from homing.core.policy import Jitter, OnTimeout
 from homing.core.ports import Delivery
 
 SETTINGS = """\
@@ -144,7 +144,11 @@ def history(folder: Path) -> Ids:
 async def _history(folder: Path) -> Ids:
     rules = [
         Rule(name="quick", policy=PolicyPatch(max_attempts=2, base_ms=0, cap_ms=0)),
-        Rule(name="slow", type="slow", policy=PolicyPatch(max_attempts=5, base_ms=600_000, cap_ms=0)),
+        Rule(
+            name="slow",
+            type="slow",
+            policy=PolicyPatch(max_attempts=5, base_ms=600_000, cap_ms=0, jitter=Jitter.NONE),
+        ),
         Rule(name="hold", type="hold", policy=PolicyPatch(on_timeout=OnTimeout.HOLD)),
     ]
     pigeon = Listed(id="pigeon", provider=Moods(), channels=(Channel.EMAIL,))

@@ -52,31 +52,17 @@ def test_the_table_has_every_delay_of_every_preset_exactly(cli: Cli) -> None:
 
 
 def test_a_rule_is_set_changed_and_unset_while_running_and_its_history_is_kept(cli: Cli) -> None:
+    first = ["policy", "set", "nights", "--type", "incident", "--max-attempts", "7", "--base", "10m"]
     added, changed, shown, shown_json, other, removed, again, history, history_json = cli.many(
-        *(
-            [
-                "policy",
-                "set",
-                "nights",
-                "--type",
-                "incident",
-                "--max-attempts",
-                "7",
-                "--base",
-                "10m",
-                "--cap",
-                "2h",
-            ]
-            + ["--who", "eva", "--why", "long nights", "--json"],
-            ["policy", "set", "nights", "--steps", "1m,5m,1h", "--jitter", "none", "--who", "eva"],
-            ["policy", "show", "--type", "incident", "--priority", "high"],
-            ["policy", "show", "--type", "incident", "--priority", "high", "--json"],
-            ["policy", "show", "--type", "other", "--mode", "bulk", "--json"],
-            ["policy", "unset", "nights", "--who", "max"],
-            ["policy", "unset", "nights"],
-            ["policy", "history"],
-            ["policy", "history", "--json"],
-        )
+        [*first, "--cap", "2h", "--who", "eva", "--why", "long nights", "--json"],
+        ["policy", "set", "nights", "--steps", "1m,5m,1h", "--jitter", "none", "--who", "eva"],
+        ["policy", "show", "--type", "incident", "--priority", "high"],
+        ["policy", "show", "--type", "incident", "--priority", "high", "--json"],
+        ["policy", "show", "--type", "other", "--mode", "bulk", "--json"],
+        ["policy", "unset", "nights", "--who", "max"],
+        ["policy", "unset", "nights"],
+        ["policy", "history"],
+        ["policy", "history", "--json"],
     )
     assert added.json["before"] is None
     assert added.json["after"] == {

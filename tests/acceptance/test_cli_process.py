@@ -133,12 +133,12 @@ def test_json_is_all_there_is_on_stdout_with_the_console_provider(cli: Cli) -> N
 
 def test_a_worker_delivers_until_it_is_told_to_stop(cli: Cli) -> None:
     (cli.folder / "homing.toml").write_text(SLOW.format(latency_ms=1_500))
-    _send(cli, 3)
-    worker = cli.start("worker", "--interval", "200ms", "--batch-size", "2")
+    _send(cli, 3)  # a third slot is kept free for other tenants
+    worker = cli.start("worker", "--interval", "200ms", "--batch-size", "3")
     assert worker.stdout is not None
     started = worker.stdout.readline()
     assert re.match(
-        r"worker \S+ started: polls every 200ms, slots per channel: priority 2, standard 2", started
+        r"worker \S+ started: polls every 200ms, slots per channel: priority 3, standard 3", started
     )
     _until(cli, "sending", 2)
     worker.send_signal(signal.SIGTERM)

@@ -126,7 +126,7 @@ def test_explain_tells_what_happened_by_which_policy_and_what_comes_next(past: P
         ["explain", past.ids["doubt"]],
         ["explain", "nonsense"],
     )
-    assert "verdict   1 attempts so far: busy, t•••@example.org waits" in page.out
+    assert "verdict   1 attempt so far: busy, t•••@example.org waits" in page.out
     assert "next      attempt 2 of 5 at " in page.out
     assert "attempt 1  pigeon  transient in " in page.out
     assert "[503] busy, t•••@example.org waits" in page.out

@@ -35,6 +35,7 @@ async def main():
         print(" ".join(claim.id for claim in claims), flush=True)
         result = await store.settle([sent(claim) for claim in claims])
         assert len(result.applied) == len(claims), result
+        await asyncio.sleep(0.01)  # the others have their turn
     await store.close()
 
 asyncio.run(main())

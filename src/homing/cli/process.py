@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from homing.cli import filters
-from homing.cli.exits import ExitCode
+from homing.cli.exits import ExitCode, Refused
 from homing.cli.mask import Privacy
 from homing.cli.root import app
 from homing.cli.screen import Screen, print_json
-from homing.cli.shared import DryRun, Json, Options, command, engine
+from homing.cli.shared import DryRun, Json, Options, command, configure_logging, engine
 from homing.cli.words import local, plural, relative, span
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell every step, with the time.")]
 
+_MOST = 10_000
 _UNITS = {
     "email": "Email",
     "sms": "SMS",
@@ -46,6 +47,9 @@ async def process(
     """Process what is due once, then end: for cron."""
     import msgspec
 
+    if not 1 <= limit <= _MOST:
+        raise Refused(f"--limit: is {limit}; allowed are 1 to {_MOST}")
+    configure_logging(verbose=False)
     async with engine(options) as homing:
         narrator = (
             Narrator(homing, options.notes if json else options.screen, options.privacy) if verbose else None
@@ -113,7 +117,7 @@ class Narrator:
         homing = self._homing
         counts = await homing.queue_counts()
         health = await homing.health_metrics()
-        waiting = await homing.waiting(limit=10_000)
+        waiting = await homing.waiting(limit=_MOST)
         pending = counts["pending"] + counts["retrying"]
         self._say("Notification Queue Processor started")
         self._say(f"Limit: {limit}, Dry Run: {'Yes' if dry_run else 'No'}")
@@ -123,7 +127,7 @@ class Narrator:
         for line in _settings_lines(homing):
             self._say(line)
         if waiting:
-            more = "+" if len(waiting) == 10_000 else ""
+            more = "+" if len(waiting) == _MOST else ""
             self._say(f"Notifications waiting for retry backoff: {len(waiting)}{more}")
         if health.total_retrying:
             self._say(f"Average attempts: {health.avg_attempts}")

@@ -79,7 +79,8 @@ class Screen:
     @property
     def live(self) -> bool:
         """Whether somebody watches: only then are colours, bars and live pictures worth it."""
-        return self._stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
+        watched = self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        return watched or bool(os.environ.get("FORCE_COLOR"))
 
     @cached_property
     def console(self) -> Console:

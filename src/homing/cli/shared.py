@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -166,6 +167,15 @@ async def backend(settings: Settings, *, migrate: bool = True) -> AsyncIterator[
         yield store
     finally:
         await store.close()
+
+
+def configure_logging(*, verbose: bool) -> None:
+    """Log lines with their time on stderr."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
 
 
 def login() -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 from homing.cli.exits import Refused
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?")
 _LONGEST_MS = 100 * 365 * 86_400_000
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _RATE_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
@@ -66,15 +68,14 @@ def span(ms: float) -> str:
     """A duration in at most two units: `1h 21m`, `12.5s`, `340ms`."""
     if ms < 1000:
         return f"{int(ms)}ms"
-    if ms < 60_000:
-        seconds = ms / 1000
-        return f"{seconds:.0f}s" if seconds == int(seconds) else f"{seconds:.1f}s"
-    left, parts = round(ms / 1000), []
-    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return " ".join(parts[:2])
+    if ms < 59_950:
+        return f"{ms / 1000:.0f}s" if ms % 1000 == 0 else f"{ms / 1000:.1f}s"
+    seconds = round(ms / 1000)
+    for (unit, size), (next_unit, next_size) in pairwise(_UNITS):
+        if seconds >= size:
+            count, rest = seconds // size, seconds % size // next_size
+            return f"{count}{unit} {rest}{next_unit}" if rest else f"{count}{unit}"
+    raise AssertionError("a minute or more has a unit")
 
 
 def local(at: datetime | None, *, millis: bool = False) -> str:

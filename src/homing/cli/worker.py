@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -13,7 +12,7 @@ import typer
 
 from homing.cli.exits import ExitCode, Refused
 from homing.cli.root import app
-from homing.cli.shared import Options, command, engine
+from homing.cli.shared import Options, command, configure_logging, engine
 from homing.cli.words import duration_ms, span
 
 if TYPE_CHECKING:
@@ -41,15 +40,6 @@ async def worker(
     configure_logging(verbose=verbose)
     async with engine(options, **_settings(interval, batch_size)) as homing:
         return await _work(options, homing)
-
-
-def configure_logging(*, verbose: bool) -> None:
-    """Log lines with their time on stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
 
 
 async def _work(options: Options, homing: Homing) -> int:

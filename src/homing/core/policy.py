@@ -221,6 +221,8 @@ class PolicyBook:
         values: dict[str, Any] = {}
         sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
         for source, given in layers:
+            if 0 < values.get("cap_ms", 0) < given.get("base_ms", 0) and "cap_ms" not in given:
+                given = {**given, "cap_ms": given["base_ms"]}  # a longer base raises a cap it did not set
             values.update(given)
             sources.update(dict.fromkeys(given, source))
         return Resolution(

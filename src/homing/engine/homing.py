@@ -17,6 +17,7 @@ from homing.core.errors import (
     IdempotencyConflict,
     InvalidRequest,
     NotFound,
+    StoreError,
     StoreUnavailable,
 )
 from homing.core.model import (
@@ -179,6 +180,12 @@ class Engine(Operations, Commands):
         self._spool = Spool(settings.spool) if settings.spool else None
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
+        self._spooler: asyncio.Task[None] | None = None
+
+    @property
+    def policies(self) -> Policies:
+        """The rules in force, and their changes at runtime."""
+        return self._policies
 
     # Life ----------------------------------------------------------------------------------------
 
@@ -193,10 +200,15 @@ class Engine(Operations, Commands):
         """Connects the store and brings its schema up to date."""
         await self._backend.open()
         await self._backend.migrate()
+        if self._spool is not None:
+            self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
 
     async def close(self) -> None:
         """Ends what is under way, settles it, and closes everything."""
         await self.stop_worker()
+        if self._spooler is not None:
+            self._spooler.cancel()
+            await asyncio.gather(self._spooler, return_exceptions=True)
         for listed in self._roster:
             with suppress(Exception):
                 await listed.provider.close()
@@ -211,7 +223,6 @@ class Engine(Operations, Commands):
             asyncio.create_task(self.worker.run(), name="homing-worker"),
             asyncio.create_task(self._upkeep.run(), name="homing-upkeep"),
             asyncio.create_task(self._relay.run(), name="homing-relay"),
-            asyncio.create_task(self._drain_spool(), name="homing-spool"),
         ]
         self._work = self._running[0]
 
@@ -270,6 +281,8 @@ class Engine(Operations, Commands):
         """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask."""
         submission = await self._intake.prepare(tenant or self.tenant, request, asked=asked)
         if submission.lease_to is not None:
+            if connection is not None:
+                raise InvalidRequest("connection", "and synchronous exclude each other: it is sent at once")
             return await self._submit_now(submission)
         try:
             (answer,) = await self._backend.accept([submission], tx=connection)
@@ -481,8 +494,8 @@ class Engine(Operations, Commands):
             if taken := await self._spool.drain(self._backend):
                 log.info("handed %d spooled requests over to the store", taken)
                 self._wake()
-        except StoreUnavailable as error:
-            log.info("the spool waits for the store: %s", error)
+        except (StoreError, OSError) as error:
+            log.warning("the spool waits: %s", error)
 
     def _wake(self) -> None:
         self._waker.wake()

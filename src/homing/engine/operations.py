@@ -345,15 +345,16 @@ class Operations:
 def _verdict(history: History) -> str:
     n = history.notification
     error = f": {n.last_error}" if n.last_error else ""
+    tries = f"{n.attempt_count} attempt{'' if n.attempt_count == 1 else 's'}"
     match n.status:
         case Status.SENT | Status.DELIVERED:
             return f"{n.status.value} by {n.provider} at attempt {n.attempt_count}"
         case Status.FAILED if n.reason is Reason.PROVIDER_UNAVAILABLE:
-            return f"no provider took it within its maximum age, after {n.attempt_count} attempts{error}"
+            return f"no provider took it within its maximum age, after {tries}{error}"
         case Status.FAILED:
-            return f"failed after {n.attempt_count} attempts ({n.reason or 'no reason kept'}){error}"
+            return f"failed after {tries} ({n.reason or 'no reason kept'}){error}"
         case Status.RETRYING:
-            return f"{n.attempt_count} attempts so far{error}"
+            return f"{tries} so far{error}"
         case _:
             return f"{n.status.value}{f' ({n.reason.value})' if n.reason else ''}"
 

@@ -159,6 +159,10 @@ class Watch:
         self.sends.sweep()
         check_progress(self.scene, self.store)
 
+    def rest(self) -> None:
+        """Everything has come to its end, and the processes still run."""
+        self.sends.sweep(wait_ms=0)
+
     def finish(self) -> None:
         """The world is over."""
         self.policies.finish()

@@ -41,6 +41,7 @@ class Callers:
         self._some_process = some_process
         self._chance = Random(f"{plan.seed}/callers")
         self._keyed: list[tuple[str, SendRequest]] = []
+        self._deduped: list[tuple[str, SendRequest]] = []
         self.unanswered = 0
 
     async def run(self) -> None:
@@ -113,6 +114,8 @@ class Callers:
         drawn = chance.random()
         if self._keyed and drawn < 0.08:
             return chance.choice(self._keyed)
+        if self._deduped and drawn > 0.95:
+            return chance.choice(self._deduped)
         tenant = self._tenant()
         if self._keyed and drawn < 0.12:
             tenant, earlier = chance.choice(self._keyed)
@@ -120,6 +123,8 @@ class Callers:
         request = self._request(chance.random() < 0.08, key=self._key() if chance.random() < 0.35 else None)
         if request.idempotency_key is not None:
             self._keyed.append((tenant, request))
+        elif request.dedup_key is not None:
+            self._deduped.append((tenant, request))
         return tenant, request
 
     def _request(self, synchronous: bool, key: str | None = None) -> SendRequest:
@@ -234,7 +239,8 @@ class Operator:
 
     async def _command(self, tenant: str) -> None:
         chance, engine = self._chance, self._desk.fronts[tenant]
-        ids = [s.id for s in self._watch.scene.shadows.values() if s.tenant == tenant]
+        foreign = chance.random() < 0.1  # somebody else's: must be as if it were not there
+        ids = [s.id for s in self._watch.scene.shadows.values() if (s.tenant == tenant) is not foreign]
         if not ids:
             return
         id = ids[min(len(ids) - 1, int(len(ids) * (1 - chance.random() ** 2)))]

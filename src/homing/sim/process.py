@@ -23,8 +23,6 @@ from homing.sim.watched import WatchedStore
 from homing.sim.weather import Weather
 
 _T = TypeVar("_T")
-_RELAY_POLL_MS = 5_000
-"""Five times the usual: an idle relay would otherwise be most of what a world does."""
 
 
 class SimProcess:
@@ -160,9 +158,7 @@ class SimProcess:
             slots=plan.slots,
             upkeep=UpkeepSettings(retention=plan.retention, purge_every_ms=20_000),
         )
-        engine = Engine(parts, settings)
-        engine._relay._poll_ms = _RELAY_POLL_MS
-        return engine
+        return Engine(parts, settings)
 
     # A sink --------------------------------------------------------------------------------------
 

@@ -88,13 +88,13 @@ class SendWatch:
         if settlement.attempt is not None and settlement.attempt.outcome is not OutcomeKind.LOST:
             self._unsettled.pop((settlement.id, settlement.attempt.number), None)
 
-    def sweep(self) -> None:
+    def sweep(self, wait_ms: int = _ANSWER_MS) -> None:
         """An outcome that reached a live process must reach the store."""
         scene = self._scene
         for (id, attempt), (process, at_ms) in list(self._unsettled.items()):
             if process in scene.dead:
                 del self._unsettled[id, attempt]
-            elif scene.ms - max(at_ms, scene.paused_ms.get(process, 0)) > _ANSWER_MS:
+            elif scene.ms - max(at_ms, scene.paused_ms.get(process, 0)) > wait_ms:
                 scene.violate("2", f"{process} had the answer of attempt {attempt} and never settled it", id)
 
     def finish(self) -> None:

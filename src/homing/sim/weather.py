@@ -83,7 +83,7 @@ def plan_of(seed: int, requests: int = 200) -> WorldPlan:
     if chance.random() < 0.3:
         channels += (Channel.WEBHOOK,)
     spread_ms = round(requests * chance.choice((300, 700, 1_200)))
-    lease_ms = chance.choice((None, None, 25_000))
+    lease_ms = chance.choice((None, None, 3_000, 9_000, 25_000))
     short = chance.random() < 0.3
     return WorldPlan(
         seed=seed,

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Mapping
 from contextvars import copy_context
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 from msgspec import Struct, field
 
@@ -20,6 +21,7 @@ from homing.core.errors import StoreError
 from homing.core.failover import Stop
 from homing.core.model import Receipt
 from homing.core.ports import Delivery
+from homing.engine import relay
 from homing.sim.carriers import Carrier
 from homing.sim.invariants import Watch
 from homing.sim.loop import NothingLeft, VirtualClock, VirtualLoop, run
@@ -32,6 +34,8 @@ from homing.sim.watched import WatchedStore
 from homing.sim.weather import CALM, WorldPlan
 
 _LOOK_MS = 5_000
+_RELAY_POLL_MS = 5_000
+"""Five times the usual: idle relays would otherwise be a quarter of what a world does."""
 _PATIENCE_MS = 6 * 3_600_000
 
 
@@ -99,11 +103,6 @@ class World:
         self.scene.on_violation = self._violated
 
     async def run(self) -> WorldReport:
-        log = logging.getLogger("homing")
-        before, spread = log.level, log.propagate
-        log.addHandler(self.watch.logs)
-        log.setLevel(logging.DEBUG)
-        log.propagate = False
         self._loop.set_exception_handler(self._lost_exception)
         script = asyncio.create_task(self._script())
         try:
@@ -114,9 +113,6 @@ class World:
             self.watch.finish()
         finally:
             script.cancel()
-            log.removeHandler(self.watch.logs)
-            log.setLevel(before)
-            log.propagate = spread
         return self._result()
 
     async def _script(self) -> None:
@@ -134,6 +130,7 @@ class World:
             if self.scene.ms > self.plan.faults_ms + _PATIENCE_MS:
                 self.scene.violate("14", f"{len(self.store.live())} notifications never come to their end")
         ticks.cancel()
+        self.watch.rest()
         for process in list(self._processes):
             await process.stop()
 
@@ -344,11 +341,26 @@ class World:
 def run_world(plan: WorldPlan, *, keep: int | None = None) -> WorldReport:
     """Runs a world; raises `Violation` where an invariant does not hold."""
     trace = Trace(keep)
+    handlers: list[logging.Handler] = []
 
     async def main(loop: VirtualLoop) -> WorldReport:
-        return await World(plan, loop, trace).run()
+        world = World(plan, loop, trace)
+        handlers.append(world.watch.logs)
+        log.addHandler(world.watch.logs)
+        return await world.run()
 
-    return run(main)
+    log = logging.getLogger("homing")
+    before, spread = log.level, log.propagate
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    try:
+        with patch.object(relay, "_POLL_MS", _RELAY_POLL_MS):
+            return run(main)
+    finally:
+        log.setLevel(before)
+        log.propagate = spread
+        for handler in handlers:
+            log.removeHandler(handler)
 
 
 def _raise(task: asyncio.Task[None]) -> None:

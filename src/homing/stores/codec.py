@@ -22,15 +22,15 @@ ROW_FIELDS: tuple[str, ...] = Row.__struct_fields__
 JSON_FIELDS = frozenset({"holds", "engagement"})
 
 
-class StoredRow(Row, array_like=True, kw_only=True):
-    """A `Row` that is read from a JSON array."""
+class StoredRow(Row, array_like=True, kw_only=True, gc=False):
+    """A `Row` that is read from a JSON array. Nothing in it leads back to it, so `gc` need not look."""
 
 
-class StoredAttempt(AttemptRecord, frozen=True, array_like=True, kw_only=True):
+class StoredAttempt(AttemptRecord, frozen=True, array_like=True, kw_only=True, gc=False):
     """An `AttemptRecord` that is read from a JSON array."""
 
 
-class StoredCause(CauseRecord, frozen=True, array_like=True, kw_only=True):
+class StoredCause(CauseRecord, frozen=True, array_like=True, kw_only=True, gc=False):
     """A `CauseRecord` that is read from a JSON array."""
 
 

@@ -1,7 +1,8 @@
 """The store in memory: for tests, for the simulator, and for trying things out.
 
 It keeps every promise of the port except to outlive its process. Its clock is handed in, so whoever
-holds the clock holds time. No method awaits anything, so each is one transaction by itself.
+holds the clock holds time. No method awaits anything, and what cannot be written is found out before
+anything is changed, so each is one transaction by itself.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from homing.core.model import (
 )
 from homing.core.ports import Clock
 from homing.core.rows import Change
-from homing.core.states import after_command
+from homing.core.states import after_command, may_settle
 from homing.stores.memory_reads import MemoryReads, RequestKey, decode_message, encode_message, matcher
-from homing.stores.memory_registry import MemoryRegistry
+from homing.stores.memory_registry import MemoryRegistry, check_puts
 from homing.stores.memory_schedule import NOWHERE, Kept, Place, place_of
 
 
@@ -72,7 +73,6 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         if tx is not None:
             raise StoreError("The memory store has no transactions that a send could join.")
         now = self._clock.now_ms()
-        # Encoded first: what cannot be encoded is found out before anything is stored.
         encoded = [[encode_message(new.message) for new in submission.notifications] for submission in batch]
         for submission in batch:
             self._check_ids(submission)
@@ -121,6 +121,9 @@ class MemoryStore(MemoryReads, MemoryRegistry):
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         now = self._clock.now_ms()
+        for settlement in batch:
+            assert may_settle(Status.SENDING, settlement.status), f"nothing settles as {settlement.status}"
+            check_puts(settlement.puts)
         applied: list[str] = []
         stale: list[str] = []
         missing: list[str] = []
@@ -170,6 +173,8 @@ class MemoryStore(MemoryReads, MemoryRegistry):
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         now = self._clock.now_ms()
+        for receipt in batch:
+            check_puts(receipt.puts)
         applied: list[str] = []
         unchanged: list[str] = []
         orphaned: list[str] = []

@@ -94,12 +94,12 @@ class Outbox:
 
     def add(self, events: Iterable[Event]) -> None:
         """Appends events; one whose id waits already is the same event told again."""
-        for event in events:
-            if event.id in self._numbers:
+        for id, encoded in [(event.id, msgpack.encode(event)) for event in events]:
+            if id in self._numbers:
                 continue
             self._last += 1
-            self._numbers[event.id] = self._last
-            self._events[self._last] = msgpack.encode(event)
+            self._numbers[id] = self._last
+            self._events[self._last] = encoded
             heappush(self._free, self._last)
 
     def lease(self, limit: int, lease_until: int, now: int) -> tuple[Event, ...]:

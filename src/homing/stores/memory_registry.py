@@ -139,6 +139,12 @@ class MemoryRegistry:
         return True
 
 
+def check_puts(puts: Iterable[RegistryPut]) -> None:
+    """Raises where one of them cannot be written, before anything is changed."""
+    for put in puts:
+        msgpack.encode(put.value)
+
+
 def _entry(tenant: str, kind: str, key: str, filed: _Filed) -> Entry:
     return Entry(
         tenant=tenant,

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from homing.core.events import EVENT_NAMES
 from homing.core.model import (
     AttemptRecord,
     Channel,
@@ -19,8 +20,21 @@ from homing.core.model import (
     Reason,
     Status,
 )
-from homing.core.rows import CauseRecord, Row, claim_of, lease, new_row, reclaim, settle
+from homing.core.rows import (
+    CauseRecord,
+    Row,
+    claim_of,
+    command,
+    events_of,
+    lease,
+    new_row,
+    reclaim,
+    settle,
+    sums_of,
+)
 from homing.stores import codec
+from homing.stores.sqlite.leases import LAST_CLAIMED
+from homing.stores.sqlite.rows import LAST_SETTLED
 from homing.testing.builders import a_message, a_notification, a_submission, dead, retry_in, sent
 
 COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[codec.Column, ...]]]] = {
@@ -148,11 +162,43 @@ def test_a_settlement_changes_only_what_is_written_for_it(how: Any, cancelled: b
 
 
 def test_what_never_changes_is_what_commands_leave_alone() -> None:
-    from homing.core.rows import command
-
     for name in (CommandName.RETRY, CommandName.RESEND, CommandName.ACKNOWLEDGE):
         row = msgspec.structs.replace(a_full_row(), status=Status.FAILED, resent_as=None, mode=Mode.STANDARD)
         before = msgspec.structs.asdict(row)
         order = Command(name=name, who="ada", provider="acs", new_ids={row.id: "new"})
         assert command(row, order, 10**9) is not None
         assert changed(before, row) <= set(codec.MUTABLE_FIELDS)
+
+
+def cut(row: Row, last: str) -> codec.StoredRow:
+    """The row as it is read when the fields after `last` are left out."""
+    stored: list[Any] = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    for name in codec.JSON_FIELDS:
+        stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
+    shortened = stored[: codec.ROW_FIELDS.index(last) + 1]
+    [(_, read)] = codec.decode_rows(msgspec.json.encode([(1, shortened)]))
+    return read
+
+
+def test_what_a_claim_leaves_unread_does_not_matter_to_it() -> None:
+    row = msgspec.structs.replace(a_full_row(), status=Status.RETRYING)
+    short = cut(row, LAST_CLAIMED)
+    lease(row, "w", 60_000, 2000)
+    lease(short, "w", 60_000, 2000)
+    assert claim_of(short, a_message(), 1) == claim_of(row, a_message(), 1)
+    assert codec.leased_columns(short) == codec.leased_columns(row)
+
+
+@pytest.mark.parametrize("how", [sent, dead, lambda claim: retry_in(claim, 5, provider="acs", hold_ms=9)])
+def test_what_a_settlement_leaves_unread_does_not_matter_to_it(how: Any) -> None:
+    row = msgspec.structs.replace(a_full_row(), status=Status.SENDING)
+    short = cut(row, LAST_SETTLED)
+    settlement = how(claim_of(row, a_message(), 1))
+    change, shortened = settle(row, settlement, 3000), settle(short, settlement, 3000)
+    assert change is not None
+    assert shortened is not None
+    assert codec.settled_columns(short) == codec.settled_columns(row)
+    assert sums_of(shortened) == sums_of(change)
+    assert events_of(shortened, EVENT_NAMES, a_message(), ()) == events_of(
+        change, EVENT_NAMES, a_message(), ()
+    )

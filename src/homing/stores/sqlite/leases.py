@@ -26,6 +26,9 @@ from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_row
 _QUEUES_PER_LANE = 2000
 """Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
 
+LAST_CLAIMED = "overdue"
+"""The last field of a row that a claim, or a reclaim, reads or changes."""
+
 DUE_QUEUES = """
 SELECT json_array(
   coalesce((SELECT value FROM homing_counters WHERE name = 'served'), 0),
@@ -53,7 +56,9 @@ SELECT json_group_array(json((
 FROM json_each(?1) AS q
 """
 ROWS_AND_MESSAGES = f"""
-SELECT json_group_array({json_row("n", last="overdue")}), '[' || coalesce(group_concat(m.message), '') || ']'
+SELECT
+  json_group_array({json_row("n", last=LAST_CLAIMED)}),
+  '[' || coalesce(group_concat(m.message), '') || ']'
 FROM json_each(?1) AS j
 CROSS JOIN homing_notifications AS n ON n.seq = j.value
 CROSS JOIN homing_messages AS m ON m.seq = n.seq

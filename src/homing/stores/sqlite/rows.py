@@ -10,12 +10,15 @@ from homing.stores.sqlite.statements import Tx, json_row
 Found = tuple[int, StoredRow]
 """(seq, row)."""
 
+LAST_SETTLED = "failed_at"
+"""The last field of a row that a settlement, or an extension, reads or changes."""
+
 _BY_ID = f"""
 SELECT json_group_array({json_row("n")})
 FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value
 """  # noqa: S608
 LEASED_BY_ID = f"""
-SELECT json_group_array({json_row("n", last="failed_at")})
+SELECT json_group_array({json_row("n", last=LAST_SETTLED)})
 FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value
 """  # noqa: S608
 _BY_SEQ = f"""

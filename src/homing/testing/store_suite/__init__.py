@@ -29,6 +29,7 @@ from homing.testing.store_suite.telling import TellingTests
 from homing.testing.store_suite.timing import TimingTests
 from homing.testing.store_suite.upkeep import UpkeepTests
 from homing.testing.store_suite.walking import WalkingTests
+from homing.testing.store_suite.wholeness import WholenessTests
 
 __all__ = ["Harness", "StoreSuite"]
 
@@ -50,6 +51,7 @@ class StoreSuite(
     UpkeepTests,
     RegistryTests,
     SharingTests,
+    WholenessTests,
     WalkingTests,
 ):
     """Everything that a store promises, as tests."""

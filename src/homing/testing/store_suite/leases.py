@@ -128,7 +128,8 @@ class LeaseTests:
         batch = await store.reclaim("w-2", 10, HOUR_MS)
         [claim] = batch.claims
         assert (claim.id, claim.overdue, claim.attempt, claim.worker) == (new.id, True, 0, "w-2")
-        assert (claim.due_at, claim.started_at) == (new.send_at, batch.now)
+        assert claim.due_at == new.send_at
+        assert claim.lease_until == batch.now + HOUR_MS
         assert await status_of(store, new.id) is Status.SENDING
         ended = a_settlement(claim, Status.EXPIRED, attempt=None, reason=Reason.EXPIRED)
         assert (await store.settle([ended])).applied == (new.id,)
@@ -193,6 +194,7 @@ class LeaseTests:
         await harness.advance(2 * HOUR_MS)
         [second] = (await store.reclaim("w-2", 10, HOUR_MS)).claims
         assert (second.overdue, second.attempt) == (True, 0)
+        assert second.due_at == first.due_at == now + DAY_MS
         assert second.token > first.token
 
     async def test_an_overdue_row_that_is_put_back_waits_on(self, harness: Harness) -> None:
@@ -241,6 +243,14 @@ class LeaseTests:
         await harness.advance(HOUR_MS + MINUTE_MS)
         [lost] = (await store.reclaim("w", 10, HOUR_MS)).claims
         assert (lost.id, lost.attempt) == (claim.id, 1)
+
+    async def test_extend_never_makes_a_lease_shorter(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.extend([Lease(claim.id, claim.token)], DAY_MS)
+        assert await store.extend([Lease(claim.id, claim.token)], MINUTE_MS) == frozenset({claim.id})
+        await harness.advance(DAY_MS - HOUR_MS)
+        assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
 
     async def test_extend_tells_which_leases_are_still_held(self, harness: Harness) -> None:
         store = harness.store

@@ -1,0 +1,233 @@
+"""Planted bugs of the core: what a row may go through, and what is decided about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core import decide as deciding
+from homing.core import rows
+from homing.core.backoff import LONGEST_DELAY_MS
+from homing.core.model import Mode, Outcome, OutcomeKind, Status
+from homing.core.policy import Jitter, OnTimeout, RetryPolicy
+from homing.engine import deliverer
+from homing.sim import planted as scenes
+
+BUGS = scenes.Bugs()
+
+_DECIDE = (deliverer, "decide")
+_JUDGE = (deliverer, "judge")
+_SETTLE = (rows, "settle")
+
+# Rows -----------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("a settlement is applied whatever its token", "4", on=_SETTLE, plan=scenes.contested)
+def no_fence(real: Any) -> Any:
+    return lambda row, settlement, now: real(row, replace(settlement, token=row.token), now)
+
+
+@BUGS.plant("the token before the newest is good enough", "4", on=_SETTLE, plan=scenes.contested)
+def stale_after_reclaim(real: Any) -> Any:
+    def settle(row: Any, settlement: Any, now: int) -> Any:
+        if settlement.token == row.token - 1:
+            settlement = replace(settlement, token=row.token)
+        return real(row, settlement, now)
+
+    return settle
+
+
+@BUGS.plant("a cancel between two attempts is lost", "7", "12", on=_SETTLE, plan=scenes.rough)
+def cancel_forgotten(real: Any) -> Any:
+    def settle(row: Any, settlement: Any, now: int) -> Any:
+        row.cancel_requested = False
+        return real(row, settlement, now)
+
+    return settle
+
+
+@BUGS.plant("a claim does not count its attempt", "5", on=(rows, "lease"), plan=scenes.rough)
+def uncounted_attempt(real: Any) -> Any:
+    def lease(row: Any, *args: Any) -> Any:
+        change = real(row, *args)
+        row.attempts -= 1
+        return change
+
+    return lease
+
+
+@BUGS.plant("a reclaim keeps the token", "4", on=(rows, "reclaim"), plan=scenes.rough)
+def same_token_again(real: Any) -> Any:
+    def reclaim(row: Any, *args: Any) -> Any:
+        change = real(row, *args)
+        row.token -= 1
+        return change
+
+    return reclaim
+
+
+@BUGS.plant("a reclaim takes the attempt back", "6", on=(rows, "reclaim"), plan=scenes.rough)
+def lost_is_not_counted(real: Any) -> Any:
+    def reclaim(row: Any, *args: Any) -> Any:
+        change = real(row, *args)
+        row.attempts -= not row.overdue
+        return change
+
+    return reclaim
+
+
+@BUGS.plant("prolonging a lease cuts it short", "4", "5", on=(rows, "extend"), plan=scenes.short_leases)
+def extend_shortens(real: Any) -> Any:
+    def extend(row: Any, token: int, lease_ms: int, now: int, *args: Any) -> Any:
+        held = real(row, token, lease_ms, now, *args)
+        if held:
+            row.lease_until = min(row.lease_until, now + 1_000)
+        return held
+
+    return extend
+
+
+@BUGS.plant("a dead letter is not written to the outbox", "2", on=(rows, "events_of"), plan=scenes.steady)
+def event_lost(real: Any) -> Any:
+    return lambda change, *args: [] if change.row.changes % 3 == 0 else real(change, *args)
+
+
+# Decisions ------------------------------------------------------------------------------------------
+
+
+def _as_if(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Callable[[Any], Any]:
+    """`decide` with another claim, outcome or policy."""
+
+    def make(real: Any) -> Any:
+        def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+            return real(*change(claim, outcome, policy), route, **named)
+
+        return decide
+
+    return make
+
+
+def _again(real: Any, claim: Any, outcome: Any, policy: Any, route: Any, named: Any) -> Any:
+    """What would follow a passing failure, with the record of what really happened."""
+    record = real(claim, outcome, policy, route, **named).attempt
+    failed = Outcome(OutcomeKind.TRANSIENT)
+    return replace(real(claim, failed, policy, route, **named), attempt=record)
+
+
+@BUGS.plant("what was taken is tried again", "7", on=_DECIDE, plan=scenes.steady)
+def retry_after_success(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+        if outcome.kind is OutcomeKind.ACCEPTED:
+            return _again(real, claim, outcome, policy, route, named)
+        return real(claim, outcome, policy, route, **named)
+
+    return decide
+
+
+@BUGS.plant("a bad recipient is tried again", "9", on=_DECIDE, plan=scenes.steady)
+def permanent_is_retried(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+        if outcome.kind in (OutcomeKind.BAD_RECIPIENT, OutcomeKind.BAD_CONTENT):
+            return _again(real, claim, outcome, policy, route, named)
+        return real(claim, outcome, policy, route, **named)
+
+    return decide
+
+
+@BUGS.plant("the provider's wish counts for nothing", "8", on=_DECIDE, plan=scenes.steady)
+def retry_after_ignored(real: Any) -> Any:
+    return _as_if(lambda c, o, p: (c, replace(o, retry_after_ms=None), p))(real)
+
+
+@BUGS.plant("a short wish shortens the backoff", "8", on=_DECIDE, plan=scenes.steady)
+def retry_after_lowers(real: Any) -> Any:
+    def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
+        settled = real(claim, outcome, policy, route, **named)
+        if settled.status is Status.RETRYING and outcome.retry_after_ms and not settled.hold_ms:
+            return replace(settled, delay_ms=outcome.retry_after_ms)
+        return settled
+
+    return decide
+
+
+@BUGS.plant("a failed over one forgets who asked to be left alone", "8", on=_DECIDE, plan=scenes.steady)
+def hold_forgotten(real: Any) -> Any:
+    return lambda *args, **named: replace(real(*args, **named), hold_ms=0)
+
+
+@BUGS.plant("ambiguous fails over under `retry`", "9", on=_DECIDE, plan=scenes.unsure)
+def failover_when_unsure(real: Any) -> Any:
+    def change(claim: Any, outcome: Any, policy: Any) -> tuple[Any, Any, Any]:
+        if policy.on_timeout is OnTimeout.RETRY:
+            policy = replace(policy, on_timeout=OnTimeout.FAILOVER)
+        return claim, outcome, policy
+
+    return _as_if(change)(real)
+
+
+@BUGS.plant("ambiguous is tried again under `hold`", "9", on=_DECIDE, plan=scenes.holding)
+def hold_ignored(real: Any) -> Any:
+    return _as_if(lambda c, o, p: (c, o, replace(p, on_timeout=OnTimeout.RETRY)))(real)
+
+
+@BUGS.plant("a failed synchronous send goes on", "7", on=_DECIDE, plan=scenes.steady)
+def synchronous_is_queued(real: Any) -> Any:
+    def change(claim: Any, outcome: Any, policy: Any) -> tuple[Any, Any, Any]:
+        if claim.mode is Mode.SYNCHRONOUS:
+            claim, policy = replace(claim, mode=Mode.STANDARD), replace(policy, max_attempts=3)
+        return claim, outcome, policy
+
+    return _as_if(change)(real)
+
+
+@BUGS.plant("fails over after one failure fewer", "9", on=_DECIDE, plan=scenes.steady)
+def failover_too_soon(real: Any) -> Any:
+    return _as_if(lambda c, o, p: (replace(c, failures_here=c.failures_here + 1), o, p))(real)
+
+
+@BUGS.plant("the cap cuts the jitter off", "8", on=(deciding, "delay_ms"), plan=scenes.capped)
+def jitter_before_cap(real: Any) -> Any:
+    def delay_ms(policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int = 0) -> int:
+        if policy.jitter is not Jitter.PROPORTIONAL:
+            return int(real(policy, attempt, u, last_delay_ms))
+        free = replace(policy, cap_ms=0)
+        return min(int(real(free, attempt, u, last_delay_ms)), policy.cap_ms or LONGEST_DELAY_MS)
+
+    return delay_ms
+
+
+@BUGS.plant("waits as long as after the next attempt", "8", on=(deciding, "delay_ms"), plan=scenes.steady)
+def backoff_off_by_one(real: Any) -> Any:
+    return lambda policy, attempt, u, last_delay_ms=0: real(policy, attempt + 1, u, last_delay_ms)
+
+
+@BUGS.plant("one attempt beyond the maximum", "6", on=(deciding, "allowed_attempts"), plan=scenes.steady)
+def one_attempt_too_many(real: Any) -> Any:
+    return lambda claim, policy: real(claim, policy) + 1
+
+
+@BUGS.plant("a postponed attempt is not given back", "6", on=(deciding, "_unattempted"), plan=scenes.rough)
+def attempt_kept(real: Any) -> Any:
+    return lambda *args, **named: replace(real(*args, **named), give_back=False)
+
+
+# The guard ------------------------------------------------------------------------------------------
+
+
+@BUGS.plant("what has expired is sent", "7", on=_JUDGE, plan=scenes.rough)
+def expiry_ignored(real: Any) -> Any:
+    return lambda claim, policy, facts, *, now: real(replace(claim, expires_at=None), policy, facts, now=now)
+
+
+@BUGS.plant("who opted out is told", "7", on=_JUDGE, plan=scenes.steady)
+def suppression_ignored(real: Any) -> Any:
+    return lambda claim, policy, facts, *, now: real(claim, policy, replace(facts, skip=None), now=now)
+
+
+@BUGS.plant("what has waited too long is sent", "7", on=_JUDGE, plan=scenes.impatient)
+def age_ignored(real: Any) -> Any:
+    return lambda claim, policy, facts, *, now: real(
+        claim, replace(policy, max_age_ms=10**12), facts, now=now
+    )

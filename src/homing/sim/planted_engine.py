@@ -1,0 +1,163 @@
+"""Planted bugs of the engine: worker, deliverer, settler, breakers, room and relay."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core.breaker import Breaker, Gate, Phase
+from homing.core.errors import StoreError
+from homing.engine import breakers, deliverer, relay, room, settler
+from homing.sim import planted as scenes
+
+BUGS = scenes.Bugs()
+
+_DELIVERER = deliverer.Deliverer
+_DELIVERY = (deliverer, "Delivery")
+_WRITE = (settler.Settler, "_write")
+
+
+@BUGS.plant("a lost lease returns its attempt", "6", on=(_DELIVERER, "settle_lost"), plan=scenes.rough)
+def lost_gives_back(real: Any) -> Any:
+    return lambda self, claim: replace(real(self, claim), give_back=True)
+
+
+@BUGS.plant(
+    "a send starts whatever is left of its lease", "5", on=(_DELIVERER, "_fits"), plan=scenes.short_leases
+)
+def lease_too_short(real: Any) -> Any:
+    async def fits(self: Any, claim: Any, timeout_ms: int) -> bool:
+        return True
+
+    return fits
+
+
+@BUGS.plant("a log line names the recipient", "15", on=(_DELIVERER, "_send"), plan=scenes.quiet)
+def address_logged(real: Any) -> Any:
+    async def send(self: Any, claim: Any, timeout_ms: int) -> Any:
+        logging.getLogger("homing.deliverer").info("sending to %s", claim.address)
+        return await real(self, claim, timeout_ms)
+
+    return send
+
+
+@BUGS.plant("each attempt has its own idempotency key", "10", on=_DELIVERY, plan=scenes.steady)
+def key_per_attempt(real: Any) -> Any:
+    def delivery(**fields: Any) -> Any:
+        fields["idempotency_key"] += f"-{fields['attempt']}"
+        return real(**fields)
+
+    return delivery
+
+
+@BUGS.plant("a second attempt says something else", "10", on=_DELIVERY, plan=scenes.steady)
+def other_words(real: Any) -> Any:
+    def delivery(**fields: Any) -> Any:
+        if fields["attempt"] > 1:
+            fields["content"] = replace(fields["content"], title="Once more")
+        return real(**fields)
+
+    return delivery
+
+
+@BUGS.plant("a store error drops the batch", "2", on=_WRITE, plan=scenes.flaky)
+def settler_gives_up(real: Any) -> Any:
+    async def write(self: Any, batch: Any) -> None:
+        try:
+            await self._store.settle(batch)
+        except StoreError:
+            return
+
+    return write
+
+
+@BUGS.plant("what is handed in during a write is lost", "2", on=_WRITE, plan=scenes.flaky)
+def settler_forgets(real: Any) -> Any:
+    async def write(self: Any, batch: Any) -> None:
+        await real(self, batch)
+        self._waiting = []
+
+    return write
+
+
+@BUGS.plant("an event is gone though its sink failed", "2", on=(relay.Relay, "_publish"), plan=scenes.flaky)
+def sink_not_asked(real: Any) -> Any:
+    async def publish(self: Any, name: str, lane: Any) -> None:
+        await real(self, name, lane)
+        for id_ in lane.owed:
+            self._missing[id_].discard(name)
+        lane.owed.clear()
+
+    return publish
+
+
+@BUGS.plant("a provider that is down is asked on and on", "9", on=(breakers, "record"), plan=scenes.outages)
+def breaker_never_opens(real: Any) -> Any:
+    def record(breaker: Breaker, policy: Any, blame: bool | None, now: int) -> Breaker:
+        after: Breaker = real(breaker, policy, blame, now)
+        return breaker if breaker.phase is Phase.CLOSED and after.phase is Phase.OPEN else after
+
+    return record
+
+
+@BUGS.plant("a provider that is back is never asked", "14", on=(breakers, "gate"), plan=scenes.outages)
+def breaker_never_half_opens(real: Any) -> Any:
+    def gate(breaker: Breaker, now: int) -> Gate:
+        offered: Gate = real(breaker, now)
+        return Gate.STOP if offered is Gate.TRIAL else offered
+
+    return gate
+
+
+@BUGS.plant(
+    "the trial is not spent by the first that goes",
+    "9",
+    on=(breakers.Breakers, "spend_trial"),
+    plan=scenes.outages,
+)
+def many_trials(real: Any) -> Any:
+    return lambda self, provider: provider in self._my_trials
+
+
+@BUGS.plant("a trial begins while another one is under way", "9", on=(breakers, "gate"), plan=scenes.outages)
+def trial_upon_trial(real: Any) -> Any:
+    def gate(breaker: Breaker, now: int) -> Gate:
+        if breaker.phase is Phase.HALF_OPEN and breaker.forced is None:
+            return Gate.TRIAL
+        offered: Gate = real(breaker, now)
+        return offered
+
+    return gate
+
+
+def _roomy(real: Any) -> Any:
+    async def capacity(self: Any, listed: Any) -> int:
+        return int(await real(self, replace(listed, max_in_flight=1_000)))
+
+    return capacity
+
+
+@BUGS.plant(
+    "any number of sends at once",
+    "13",
+    on=(_DELIVERER, "__init__"),
+    also=(room.Room, "_capacity", _roomy),
+    plan=scenes.crowded,
+)
+def cap_ignored(real: Any) -> Any:
+    def start(self: Any, **parts: Any) -> None:
+        real(self, **parts)
+        self._slots = {name: asyncio.Semaphore(1_000) for name in self._slots}
+
+    return start
+
+
+@BUGS.plant("tokens are not asked for", "13", on=(room.Room, "_leased_tokens"), plan=scenes.limited)
+def rate_ignored(real: Any) -> Any:
+    async def tokens(self: Any, listed: Any, want: int) -> int:
+        return want
+
+    return tokens

@@ -1,0 +1,136 @@
+"""Planted bugs of a store: keys, schedule, counts, events, reads and receipts."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core.model import Event, Status
+from homing.sim import planted as scenes
+from homing.stores import memory, memory_ledger, memory_reads, memory_receipts, memory_schedule
+
+BUGS = scenes.Bugs()
+
+_STORE = memory.MemoryStore
+_SCHEDULE = memory_schedule.Schedule
+_READS = memory_reads.MemoryReads
+_RECEIPTS = memory_receipts.Receipts
+
+
+@BUGS.plant("rows are claimed before they are due", "8", on=(_SCHEDULE, "deal"), plan=scenes.rough)
+def claimed_early(real: Any) -> Any:
+    return lambda self, request, now, take: real(self, request, now + 2_000, take)
+
+
+@BUGS.plant("leases are taken before they run out", "4", "7", on=(_SCHEDULE, "overdue"), plan=scenes.rough)
+def reclaimed_early(real: Any) -> Any:
+    return lambda self, now: real(self, now + 3_000)
+
+
+@BUGS.plant("rows go long before their age", "2", on=(_SCHEDULE, "past_retention"), plan=scenes.quiet)
+def purged_early(real: Any) -> Any:
+    return lambda self, retention, now: real(self, retention, now + 30 * 24 * 3_600_000)
+
+
+@BUGS.plant("idempotency keys are not looked at", "3", on=(_STORE, "_accept"), plan=scenes.rough)
+def keys_forgotten(real: Any) -> Any:
+    def accept(self: Any, submission: Any, messages: Any, now: int) -> Any:
+        return real(self, replace(submission, idempotency_key=None), messages, now)
+
+    return accept
+
+
+@BUGS.plant("another body under the same key is fine", "3", on=(memory, "_answer_again"), plan=scenes.rough)
+def no_conflict(real: Any) -> Any:
+    return lambda earlier, submission: real(earlier, replace(submission, fingerprint=earlier.fingerprint))
+
+
+@BUGS.plant("the dedup window never holds", "3", on=(_STORE, "_known"), plan=scenes.quiet)
+def dedup_ignored(real: Any) -> Any:
+    return lambda self, new, submission, now: new.id if new.id in self._kept else None
+
+
+@BUGS.plant("answered, but not stored", "1", "2", "12", on=(_STORE, "_accept"), plan=scenes.quiet)
+def row_lost(real: Any) -> Any:
+    def accept(self: Any, submission: Any, messages: Any, now: int) -> Any:
+        answer = real(self, submission, messages, now)
+        if now % 10 == 0 and not answer.duplicates and not answer.claims:
+            for id in answer.ids:
+                self._kept.pop(id, None)
+        return answer
+
+    return accept
+
+
+@BUGS.plant("a settlement that was refused is told", "4", on=(_STORE, "_settle"), plan=scenes.contested)
+def event_of_a_stale_one(real: Any) -> Any:
+    numbers = count()
+
+    def settle(self: Any, kept: Any, settlement: Any, now: int) -> bool:
+        applied = bool(real(self, kept, settlement, now))
+        if not applied:
+            event = Event(
+                id=f"{kept.row.id}:x{next(numbers)}",
+                name="NotificationFailed",
+                tenant=kept.row.tenant,
+                at=now,
+                notification_id=kept.row.id,
+            )
+            self._outbox.add([event])
+        return applied
+
+    return settle
+
+
+@BUGS.plant(
+    "the count does not follow a given-back attempt",
+    "1",
+    "12",
+    on=(memory_ledger.Ledger, "record"),
+    plan=scenes.rough,
+)
+def tally_of_a_postponement(real: Any) -> Any:
+    def record(self: Any, change: Any) -> None:
+        if change.before is Status.SENDING and change.attempts_before > change.row.attempts:
+            change = replace(change, row=replace(change.row, attempts=change.attempts_before))
+        real(self, change)
+
+    return record
+
+
+@BUGS.plant("a list shows all tenants", "15", on=(_READS, "list"), plan=scenes.quiet)
+def list_of_everybody(real: Any) -> Any:
+    async def list(self: Any, tenant: str, filter: Any, *, limit: int = 50, cursor: str | None = None) -> Any:
+        mine, self._ids = self._ids, {tenant: sorted(id for ids in self._ids.values() for id in ids)}
+        try:
+            return await real(self, tenant, filter, limit=limit, cursor=cursor)
+        finally:
+            self._ids = mine
+
+    return list
+
+
+@BUGS.plant("an id is enough, whoever asks", "15", on=(_READS, "_find"), plan=scenes.quiet)
+def found_by_everybody(real: Any) -> Any:
+    return lambda self, tenant, id: self._kept.get(id)
+
+
+@BUGS.plant("a later receipt may say less", "11", on=(memory_receipts, "absorb"), plan=scenes.quiet)
+def rank_falls(real: Any) -> Any:
+    return lambda standing, receipt: real(replace(standing, rank=0), receipt)
+
+
+@BUGS.plant("a repeated receipt counts again", "11", "12", on=(_RECEIPTS, "hear"), plan=scenes.quiet)
+def heard_twice(real: Any) -> Any:
+    def hear(self: Any, receipt: Any, now: int) -> bool:
+        real(self, receipt, now)
+        return True
+
+    return hear
+
+
+@BUGS.plant("what comes before its time is forgotten", "11", on=(_RECEIPTS, "keep"), plan=scenes.quiet)
+def early_receipt_dropped(real: Any) -> Any:
+    return lambda self, receipt: None

@@ -1,0 +1,309 @@
+"""While the store is away, requests wait in a local file; each is handed over exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing import ConfigError, Delivery, Homing, HomingError, Status, StoreUnavailable
+from homing.core.model import Acceptance, Submission
+from homing.engine.clock import SystemClock
+from homing.engine.spool import Spool
+from homing.stores.memory import MemoryStore
+from homing.testing.builders import a_submission
+
+ADA = "ada@example.org"
+
+
+class Store(MemoryStore):
+    """A memory store that can be away, or be cut off right after it has stored something."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.away = False
+        self.cut_off_after = -1
+        self.before: Callable[[], Awaitable[None]] | None = None
+        self.accepted = 0
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        if self.away:
+            raise StoreUnavailable
+        if self.before is not None:
+            await self.before()
+        answers = await super().accept(batch, tx=tx)
+        self.accepted += 1
+        if self.cut_off_after == self.accepted:
+            raise StoreUnavailable
+        return answers
+
+    async def count(self) -> int:
+        return sum(tally.count for tally in await self.tallies(None))
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "spool.jsonl"
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+async def engine(store: Store, file: Path) -> AsyncIterator[Homing]:
+    async with Homing(store, providers={"mail": took}, spool=str(file)) as opened:
+        yield opened
+
+
+def content(file: Path) -> bytes:
+    """What the file holds; nothing if it is not there."""
+    return file.read_bytes() if file.exists() else b""
+
+
+def rewrite(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+
+
+def took(delivery: Delivery) -> None:
+    """Takes everything."""
+
+
+async def spooled(engine: Homing, store: Store, **fields: Any) -> Any:
+    """A send while the store is away."""
+    store.away = True
+    given = {"channel": "email", "body": "x", "if_unavailable": "spool", **fields}
+    result = await engine.send(fields.pop("to", ADA), **given)
+    store.away = False
+    return result
+
+
+# Sending -----------------------------------------------------------------------------------------------
+
+
+async def test_unless_told_otherwise_a_send_raises(engine: Homing, store: Store, file: Path) -> None:
+    store.away = True
+    with pytest.raises(StoreUnavailable):
+        await engine.send(ADA, channel="email", body="x")
+    assert content(file) == b""
+
+
+async def test_told_to_spool_it_keeps_the_request_and_delivers_it_later(engine: Homing, store: Store) -> None:
+    sent = await spooled(engine, store, metadata={"entry_id": 7}, send_at=timedelta(0))
+    assert sent.status == "spooled"
+    assert await store.count() == 0
+    assert (await engine.process()).succeeded == 1
+    done = await engine.get(sent.id)
+    assert (done.status, done.batch_id, done.metadata) == (Status.SENT, sent.batch_id, {"entry_id": 7})
+
+
+async def test_a_store_that_is_there_needs_no_spool(engine: Homing, file: Path) -> None:
+    sent = await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
+    assert sent.status == "queued"
+    assert content(file) == b""
+
+
+async def test_without_a_file_it_says_what_to_set(store: Store) -> None:
+    async with Homing(store, providers={"mail": took}) as engine:
+        store.away = True
+        with pytest.raises(StoreUnavailable, match="no spool file is configured"):
+            await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
+
+
+async def test_what_is_not_acceptable_is_not_spooled(engine: Homing, store: Store, file: Path) -> None:
+    store.away = True
+    with pytest.raises(HomingError, match="channel"):
+        await engine.send(ADA, channel="fax", body="x", if_unavailable="spool")
+    assert content(file) == b""
+
+
+async def test_a_folder_that_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
+    async def send() -> None:
+        missing = str(tmp_path / "missing" / "spool.jsonl")
+        async with Homing(store, providers={"mail": took}, spool=missing) as engine:
+            store.away = True
+            await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
+
+    with pytest.raises((ConfigError, StoreUnavailable), match="missing"):
+        await send()
+
+
+async def test_a_repeat_under_the_same_key_is_the_same_request(engine: Homing, store: Store) -> None:
+    first = await spooled(engine, store, idempotency_key="k")
+    again = await spooled(engine, store, idempotency_key="k")
+    await engine.process()
+    assert await store.count() == 1
+    assert again.notification_ids == first.notification_ids
+
+
+async def test_a_program_that_only_sends_hands_its_spool_over_by_itself(
+    engine: Homing, store: Store, file: Path
+) -> None:
+    lost = await spooled(engine, store)
+    await engine.send(ADA, channel="email", body="the store is back")
+    for _ in range(200):
+        if await store.count() == 2:
+            break
+        await asyncio.sleep(0.01)
+    assert (await engine.get(lost.id)).status is Status.PENDING
+
+
+async def test_a_worker_hands_over_what_it_finds(store: Store, file: Path) -> None:
+    async with Homing(store, providers={"mail": took}, spool=str(file)) as engine:
+        sent = await spooled(engine, store)
+    async with Homing(store, providers={"mail": took}, spool=str(file), worker=True) as engine:
+        for _ in range(500):
+            if await store.count():
+                break
+            await asyncio.sleep(0.01)
+        assert (await engine.wait(sent.id, timeout_ms=5000)).status is Status.SENT
+
+
+async def test_what_expired_in_the_spool_is_not_sent(engine: Homing, store: Store) -> None:
+    sent = await spooled(engine, store, expires_at=timedelta(milliseconds=30))
+    await asyncio.sleep(0.05)
+    assert (await engine.process()).succeeded == 0
+    assert (await engine.get(sent.id)).status is Status.EXPIRED
+
+
+# Handing over ------------------------------------------------------------------------------------------
+
+
+async def filled(file: Path, number: int) -> Spool:
+    spool = Spool(file)
+    for _ in range(number):
+        await spool.write(a_submission())
+    return spool
+
+
+async def test_everything_is_handed_over_once_and_then_gone(store: Store, file: Path) -> None:
+    spool = await filled(file, 7)
+    assert spool.waiting() == 7
+    assert [await spool.drain(store) for _ in range(3)] == [7, 0, 0]
+    assert (await store.count(), spool.waiting()) == (7, 0)
+
+
+async def test_a_spool_that_was_never_used_is_empty(store: Store, file: Path) -> None:
+    spool = Spool(file)
+    assert (spool.waiting(), await spool.drain(store)) == (0, 0)
+
+
+async def test_a_hand_over_that_is_cut_short_is_repeated_and_doubles_nothing(
+    store: Store, file: Path
+) -> None:
+    spool = await filled(file, 5)
+    store.cut_off_after = 1
+    with pytest.raises(StoreUnavailable):
+        await spool.drain(store)
+    assert (await store.count(), spool.waiting()) == (5, 5)
+    assert await spool.drain(store) == 5
+    assert (await store.count(), spool.waiting()) == (5, 0)
+
+
+async def test_more_than_one_chunk_is_handed_over_in_turn(store: Store, file: Path) -> None:
+    spool = await filled(file, 1)
+    lines = [msgspec.json.encode(a_submission(key=f"k-{n}")) + b"\n" for n in range(1100)]
+    rewrite(file, content(file) + b"".join(lines))
+    store.cut_off_after = 2
+    with pytest.raises(StoreUnavailable):
+        await spool.drain(store)
+    assert await spool.drain(store) == 1101
+    assert await store.count() == 1101
+
+
+async def test_a_line_that_a_crash_cut_short_was_never_answered(store: Store, file: Path) -> None:
+    spool = await filled(file, 2)
+    whole = content(file)
+    rewrite(file, whole + whole[:100])
+    assert spool.waiting() == 2
+    await spool.write(a_submission())
+    assert spool.waiting() == 3
+    assert await spool.drain(store) == 3
+    assert await store.count() == 3
+
+
+async def test_a_torn_line_alone_is_nothing_to_hand_over(store: Store, file: Path) -> None:
+    spool = await filled(file, 1)
+    rewrite(file, content(file)[:50])
+    assert await spool.drain(store) == 0
+    await spool.write(a_submission())
+    assert await spool.drain(store) == 1
+
+
+async def test_two_at_once_hand_over_once(store: Store, file: Path) -> None:
+    await filled(file, 20)
+
+    async def slow() -> None:
+        await asyncio.sleep(0.05)
+
+    store.before = slow
+    taken = await asyncio.gather(*(Spool(file).drain(store) for _ in range(4)))
+    assert sorted(taken) == [0, 0, 0, 20]
+    assert (await store.count(), store.accepted) == (20, 1)
+
+
+async def test_what_comes_in_during_the_hand_over_stays_for_the_next(store: Store, file: Path) -> None:
+    spool = await filled(file, 3)
+    late = a_submission()
+
+    async def meanwhile() -> None:
+        store.before = None
+        await spool.write(late)
+
+    store.before = meanwhile
+    assert await spool.drain(store) == 3
+    assert spool.waiting() == 1
+    assert await spool.drain(store) == 1
+    assert await store.get("default", late.notifications[0].id) is not None
+
+
+async def test_a_key_used_with_another_body_meanwhile_is_kept_aside(store: Store, file: Path) -> None:
+    await store.accept([a_submission(key="k", fingerprint="one")])
+    spool = Spool(file)
+    await spool.write(a_submission(key="k", fingerprint="two"))
+    await spool.write(a_submission())
+    assert await spool.drain(store) == 2
+    assert await store.count() == 2
+    refused = content(file.with_name(file.name + ".refused"))
+    assert refused.count(b"\n") == 1
+    assert b'"two"' in refused
+    assert spool.waiting() == 0
+
+
+async def test_a_line_that_cannot_be_read_is_kept_aside_and_holds_up_no_other(
+    store: Store, file: Path
+) -> None:
+    spool = await filled(file, 2)
+    first, second, _ = content(file).split(b"\n")
+    rewrite(file, b"\n".join((first, b'{"tenant": 5, "oops"', second, b"")))
+    await spool.drain(store)
+    assert await store.count() == 2
+    assert spool.waiting() == 0
+    assert b"oops" in content(file.with_name(file.name + ".refused"))
+
+
+async def test_a_spool_that_cannot_be_read_does_not_stop_the_processing(
+    engine: Homing, store: Store, file: Path
+) -> None:
+    sent = await engine.send(ADA, channel="email", body="x")
+    rewrite(file, b"\xff\xfe not ours\n")
+    assert (await engine.process()).succeeded == 1
+    assert (await engine.get(sent.id)).status is Status.SENT
+
+
+async def test_many_writers_at_once_lose_nothing(store: Store, file: Path) -> None:
+    spools = [Spool(file) for _ in range(4)]
+    await asyncio.gather(*(spools[n % 4].write(a_submission()) for n in range(80)))
+    assert await spools[0].drain(store) == 80
+    assert await store.count() == 80

@@ -1,0 +1,190 @@
+"""The engine over a real file: restarts, two processes' worth of engines, and joined transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing import (
+    Delivery,
+    Homing,
+    IdempotencyConflict,
+    InvalidRequest,
+    Outcome,
+    OutcomeKind,
+    Status,
+    SyncHoming,
+)
+from homing.core.breaker import Phase
+from homing.core.errors import StoreError
+from homing.providers.scripted import HANG, ScriptedProvider
+
+K = OutcomeKind
+FAST: list[dict[str, Any]] = [
+    {"name": "fast", "base_ms": 5, "factor": 1.0, "cap_ms": 0, "jitter": "none", "max_attempts": 20}
+]
+
+
+class Hanging(ScriptedProvider):
+    """Never answers; says when it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(usual=HANG)
+        self.asked = asyncio.Event()
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        self.asked.set()
+        return await super().send(delivery)
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+async def until_quiet(engine: Homing, number: int) -> Counter[str]:
+    """Waits until that many have ended; how many have which status."""
+    for _ in range(1000):
+        counts = Counter(await engine.queue_counts())
+        if sum(counts[s] for s in ("sent", "failed", "delivered")) >= number:
+            return +counts
+        await asyncio.sleep(0.01)
+    return +counts
+
+
+def letters(number: int) -> list[dict[str, Any]]:
+    return [
+        {"recipient": f"p{n}@example.org", "channel": "email", "content": {"body": "x"}}
+        for n in range(number)
+    ]
+
+
+async def test_a_flaky_provider_gets_everything_through_once() -> None:
+    dice = random.Random(5)
+    landed: Counter[str] = Counter()
+
+    async def flaky(delivery: Delivery) -> Outcome:
+        await asyncio.sleep(0)
+        if dice.random() < 0.3:
+            return Outcome(K.TRANSIENT, error_code="503")
+        landed[delivery.notification_id] += 1
+        return Outcome(K.ACCEPTED, provider_message_id=delivery.idempotency_key)
+
+    async with Homing("homing.db", providers={"mail": flaky}, worker=True, rules=FAST) as engine:
+        await engine.force_breaker("mail", Phase.CLOSED, who="test")
+        async for _ in engine.send_many(letters(200)):
+            pass
+        assert await until_quiet(engine, 200) == {"sent": 200}
+        metrics = await engine.health_metrics()
+    assert len(landed) == 200
+    assert set(landed.values()) == {1}
+    assert metrics.recovered_by_retry_count > 0
+    assert metrics.success_rate == 100.0
+
+
+async def test_two_engines_on_one_file_share_the_work_and_double_nothing() -> None:
+    landed: Counter[str] = Counter()
+
+    async def slow(delivery: Delivery) -> None:
+        landed[delivery.notification_id] += 1
+        await asyncio.sleep(0.005)
+
+    options: dict[str, Any] = {"providers": {"mail": slow}, "slots": {"standard": 4}, "rules": FAST}
+    async with Homing("homing.db", worker_name="one", **options) as one:
+        async for _ in one.send_many(letters(100)):
+            pass
+        async with Homing("homing.db", worker_name="two", **options) as two:
+            one.start_worker()
+            two.start_worker()
+            assert await until_quiet(one, 100) == {"sent": 100}
+            workers = Counter(
+                [(await one.history(n.id)).attempts[0].worker for n in (await one.list(limit=100)).items]
+            )
+    assert set(landed.values()) == {1}
+    assert set(workers) == {"one", "two"}
+
+
+async def test_what_was_promised_survives_a_restart() -> None:
+    async with Homing("homing.db", providers={"mail": ScriptedProvider()}) as engine:
+        sent = await engine.send("a@example.org", channel="email", body="x", idempotency_key="k")
+    async with Homing("homing.db", providers={"mail": ScriptedProvider()}, worker=True) as engine:
+        assert (await engine.wait(sent.id, timeout_ms=10_000)).status is Status.SENT
+        again = await engine.send("a@example.org", channel="email", body="x", idempotency_key="k")
+        assert (again.id, again.duplicate) == (sent.id, True)
+        with pytest.raises(IdempotencyConflict):
+            await engine.send("a@example.org", channel="email", body="y", idempotency_key="k")
+
+
+async def test_a_hard_stop_is_made_good_by_whoever_comes_next() -> None:
+    lease = Path("short.toml")
+    text = "[worker]\nlease_ms = 150\npoll_ms = 20\n"
+    await asyncio.to_thread(lease.write_text, text)
+    rules = [{**FAST[0], "timeout_ms": 50}]
+    hanging = Hanging()
+    async with Homing("homing.db", providers={"mail": hanging}, config_file=lease, rules=rules) as engine:
+        sent = await engine.send("a@example.org", channel="email", body="x")
+        engine.start_worker()
+        await hanging.asked.wait()
+        await engine.stop_worker(hard=True)
+        assert (await engine.get(sent.id)).status is Status.SENDING
+    async with Homing(
+        "homing.db", providers={"mail": ScriptedProvider()}, config_file=lease, rules=rules, worker=True
+    ) as engine:
+        done = await engine.wait(sent.id, timeout_ms=20_000)
+        outcomes = [attempt.outcome for attempt in (await engine.history(sent.id)).attempts]
+    assert done.status is Status.SENT
+    assert outcomes == [K.LOST, K.ACCEPTED]
+
+
+async def test_a_send_can_join_the_callers_transaction() -> None:
+    async with Homing("homing.db", providers={"mail": ScriptedProvider()}) as engine:
+        connection = sqlite3.connect("homing.db", timeout=10)
+        try:
+            connection.execute("CREATE TABLE orders (id INTEGER)")
+            connection.execute("INSERT INTO orders VALUES (7)")
+            gone = await engine.send("a@example.org", channel="email", body="x", connection=connection)
+            connection.rollback()
+            connection.execute("INSERT INTO orders VALUES (8)")
+            kept = await engine.send("a@example.org", channel="email", body="x", connection=connection)
+            connection.commit()
+        finally:
+            connection.close()
+        assert (await engine.get(kept.id)).status is Status.PENDING
+        assert (await engine.list()).items[0].id == kept.id
+        assert len((await engine.list()).items) == 1
+        assert gone.id != kept.id
+        with pytest.raises(StoreError, match=r"sqlite3\.Connection"):
+            await engine.send("a@example.org", channel="email", body="x", connection=object())
+
+
+async def test_a_synchronous_send_cannot_join_a_transaction() -> None:
+    async with Homing("homing.db", providers={"mail": ScriptedProvider()}) as engine:
+        connection = sqlite3.connect("homing.db", timeout=10)
+        try:
+            with pytest.raises(InvalidRequest, match="connection"):
+                await engine.send(
+                    "a@example.org", channel="email", body="x", synchronous=True, connection=connection
+                )
+        finally:
+            connection.close()
+
+
+async def test_a_synchronous_send_is_answered_and_stays_on_record() -> None:
+    async with Homing("homing.db", providers={"mail": ScriptedProvider("mail")}) as engine:
+        sent = await engine.send("a@example.org", channel="email", body="x", synchronous=True)
+        assert (sent.status, sent.provider_message_id) == ("sent", "mail-1")
+        assert (await engine.get(sent.id)).attempt_count == 1
+
+
+def test_threads_share_one_file() -> None:
+    with SyncHoming("homing.db", providers={"mail": lambda delivery: None}) as sync:
+        sent = sync.send("a@example.org", channel="email", body="x")
+        assert sync.process().succeeded == 1
+    with SyncHoming("homing.db") as sync:
+        assert sync.get(sent.id).status is Status.SENT
