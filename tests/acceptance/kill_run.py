@@ -97,7 +97,7 @@ class Fleet:
 
 async def send_some(homing: Homing, count: int, accepted: list[str]) -> None:
     requests = (
-        {"recipient": f"user{len(accepted) + n}@example.org", "channel": "email", "content": {"body": "hello"}}
+        {"recipient": f"user{len(accepted) + n}@example.org", "channel": "email", "content": {"body": "hi"}}
         for n in range(count)
     )
     async for result in homing.send_many(requests):
@@ -163,7 +163,7 @@ async def count(homing: Homing, folder: Path, accepted: list[str], kills: int, s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--notifications", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4)))

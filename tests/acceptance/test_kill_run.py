@@ -7,7 +7,9 @@ from pathlib import Path
 from kill_run import run
 
 
-async def test_twenty_killed_workers_lose_nothing_and_send_no_more_than_they_attempted(tmp_path: Path) -> None:
+async def test_twenty_killed_workers_lose_nothing_and_send_no_more_than_they_attempted(
+    tmp_path: Path,
+) -> None:
     report = await run(tmp_path, kills=20, notifications=1000, seed=20)
     assert report.accepted == 1000
     assert report.accounted == report.accepted

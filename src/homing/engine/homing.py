@@ -57,6 +57,7 @@ from homing.engine.worker import Worker, WorkerSettings
 log = logging.getLogger("homing")
 
 _SEND_CHUNK = 500
+_SPOOL_EVERY_MS = 5_000
 _SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
 _T = TypeVar("_T")
 
@@ -181,6 +182,8 @@ class Engine(Operations, Commands):
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
+        self._spool_waker = LocalWaker()
+        self._spooled = False
 
     @property
     def policies(self) -> Policies:
@@ -292,6 +295,9 @@ class Engine(Operations, Commands):
             return await self._to_spool(submission)
         result = self._result(submission, answer)
         self._wake()
+        if self._spooled:  # the store is back
+            self._spooled = False
+            self._spool_waker.wake()
         return result
 
     async def submit_many(
@@ -479,13 +485,14 @@ class Engine(Operations, Commands):
         if self._spool is None:
             raise StoreUnavailable("the store is away and no spool file is configured (set `spool`)")
         kept = await self._spool.write(submission)
+        self._spooled = True
         ids = tuple(new.id for new in kept.notifications)
         return SendResult(batch_id=kept.batch_id, notification_ids=ids, status="spooled")
 
     async def _drain_spool(self) -> None:
         while True:
             await self._drain_spool_once()
-            await self._clock.sleep_ms(5_000)
+            await self._spool_waker.wait(_SPOOL_EVERY_MS)
 
     async def _drain_spool_once(self) -> None:
         if self._spool is None:

@@ -64,6 +64,10 @@ class Spool:
                 return 0  # another one is at it
             return await self._hand_over(store)
 
+    def waiting(self) -> int:
+        """How many submissions wait here."""
+        return len(self._lines()) if self._path.exists() else 0
+
     async def _hand_over(self, store: Store) -> int:
         lines = await asyncio.to_thread(self._lines)
         taken = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from homing.core import breaker as core_breaker
 from homing.core.breaker import Breaker, Gate, Phase
 from homing.core.errors import StoreError
 from homing.engine import breakers, deliverer, relay, room, settler
@@ -122,8 +123,7 @@ def many_trials(real: Any) -> Any:
     return lambda self, provider: provider in self._my_trials
 
 
-@BUGS.plant("a trial begins while another one is under way", "9", on=(breakers, "gate"), plan=scenes.outages)
-def trial_upon_trial(real: Any) -> Any:
+def _always_a_trial(real: Any) -> Any:
     def gate(breaker: Breaker, now: int) -> Gate:
         if breaker.phase is Phase.HALF_OPEN and breaker.forced is None:
             return Gate.TRIAL
@@ -131,6 +131,17 @@ def trial_upon_trial(real: Any) -> Any:
         return offered
 
     return gate
+
+
+@BUGS.plant(
+    "a trial begins while another one is under way",
+    "9",
+    on=(breakers, "gate"),
+    also=(core_breaker, "gate", _always_a_trial),
+    plan=scenes.outages,
+)
+def trial_upon_trial(real: Any) -> Any:
+    return _always_a_trial(real)
 
 
 def _roomy(real: Any) -> Any:

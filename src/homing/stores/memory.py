@@ -7,7 +7,6 @@ anything is changed, so each is one transaction by itself.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -37,7 +36,7 @@ from homing.core.model import (
 from homing.core.ports import Clock
 from homing.core.rows import Change
 from homing.core.states import after_command, may_settle
-from homing.stores.memory_reads import MemoryReads, RequestKey, decode_message, encode_message, matcher
+from homing.stores.memory_reads import MemoryReads, decode_message, encode_message, matcher
 from homing.stores.memory_registry import MemoryRegistry, check_puts
 from homing.stores.memory_schedule import NOWHERE, Kept, Place, place_of
 
@@ -49,8 +48,6 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         MemoryReads.__init__(self, clock)
         MemoryRegistry.__init__(self, clock)
         self._subscribed: frozenset[str] = frozenset()
-        self._key_ages: deque[tuple[int, tuple[str, str], bool]] = deque()
-        """(created at, key, whether it is a dedup key) in order of age."""
 
     async def open(self) -> None:
         """There is nothing to connect to."""
@@ -216,24 +213,21 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         keys_until = now - retention.keys_ms
         return {
             "notifications": notifications,
-            "keys": self._prune_keys(keys_until, limit),
+            "keys": self._keys.prune(keys_until, limit),
             "receipts": self._receipts.prune(keys_until, limit),
         }
 
     # Steps ---------------------------------------------------------------------------------------
 
     def _accept(self, submission: Submission, messages: Sequence[bytes], now: int) -> Acceptance:
-        key = None
-        if submission.idempotency_key is not None:
-            key = (submission.tenant, submission.idempotency_key)
-            earlier = self._keys.get(key)
-            if earlier is not None:
-                return _answer_again(earlier, submission)
+        earlier = self._keys.answer(submission)
+        if earlier is not None:
+            return earlier
         ids: list[str] = []
         duplicates: set[str] = set()
         claims: list[Claim] = []
         for new, message in zip(submission.notifications, messages, strict=True):
-            known = self._known(new, submission, now)
+            known = new.id if new.id in self._kept else self._keys.double(new, submission.tenant, now)
             if known is not None:
                 ids.append(known)
                 duplicates.add(known)
@@ -242,9 +236,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
             kept = self._store(new, submission, message, now)
             if submission.lease_to is not None:
                 claims.append(_claim_of(kept, kept.row.aged_from))
-        if key is not None:
-            self._keys[key] = RequestKey(submission.fingerprint, submission.batch_id, tuple(ids))
-            self._key_ages.append((now, key, False))
+        self._keys.answered(submission, tuple(ids), now)
         return Acceptance(
             batch_id=submission.batch_id,
             ids=tuple(ids),
@@ -258,25 +250,12 @@ class MemoryStore(MemoryReads, MemoryRegistry):
             if kept is not None and kept.row.batch_id != submission.batch_id:
                 raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
 
-    def _known(self, new: NewNotification, submission: Submission, now: int) -> str | None:
-        """The id under which it is there already: the call is repeated, or its dedup window is open."""
-        if new.id in self._kept:
-            return new.id
-        if new.dedup_key is not None:
-            earlier = self._dedups.get((submission.tenant, new.dedup_key))
-            if earlier is not None and now < earlier[0] + new.dedup_window_ms:
-                return earlier[1]
-        return None
-
     def _store(self, new: NewNotification, submission: Submission, message: bytes, now: int) -> Kept:
         change = rows.new_row(new, submission, now)
         kept = Kept(change.row, message)
         self._enroll(kept)
         self._commit(kept, change, NOWHERE)
-        if new.dedup_key is not None:
-            key = (submission.tenant, new.dedup_key)
-            self._dedups[key] = (now, new.id)
-            self._key_ages.append((now, key, True))
+        self._keys.stored(new, submission.tenant, now)
         return kept
 
     def _settle(self, kept: Kept, settlement: Settlement, now: int) -> bool:
@@ -331,25 +310,6 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         self._schedule.removed(place_of(kept.row))
         self._ledger.purge(kept.row)
         self._receipts.forget(kept)
-
-    def _prune_keys(self, until: int, limit: int) -> int:
-        number = 0
-        while number < limit and self._key_ages and self._key_ages[0][0] <= until:
-            created_at, key, dedup = self._key_ages.popleft()
-            if not dedup:
-                del self._keys[key]
-            elif self._dedups.get(key, (-1,))[0] == created_at:
-                del self._dedups[key]
-            else:
-                continue  # accepted anew since
-            number += 1
-        return number
-
-
-def _answer_again(earlier: RequestKey, submission: Submission) -> Acceptance:
-    if earlier.fingerprint != submission.fingerprint:
-        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
-    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
 
 
 def _claim_of(kept: Kept, due_at: int) -> Claim:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from heapq import nsmallest
 
-from msgspec import Struct, msgpack
+from msgspec import msgpack
 
 from homing.core import views
 from homing.core.model import (
@@ -24,19 +24,12 @@ from homing.core.model import (
 )
 from homing.core.ports import Clock
 from homing.core.rows import Row
+from homing.stores.memory_keys import Keys
 from homing.stores.memory_ledger import Ledger, Outbox
 from homing.stores.memory_receipts import Receipts
 from homing.stores.memory_schedule import Kept, Schedule
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class RequestKey(Struct, frozen=True):
-    """What an idempotency key stands for."""
-
-    fingerprint: str
-    batch_id: str
-    ids: tuple[str, ...]
 
 
 class MemoryReads:
@@ -48,9 +41,7 @@ class MemoryReads:
         self._ids: dict[str, list[str]] = {}
         """Sorted ids of each tenant; those that were purged go when they outnumber the others."""
         self._purged_ids: dict[str, int] = {}
-        self._keys: dict[tuple[str, str], RequestKey] = {}
-        self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
-        """(tenant, dedup key) → (accepted at, id)."""
+        self._keys = Keys()
         self._schedule = Schedule(self._kept)
         self._ledger = Ledger()
         self._outbox = Outbox()
@@ -112,7 +103,7 @@ class MemoryReads:
     async def size(self) -> Mapping[str, int]:
         return {
             "notifications": len(self._kept),
-            "keys": len(self._keys) + len(self._dedups),
+            "keys": len(self._keys),
             "receipts": len(self._receipts),
             "outbox": len(self._outbox),
             "bytes": sum(len(kept.message) for kept in self._kept.values()),

@@ -165,6 +165,17 @@ def test_a_callable_that_answers_infinity_gets_the_cap() -> None:
     assert base_delay_ms(policy, 1) == MINUTE
 
 
+@pytest.mark.parametrize("answer", [None, "soon", [], ZeroDivisionError])
+def test_a_callable_that_fails_does_not_stop_the_delivery(answer: Any) -> None:
+    def broken(attempt: int) -> float:
+        if isinstance(answer, type):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    policy = RetryPolicy(backoff=Backoff.CALLABLE, call=broken, base_ms=7 * SECOND, cap_ms=MINUTE)
+    assert base_delay_ms(policy, 3) == 7 * SECOND
+
+
 @pytest.mark.parametrize("backoff", [b for b in Backoff if b is not Backoff.CALLABLE])
 @pytest.mark.parametrize("attempt", [1_000_000, 10**12, sys.maxsize])
 def test_a_huge_attempt_number_takes_the_longest_delay_and_no_time(backoff: Backoff, attempt: int) -> None:

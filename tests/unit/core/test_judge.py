@@ -14,6 +14,7 @@ from homing.core.decide import (
     Facts,
     allowed_attempts,
     attempts_made,
+    give_up,
     judge,
     postpone,
     waiting_status,
@@ -93,6 +94,12 @@ def test_a_synchronous_send_is_never_queued_whatever_stands_in_its_way(reason: R
     assert judged is not None
     assert judged.status not in WAITING
     assert postpone(claim, STEADY, MINUTE, reason).status not in WAITING
+
+
+def test_a_synchronous_send_that_ran_out_of_time_before_anything_was_sent_is_over() -> None:
+    settled = give_up(make_claim(mode=Mode.SYNCHRONOUS), STEADY)
+    assert (settled.status, settled.reason) == (Status.FAILED, Reason.DELIVERY_TIMEOUT)
+    assert (settled.attempt, settled.give_back) == (None, True)
 
 
 @pytest.mark.parametrize(("attempt", "status"), [(1, Status.PENDING), (2, Status.RETRYING)])

@@ -128,8 +128,15 @@ def test_a_row_past_its_deadline_is_taken_without_counting_an_attempt() -> None:
     change = reclaim(row, "worker-2", LEASE_MS, NOW + DAY)
     assert (change.before, row.status, row.attempts) == (Status.RETRYING, Status.SENDING, 1)
     assert (row.overdue, row.worker, row.token) == (True, "worker-2", 1)
-    assert (row.due_at, row.deadline_at, row.started_at) == (None, None, NOW + DAY)
+    assert (row.due_at, row.deadline_at) == (None, None)
     assert claim_of(row, MESSAGE, NOW).overdue
+
+
+def test_a_row_taken_past_its_deadline_remembers_when_it_was_due_even_if_its_worker_is_lost() -> None:
+    row = make_row(due_at=NOW + 9 * DAY)
+    reclaim(row, "worker-2", LEASE_MS, NOW + DAY)
+    reclaim(row, "worker-3", LEASE_MS, NOW + DAY + MINUTE)
+    assert row.started_at == NOW + 9 * DAY
 
 
 def test_a_lost_lease_on_a_row_past_its_deadline_still_has_no_attempt() -> None:
@@ -164,6 +171,12 @@ def test_a_changed_provider_is_on_record_before_anything_is_sent_there() -> None
     assert (row.provider, row.outlet, row.failures_here) == ("hook", "hook@shop.example", 0)
     assert extend(row, claim.token, LEASE_MS, NOW, "sns", None)
     assert (row.provider, row.outlet) == ("sns", "sns")
+
+
+def test_a_lease_that_another_needs_for_longer_is_not_shortened() -> None:
+    row, claim = leased()
+    assert extend(row, claim.token, SECOND, NOW + SECOND, "sns", None)
+    assert (row.lease_until, row.provider) == (NOW + LEASE_MS, "sns")
 
 
 @pytest.mark.parametrize(("status", "token"), [(Status.SENDING, 9), (Status.SENT, 1), (Status.PENDING, 1)])

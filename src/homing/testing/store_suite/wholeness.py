@@ -8,7 +8,7 @@ import pytest
 
 from homing.core.errors import StoreError
 from homing.core.events import ALERT
-from homing.core.model import Entry, Event, RegistryPut, Status
+from homing.core.model import Entry, Event, ReceiptEvent, RegistryPut, Status
 from homing.testing.builders import (
     HOUR_MS,
     a_message,
@@ -64,7 +64,7 @@ class WholenessTests:
         put = RegistryPut(tenant="default", kind="preference", key="u", value=UNWRITABLE)
         good = a_receipt("m-1")
         with pytest.raises(REFUSAL):
-            await store.receipt([good, a_receipt("m-1", puts=(put,))])
+            await store.receipt([good, a_receipt("m-1", ReceiptEvent.UNSUBSCRIBE, puts=(put,))])
         assert await status_of(store, id) is Status.SENT
         assert (await store.receipt([good])).applied == (good.event_id,)
 

@@ -1,0 +1,65 @@
+"""No recipient reaches a log through text that others wrote."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.ids import uuid7
+from homing.core.redact import HIDDEN, redact
+
+from .build import NOW
+
+TOKEN = "fGk3:APA91b" + "xY_-9" * 8
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("mailbox ada@example.org is full", f"mailbox {HIDDEN}@example.org is full"),
+        ("<ada.l+news@example.org>: 550", f"<{HIDDEN}@example.org>: 550"),
+        ("to +15550100123 failed", f"to {HIDDEN} failed"),
+        ("to +1 (555) 010-0123 failed", f"to {HIDDEN} failed"),
+        ("POST https://shop.example/in/secret?k=v: 503", f"POST https://shop.example/{HIDDEN} 503"),
+        ("https://user:secret@shop.example/in", f"https://shop.example/{HIDDEN}"),
+        (f"token {TOKEN} is dead", f"token {HIDDEN} is dead"),
+    ],
+)
+def test_addresses_numbers_paths_and_tokens_are_taken_out(text: str, redacted: str) -> None:
+    assert redact(text) == redacted
+
+
+@pytest.mark.parametrize("text", ["", "503 try later", "code 30005", "attempt 3 of 6 after 12000 ms"])
+def test_what_names_nobody_stays_as_it_is(text: str) -> None:
+    assert redact(text) == text
+
+
+@given(st.integers(0, 2**74 - 1))
+def test_our_own_ids_stay(bits: int) -> None:
+    text = f"notification {uuid7(NOW, bits)} failed"
+    assert redact(text) == text
+
+
+words = st.text("abcdefgh ,.;:()'\"<>-", max_size=20)
+secrets = st.sampled_from(["ada.lovelace@example.org", "+15550100123", TOKEN, "secret-path-of-a-hook"])
+
+
+@given(words, secrets, words)
+def test_no_recipient_survives_whatever_stands_around_it(before: str, secret: str, after: str) -> None:
+    shown = f"https://shop.example/{secret}" if "path" in secret else secret
+    found = redact(f"{before} {shown} {after}")
+    assert secret not in found
+    assert secret.partition("@")[0] not in found
+
+
+@given(st.text())
+def test_any_text_is_redacted_without_an_error_and_twice_is_the_same_as_once(text: str) -> None:
+    once = redact(text)
+    assert "\x00" not in once
+    assert redact(once) == once
+
+
+@pytest.mark.parametrize("unit", ["a", "1", "@", "a@", "http://", "+1 ", "https://a@", "1-", "\x00", "a:"])
+def test_long_nonsense_costs_no_time_and_has_an_end(unit: str) -> None:
+    assert len(redact(unit * 50_000)) <= 60_000
