@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from homing.core.policy import PolicyPatch, RetryPolicy, Rule
     from homing.core.ports import Delivery, Provider
     from homing.core.request import SendRequest
-    from homing.engine.homing import Rejection, SendResult
     from homing.engine.roster import Listed
+    from homing.engine.sending import Rejection, SendResult
     from homing.library import Homing, SyncHoming
 
 __version__ = "0.1.0"
@@ -88,11 +88,8 @@ _HOME = {
         "Provider",
     ),
     "homing.core.request": ("SendRequest",),
-    "homing.engine.homing": (
-        "Rejection",
-        "SendResult",
-    ),
     "homing.engine.roster": ("Listed",),
+    "homing.engine.sending": ("Rejection", "SendResult"),
     "homing.library": (
         "Homing",
         "SyncHoming",

@@ -28,7 +28,8 @@ from homing.core.model import Content, Filter, Notification, Page, Recipient
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
 from homing.core.reading import request_from
 from homing.core.request import SendRequest
-from homing.engine.homing import Engine, Rejection, SendResult, each
+from homing.engine.homing import Engine
+from homing.engine.sending import Rejection, SendResult, each
 from homing.engine.stats import Processed
 
 _T = TypeVar("_T")

@@ -32,7 +32,7 @@ from homing.core.model import (
 from homing.core.policy import MODES, Backoff, Jitter, OnTimeout, PolicyPatch, RetryPolicy
 from homing.core.presets import PRESETS
 from homing.core.request import SendRequest
-from homing.engine.homing import Rejection, SendResult
+from homing.engine.sending import Rejection, SendResult
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

@@ -29,6 +29,8 @@ class Check:
     limit: float
     passed: bool
     message: str
+    only_when: str = ""
+    """What must hold for it to say anything."""
 
 
 @command(app, "stats")
@@ -151,6 +153,7 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
             limit=limits.failure_rate,
             passed=ended >= limits.failure_rate_of and metrics.failure_rate > limits.failure_rate,
             message=f"{metrics.failure_rate:.1f} % failed for good; look at `homing dead groups`",
+            only_when=f"once {limits.failure_rate_of} have ended",
         ),
         Check(
             name="OldestRetry",
@@ -179,8 +182,9 @@ def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
 def _mark(check: Check | None) -> tuple[Any, Any]:
     if check is None:
         return "", ""
-    limit = f"at most {span(check.limit)}" if check.metric == "oldest_retry" else f"at most {check.limit:g}"
-    return (styled("✗", "red") if check.passed else styled("✓", "green")), limit
+    limit = span(check.limit) if check.metric == "oldest_retry" else f"{check.limit:g}"
+    mark = styled("✗", "red") if check.passed else styled("✓", "green")
+    return mark, f"at most {limit} {check.only_when}".rstrip()
 
 
 def _value(value: Any) -> str:

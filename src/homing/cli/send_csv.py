@@ -90,7 +90,7 @@ async def send_file(
 
 
 def _count(report: Report, result: Any, line: int, bar: Bar, *, json: bool) -> None:
-    from homing.engine.homing import Rejection
+    from homing.engine.sending import Rejection
 
     report.rows += 1
     if not isinstance(result, Rejection):

@@ -4,62 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Self
 
 from msgspec import Struct, field
 
-from homing.core.errors import (
-    DeliveryFailed,
-    DeliveryTimeout,
-    IdempotencyConflict,
-    InvalidRequest,
-    NotFound,
-    StoreError,
-    StoreUnavailable,
-)
-from homing.core.model import (
-    DEFAULT_TENANT,
-    Acceptance,
-    Claim,
-    Mode,
-    Notification,
-    Reason,
-    Settlement,
-    Status,
-    Submission,
-)
+from homing.core.errors import NotFound
+from homing.core.model import DEFAULT_TENANT, Mode, Notification, Settlement, Submission
 from homing.core.modes import MODE_INFO
 from homing.core.policy import Preset, Rule
 from homing.core.ports import Backend, Chance, Clock, Directory, Renderer, Sink
 from homing.core.presets import PRIORITY
-from homing.core.request import SendRequest
-from homing.core.states import FINAL
 from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
 from homing.engine.clock import LocalWaker
 from homing.engine.commands import Commands
-from homing.engine.deliverer import Deliverer, Ready
+from homing.engine.deliverer import Deliverer
 from homing.engine.directory import RegistryDirectory
-from homing.engine.intake import SYNCHRONOUS_TIMEOUT_MS, Intake, IntakeSettings
+from homing.engine.intake import Intake, IntakeSettings
 from homing.engine.operations import Operations
 from homing.engine.policies import Policies
 from homing.engine.relay import Relay
 from homing.engine.room import Room, Slots
 from homing.engine.roster import Roster
+from homing.engine.sending import Sending
 from homing.engine.spool import Spool
 from homing.engine.stats import Processed
+from homing.engine.synchronous import Synchronous, ended
 from homing.engine.upkeep import Upkeep, UpkeepSettings
 from homing.engine.worker import Worker, WorkerSettings
 
 log = logging.getLogger("homing")
-
-_SEND_CHUNK = 500
-_SPOOL_EVERY_MS = 5_000
-_SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
-_T = TypeVar("_T")
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
@@ -92,42 +69,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     renderer: Renderer | None = None
 
 
-class SendResult(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The answer to one request. It is given only when the promise is kept on disk."""
-
-    batch_id: str
-    notification_ids: tuple[str, ...]
-    status: str
-    """`queued`, `spooled`, or the status that a synchronous send ended in.
-
-    `purged`: one under a known idempotency key whose notification is no longer kept.
-    """
-    queue_name: str = ""
-    duplicate: bool = False
-    """Accepted before: by its idempotency key, or all of it inside a dedup window."""
-    provider_message_id: str | None = None
-    delivered_at: str | None = None
-
-    @property
-    def id(self) -> str:
-        """The notification's id, where there is one."""
-        if len(self.notification_ids) != 1:
-            raise ValueError(
-                f"the request became {len(self.notification_ids)} notifications; use notification_ids"
-            )
-        return self.notification_ids[0]
-
-
-class Rejection(Struct, frozen=True, kw_only=True):
-    """One request of many that was not accepted; the others are."""
-
-    index: int
-    field: str
-    code: str
-    message: str
-
-
-class Engine(Operations, Commands):
+class Engine(Sending, Operations, Commands):
     """One durable line from accept to settled. `async with` opens and closes it."""
 
     def __init__(self, parts: Parts, settings: EngineSettings) -> None:
@@ -163,6 +105,13 @@ class Engine(Operations, Commands):
             settings=settings.intake,
             name=settings.name,
         )
+        self._submit_now = Synchronous(
+            backend=parts.backend,
+            roster=parts.roster,
+            breakers=self._breakers,
+            deliverer=self._deliverer,
+            clock=parts.clock,
+        ).send
         self._waker = LocalWaker()
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Told of every settlement that this process's worker has written, and whether it was applied."""
@@ -270,239 +219,15 @@ class Engine(Operations, Commands):
         await self._relay.run_once()
         return result
 
-    # Sending -------------------------------------------------------------------------------------
-
-    async def submit(
-        self,
-        request: SendRequest,
-        *,
-        tenant: str | None = None,
-        if_unavailable: Literal["raise", "spool"] = "raise",
-        connection: Any = None,
-        asked: str = "",
-    ) -> SendResult:
-        """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask."""
-        submission = await self._intake.prepare(tenant or self.tenant, request, asked=asked)
-        if submission.lease_to is not None:
-            if connection is not None:
-                raise InvalidRequest("connection", "and synchronous exclude each other: it is sent at once")
-            return await self._submit_now(submission)
-        try:
-            (answer,) = await self._backend.accept([submission], tx=connection)
-        except StoreUnavailable:
-            if if_unavailable != "spool":
-                raise
-            return await self._to_spool(submission)
-        result = self._result(submission, answer)
-        self._wake()
-        if self._spooled:  # the store is back
-            self._spooled = False
-            self._spool_waker.wake()
-        return result
-
-    async def submit_many(
-        self,
-        requests: Iterable[SendRequest | InvalidRequest] | AsyncIterable[SendRequest | InvalidRequest],
-        *,
-        tenant: str | None = None,
-        connection: Any = None,
-    ) -> AsyncIterator[SendResult | Rejection]:
-        """Accepts any number of requests in bounded memory; one answer each, in order.
-
-        A request that is not acceptable (or was found so before: an error in its place) is answered with
-        its `Rejection`; the others are accepted. Synchronous requests are refused here.
-        """
-        prepared: list[Submission | Rejection] = []
-        index = 0
-        async for request in each(requests):
-            prepared.append(await self._prepare_one(tenant or self.tenant, request, index))
-            index += 1
-            if len(prepared) >= _SEND_CHUNK:
-                for result in await self._accept_chunk(prepared, connection, index - len(prepared)):
-                    yield result
-                prepared = []
-        for result in await self._accept_chunk(prepared, connection, index - len(prepared)):
-            yield result
-
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
         """Returns when the notification has ended, or as it is after `timeout_ms`."""
-        return await self._ended(self.tenant, id, timeout_ms)
+        found = await ended(self._backend, self._clock, self.tenant, id, timeout_ms)
+        if found is None:
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
+        return found
 
-    async def _ended(self, tenant: str, id: str, timeout_ms: int) -> Notification:
-        until_ms = self._clock.monotonic_ms() + timeout_ms
-        while True:
-            notification = (await self._history(tenant, id)).notification
-            ended = notification.status in FINAL or notification.status is Status.IN_DOUBT
-            if ended or self._clock.monotonic_ms() >= until_ms:
-                return notification
-            await self._clock.sleep_ms(50)
-
-    async def _submit_now(self, submission: Submission) -> SendResult:
-        """A synchronous send walks the same line: accepted leased, sent, settled, answered."""
-        began_ms = self._clock.monotonic_ms()
-        await self._breakers.refresh()
-        (answer,) = await self._backend.accept([submission])
-        self._raise_conflict(submission, answer)
-        if not answer.claims:  # asked before under the same key, perhaps this very moment
-            with suppress(NotFound):
-                await self._ended(submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS)
-            return await self._settled_result(submission.tenant, answer)
-        until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
-        settlements: list[Settlement] = []
-        started: list[Claim] = []
-        try:
-            await self._attempt_now(answer, settlements, started, until_ms)
-        finally:
-            # A caller that goes away must not lose the record of what was done.
-            if not settlements:
-                settlements = [self._deliverer.settle_lost(claim) for claim in started]
-            if not settlements:
-                settlements = [self._deliverer.give_up(claim) for claim in answer.claims]
-            await asyncio.shield(self._settle_now(settlements))
-        return await self._settled_result(submission.tenant, answer)
-
-    async def _settle_now(self, settlements: list[Settlement]) -> None:
-        """Keeps at it for a while: what was sent must not be answered as failed."""
-        for pause_ms in _SETTLE_PAUSES_MS:
-            try:
-                await self._backend.settle(settlements)
-                return
-            except StoreUnavailable as error:
-                log.warning("settling a synchronous send waits for the store: %s", error)
-                await self._clock.sleep_ms(pause_ms)
-        await self._backend.settle(settlements)
-
-    async def _attempt_now(
-        self, answer: Acceptance, settlements: list[Settlement], started: list[Claim], until_ms: int
-    ) -> None:
-        placed: list[Ready] = []
-        try:
-            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                ready = await self._deliverer.guard(answer.claims, settlements.append)
-                placed = await self._deliverer.route(ready, settlements.append)
-                for one in placed:
-                    await self._rate_token(one.claim.provider)
-        except TimeoutError:
-            log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
-            return
-        for one in placed:
-            left_ms = max(1, until_ms - self._clock.monotonic_ms())
-            started.append(one.claim)
-            settlement = await self._deliverer.attempt(one, timeout_ms=left_ms)
-            if settlement is not None:
-                settlements.append(settlement)
-
-    async def _rate_token(self, provider: str) -> None:
-        """A synchronous send keeps to the provider's rate limit too, as long as its two seconds allow."""
-        rate = self._roster[provider].rate
-        while rate is not None:
-            taken = await self._backend.take(f"provider:{provider}", rate, 1)
-            if taken.granted:
-                return
-            await self._clock.sleep_ms(taken.wait_ms)
-
-    async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
-        found = await self._backend.get(tenant, answer.ids[0])
-        if found is None:  # its key outlives it
-            return SendResult(
-                batch_id=answer.batch_id, notification_ids=answer.ids, status="purged", duplicate=True
-            )
-        notification = found.notification
-        if notification.reason is Reason.DELIVERY_TIMEOUT:
-            raise DeliveryTimeout(notification_id=notification.id)
-        if notification.status not in (Status.SENT, Status.DELIVERED):
-            why = notification.last_error or notification.reason or notification.status.value
-            raise DeliveryFailed(
-                f"Synchronous delivery failed: {why}. Notification NOT queued.",
-                notification_id=notification.id,
-            )
-        ids = notification.provider_message_ids
-        at = notification.delivered_at or notification.sent_at
-        return SendResult(
-            batch_id=answer.batch_id,
-            notification_ids=answer.ids,
-            status=notification.status.value,
-            duplicate=bool(answer.duplicates),
-            provider_message_id=ids[-1] if ids else None,
-            delivered_at=at.isoformat() if at else None,
-        )
-
-    async def _prepare_one(
-        self, tenant: str, request: SendRequest | InvalidRequest, index: int
-    ) -> Submission | Rejection:
-        try:
-            if isinstance(request, InvalidRequest):
-                raise request
-            submission = await self._intake.prepare(tenant, request)
-            if submission.lease_to is not None:
-                raise InvalidRequest("synchronous", "is for one request at a time; use send")
-        except InvalidRequest as error:
-            return Rejection(index=index, field=error.field, code=error.code, message=error.message)
-        return submission
-
-    async def _accept_chunk(
-        self, prepared: list[Submission | Rejection], connection: Any, first: int
-    ) -> list[SendResult | Rejection]:
-        batch = [p for p in prepared if isinstance(p, Submission)]
-        answers = iter(await self._backend.accept(batch, tx=connection) if batch else ())
-        results: list[SendResult | Rejection] = []
-        for offset, one in enumerate(prepared):
-            if isinstance(one, Rejection):
-                results.append(one)
-                continue
-            try:
-                results.append(self._result(one, next(answers)))
-            except IdempotencyConflict as error:
-                results.append(
-                    Rejection(
-                        index=first + offset, field="idempotencyKey", code=error.code, message=str(error)
-                    )
-                )
-        if batch:
-            self._wake()
-        return results
-
-    def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
-        self._raise_conflict(submission, answer)
-        return SendResult(
-            batch_id=answer.batch_id,
-            notification_ids=answer.ids,
-            status="queued",
-            queue_name=self.settings.queue_names[submission.notifications[0].mode],
-            duplicate=len(answer.duplicates) == len(answer.ids),
-        )
-
-    def _raise_conflict(self, submission: Submission, answer: Acceptance) -> None:
-        if answer.conflict:
-            raise IdempotencyConflict(
-                f"idempotencyKey: {submission.idempotency_key!r} was used with another request; "
-                "nothing was stored"
-            )
-
-    # Beside it -----------------------------------------------------------------------------------
-
-    async def _to_spool(self, submission: Submission) -> SendResult:
-        if self._spool is None:
-            raise StoreUnavailable("the store is away and no spool file is configured (set `spool`)")
-        kept = await self._spool.write(submission)
-        self._spooled = True
-        ids = tuple(new.id for new in kept.notifications)
-        return SendResult(batch_id=kept.batch_id, notification_ids=ids, status="spooled")
-
-    async def _drain_spool(self) -> None:
-        while True:
-            await self._drain_spool_once()
-            await self._spool_waker.wait(_SPOOL_EVERY_MS)
-
-    async def _drain_spool_once(self) -> None:
-        if self._spool is None:
-            return
-        try:
-            if taken := await self._spool.drain(self._backend):
-                log.info("handed %d spooled requests over to the store", taken)
-                self._wake()
-        except (StoreError, OSError) as error:
-            log.warning("the spool waits: %s", error)
+    def _queue_name(self, submission: Submission) -> str:
+        return self.settings.queue_names[submission.notifications[0].mode]
 
     def _wake(self) -> None:
         self._waker.wake()
@@ -526,13 +251,3 @@ class Engine(Operations, Commands):
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
         )
-
-
-async def each(items: Iterable[_T] | AsyncIterable[_T]) -> AsyncIterator[_T]:
-    """One loop over what may be an ordinary or an async iterable."""
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item

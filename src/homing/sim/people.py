@@ -22,7 +22,7 @@ from homing.core.events import moment
 from homing.core.model import Channel, CommandName, Content, Entry, Filter, Priority, Recipient, Status
 from homing.core.policy import Rule
 from homing.core.request import SendRequest
-from homing.engine.homing import Rejection, SendResult
+from homing.engine.sending import Rejection, SendResult
 from homing.sim.invariants import Watch
 from homing.sim.process import SimProcess
 from homing.sim.watch_shared import MARK

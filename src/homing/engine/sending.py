@@ -1,0 +1,211 @@
+"""Accepting requests: one, many, or into the spool while the store is away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from typing import Any, Literal, TypeVar
+
+from msgspec import Struct
+
+from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, StoreUnavailable
+from homing.core.model import Acceptance, Submission
+from homing.core.ports import Backend
+from homing.core.request import SendRequest
+from homing.engine.clock import LocalWaker
+from homing.engine.intake import Intake
+from homing.engine.spool import Spool
+
+log = logging.getLogger("homing.sending")
+
+_SEND_CHUNK = 500
+_SPOOL_EVERY_MS = 5_000
+_T = TypeVar("_T")
+
+
+class SendResult(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """The answer to one request. It is given only when the promise is kept on disk."""
+
+    batch_id: str
+    notification_ids: tuple[str, ...]
+    status: str
+    """`queued`, `spooled`, or the status that a synchronous send ended in.
+
+    `purged`: one under a known idempotency key whose notification is no longer kept.
+    """
+    queue_name: str = ""
+    duplicate: bool = False
+    """Accepted before: by its idempotency key, or all of it inside a dedup window."""
+    provider_message_id: str | None = None
+    delivered_at: str | None = None
+
+    @property
+    def id(self) -> str:
+        """The notification's id, where there is one."""
+        if len(self.notification_ids) != 1:
+            raise ValueError(
+                f"the request became {len(self.notification_ids)} notifications; use notification_ids"
+            )
+        return self.notification_ids[0]
+
+
+class Rejection(Struct, frozen=True, kw_only=True):
+    """One request of many that was not accepted; the others are."""
+
+    index: int
+    field: str
+    code: str
+    message: str
+
+
+class Sending:
+    """The accepting half of the engine's front."""
+
+    _backend: Backend
+    _intake: Intake
+    _spool: Spool | None
+    _spool_waker: LocalWaker
+    _spooled: bool
+    _queue_name: Callable[[Submission], str]
+    _submit_now: Callable[[Submission], Coroutine[Any, Any, SendResult]]
+    _wake: Callable[[], None]
+    tenant: str
+
+    async def submit(
+        self,
+        request: SendRequest,
+        *,
+        tenant: str | None = None,
+        if_unavailable: Literal["raise", "spool"] = "raise",
+        connection: Any = None,
+        asked: str = "",
+    ) -> SendResult:
+        """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask."""
+        submission = await self._intake.prepare(tenant or self.tenant, request, asked=asked)
+        if submission.lease_to is not None:
+            if connection is not None:
+                raise InvalidRequest("connection", "and synchronous exclude each other: it is sent at once")
+            return await self._submit_now(submission)
+        try:
+            (answer,) = await self._backend.accept([submission], tx=connection)
+        except StoreUnavailable:
+            if if_unavailable != "spool":
+                raise
+            return await self._to_spool(submission)
+        result = self._result(submission, answer)
+        self._wake()
+        if self._spooled:  # the store is back
+            self._spooled = False
+            self._spool_waker.wake()
+        return result
+
+    async def submit_many(
+        self,
+        requests: Iterable[SendRequest | InvalidRequest] | AsyncIterable[SendRequest | InvalidRequest],
+        *,
+        tenant: str | None = None,
+        connection: Any = None,
+    ) -> AsyncIterator[SendResult | Rejection]:
+        """Accepts any number of requests in bounded memory; one answer each, in order.
+
+        A request that is not acceptable (or was found so before: an error in its place) is answered with
+        its `Rejection`; the others are accepted. Synchronous requests are refused here.
+        """
+        prepared: list[Submission | Rejection] = []
+        index = 0
+        async for request in each(requests):
+            prepared.append(await self._prepare_one(tenant or self.tenant, request, index))
+            index += 1
+            if len(prepared) >= _SEND_CHUNK:
+                for result in await self._accept_chunk(prepared, connection, index - len(prepared)):
+                    yield result
+                prepared = []
+        for result in await self._accept_chunk(prepared, connection, index - len(prepared)):
+            yield result
+
+    async def _prepare_one(
+        self, tenant: str, request: SendRequest | InvalidRequest, index: int
+    ) -> Submission | Rejection:
+        try:
+            if isinstance(request, InvalidRequest):
+                raise request
+            submission = await self._intake.prepare(tenant, request)
+            if submission.lease_to is not None:
+                raise InvalidRequest("synchronous", "is for one request at a time; use send")
+        except InvalidRequest as error:
+            return Rejection(index=index, field=error.field, code=error.code, message=error.message)
+        return submission
+
+    async def _accept_chunk(
+        self, prepared: list[Submission | Rejection], connection: Any, first: int
+    ) -> list[SendResult | Rejection]:
+        batch = [p for p in prepared if isinstance(p, Submission)]
+        answers = iter(await self._backend.accept(batch, tx=connection) if batch else ())
+        results: list[SendResult | Rejection] = []
+        for offset, one in enumerate(prepared):
+            if isinstance(one, Rejection):
+                results.append(one)
+                continue
+            try:
+                results.append(self._result(one, next(answers)))
+            except IdempotencyConflict as error:
+                results.append(
+                    Rejection(
+                        index=first + offset, field="idempotencyKey", code=error.code, message=str(error)
+                    )
+                )
+        if batch:
+            self._wake()
+        return results
+
+    def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
+        raise_conflict(submission, answer)
+        return SendResult(
+            batch_id=answer.batch_id,
+            notification_ids=answer.ids,
+            status="queued",
+            queue_name=self._queue_name(submission),
+            duplicate=len(answer.duplicates) == len(answer.ids),
+        )
+
+    async def _to_spool(self, submission: Submission) -> SendResult:
+        if self._spool is None:
+            raise StoreUnavailable("the store is away and no spool file is configured (set `spool`)")
+        kept = await self._spool.write(submission)
+        self._spooled = True
+        ids = tuple(new.id for new in kept.notifications)
+        return SendResult(batch_id=kept.batch_id, notification_ids=ids, status="spooled")
+
+    async def _drain_spool(self) -> None:
+        while True:
+            await self._drain_spool_once()
+            await self._spool_waker.wait(_SPOOL_EVERY_MS)
+
+    async def _drain_spool_once(self) -> None:
+        if self._spool is None:
+            return
+        try:
+            if taken := await self._spool.drain(self._backend):
+                log.info("handed %d spooled requests over to the store", taken)
+                self._wake()
+        except (StoreError, OSError) as error:
+            log.warning("the spool waits: %s", error)
+
+
+def raise_conflict(submission: Submission, answer: Acceptance) -> None:
+    """The idempotency key was used with another body."""
+    if answer.conflict:
+        raise IdempotencyConflict(
+            f"idempotencyKey: {submission.idempotency_key!r} was used with another request; "
+            "nothing was stored"
+        )
+
+
+async def each(items: Iterable[_T] | AsyncIterable[_T]) -> AsyncIterator[_T]:
+    """One loop over what may be an ordinary or an async iterable."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

@@ -1,0 +1,134 @@
+"""The synchronous send: it walks the same line as every other, accepted leased, sent, settled, answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from homing.core.errors import DeliveryFailed, DeliveryTimeout, StoreUnavailable
+from homing.core.model import Acceptance, Claim, Notification, Reason, Settlement, Status, Submission
+from homing.core.ports import Backend, Clock
+from homing.core.states import FINAL
+from homing.engine.breakers import Breakers
+from homing.engine.deliverer import Deliverer, Ready
+from homing.engine.intake import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.roster import Roster
+from homing.engine.sending import SendResult, raise_conflict
+
+log = logging.getLogger("homing.synchronous")
+
+_SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
+
+
+class Synchronous:
+    """Two seconds, hard, for the whole call; never queued, never sent later."""
+
+    def __init__(
+        self, *, backend: Backend, roster: Roster, breakers: Breakers, deliverer: Deliverer, clock: Clock
+    ) -> None:
+        self._backend = backend
+        self._roster = roster
+        self._breakers = breakers
+        self._deliverer = deliverer
+        self._clock = clock
+
+    async def send(self, submission: Submission) -> SendResult:
+        """Accepts, attempts, settles and answers; raises what it failed of."""
+        began_ms = self._clock.monotonic_ms()
+        await self._breakers.refresh()
+        (answer,) = await self._backend.accept([submission])
+        raise_conflict(submission, answer)
+        if not answer.claims:  # asked before under the same key, perhaps this very moment
+            await ended(self._backend, self._clock, submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS)
+            return await self._settled_result(submission.tenant, answer)
+        until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
+        settlements: list[Settlement] = []
+        started: list[Claim] = []
+        try:
+            await self._attempt_now(answer, settlements, started, until_ms)
+        finally:
+            # A caller that goes away must not lose the record of what was done.
+            if not settlements:
+                settlements = [self._deliverer.settle_lost(claim) for claim in started]
+            if not settlements:
+                settlements = [self._deliverer.give_up(claim) for claim in answer.claims]
+            await asyncio.shield(self._settle_now(settlements))
+        return await self._settled_result(submission.tenant, answer)
+
+    async def _settle_now(self, settlements: list[Settlement]) -> None:
+        """Keeps at it for a while: what was sent must not be answered as failed."""
+        for pause_ms in _SETTLE_PAUSES_MS:
+            try:
+                await self._backend.settle(settlements)
+                return
+            except StoreUnavailable as error:
+                log.warning("settling a synchronous send waits for the store: %s", error)
+                await self._clock.sleep_ms(pause_ms)
+        await self._backend.settle(settlements)
+
+    async def _attempt_now(
+        self, answer: Acceptance, settlements: list[Settlement], started: list[Claim], until_ms: int
+    ) -> None:
+        placed: list[Ready] = []
+        try:
+            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
+                ready = await self._deliverer.guard(answer.claims, settlements.append)
+                placed = await self._deliverer.route(ready, settlements.append)
+                for one in placed:
+                    await self._rate_token(one.claim.provider)
+        except TimeoutError:
+            log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
+            return
+        for one in placed:
+            left_ms = max(1, until_ms - self._clock.monotonic_ms())
+            started.append(one.claim)
+            settlement = await self._deliverer.attempt(one, timeout_ms=left_ms)
+            if settlement is not None:
+                settlements.append(settlement)
+
+    async def _rate_token(self, provider: str) -> None:
+        """A synchronous send keeps to the provider's rate limit too, as long as its two seconds allow."""
+        rate = self._roster[provider].rate
+        while rate is not None:
+            taken = await self._backend.take(f"provider:{provider}", rate, 1)
+            if taken.granted:
+                return
+            await self._clock.sleep_ms(taken.wait_ms)
+
+    async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
+        found = await self._backend.get(tenant, answer.ids[0])
+        if found is None:  # its key outlives it
+            return SendResult(
+                batch_id=answer.batch_id, notification_ids=answer.ids, status="purged", duplicate=True
+            )
+        notification = found.notification
+        if notification.reason is Reason.DELIVERY_TIMEOUT:
+            raise DeliveryTimeout(notification_id=notification.id)
+        if notification.status not in (Status.SENT, Status.DELIVERED):
+            why = notification.last_error or notification.reason or notification.status.value
+            raise DeliveryFailed(
+                f"Synchronous delivery failed: {why}. Notification NOT queued.",
+                notification_id=notification.id,
+            )
+        ids = notification.provider_message_ids
+        at = notification.delivered_at or notification.sent_at
+        return SendResult(
+            batch_id=answer.batch_id,
+            notification_ids=answer.ids,
+            status=notification.status.value,
+            duplicate=bool(answer.duplicates),
+            provider_message_id=ids[-1] if ids else None,
+            delivered_at=at.isoformat() if at else None,
+        )
+
+
+async def ended(backend: Backend, clock: Clock, tenant: str, id: str, timeout_ms: int) -> Notification | None:
+    """The notification when it has ended, or as it is after `timeout_ms`; None: there is none."""
+    until_ms = clock.monotonic_ms() + timeout_ms
+    while (history := await backend.get(tenant, id)) is not None:
+        notification = history.notification
+        over = notification.status in FINAL or notification.status is Status.IN_DOUBT
+        if over or clock.monotonic_ms() >= until_ms:
+            return notification
+        await clock.sleep_ms(50)
+    return None

@@ -1,0 +1,144 @@
+"""`python -m homing.sim --lifetimes N --seed S`: worlds until that many notifications have lived.
+
+Progress goes to stderr, the result to stdout. Exit code 1: an invariant was violated; the command that
+shows it again is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from homing.sim.campaign import REQUESTS, Failure, Totals, campaign, try_world
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line."""
+    arguments = _parser().parse_args(argv)
+    if arguments.replay is not None:
+        return _replay(arguments.replay, arguments.requests)
+    progress = _Progress(arguments.lifetimes)
+    totals = campaign(
+        arguments.lifetimes,
+        seed=arguments.seed,
+        processes=arguments.processes,
+        requests=arguments.requests,
+        most_failures=arguments.failures,
+        on_world=progress.show,
+    )
+    progress.end()
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(totals).decode() + "\n")
+    else:
+        sys.stdout.write(table(totals, progress.passed_s))
+    return 1 if totals.failures else 0
+
+
+def table(totals: Totals, passed_s: float) -> str:
+    """What happened, for people."""
+    rate = totals.lifetimes / passed_s if passed_s else 0.0
+    rows = [
+        ("lifetimes", f"{totals.lifetimes:,} in {totals.worlds:,} worlds, {rate:,.0f} per second"),
+        ("virtual time", f"{totals.virtual_ms / 3_600_000:,.1f} hours"),
+        ("attempts", f"{totals.attempts:,} of {totals.leases:,} leases, {totals.stale:,} stale settlements"),
+        ("faults", f"{totals.crashes:,} crashes, {totals.pauses:,} pauses, {totals.jumps:,} clock jumps"),
+        ("breakers", f"{totals.breaker_changes:,} changes"),
+        ("operators", f"{totals.commands:,} commands"),
+        ("receipts", f"{totals.receipts:,}"),
+        ("dead letters told", f"{totals.events:,}"),
+        ("outcomes", _listed(totals.outcomes)),
+        ("statuses", _listed(totals.statuses)),
+        ("violations", f"{len(totals.failures)}"),
+    ]
+    wide = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{wide}}  {value}" for name, value in rows]
+    for failure in totals.failures:
+        lines += ["", failure.text, f"  see it again: {failure.replay}"]
+    return "\n".join(lines) + "\n"
+
+
+class _Progress:
+    """One line on stderr that is written over; where stderr is a file, a line now and then."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._began = time.monotonic()
+        self._shown = 0.0
+        self._on_screen = sys.stderr.isatty()
+
+    @property
+    def passed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def show(self, totals: Totals) -> None:
+        now = time.monotonic()
+        if now - self._shown < (0.2 if self._on_screen else 15.0):
+            return
+        self._shown = now
+        rate = totals.lifetimes / max(0.001, self.passed_s)
+        left_s = (self._wanted - totals.lifetimes) / rate if rate else 0.0
+        line = (
+            f"{totals.lifetimes:,} of {self._wanted:,} lifetimes, {rate:,.0f}/s, "
+            f"{_clock(max(0.0, left_s))} left, {len(totals.failures)} violations"
+        )
+        sys.stderr.write(f"\r{line:<78}" if self._on_screen else f"{line}\n")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._on_screen:
+            sys.stderr.write("\r" + " " * 78 + "\r")
+
+
+def _replay(seed: int, requests: int) -> int:
+    answer = try_world(seed, requests)
+    if isinstance(answer, Failure):
+        sys.stdout.write(answer.text + "\n")
+        return 1
+    sys.stdout.write("\n".join(answer.lines) + f"\nseed {seed} holds, trace {answer.trace_sha256}\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m homing.sim", description=__doc__)
+    parser.add_argument(
+        "--lifetimes", type=_positive, default=10_000, metavar="N", help="how many notifications"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first world's seed (default 1)")
+    parser.add_argument("--processes", type=_positive, default=1, metavar="P", help="worlds at the same time")
+    parser.add_argument(
+        "--requests", type=_positive, default=REQUESTS, metavar="R", help=f"per world (default {REQUESTS})"
+    )
+    parser.add_argument(
+        "--failures",
+        type=_positive,
+        default=1,
+        metavar="F",
+        help="stop after that many violations (default 1)",
+    )
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run one world and print its trace")
+    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text.replace("_", "").replace(",", ""))
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda c: -c[1]))
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

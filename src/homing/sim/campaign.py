@@ -1,0 +1,131 @@
+"""Many worlds, on as many cores as wanted: what `make simulate` runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import count
+from multiprocessing import get_context
+
+from msgspec import Struct, field
+
+from homing.sim.scene import Violation
+from homing.sim.weather import plan_of
+from homing.sim.world import WorldReport, run_world
+
+REQUESTS = 250
+"""Per world. Larger worlds see more of each other's traffic, smaller ones see more different weather."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """A world that did not hold."""
+
+    seed: int
+    requests: int
+    invariant: str
+    text: str
+    """The violation in full, with the last lines of its trace."""
+
+    @property
+    def replay(self) -> str:
+        return f"python -m homing.sim --replay {self.seed} --requests {self.requests}"
+
+
+class Totals(Struct, kw_only=True):
+    """The sums over all worlds."""
+
+    worlds: int = 0
+    lifetimes: int = 0
+    attempts: int = 0
+    leases: int = 0
+    stale: int = 0
+    crashes: int = 0
+    pauses: int = 0
+    jumps: int = 0
+    breaker_changes: int = 0
+    commands: int = 0
+    receipts: int = 0
+    events: int = 0
+    virtual_ms: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, report: WorldReport) -> None:
+        self.worlds += 1
+        for name in (
+            "lifetimes",
+            "attempts",
+            "leases",
+            "stale",
+            "crashes",
+            "pauses",
+            "jumps",
+            "breaker_changes",
+            "commands",
+            "receipts",
+            "events",
+            "virtual_ms",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(report, name))
+        self.outcomes.update(_counted(report.outcomes))
+        self.statuses.update(_counted(report.statuses))
+
+
+def try_world(seed: int, requests: int) -> WorldReport | Failure:
+    """One world of a campaign; a violation is an answer here, not an exception."""
+    try:
+        return run_world(plan_of(seed, requests), keep=20_000)
+    except Violation as violation:
+        return Failure(seed=seed, requests=requests, invariant=violation.invariant, text=str(violation))
+
+
+def campaign(
+    lifetimes: int,
+    *,
+    seed: int = 1,
+    processes: int = 1,
+    requests: int = REQUESTS,
+    most_failures: int = 1,
+    on_world: Callable[[Totals], None] = lambda totals: None,
+) -> Totals:
+    """Runs worlds from `seed` on until there were that many lifetimes, or too many failures.
+
+    With several processes the worlds end in another order; each by itself is the same.
+    """
+    totals = Totals()
+    for answer in _answers(seed, requests, processes):
+        if isinstance(answer, Failure):
+            totals.failures.append(answer)
+        else:
+            totals.add(answer)
+        on_world(totals)
+        if totals.lifetimes >= lifetimes or len(totals.failures) >= most_failures:
+            break
+    return totals
+
+
+def _answers(seed: int, requests: int, processes: int) -> Iterator[WorldReport | Failure]:
+    seeds = count(seed)
+    if processes <= 1:
+        for one in seeds:
+            yield try_world(one, requests)
+        return
+    # Spawned, not forked: a world must not depend on what its parent did before.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        running: set[Future[WorldReport | Failure]] = set()
+        try:
+            while True:
+                while len(running) < 2 * processes:
+                    running.add(pool.submit(try_world, next(seeds), requests))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _counted(counts: Mapping[str, int]) -> Counter[str]:
+    return Counter(dict(counts))
