@@ -13,8 +13,8 @@ COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --g
 
 # Tests run side by side; JOBS=0 runs them one after another, in this process.
 JOBS ?= auto
-# For `make simulate`: how many seeds, and the first of them.
-N ?= 200
+# For `make simulate`: how many notifications live and end, and the seed of the first world.
+N ?= 10000
 SEED ?= 1
 ARGS ?=
 
@@ -66,14 +66,14 @@ format: $(STAMP) ## Format the code, and mend what the linter can
 bench: $(STAMP) ## Measure
 	@for each in bench/*.py; do echo "== $$each"; $(BIN)/python "$$each" || exit 1; done
 
-simulate: $(STAMP) ## Run N seeds of the simulator (N=200 SEED=1)
-	@$(BIN)/homing simulate --runs $(N) --seed $(SEED) $(ARGS)
+simulate: $(STAMP) ## Simulated worlds with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one)
+	@$(BIN)/python -m homing.sim --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)
 
 coverage: test ## Tests, then every line that is not covered, and htmlcov/
 	@$(BIN)/coverage report
 	@$(BIN)/coverage html --quiet
 
-lock: $(STAMP) ## Lock the dependencies anew (needs uv)
+lock: ## Lock the dependencies anew (needs uv)
 	@test -n "$(UV)" || { echo "make lock needs uv on PATH"; exit 1; }
 	@$(COMPILE) --upgrade --output-file requirements/runtime.txt
 	@$(COMPILE) --upgrade --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt

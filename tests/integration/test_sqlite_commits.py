@@ -145,6 +145,49 @@ async def test_one_call_of_many_kinds_that_fails_is_undone_alone(store: SqliteSt
     assert await counts(store) == {Status.PENDING: 2, Status.FAILED: 1}
 
 
+def write_and_fail(cursor: sqlite3.Cursor) -> None:
+    cursor.execute("INSERT INTO homing_counters (name, value) VALUES ('half done', 1)")
+    raise RuntimeError("in the middle of it")
+
+
+async def test_what_a_failing_call_had_written_is_undone(store: SqliteStore, tmp_path: Path) -> None:
+    async with Gate(store):
+        before = asyncio.ensure_future(store.accept([a_submission()]))
+        failing = asyncio.ensure_future(writer_of(store).do(Call(write_and_fail)))
+        after = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))
+        await queued(before, failing, after)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        await failing
+    assert (await before)[0].ids
+    assert await after
+    with pytest.raises(RuntimeError, match="in the middle"):  # and the same without neighbours
+        await writer_of(store).do(Call(write_and_fail))
+    connection = sqlite3.connect(tmp_path / "homing.db")
+    assert connection.execute("SELECT * FROM homing_counters WHERE name = 'half done'").fetchall() == []
+    connection.close()
+
+
+def lose_the_transaction(cursor: sqlite3.Cursor) -> None:
+    """What SQLite does by itself after some errors of the disk."""
+    cursor.execute("ROLLBACK")
+    raise sqlite3.OperationalError("disk I/O error")
+
+
+async def test_a_call_that_breaks_the_whole_transaction_costs_the_others_nothing(store: SqliteStore) -> None:
+    await store.accept([a_submission()])
+    [claim] = await claim_all(store)
+    async with Gate(store):
+        settled = asyncio.ensure_future(store.settle([sent(claim)]))
+        broken = asyncio.ensure_future(writer_of(store).do(Call(lose_the_transaction)))
+        accepted = asyncio.ensure_future(store.accept([a_submission()]))
+        await queued(settled, broken, accepted)
+    with pytest.raises(StoreError):
+        await broken
+    assert (await settled).applied == (claim.id,)
+    assert (await accepted)[0].ids
+    assert await counts(store) == {Status.SENT: 1, Status.PENDING: 1}
+
+
 async def test_one_acceptance_that_fails_does_not_take_its_neighbours_with_it(store: SqliteStore) -> None:
     taken = a_submission()
     await store.accept([taken])

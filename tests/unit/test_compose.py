@@ -208,7 +208,7 @@ def test_a_sink_is_made_from_its_table() -> None:
         ({"kind": "log", "events": ["Alarm"]}, "sinks.x.events", "'Alarm'; allowed are Alert"),
         ({"kind": "log", "events": "Alert"}, "sinks.x.events", "list"),
         ({"kind": "log", "events": 5}, "sinks.x.events", "list"),
-        ({"kind": "log", "level": "debug"}, "sinks.x", "level"),
+        ({"kind": "log", "level": "debug"}, "sinks.x.level", "log"),
     ],
 )
 def test_a_sink_that_cannot_be_made_is_named(table: dict[str, Any], field: str, says: str) -> None:

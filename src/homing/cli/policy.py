@@ -31,7 +31,7 @@ from homing.cli.policy_flags import (
 from homing.cli.policy_view import policy_fields, policy_json, rule_words
 from homing.cli.root import group
 from homing.cli.screen import print_json, styled
-from homing.cli.shared import Json, Options, Who, Why, backend, command, login
+from homing.cli.shared import Json, Options, Who, Why, command, engine, login
 from homing.cli.words import local
 
 if TYPE_CHECKING:
@@ -226,20 +226,9 @@ def _tell(options: Options, change: PolicyChange, *, json: bool) -> None:
 @asynccontextmanager
 async def _policies(options: Options) -> AsyncIterator[Policies]:
     """The policies in force: as configured, and as changed while running."""
-    import random
-
-    from homing import compose
-    from homing.engine.clock import SystemClock
-    from homing.engine.policies import Policies
-
-    settings = options.settings()
-    own = compose.engine_settings(settings)
-    async with backend(settings) as store:
-        policies = Policies(
-            own.preset, own.rules, registry=store, clock=SystemClock(), chance=random.SystemRandom()
-        )
-        await policies.refresh()
-        yield policies
+    async with engine(options) as homing:
+        await homing.policies.refresh()
+        yield homing.policies
 
 
 def _flat(rule: Rule) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from homing.cli.words import local, plural, relative, span
 
 if TYPE_CHECKING:
     from homing.core.model import Attempt, History, Notification, Settlement
+    from homing.core.policy import RetryPolicy, Rule
     from homing.engine.stats import Processed
     from homing.library import Homing
 
@@ -115,6 +116,7 @@ class Narrator:
     async def begin(self, limit: int, *, dry_run: bool) -> None:
         """The state of the queue before anything is done."""
         homing = self._homing
+        await homing.policies.refresh()
         counts = await homing.queue_counts()
         health = await homing.health_metrics()
         waiting = await homing.waiting(limit=_MOST)
@@ -195,22 +197,40 @@ def _became(n: Notification, settlement: Settlement) -> str:
 
 
 def _settings_lines(homing: Homing) -> list[str]:
-    """One line for each rule that may apply."""
+    """One line for each rule that may apply, the user's own first."""
     from homing.core.policy import RetryPolicy
 
-    book_rules = [(f"rule {rule.name}", rule) for rule in homing.settings.rules]
-    preset = homing.settings.preset
-    named = [*book_rules, *((f"{preset.name}/{rule.name}", rule) for rule in preset.rules)]
-    alone = len(named) == 1
+    book = homing.policies.book
+    named = [(f"rule {rule.name}", _resolved(homing, rule)) for rule in book.rules]
+    named += [(f"{book.preset.name}/{r.name}", RetryPolicy(**r.policy.given())) for r in book.preset.rules]
     lines = []
-    for name, rule in named:
-        policy = RetryPolicy(**rule.policy.given())
-        label = "Retry settings" if alone else f"Retry settings ({name})"
+    for name, policy in named:
+        label = "Retry settings" if len(named) == 1 else f"Retry settings ({name})"
         lines.append(f"{label} - Max attempts: {policy.max_attempts}, {_backoff(policy)}")
     return lines
 
 
-def _backoff(policy: Any) -> str:
+def _resolved(homing: Homing, rule: Rule) -> RetryPolicy:
+    """What a rule amounts to, for a notification that is as ordinary as the rule lets it be."""
+    from homing.core.model import Channel, Mode, Priority
+    from homing.core.policy import Keys, PolicyBook
+
+    usual = {
+        "tenant": homing.tenant,
+        "type": "message",
+        "origin": "",
+        "channel": "email",
+        "priority": "medium",
+    }
+    keys = {
+        name: value if getattr(rule, name) == "*" else getattr(rule, name) for name, value in usual.items()
+    }
+    alone = PolicyBook(homing.policies.book.preset, [rule])  # a more specific rule must not stand before it
+    channel, priority = Channel(keys["channel"]), Priority(keys["priority"])
+    return alone.policy(Keys(keys["tenant"], keys["type"], keys["origin"], channel, priority), Mode.STANDARD)
+
+
+def _backoff(policy: RetryPolicy) -> str:
     if policy.backoff.value == "fixed":
         return f"Delays: {', '.join(span(step) for step in policy.steps_ms)} (fixed backoff)"
     minutes = policy.base_ms / 60_000

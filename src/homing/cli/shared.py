@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -80,13 +81,12 @@ class Options:
             show_recipients=self.show_recipients or before.show_recipients,
         )
 
-    def settings(self) -> Settings:
-        """The settings in force for this command."""
-        import os
-
+    def settings(self, **flags: Any) -> Settings:
+        """The settings in force for this command; `flags` win over the file and the environment."""
         from homing import config
 
-        return config.load(self.config, env=os.environ, flags={"store": self.store, "tenant": self.tenant})
+        given = {"store": self.store, "tenant": self.tenant, **flags}
+        return config.load(self.config, env=os.environ, flags=given)
 
 
 _SHARED = {
@@ -139,16 +139,18 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 @asynccontextmanager
-async def engine(options: Options, **settings: Any) -> AsyncIterator[Homing]:
+async def engine(options: Options, **flags: Any) -> AsyncIterator[Homing]:
     """The engine, open, for one command."""
     from homing.library import Homing
 
-    new = is_new(options.settings().store)
-    homing = Homing(options.store, config_file=options.config, tenant=options.tenant, **settings)
+    settings = options.settings(**flags)
+    new = is_new(settings.store)
+    homing = Homing(loaded_settings=settings)
     try:
         await homing.open()
-        if new:
-            _note_new_store(options)
+        if new:  # a misspelt path would otherwise look like an empty queue
+            note = f"note: the store {settings.store} was not there; a new one is made"
+            options.notes.line(note, style="bright_black")
         yield homing
     finally:
         await homing.close()
@@ -203,12 +205,6 @@ def is_new(address: str) -> bool:
     """Whether the store is a file that is not there yet."""
     path = address.removeprefix("sqlite:")
     return bool(path) and path != "memory:" and "://" not in path and not Path(path).exists()
-
-
-def _note_new_store(options: Options) -> None:
-    """A misspelt path would otherwise look like an empty queue."""
-    store = options.settings().store
-    options.notes.line(f"note: the store {store} was not there; a new one is made", style="bright_black")
 
 
 def _option(name: str, kind: Any) -> inspect.Parameter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,7 +102,7 @@ def _settings(interval: str | None, batch_size: int | None) -> dict[str, Any]:
         poll_ms = duration_ms(interval, "--interval")
         if poll_ms < 1:
             raise Refused(f"--interval: is {interval}; it must be at least 1ms")
-        os.environ["HOMING_WORKER__POLL_MS"] = str(poll_ms)  # `worker` is a flag of Homing itself
+        settings["worker"] = {"poll_ms": poll_ms}
     if batch_size is not None:
         if batch_size < 1:
             raise Refused(f"--batch-size: is {batch_size}; it must be at least 1")

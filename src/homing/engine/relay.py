@@ -32,6 +32,7 @@ class _Lane(Struct):
     owed: dict[str, Event] = field(default_factory=dict)
     pause_ms: int = 0
     again_ms: int = 0
+    task: asyncio.Task[None] | None = None
 
 
 class Relay:
@@ -47,46 +48,65 @@ class Relay:
         self._clock = clock
         self._worker = worker
         self._lanes = {name: _Lane(sink, wants) for name, (sink, wants) in sinks.items()}
+        self._turn = asyncio.Lock()
         self._missing: dict[str, set[str]] = {}
         """Event id → sinks that have still to take it."""
         backend.subscribe(frozenset().union(*(lane.wants for lane in self._lanes.values())))
 
     async def run(self) -> None:
         """Publishes until cancelled."""
-        while True:
-            found, _ = await self._round()
-            if found < _BATCH:
-                await self._clock.sleep_ms(_POLL_MS)
+        try:
+            while True:
+                found, _ = await self._round(_POLL_MS / 1000)
+                if found < _BATCH:
+                    await self._clock.sleep_ms(_POLL_MS)
+        finally:
+            for lane in self._lanes.values():
+                if lane.task is not None:
+                    lane.task.cancel()
 
     async def run_once(self) -> int:
         """One batch; how many events left the outbox."""
-        _, done = await self._round()
+        _, done = await self._round(_PUBLISH_S)
         return done
 
-    async def _round(self) -> tuple[int, int]:
-        try:
-            batch = await self._backend.outbox(self._worker, _BATCH, _LEASE_MS)
-            for event in batch:
-                self._note(event)
-            await asyncio.gather(*(self._publish(name, lane) for name, lane in self._lanes.items()))
-            return len(batch), await self._forget()
-        except StoreError as error:
-            log.warning("relaying waits for the store: %s", error)
+    async def _round(self, patience_s: float) -> tuple[int, int]:
+        async with self._turn:  # a round of `process` may come while the worker's relay is at it
+            try:
+                batch = await self._backend.outbox(self._worker, _BATCH, _LEASE_MS)
+                for event in batch:
+                    self._note(event)
+                await self._publish_all(patience_s)
+                return len(batch), await self._forget()
+            except StoreError as error:
+                log.warning("relaying waits for the store: %s", error)
+            except Exception:
+                log.exception("relaying failed; it goes on with the next round")
             return 0, 0
 
     def _note(self, event: Event) -> None:
-        """Owed to every sink that wants it. One that is owed too much finds the rest in the outbox later."""
-        if event.id in self._missing:
-            return
-        wanting = [(name, lane) for name, lane in self._lanes.items() if event.name in lane.wants]
-        if any(len(lane.owed) >= _MOST_OWED for _, lane in wanting):
-            return
-        self._missing[event.id] = {name for name, _ in wanting}
-        for _, lane in wanting:
-            lane.owed[event.id] = event
+        """Owed to every sink that wants it; one that is owed too much gets it when it is leased again."""
+        if event.id not in self._missing:
+            self._missing[event.id] = {n for n, lane in self._lanes.items() if event.name in lane.wants}
+        for name in self._missing[event.id]:
+            lane = self._lanes[name]
+            if event.id not in lane.owed and len(lane.owed) < _MOST_OWED:
+                lane.owed[event.id] = event
+
+    async def _publish_all(self, patience_s: float) -> None:
+        """All sinks at once; one that hangs goes on by itself while the others are served."""
+        for name, lane in self._lanes.items():
+            if lane.owed and lane.task is None and self._clock.monotonic_ms() >= lane.again_ms:
+                lane.task = asyncio.create_task(self._publish(name, lane))
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=patience_s)
+        for lane in self._lanes.values():
+            if lane.task is not None and lane.task.done():
+                lane.task = None
 
     async def _publish(self, name: str, lane: _Lane) -> None:
-        while lane.owed and self._clock.monotonic_ms() >= lane.again_ms:
+        while lane.owed:
             batch = list(lane.owed.values())[:_BATCH]
             try:
                 async with asyncio.timeout(_PUBLISH_S):
@@ -99,8 +119,9 @@ class Relay:
                 return
             lane.pause_ms = lane.again_ms = 0
             for event in batch:
-                del lane.owed[event.id]
-                self._missing[event.id].discard(name)
+                lane.owed.pop(event.id, None)
+                if (missing := self._missing.get(event.id)) is not None:
+                    missing.discard(name)
 
     async def _forget(self) -> int:
         """What every sink has taken leaves the outbox."""

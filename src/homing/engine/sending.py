@@ -171,10 +171,9 @@ class Sending:
     async def _to_spool(self, submission: Submission) -> SendResult:
         if self._spool is None:
             raise StoreUnavailable("the store is away and no spool file is configured (set `spool`)")
-        kept = await self._spool.write(submission)
+        batch_id, ids = await self._spool.write(submission)
         self._spooled = True
-        ids = tuple(new.id for new in kept.notifications)
-        return SendResult(batch_id=kept.batch_id, notification_ids=ids, status="spooled")
+        return SendResult(batch_id=batch_id, notification_ids=ids, status="spooled")
 
     async def _drain_spool(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.errors import ConfigError, IdempotencyConflict, StoreUnavailable
@@ -25,6 +26,14 @@ from homing.core.ports import Store
 log = logging.getLogger("homing.spool")
 
 _CHUNK = 500
+
+
+class _Kept(Struct, frozen=True):
+    """What must be known of a submission that waits: enough to answer the same request again."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
 
 
 class Spool:
@@ -40,10 +49,10 @@ class Spool:
         self._read_bytes = 0
         """How much of the file this process has seen, in whole lines."""
         self._inode = 0
-        self._by_key: dict[tuple[str, str], Submission] = {}
+        self._by_key: dict[tuple[str, str], _Kept] = {}
 
-    async def write(self, submission: Submission) -> Submission:
-        """Keeps a submission, on disk when this returns, or answers with the one kept under its key."""
+    async def write(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
+        """Keeps a submission, on disk when this returns; (batch id, ids) of it, or of the one kept before."""
         if submission.idempotency_key is None:
             submission = replace(submission, idempotency_key=f"spool:{submission.batch_id}")
         try:
@@ -82,25 +91,25 @@ class Spool:
             await asyncio.to_thread(self._forget, len(lines))
         return taken
 
-    def _keep(self, submission: Submission) -> Submission:
+    def _keep(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
         with self._locked():
             self._catch_up()
             key = (submission.tenant, submission.idempotency_key or "")
             if (known := self._by_key.get(key)) is not None:
                 if known.fingerprint != submission.fingerprint:
                     raise IdempotencyConflict
-                return known
-            new = not self._path.exists()
+                return known.batch_id, known.ids
+            first = not self._path.exists()
             line = msgspec.json.encode(submission) + b"\n"
             with self._path.open("ab") as file:
                 file.truncate(self._read_bytes)  # a line that a crash cut short was never answered
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-            if new:
+            if first:
                 self._sync_folder()
             self._catch_up()
-            return submission
+            return submission.batch_id, tuple(new.id for new in submission.notifications)
 
     def _catch_up(self) -> None:
         """Reads what was added since the last time; from the beginning if the file is another one."""
@@ -122,7 +131,9 @@ class Spool:
                 submission = self._decoder.decode(line)
             except msgspec.DecodeError:
                 continue  # put aside at the hand-over
-            self._by_key[submission.tenant, submission.idempotency_key or ""] = submission
+            ids = tuple(new.id for new in submission.notifications)
+            kept = _Kept(submission.fingerprint, submission.batch_id, ids)
+            self._by_key[submission.tenant, submission.idempotency_key or ""] = kept
 
     def _lines(self) -> list[bytes]:
         with self._locked():

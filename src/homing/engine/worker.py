@@ -68,7 +68,7 @@ class Worker:
         self._observe = on_settled
         self._settler = Settler(backend, clock, on_settled=self._settled)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._in_flight: dict[str, Claim] = {}
+        self._in_flight: dict[tuple[str, int], Claim] = {}
         self._claimed_last = 0
         self._released = 0
         self._draining = False
@@ -170,7 +170,7 @@ class Worker:
         self._breakers.learn_time(batch.now, asked_ms)
         self._claimed_last, self._released = len(batch.claims), 0
         for claim in batch.claims:
-            self._in_flight[claim.id] = claim
+            self._in_flight[claim.id, claim.token] = claim
             self._room.take(claim)
             self._room.spend(claim)
             self.lateness.note(max(0, batch.now - claim.due_at))
@@ -213,7 +213,7 @@ class Worker:
         if moved:
             self._room.release(claim)
             self._room.take(one.claim)
-            self._in_flight[claim.id] = one.claim
+            self._in_flight[claim.id, claim.token] = one.claim
         try:
             settlement = await self._deliverer.attempt(one)
             if settlement is not None:
@@ -239,7 +239,7 @@ class Worker:
             log.exception("a listener to settlements failed; the work goes on without it")
 
     def _release(self, claim: Claim) -> None:
-        if self._in_flight.pop(claim.id, None) is None:
+        if self._in_flight.pop((claim.id, claim.token), None) is None:
             return
         self._room.release(claim)
         self._released += 1
@@ -258,7 +258,7 @@ class Worker:
             except StoreError as error:
                 log.warning("could not prolong %d leases: %s", len(leases), error)
                 continue
-            gone = [lease.id for lease in leases if lease.id not in held and lease.id in self._in_flight]
+            gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
             if gone:
                 log.warning("%d leases were taken over while their send is under way", len(gone))
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from homing.sim.campaign import REQUESTS, Failure, Totals, campaign, try_world
+from homing.sim.trace import Trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,11 +95,13 @@ class _Progress:
 
 
 def _replay(seed: int, requests: int) -> int:
-    answer = try_world(seed, requests)
+    trace = Trace(keep=None)
+    answer = try_world(seed, requests, trace)
+    sys.stdout.writelines(f"{line}\n" for line in trace.lines)
     if isinstance(answer, Failure):
-        sys.stdout.write(answer.text + "\n")
+        sys.stdout.write(f"{answer.text}\n")
         return 1
-    sys.stdout.write("\n".join(answer.lines) + f"\nseed {seed} holds, trace {answer.trace_sha256}\n")
+    sys.stdout.write(f"seed {seed} holds, trace {answer.trace_sha256}\n")
     return 0
 
 

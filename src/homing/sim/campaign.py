@@ -11,6 +11,7 @@ from multiprocessing import get_context
 from msgspec import Struct, field
 
 from homing.sim.scene import Violation
+from homing.sim.trace import Trace
 from homing.sim.weather import plan_of
 from homing.sim.world import WorldReport, run_world
 
@@ -73,10 +74,10 @@ class Totals(Struct, kw_only=True):
         self.statuses.update(_counted(report.statuses))
 
 
-def try_world(seed: int, requests: int) -> WorldReport | Failure:
+def try_world(seed: int, requests: int, trace: Trace | None = None) -> WorldReport | Failure:
     """One world of a campaign; a violation is an answer here, not an exception."""
     try:
-        return run_world(plan_of(seed, requests), keep=20_000)
+        return run_world(plan_of(seed, requests), trace)
     except Violation as violation:
         return Failure(seed=seed, requests=requests, invariant=violation.invariant, text=str(violation))
 

@@ -9,7 +9,7 @@ from hashlib import sha256
 class Trace:
     """Lines of `time process event`. The hash is over all of them; the newest are kept (or all)."""
 
-    def __init__(self, keep: int | None = 200) -> None:
+    def __init__(self, keep: int | None = 20_000) -> None:
         self._hash = sha256()
         self._pending: list[str] = []
         self.lines: deque[str] = deque(maxlen=keep)

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from homing.core.errors import StoreError
 from homing.core.failover import Stop
@@ -59,7 +59,6 @@ class WorldReport(Struct, frozen=True, kw_only=True):
     virtual_ms: int
     trace_lines: int
     trace_sha256: str
-    lines: tuple[str, ...] = field(default=())
 
 
 class World:
@@ -334,13 +333,12 @@ class World:
             virtual_ms=self.scene.ms,
             trace_lines=self.trace.length,
             trace_sha256=self.trace.sha256,
-            lines=tuple(self.trace.lines),
         )
 
 
-def run_world(plan: WorldPlan, *, keep: int | None = None) -> WorldReport:
+def run_world(plan: WorldPlan, trace: Trace | None = None) -> WorldReport:
     """Runs a world; raises `Violation` where an invariant does not hold."""
-    trace = Trace(keep)
+    trace = Trace() if trace is None else trace
     handlers: list[logging.Handler] = []
 
     async def main(loop: VirtualLoop) -> WorldReport:

@@ -130,6 +130,13 @@ def test_fields_come_from_the_rule_then_the_preset_then_the_mode_then_the_defaul
     }
 
 
+def test_a_longer_base_raises_the_cap_that_the_rule_did_not_set() -> None:
+    book = PolicyBook(PRIORITY, [rule("slow", priority="critical", base_ms=HOUR)])
+    found = book.resolve(make_keys(priority=Priority.CRITICAL), Mode.PRIORITY)
+    assert (found.policy.base_ms, found.policy.cap_ms) == (HOUR, HOUR)
+    assert found.sources["cap_ms"] == "rule slow"
+
+
 def test_a_rule_of_the_user_wins_even_where_the_preset_rule_is_more_specific() -> None:
     book = PolicyBook(CHANNEL, [rule("patient", max_attempts=9)])
     found = book.resolve(make_keys(origin="auth", channel=Channel.SMS), Mode.STANDARD)

@@ -319,6 +319,10 @@ def test_free_json_has_a_depth_and_a_size() -> None:
         {1: "x"},
         {"k": object()},
         {"k": {"deep": [1, {2: 3}]}},
+        {"k": 2**63},
+        {"k": [-(2**63) - 1]},
+        {"k": float("nan")},
+        {"k": float("-inf")},
     ],
 )
 def test_what_no_store_can_keep_is_refused(bad: Any) -> None:

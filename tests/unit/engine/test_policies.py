@@ -224,6 +224,13 @@ async def test_explain_says_which_rule_won_and_where_each_number_came_from(world
     assert found.policy.base_ms == 7000
 
 
+async def test_an_engine_shows_its_policies_and_lets_them_be_changed(world: World) -> None:
+    engine = await world.open(working=False)
+    await engine.policies.set(patience(max_attempts=2), who="ada")
+    id = await mail(engine)
+    assert (await engine.retry_info(id)).max_attempts == 2
+
+
 async def test_explain_sees_a_change_made_elsewhere(world: World) -> None:
     engine = await world.open(working=False)
     id = await mail(engine)

@@ -133,9 +133,9 @@ async def test_a_sink_that_fails_for_long_does_not_starve_the_others(world: Worl
     good, bad = Sink(), Sink()
     bad.fails = True
     running = asyncio.create_task(a_relay(world, good=good, bad=bad).run())
-    await world.store.emit([an_event(n) for n in range(9000)])
-    await seconds(120)
-    assert len(good.taken) == 9000
+    await world.store.emit([an_event(n) for n in range(11_000)])
+    await seconds(180)
+    assert len(good.taken) == 11_000
     running.cancel()
 
 

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from homing import Channel, Homing, IdempotencyConflict, NotFound, Priority, Recipient, Status
+from homing import (
+    Channel,
+    Homing,
+    IdempotencyConflict,
+    InvalidRequest,
+    NotFound,
+    Priority,
+    Recipient,
+    Status,
+)
+from homing.core.errors import TemplateNotFound
 from homing.core.model import Content, Entry, Mode
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import START_MS
@@ -241,6 +252,38 @@ async def test_what_the_request_says_wins_over_what_is_known(world: World) -> No
     await world.store.put([entry], who="test")
     sent = await engine.send({"id": "u-1", "email": "new@example.org"}, channel="email", body="x")
     assert (await engine.get(sent.id)).recipient.email == "new@example.org"
+
+
+class Greetings:
+    """Templates, as small as they can be."""
+
+    async def render(
+        self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
+    ) -> tuple[Content, str]:
+        if template_key != "greeting":
+            raise TemplateNotFound("templateKey", f"{template_key!r} does not exist in {locale}")
+        return Content(subject=f"Hi {data['name']}", body=f"{tenant} {channel} {locale}"), locale or "en-US"
+
+
+async def test_a_template_is_rendered_before_anything_is_stored(world: World) -> None:
+    engine = await idle(world, renderer=Greetings())
+    to = {"email": ADA, "locale": "de-DE"}
+    sent = await engine.send(to, channel="email", template_key="greeting", data={"name": "Ada"})
+    found = await engine.get(sent.id)
+    assert found.content == Content(subject="Hi Ada", body="default email de-DE")
+    assert (found.template_key, found.locale, found.type) == ("greeting", "de-DE", "greeting")
+    with pytest.raises(TemplateNotFound, match="'farewell' does not exist in de-DE"):
+        await engine.send(to, channel="email", template_key="farewell")
+    assert await stored(world) == 1
+
+
+async def test_what_a_template_renders_is_checked_like_any_content(world: World) -> None:
+    engine = await idle(world, renderer=Greetings())
+    for name, field in (("Ada\r\nBcc: all", "content.subject"), ("x" * 300_000, "content")):
+        with pytest.raises(InvalidRequest) as caught:
+            await engine.send(ADA, channel="email", template_key="greeting", data={"name": name})
+        assert caught.value.field in (field, "data")
+    assert await stored(world) == 0
 
 
 async def test_a_send_wakes_the_worker(world: World) -> None:
