@@ -30,9 +30,12 @@ ROWS = (
 
 
 def test_good_rows_are_accepted_and_every_bad_one_is_named(cli: Cli) -> None:
-    cli.ok("db", "migrate")
     (cli.folder / "people.csv").write_text(ROWS.replace("metadata,id", "metadata,metadata.id"))
-    sent = cli("send", "--csv", "people.csv", "--channel", "email", "--type", "news")
+    _, sent, listed = cli.many(
+        ["db", "migrate"],
+        ["send", "--csv", "people.csv", "--channel", "email", "--type", "news"],
+        ["list", "--json", "--show-recipients"],
+    )
     assert sent.code == 5, sent
     assert sent.out == "9 rows: 3 accepted, 6 rejected\n"
     told = sent.err.splitlines()
@@ -44,8 +47,7 @@ def test_good_rows_are_accepted_and_every_bad_one_is_named(cli: Cli) -> None:
     assert told[5].startswith("line 11: content.subject: has a line break")
     assert "note: sending the whole file again would repeat" in told[6]
 
-    items = cli.ok("list", "--json", "--show-recipients").json["items"]
-    by_address = {item["recipient"]["email"]: item for item in items}
+    by_address = {item["recipient"]["email"]: item for item in listed.json["items"]}
     assert set(by_address) == {"ada@example.org", "bob@example.org", "hal@example.org"}
     ada = by_address["ada@example.org"]
     assert (ada["priority"], ada["type"], ada["metadata"]) == ("high", "news", {"entry_id": 1, "id": "1"})
@@ -83,7 +85,7 @@ def test_what_is_not_such_a_file_is_refused_before_anything_is_sent(cli: Cli) ->
     (cli.folder / "large.csv").write_text("email,body\na@b.cc," + "x" * 1_048_576 + "\n")
     (cli.folder / "latin1.csv").write_bytes(b"email,body\na@b.cc,caf\xe9\n")
     email = ("--channel", "email")
-    missing, empty, typo, twice, column, to, bad, large, latin1 = cli.many(
+    missing, empty, typo, twice, column, to, bad, large, latin1, listed = cli.many(
         ["send", "--csv", "gone.csv", *email],
         ["send", "--csv", "empty.csv", *email],
         ["send", "--csv", "typo.csv", *email],
@@ -93,6 +95,7 @@ def test_what_is_not_such_a_file_is_refused_before_anything_is_sent(cli: Cli) ->
         ["send", "--csv", "bad.csv", *email],
         ["send", "--csv", "large.csv", *email],
         ["send", "--csv", "latin1.csv", *email],
+        ["list", "--json"],
     )
     for result, said in (
         (missing, "--csv: gone.csv: No such file"),
@@ -107,7 +110,7 @@ def test_what_is_not_such_a_file_is_refused_before_anything_is_sent(cli: Cli) ->
     assert bad.code == 2, "no row was accepted"
     assert "line 2: content: has 1048576 bytes" in large.err
     assert "line 2: content.body: has a control character" in latin1.err
-    assert cli.ok("list", "--json").json["items"] == []
+    assert listed.json["items"] == []
 
 
 def test_a_large_file_streams_and_says_how_far_it_is(cli: Cli) -> None:
@@ -115,6 +118,8 @@ def test_a_large_file_streams_and_says_how_far_it_is(cli: Cli) -> None:
         file.write("email,subject,body\n")
         for number in range(3_000):
             file.write(f"reader{number}@example.org,Hi {number},Hello\n")
-    sent = cli.ok("send", "--csv", "many.csv", "--channel", "email", "--bulk", "--json").json
-    assert (sent["accepted"], sent["rejected"], sent["errorsLeftOut"]) == (3_000, 0, 0)
-    assert cli.ok("stats", "--json").json["queueCounts"]["pending"] == 3_000
+    sent, stats = cli.many(
+        ["send", "--csv", "many.csv", "--channel", "email", "--bulk", "--json"], ["stats", "--json"]
+    )
+    assert (sent.json["accepted"], sent.json["rejected"], sent.json["errorsLeftOut"]) == (3_000, 0, 0)
+    assert stats.json["queueCounts"]["pending"] == 3_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 from pathlib import Path
 
@@ -48,8 +47,7 @@ def test_a_newer_schema_is_not_touched(cli: Cli) -> None:
 
 
 def test_the_doctor_finds_nothing_wrong_where_nothing_is(cli: Cli) -> None:
-    cli.ok("db", "migrate")
-    page, json = cli.many(["doctor"], ["doctor", "--json"])
+    _, page, json = cli.many(["db", "migrate"], ["doctor"], ["doctor", "--json"])
     assert page.code == 0, page
     assert "✗" not in page.out
     assert json.json["ok"] is True
@@ -98,8 +96,6 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
 
 
 def test_the_doctor_looks_at_every_store_it_is_given(cli: Cli) -> None:
-    cli.ok("db", "migrate")
-    shutil.copy(cli.folder / "homing.db", cli.folder / "junk.db")
     (cli.folder / "junk.db").write_bytes(b"no database at all, however long this may be" * 100)
     junk, memory = cli.many(["doctor", "--store", "junk.db"], ["doctor", "--store", "memory:"])
     assert junk.code == 1

@@ -58,11 +58,13 @@ def test_what_is_sent_is_stored_with_all_its_fields(cli: Cli) -> None:
 
 
 def test_the_same_key_is_sent_once_and_another_body_is_refused(cli: Cli) -> None:
-    first = cli.ok("send", *TO, "--body", "x", "--idempotency-key", "k").out.split()[1]
-    again = cli.ok("send", *TO, "--body", "x", "--idempotency-key", "k", "--json").json
-    other = cli("send", *TO, "--body", "y", "--idempotency-key", "k")
-    assert again["notificationIds"] == [first]
-    assert again["duplicate"] is True
+    first, again, other = cli.many(
+        ["send", *TO, "--body", "x", "--idempotency-key", "k"],
+        ["send", *TO, "--body", "x", "--idempotency-key", "k", "--json"],
+        ["send", *TO, "--body", "y", "--idempotency-key", "k"],
+    )
+    assert again.json["notificationIds"] == [first.out.split()[1]]
+    assert again.json["duplicate"] is True
     assert other.code == 2
     assert "idempotencyKey: 'k' was used with another request" in other.err
 
@@ -131,10 +133,10 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
         "synchronous: is for one recipient": [*TO, "--to", "b@c.dd", "--body", "x", "--synchronous"],
         "--idempotency-column: is for --csv": [*TO, "--body", "x", "--idempotency-column", "id"],
     }
-    results = cli.many(*[["send", *argv] for argv in cases.values()])
+    *results, listed = cli.many(*[["send", *argv] for argv in cases.values()], ["list", "--json"])
     for said, result in zip(cases, results, strict=True):
         assert result.code == 2, result
         assert result.err.splitlines()[-1].startswith("error: "), result
         assert said in result.err, result
         assert not result.out, result
-    assert cli.ok("list", "--json").json["items"] == []
+    assert listed.json["items"] == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from homing.core.errors import StoreError, StoreFull
-from homing.core.model import Command, CommandName, Filter, Status, Submission
+from homing.core.model import Command, CommandName, Filter, NewNotification, Status, Submission
 from homing.stores.sqlite import SqliteStore
 from homing.stores.sqlite.threads import Call, Writer
 from homing.testing.builders import a_message, a_notification, a_submission, dead, everything, sent
@@ -91,6 +91,26 @@ async def test_calls_that_wait_together_are_committed_together(store: SqliteStor
     assert len(seen) == 2  # the gate's own, and one for all the others
     assert [answer.ids for (answer,) in answers] == [(s.notifications[0].id,) for s in submissions]
     assert await counts(store) == {Status.PENDING: 40}
+
+
+async def test_acceptances_that_wait_together_are_written_by_the_same_statements(store: SqliteStore) -> None:
+    statements: list[str] = []
+    async with Gate(store):
+        waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(32)]
+        await queued(*waiting)
+        writer_of(store)._connection.set_trace_callback(statements.append)
+    await asyncio.gather(*waiting)
+    writer_of(store)._connection.set_trace_callback(None)
+    assert sum(text.startswith("INSERT INTO homing_notifications") for text in statements) == 1
+
+
+async def test_a_store_opened_twice_at_once_has_one_writer(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "homing.db")
+    await asyncio.gather(*(store.open() for _ in range(5)))
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("homing-sqlite-writer") == names.count("homing-sqlite-reader") == 1
+    await store.close()
+    assert not any(thread.name.startswith("homing-sqlite") for thread in threading.enumerate())
 
 
 async def test_a_group_is_bounded(store: SqliteStore) -> None:
@@ -228,6 +248,21 @@ async def test_an_answer_means_that_others_can_see_it(store: SqliteStore, tmp_pa
         await store.accept([a_submission()])
         assert connection.execute("SELECT count(*) FROM homing_notifications").fetchone() == (number,)
     connection.close()
+
+
+async def test_a_repeated_call_is_known_by_its_ids_even_where_dedup_kept_the_first_one_out(
+    store: SqliteStore,
+) -> None:
+    def once() -> NewNotification:
+        return a_notification(dedup_key="d", dedup_window_ms=60_000)
+
+    await store.accept([a_submission(once())])
+    submission = a_submission(once(), a_notification(), a_notification())
+    [first] = await store.accept([submission])
+    [again] = await store.accept([submission])
+    assert again.ids == first.ids
+    assert again.duplicates == frozenset(first.ids)
+    assert await counts(store) == {Status.PENDING: 3}
 
 
 async def test_reads_do_not_wait_for_the_writer(store: SqliteStore) -> None:

@@ -87,6 +87,7 @@ async def test_what_fails_is_undone_alone(store: SqliteStore, app: sqlite3.Conne
         await store.accept([a_submission(*many)], tx=app)
     app.commit()
     assert app.execute("SELECT count(*) FROM orders").fetchone() == (1,)
+    assert app.execute("SELECT count(*) FROM homing_notifications").fetchone() == (1,)
     assert await counts(store) == {Status.PENDING: 1}
 
 

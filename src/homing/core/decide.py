@@ -136,7 +136,9 @@ def _try_again(
 ) -> Settlement:
     failures = claim.failures_here + 1
     sure = outcome.kind not in _UNSURE
-    other, wrapped = (None, False) if claim.pinned else next_stop(route, claim.provider)
+    now = claim.started_at + elapsed_ms
+    other = None if claim.pinned else next_stop(route, claim.provider)
+    held = other is not None and claim.holds.get(other.provider, 0) > now
     may_move = other is not None and (sure or policy.on_timeout is OnTimeout.FAILOVER)
     faulty = outcome.kind is OutcomeKind.PROVIDER_FAULT
     move = may_move and (faulty or not sure or failures >= policy.failover_after)
@@ -144,15 +146,14 @@ def _try_again(
 
     wait_ms = delay_ms(policy, claim.attempt, u, claim.last_delay_ms)
     backoff_ms = wait_ms
-    if move and faulty and not wrapped:
+    if move and faulty and not held:
         wait_ms = 0
     elif not move and retry_after_ms:
         floor_ms, _ = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
         wait_ms = max(wait_ms, retry_after_ms + wait_ms - floor_ms)
 
-    now = claim.started_at + elapsed_ms
     if claim.expires_at is not None and now + wait_ms >= claim.expires_at:
-        if not may_move or wrapped or now >= claim.expires_at:
+        if not may_move or held or now >= claim.expires_at:
             return _end(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
         move, wait_ms = True, 0
 

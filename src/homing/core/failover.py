@@ -19,7 +19,11 @@ class Stop(Struct, frozen=True):
         """What has capacity of its own for this address."""
         if not self.per_host:
             return self.provider
-        return f"{self.provider}@{urlsplit(address).netloc.rpartition('@')[2].lower()}"
+        try:
+            host = urlsplit(address).netloc.rpartition("@")[2].lower()
+        except ValueError:  # not a URL: intake refuses it, but a stored one must not stop the worker
+            host = ""
+        return f"{self.provider}@{host}"
 
 
 Route = tuple[Stop, ...]
@@ -42,15 +46,9 @@ def rotation(route: Route, start: str) -> Route:
     return route
 
 
-def next_stop(route: Route, provider: str) -> tuple[Stop | None, bool]:
-    """The stop after `provider` and whether the round began anew. None: there is no other."""
-    turned = rotation(route, provider)
-    others = [stop for stop in turned if stop.provider != provider]
-    if not others:
-        return None, False
-    order = [stop.provider for stop in route]
-    here = order.index(provider) if provider in order else -1
-    return others[0], order.index(others[0].provider) < here
+def next_stop(route: Route, provider: str) -> Stop | None:
+    """The stop after `provider`, after the last one again the first. None: there is no other."""
+    return next((stop for stop in rotation(route, provider) if stop.provider != provider), None)
 
 
 def choose(

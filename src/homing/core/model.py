@@ -328,7 +328,10 @@ class AttemptRecord(Struct, frozen=True, kw_only=True):
 
 
 class RegistryPut(Struct, frozen=True, kw_only=True):
-    """A reference-data write that belongs to a settlement or receipt (deactivate, suppress)."""
+    """A reference-data write that belongs to a settlement or receipt (deactivate, suppress).
+
+    Its fields are written over those of what is there: the rest of a device stays.
+    """
 
     tenant: str
     kind: str

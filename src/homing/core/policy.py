@@ -218,6 +218,8 @@ class PolicyBook:
         ]
         if mine is not None:
             layers.append((f"rule {mine.name}", mine.policy.given()))
+        if mode is Mode.SYNCHRONOUS:
+            layers.append(layers[0])  # hard: no rule gives it more time or another attempt
         values: dict[str, Any] = {}
         sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
         for source, given in layers:

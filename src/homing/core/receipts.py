@@ -48,7 +48,7 @@ def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:
             return _to(standing, rank, Status.DELIVERED, None)
         case ReceiptEvent.SPAM_REPORT:
             return _to(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
-        case ReceiptEvent.SENT if standing.status is Status.IN_DOUBT:
+        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status is Status.IN_DOUBT:
             return _to(standing, rank, Status.SENT, None)
         case ReceiptEvent.FAILED if standing.newest and standing.status in (Status.SENT, Status.IN_DOUBT):
             return _failed(standing, receipt, rank)

@@ -231,7 +231,7 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     assert may_settle(row.status, settlement.status), f"illegal: {row.status} → {settlement.status}"
     attempts = row.attempts
     after, reason, cause = settlement.status, settlement.reason, None
-    if row.cancel_requested and after in WAITING:
+    if row.cancel_requested and (after in WAITING or after is Status.IN_DOUBT):
         after, reason = Status.CANCELLED, Reason.OPERATOR
         cause = _cause("command", "cancel", now, Status.SENDING, after, "requested while sending")
     elif settlement.attempt is None and after not in WAITING:
@@ -502,6 +502,7 @@ def _retry(row: Row, order: Command, now: int) -> Status:
         row.status = waiting_status(row.attempts)
         row.attempt_floor = max(row.attempt_floor, row.attempts + 1)
         row.failed_at = row.reason = None
+        row.acknowledged_at = row.acknowledged_by = row.acknowledged_why = None
         row.aged_from = now
         if row.expires_at is not None and row.expires_at <= now:
             row.expires_at = None

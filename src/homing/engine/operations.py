@@ -319,7 +319,7 @@ class Operations:
         if n.status not in WAITING:
             return "nothing more happens by itself"
         assert n.next_retry_at is not None, "what waits has a due time"
-        other, _ = (None, False) if n.pinned else next_stop(self._roster.route(n.channel), n.provider)
+        other = None if n.pinned else next_stop(self._roster.route(n.channel), n.provider)
         then = f", after {policy.failover_after} failures there {other.provider}" if other else ""
         held = f" ({n.reason.value.lower()})" if n.reason is not None else ""
         at = n.next_retry_at.isoformat(timespec="seconds")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from homing.core.errors import ConfigError
 from homing.core.ids import uuid7
@@ -66,6 +66,8 @@ class Policies:
 
     async def set(self, rule: Rule, *, who: str, why: str = "") -> PolicyChange:
         """Adds or replaces a rule. The whole book is checked first; a bad rule changes nothing."""
+        if rule.policy.call is not UNSET:
+            raise ConfigError("call", "is a function, which can be set in the configuration only")
         return await self._change(rule.name, rule, who, why)
 
     async def remove(self, name: str, *, who: str, why: str = "") -> PolicyChange:
@@ -85,7 +87,7 @@ class Policies:
             entries = await self._entries()
             current = {r.name: r for r in self._book(entries).rules}.get(name)
             stored = next((entry for entry in entries if entry.key == name), None)
-            value: dict[str, Any] = {"rule": msgspec.to_builtins(rule)} if rule else {"removed": True}
+            value: dict[str, Any] = {"rule": _plain(rule)} if rule else {"removed": True}
             entry = Entry(
                 tenant=EVERY_TENANT,
                 kind=_RULE,
@@ -100,8 +102,8 @@ class Policies:
                 who=who,
                 at=now,
                 why=why,
-                before=msgspec.to_builtins(current) if current else None,
-                after=msgspec.to_builtins(rule) if rule else None,
+                before=_plain(current) if current else None,
+                after=_plain(rule) if rule else None,
             )
             note = Entry(
                 tenant=EVERY_TENANT,
@@ -133,3 +135,13 @@ class Policies:
 
     def _known(self) -> str:
         return ", ".join(rule.name for rule in self.book.rules) or "none"
+
+
+def _plain(rule: Rule) -> dict[str, Any]:
+    """A rule as data; a function by its name."""
+
+    def named(value: Any) -> str:
+        return f"{value.__module__}:{value.__qualname__}"
+
+    found: dict[str, Any] = msgspec.to_builtins(rule, enc_hook=named)
+    return found

@@ -295,8 +295,7 @@ class RowWatch:
             scene.violate("4", f"its token went back from {shadow.token} to {row.token}", row.id)
         if row.provider != shadow.provider:
             shadow.failures_here = 0
-        if before in ENDED and row.status in WAITING:
-            shadow.failures_here = 0
+        shadow.failures_here = min(shadow.failures_here, row.failures_here)  # who reopens it may start anew
         if row.status is S.FAILED and before is not S.FAILED:
             shadow.failed += 1
         if before is not row.status and row.status in ENDED:

@@ -92,9 +92,12 @@ class MemoryRegistry:
         return number
 
     def _write(self, puts: Iterable[RegistryPut]) -> None:
-        """Writes that belong to a settlement or receipt: they overwrite whatever is there."""
+        """Writes that belong to a settlement or receipt: their fields over those that are there."""
         for put in puts:
-            self._file(put.tenant, put.kind, put.key, msgpack.encode(put.value), "homing")
+            drawer = self._drawers.get((put.tenant, put.kind))
+            filed = drawer.filed.get(put.key) if drawer else None
+            before = msgpack.decode(filed.value, type=dict[str, Any]) if filed else {}
+            self._file(put.tenant, put.kind, put.key, msgpack.encode({**before, **put.value}), "homing")
 
     def _version(self, tenant: str, kind: str, key: str) -> int:
         drawer = self._drawers.get((tenant, kind))

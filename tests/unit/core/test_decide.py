@@ -206,7 +206,14 @@ def test_faults_everywhere_do_not_go_round_and_round_without_waiting(route: Rout
     for attempt in range(1, 12):
         settled = settle(K.PROVIDER_FAULT, claim, policy, route)
         waits.append(settled.delay_ms)
-        claim = replace(claim, attempt=attempt + 1, provider=settled.provider)
+        holds = {**claim.holds, claim.provider: claim.started_at + settled.hold_ms}
+        claim = replace(
+            claim,
+            attempt=attempt + 1,
+            provider=settled.provider,
+            started_at=claim.started_at + settled.delay_ms,
+            holds=holds,
+        )
     for at in range(len(waits) - len(route) + 1):
         assert any(waits[at : at + len(route)]), f"one whole round without waiting: {waits}"
     assert waits.count(0) == sum(1 for n in range(1, 12) if n % len(route))

@@ -48,36 +48,35 @@ def test_turning_a_route_loses_and_doubles_no_stop(route: Route, start: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("route", "provider", "following", "anew"),
+    ("route", "provider", "following"),
     [
-        (THREE, "twilio", "sns", False),
-        (THREE, "sns", "spare", False),
-        (THREE, "spare", "twilio", True),
-        (TWO, "sns", "twilio", True),
-        (TWO, "elsewhere", "twilio", False),
-        (ONE, "elsewhere", "twilio", False),
-        (ONE, "twilio", None, False),
-        ((), "twilio", None, False),
+        (THREE, "twilio", "sns"),
+        (THREE, "sns", "spare"),
+        (THREE, "spare", "twilio"),
+        (TWO, "sns", "twilio"),
+        (TWO, "elsewhere", "twilio"),
+        (ONE, "elsewhere", "twilio"),
+        (ONE, "twilio", None),
+        ((), "twilio", None),
     ],
 )
-def test_the_stop_after_a_provider_and_whether_the_round_begins_anew(
-    route: Route, provider: str, following: str | None, anew: bool
+def test_the_stop_after_a_provider_is_the_next_and_after_the_last_the_first(
+    route: Route, provider: str, following: str | None
 ) -> None:
-    assert next_stop(route, provider) == (Stop(following) if following else None, anew)
+    assert next_stop(route, provider) == (Stop(following) if following else None)
 
 
 @given(routes)
-def test_following_the_stops_visits_all_of_them_and_begins_anew_once_a_round(route: Route) -> None:
-    at, seen, rounds = route[0].provider, [], 0
+def test_following_the_stops_visits_all_of_them_in_every_round(route: Route) -> None:
+    at, seen = route[0].provider, []
     for _ in range(2 * len(route)):
         seen.append(at)
-        stop, anew = next_stop(route, at)
+        stop = next_stop(route, at)
         if stop is None:
             assert len(route) == 1
             return
-        at, rounds = stop.provider, rounds + anew
+        at = stop.provider
     assert seen == 2 * [stop.provider for stop in route]
-    assert rounds == 2
 
 
 # The choice ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 
 from homing import Homing, Listed
 from homing.compose import Given, list_provider
-from homing.core.breaker import Breaker
+from homing.core.breaker import Breaker, Phase
 from homing.core.decide import Facts
 from homing.core.errors import StoreUnavailable
 from homing.core.limits import RateLimit
@@ -199,6 +199,18 @@ class Timed(ScriptedProvider):
         return [round(b - a, 1) for a, b in pairwise(self.times)]
 
 
+class Failing(Timed):
+    """Fails until it is told to work again."""
+
+    def __init__(self, name: str = "failing", **options: Any) -> None:
+        super().__init__(name, usual=K.TRANSIENT, **options)
+        self.up = False
+
+    def mend(self) -> None:
+        self.usual = K.ACCEPTED
+        self.up = True
+
+
 class Hook:
     """A user's own recipient service: a function of the claims."""
 
@@ -234,6 +246,11 @@ async def text(engine: Homing, to: str = PHONE, **fields: Any) -> str:
 
 async def status(engine: Homing, id: str) -> Status:
     return (await engine.get(id)).status
+
+
+async def phase(world: World, provider: str = "mail") -> Phase:
+    """As all workers see it."""
+    return (await world.store.breakers()).get(provider, Breaker()).phase
 
 
 async def stored(world: World) -> int:

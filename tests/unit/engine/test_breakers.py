@@ -5,34 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import timedelta
-from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from homing import BreakerPolicy, InvalidRequest, Outcome, Status
-from homing.core.breaker import Breaker, Phase
+from homing import BreakerPolicy, InvalidRequest, Status
+from homing.core.breaker import Phase
 from homing.core.model import OutcomeKind
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.providers.scripted import ScriptedProvider
 
-from .support import K, Timed, World, mail, seconds, serving, status, steady, text
-
-
-async def phase(world: World, provider: str = "mail") -> Phase:
-    """As all workers see it."""
-    return (await world.store.breakers()).get(provider, Breaker()).phase
-
-
-class Failing(Timed):
-    """Fails until it is told to work again."""
-
-    def __init__(self, name: str = "failing", **options: Any) -> None:
-        super().__init__(name, usual=K.TRANSIENT, **options)
-        self.up = False
-
-    def mend(self) -> None:
-        self.usual = K.ACCEPTED
-        self.up = True
+from .support import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady, text
 
 
 async def test_five_failures_in_a_row_open_it_and_hold_back_the_rest(world: World) -> None:
@@ -95,34 +76,6 @@ async def test_push_has_more_patience(world: World) -> None:
     await seconds(20)
     assert len(provider.times) == tried + 1
     assert len(sent.notification_ids) == 9
-
-
-async def test_after_its_minute_one_trial_goes_through_and_closes_it(world: World) -> None:
-    provider = Failing(latency_ms=3000)
-    engine = await world.open({"mail": provider}, rules=steady(max_attempts=20))
-    ids = [await mail(engine) for _ in range(8)]
-    await seconds(30)
-    tried = len(provider.times)
-    provider.usual = K.ACCEPTED
-    await seconds(33.5)
-    assert len(provider.times) == tried + 1
-    assert await phase(world) is Phase.HALF_OPEN
-    await seconds(120)
-    assert await phase(world) is Phase.CLOSED
-    assert {await status(engine, id) for id in ids} == {Status.SENT}
-
-
-async def test_a_bad_trial_opens_it_for_another_minute(world: World) -> None:
-    provider = Failing()
-    engine = await world.open({"mail": provider}, rules=steady(max_attempts=50))
-    for _ in range(5):
-        await mail(engine)
-    await seconds(200)
-    trials = provider.times[5:]
-    assert len(trials) == 3
-    for before, after in pairwise(trials):
-        assert 60 <= after - before < 63
-    assert await phase(world) is Phase.OPEN
 
 
 async def test_no_row_is_claimed_in_vain_while_it_is_open(world: World) -> None:
@@ -278,37 +231,6 @@ async def test_what_one_worker_learns_the_others_know(world: World) -> None:
     assert len(good.times) == 5
 
 
-async def test_two_workers_share_one_trial(world: World) -> None:
-    provider = Failing(latency_ms=500)
-    for _ in range(2):
-        engine = await world.open({"mail": provider}, rules=steady(max_attempts=99))
-    for _ in range(30):
-        await mail(engine)
-    await seconds(20)
-    tried = len(provider.times)
-    await seconds(200)
-    trials = provider.times[tried:]
-    assert len(trials) in (3, 4)
-    assert all(b - a >= 60 for a, b in pairwise(trials))
-
-
-async def test_a_trial_whose_worker_died_is_given_to_another(world: World) -> None:
-    provider = Failing()
-    one = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
-    for _ in range(5):
-        await mail(one)
-    await seconds(50)
-    provider.usual = HANG
-    await seconds(13)
-    assert await phase(world) is Phase.HALF_OPEN
-    await one.stop_worker(hard=True)
-    provider.mend()
-    two = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
-    await seconds(90)
-    assert await phase(world) is Phase.CLOSED
-    assert {n.status for n in (await two.list()).items} == {Status.SENT}
-
-
 async def test_a_provider_that_has_come_back_is_ramped_up(world: World) -> None:
     provider = Failing()
     engine = await world.open({"mail": serving("mail", provider)}, rules=steady(max_attempts=99))
@@ -365,14 +287,3 @@ async def test_a_change_that_the_store_did_not_take_is_shared_later(world: World
     await seconds(5)
     assert await phase(world) is Phase.OPEN
     assert len(world.alerts("BreakerChanged")) == 1
-
-
-async def test_a_throttled_trial_neither_closes_nor_reopens_it_for_good(world: World) -> None:
-    provider = Failing()
-    engine = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
-    ids = [await mail(engine) for _ in range(5)]
-    await seconds(30)
-    provider.script.append(Outcome(K.THROTTLED, retry_after_ms=1000))
-    provider.usual = K.ACCEPTED
-    await seconds(180)
-    assert {await status(engine, id) for id in ids} == {Status.SENT}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from homing import Homing, Reason, Recipient, Status
+from homing import Homing, HomingError, Reason, Recipient, Status
 from homing.core.decide import Facts
 from homing.core.model import Claim, Entry
 from homing.providers.scripted import ScriptedProvider
@@ -199,6 +199,39 @@ async def test_a_hook_in_trouble_does_not_outlive_expiry_and_age(world: World) -
     found = await engine.get(old)
     assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
     assert found.attempt_count == 0
+
+
+class Unwell(Hook):
+    """Cannot say who somebody is."""
+
+    def __init__(self, trouble: Any) -> None:
+        super().__init__(lambda claims: {})
+        self._trouble = trouble
+
+    async def resolve(self, tenant: str, ids: Any) -> Any:
+        answer = self._trouble(ids)
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [raising, lambda ids: None, lambda ids: [1], lambda ids: dict.fromkeys(ids, "ada")],
+    ids=["raises", "answers nothing", "answers a list", "answers junk"],
+)
+async def test_a_service_that_cannot_resolve_ids_refuses_the_send_as_one_of_ours(
+    world: World, trouble: Any
+) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, directory=Unwell(trouble), working=False)
+    with pytest.raises(HomingError):
+        await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x")
+    assert await world.store.tallies(None) == ()
+
+
+async def test_what_the_registry_knows_wrongly_is_refused_as_one_of_ours(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    await put(world, "recipient", "u-1", {"email": 5})
+    with pytest.raises(HomingError):
+        await engine.send({"id": "u-1"}, channel="email", body="x")
 
 
 async def test_a_hook_that_resolves_ids_gives_the_address(world: World) -> None:

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from homing import CommandRefused, DeliveryFailed, DeliveryTimeout, Homing, Outcome, RateLimit, Reason, Status
+from homing import (
+    Channel,
+    CommandRefused,
+    DeliveryFailed,
+    DeliveryTimeout,
+    Homing,
+    HomingError,
+    Outcome,
+    RateLimit,
+    Reason,
+    Status,
+)
 from homing.core.breaker import Phase
 from homing.core.errors import StoreUnavailable
 from homing.core.model import CommandName, Entry, Filter, Mode
@@ -271,6 +282,35 @@ async def test_it_does_not_wait_for_a_busy_worker(world: World) -> None:
         await engine.send(f"p{n}@example.org", channel="email", body="x", bulk=True)
     await seconds(0.1)
     assert (await ring(engine)).status == "sent"
+
+
+async def test_a_provider_that_is_full_costs_no_more_than_the_two_seconds(world: World) -> None:
+    provider = Timed(usual=HANG)
+    listed = serving("any", provider, "sms", "email", max_in_flight=1)
+    engine = await world.open({"any": listed})
+    await engine.send(ADA, channel="email", body="x")
+    await seconds(1)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(DeliveryFailed) as caught:
+        await ring(engine)
+    assert asyncio.get_running_loop().time() - began < 2.5
+    await seconds(60)
+    assert await status(engine, caught.value.notification_id) is Status.FAILED
+    assert [d.channel for d in provider.sent if d.channel is Channel.SMS] == []
+
+
+async def test_a_recipient_service_that_hangs_costs_no_more_than_the_two_seconds(world: World) -> None:
+    class Slow(Hook):
+        async def resolve(self, tenant: str, ids: Any) -> Any:
+            await asyncio.sleep(60)
+            return {}
+
+    engine = await world.open({"sms": ScriptedProvider()}, working=False, directory=Slow(lambda claims: {}))
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(HomingError):
+        await engine.send({"id": "u-1", "phone": PHONE}, channel="sms", body="x", synchronous=True)
+    assert asyncio.get_running_loop().time() - began < 2.5
+    assert await stored(world) == 0
 
 
 async def test_an_expiry_is_allowed_and_kept(world: World) -> None:

@@ -6,6 +6,7 @@ Counts, hourly sums, attempts, causes, queues and events: all in the transaction
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -77,7 +78,8 @@ LEFT = Many(
 _PUTS = insert(
     "homing_registry",
     ("tenant", "kind", "key", "value", "version", "updated_at", "updated_by"),
-    " ON CONFLICT DO UPDATE SET value = excluded.value, version = version + 1,"
+    " ON CONFLICT DO UPDATE SET value = json_patch(value, excluded.value),"
+    " version = version + excluded.version,"
     " updated_at = excluded.updated_at, updated_by = excluded.updated_by",
 )
 
@@ -192,9 +194,14 @@ def write_events(tx: Tx, events: Iterable[Event]) -> None:
 
 
 def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -> None:
-    """Reference data that a settlement or receipt brings: overwrites whatever is there."""
-    for put in puts:  # one by one, because two in a row may be for the same key
-        _PUTS.run(tx, [(put.tenant, put.kind, put.key, encode(put.value), 1, tx.now, who)])
+    """Reference data that a settlement or receipt brings: its fields over those that are there."""
+    merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
+    for put in puts:
+        place = (put.tenant, put.kind, put.key)
+        before, writes = merged.get(place, ({}, 0))
+        merged[place] = ({**before, **put.value}, writes + 1)
+    rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in merged.items()]
+    _PUTS.run(tx, rows)
 
 
 def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:

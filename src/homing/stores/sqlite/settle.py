@@ -31,8 +31,8 @@ def settle(tx: Tx, batch: Sequence[Settlement]) -> list[Fate]:
     fates: list[Fate] = []
     written: dict[int, tuple[Column, ...]] = {}
     puts: list[RegistryPut] = []
-    failing = [found[s.id][0] for s in batch if s.status is Status.FAILED and s.id in found]
-    book.foresee(failing)
+    if tx.subscribed:
+        book.foresee([found[s.id][0] for s in batch if s.status is Status.FAILED and s.id in found])
     for settlement in batch:
         if settlement.id not in found:
             fates.append(Fate.MISSING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -71,13 +72,13 @@ class SqliteStore:
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
         self._subscribed: frozenset[str] = frozenset()
+        self._opening = threading.Lock()
         self._writer: Writer | None = None
         self._reader: Reader | None = None
 
     async def open(self) -> None:
         """Connects; raises `SchemaError` for a schema newer than this program."""
-        if self._writer is None:
-            await asyncio.get_running_loop().run_in_executor(None, self._open)
+        await asyncio.get_running_loop().run_in_executor(None, self._open)
 
     async def close(self) -> None:
         """Finishes what is under way and closes the file."""
@@ -207,6 +208,11 @@ class SqliteStore:
     # Calls ---------------------------------------------------------------------------------------
 
     def _open(self) -> None:
+        with self._opening:  # whoever comes second finds it open
+            if self._writer is None:
+                self._connect()
+
+    def _connect(self) -> None:
         writing = connect(self._path, self._busy_timeout_ms)
         try:
             schema.check_version(writing.cursor(), str(self._path))

@@ -186,7 +186,7 @@ def _neighbours(calls: Sequence[Call[Any]]) -> list[list[Call[Any]]]:
     """Calls in their order, those that can be done together side by side."""
     groups: list[list[Call[Any]]] = []
     for call in calls:
-        if call.together is not None and groups and groups[-1][0].together is call.together:
+        if call.together is not None and groups and groups[-1][0].together == call.together:
             groups[-1].append(call)
         else:
             groups.append([call])

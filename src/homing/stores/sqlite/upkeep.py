@@ -102,7 +102,7 @@ def _purge(tx: Tx, retention: Retention, limit: int) -> int:
     for status in sorted(FINAL):
         until = tx.now - _age_ms(status, retention)
         for seq, tenant, attempts in _decode_past(
-            tx.one(_PAST_AGE, status.value, until, limit - len(removed))
+            tx.one(_PAST_AGE, status.value, until, max(0, limit - len(removed)))
         ):
             removed.append(seq)
             cell = (tenant, status.value, attempts)

@@ -224,7 +224,7 @@ class ReceivingTests:
 
     @pytest.mark.parametrize(
         ("event", "status"),
-        [(E.QUEUED, Status.IN_DOUBT), (E.SENT, Status.SENT), (E.DELIVERED, Status.DELIVERED)],
+        [(E.QUEUED, Status.SENT), (E.SENT, Status.SENT), (E.DELIVERED, Status.DELIVERED)],
     )
     async def test_a_receipt_resolves_doubt(
         self, harness: Harness, event: ReceiptEvent, status: Status

@@ -225,7 +225,17 @@ class SettlingTests:
         found = await see(store, claim.id)
         assert (found.status, found.attempt_count, found.reason) == (Status.CANCELLED, 0, Reason.OPERATOR)
 
-    @pytest.mark.parametrize("status", [Status.SENT, Status.FAILED, Status.IN_DOUBT])
+    async def test_a_requested_cancel_ends_the_doubt_so_that_nothing_reopens_it(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.amend("default", [claim.id], CANCEL)
+        await store.settle([in_doubt(claim)])
+        found = await see(store, claim.id)
+        assert (found.status, found.reason, found.attempt_count) == (Status.CANCELLED, Reason.OPERATOR, 1)
+
+    @pytest.mark.parametrize("status", [Status.SENT, Status.FAILED])
     async def test_a_requested_cancel_does_not_undo_what_happened(
         self, harness: Harness, status: Status
     ) -> None:
@@ -235,23 +245,25 @@ class SettlingTests:
         match status:
             case Status.SENT:
                 settlement = sent(claim)
-            case Status.FAILED:
-                settlement = dead(claim)
             case _:
-                settlement = in_doubt(claim)
+                settlement = dead(claim)
         await store.settle([settlement])
         found = await see(store, claim.id)
         assert (found.status, found.cancel_requested) == (status, False)
 
     async def test_reference_data_is_written_with_the_settlement(self, harness: Harness) -> None:
         store = harness.store
-        values = ({"active": True}, {"active": False})
+        values = ({"active": True, "platform": "ios"}, {"active": False})
         for value in values:
             claim = await take(store)
             put = RegistryPut(tenant="default", kind="device", key="tok", value=value)
             await store.settle([dead(claim, reason=Reason.DEAD_ADDRESS, puts=(put,))])
         entry = (await store.get_many("default", "device", ["tok"]))["tok"]
-        assert (entry.value, entry.version, entry.updated_by) == ({"active": False}, 2, "homing")
+        assert (entry.value, entry.version, entry.updated_by) == (
+            {"active": False, "platform": "ios"},
+            2,
+            "homing",
+        )
         assert close_to(entry.updated_at, await store.now_ms())
 
     async def test_a_provider_is_held_until_its_time_is_over(self, harness: Harness) -> None:
