@@ -131,7 +131,7 @@ class Job:
         options.screen.line(f"{plural(done, 'dead letter')} {verb}{self._word}")
         for old, new in (resent or {}).items():
             options.screen.line(f"  {old} → {new}")
-        if refused:
+        if refused and not self._ids:  # by id, each has been told already
             options.notes.line(f"{refused:,} refused: no longer possible in the status they are in")
         if stopped:
             options.notes.line(f"stopped early: {stopped}; run it again when it is closed")

@@ -577,7 +577,10 @@ class Tally(Struct, frozen=True):
 
 
 class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Dead letters that died of the same thing."""
+    """Dead letters that died of the same thing: the same reason and code, or, without a code, the same text.
+
+    `last_error` is the text of the newest.
+    """
 
     reason: Reason | None
     error_code: str | None

@@ -146,7 +146,7 @@ class Store(Protocol):
         """Exact counts by status and attempts, kept with every write. None: of all tenants (upkeep)."""
 
     async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        """Dead letters by reason, code and text, most first."""
+        """Dead letters by reason and code (without one, by text), most first; the newest as an example."""
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
         """Hourly sums of the last `since_ms`, oldest first. None: of all tenants."""

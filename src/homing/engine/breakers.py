@@ -72,10 +72,11 @@ class Breakers:
             return
         if self._refreshed_ms is None:
             self.learn_time(await self._backend.now_ms(), mono)
+        stored = await self._backend.breakers()
         self._refreshed_ms = mono
-        for provider, theirs in (await self._backend.breakers()).items():
+        for provider, theirs in stored.items():
             mine = self._states.get(provider)
-            if mine is None or theirs.version != mine.version:
+            if mine is None or theirs.version > mine.version:  # two reads may cross on their way
                 self._states[provider] = theirs
                 if theirs.trial_by != self._worker:
                     self._my_trials.discard(provider)
@@ -88,7 +89,10 @@ class Breakers:
 
     def usable(self, provider: str) -> bool:
         """An attempt may go there now (the one trial included, if this worker has won it)."""
-        return provider in self._roster and (self.gate(provider) is Gate.GO or provider in self._my_trials)
+        if provider not in self._roster:
+            return False
+        mine = provider in self._my_trials and self.state(provider).forced is None
+        return mine or self.gate(provider) is Gate.GO
 
     def wait_ms(self, provider: str) -> int:
         """How long until a stopped breaker may let a trial through."""
@@ -196,8 +200,8 @@ class Breakers:
             if shared:
                 self._states[provider] = _next(state)
                 self._announce(provider, state)
-            else:  # another worker or an operator changed it: theirs holds
-                self._states.pop(provider, None)
+            else:  # another worker or an operator changed it: theirs holds as soon as it is read
+                self._states[provider] = replace(state, version=-1)
 
     def _announce(self, provider: str, state: Breaker) -> None:
         self._alerts.add(

@@ -96,15 +96,28 @@ class Deliverer:
                 moved.append(Ready(claim, one.policy, trial))
         return placed + await self._record_moves(moved, settle)
 
-    async def attempt(self, one: Ready, timeout_ms: int | None = None) -> Settlement | None:
-        """One send and its decision. None: the lease is gone, somebody else settles it."""
-        claim, timeout_ms = one.claim, timeout_ms or self.timeout_ms(one)
-        async with self._slots[claim.provider]:
-            if not await self._fits(claim, timeout_ms):
+    async def attempt(self, one: Ready, until_ms: int | None = None) -> Settlement | None:
+        """One send and its decision. None: nothing was sent.
+
+        Either the lease is gone and somebody else settles it, or no slot came free before `until_ms`
+        (monotonic), by which a synchronous send must have ended.
+        """
+        claim, timeout_ms = one.claim, self.timeout_ms(one)
+        slot = self._slots[claim.provider]
+        if until_ms is None:
+            await slot.acquire()
+        elif not await self._acquired(slot, until_ms):
+            return None
+        try:
+            if until_ms is not None:
+                timeout_ms = max(1, until_ms - self._clock.monotonic_ms())
+            elif not await self._fits(claim, timeout_ms):
                 return None
             began_ms = self._clock.monotonic_ms()
             outcome = await self._send(claim, timeout_ms)
             latency_ms = self._clock.monotonic_ms() - began_ms
+        finally:
+            slot.release()
         self._breakers.record(claim.provider, outcome.kind, trial=one.trial)
         return decide(
             claim,
@@ -115,6 +128,14 @@ class Deliverer:
             latency_ms=latency_ms,
             u=self._chance.random(),
         )
+
+    async def _acquired(self, slot: asyncio.Semaphore, until_ms: int) -> bool:
+        try:
+            async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
+                await slot.acquire()
+        except TimeoutError:
+            return False
+        return True
 
     def settle_lost(self, claim: Claim) -> Settlement:
         """The settlement of a lease that ran out: the worker died, or was away for too long."""
@@ -156,8 +177,11 @@ class Deliverer:
 
     async def _win_trials(self, ready: Sequence[Ready]) -> None:
         """Where a half-open breaker offers its one trial, tries to win it for a claim that would go there."""
-        for start, channel in dict.fromkeys((one.claim.provider, one.claim.channel) for one in ready):
+        starts = dict.fromkeys((one.claim.provider, one.claim.channel, one.claim.pinned) for one in ready)
+        for start, channel, pinned in starts:
             for stop in rotation(self._roster.route(channel), start):
+                if pinned and stop.provider != start:
+                    break
                 if self._breakers.usable(stop.provider):
                     break
                 if self._breakers.gate(stop.provider) is Gate.TRIAL and await self._try_trial(stop.provider):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from homing.core.decide import Facts, suppression_key
+from homing.core.errors import InvalidRequest
 from homing.core.model import Channel, Claim, Reason, Recipient
 from homing.core.ports import Registry
 
@@ -28,7 +30,7 @@ class RegistryDirectory:
 
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
         found = await self._registry.get_many(tenant, RECIPIENT, ids)
-        return {id_: msgspec.convert({**entry.value, "id": id_}, Recipient) for id_, entry in found.items()}
+        return {id_: _recipient(id_, entry.value) for id_, entry in found.items()}
 
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
         by_tenant: dict[str, list[Claim]] = defaultdict(list)
@@ -58,6 +60,13 @@ class RegistryDirectory:
             return {}
         entries = await self._registry.get_many(tenant, kind, sorted(keys))
         return {key: entry.value for key, entry in entries.items()}
+
+
+def _recipient(id_: str, filed: dict[str, Any]) -> Recipient:
+    try:
+        return msgspec.convert({**filed, "id": id_}, Recipient)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest("recipient.id", f"{id_!r} is filed wrongly: {error}") from None
 
 
 def preference_key(recipient_id: str, category: str, channel: Channel) -> str:

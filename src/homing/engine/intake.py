@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 
@@ -10,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from homing.core.errors import InvalidRequest, TemplateNotFound
+from homing.core.errors import HomingError, InvalidRequest, StoreUnavailable, TemplateNotFound
 from homing.core.events import moment
 from homing.core.ids import uuid7
 from homing.core.model import Channel, Content, Message, Mode, NewNotification, Recipient, Submission, lane_of
@@ -32,6 +33,7 @@ from homing.core.request import (
 from homing.engine.policies import Policies
 from homing.engine.roster import Roster
 
+_HOOK_MS = 10_000
 LEASE_MARGIN_MS = 10_000
 """A lease is an attempt's timeout and this much more."""
 
@@ -82,8 +84,9 @@ class Intake:
         """
         self._check(request)
         channels = channels_of(request)
-        recipients = await self._resolve(tenant, recipients_of(request, self._settings.limits))
+        recipients = recipients_of(request, self._settings.limits)
         mode = self._mode(request, channels, recipients)
+        recipients = await self._resolve(tenant, recipients, mode)
         notifications = [
             await self._notification(tenant, request, recipient, channel, mode)
             for recipient in recipients
@@ -116,11 +119,31 @@ class Intake:
         if expires_at is not None and expires_at <= max(now, send_at or now):
             raise InvalidRequest("expiresAt", "is not after now and sendAt; nothing could be sent in time")
 
-    async def _resolve(self, tenant: str, recipients: Sequence[Recipient]) -> list[Recipient]:
+    async def _resolve(
+        self, tenant: str, recipients: Sequence[Recipient], mode: Mode
+    ) -> tuple[Recipient, ...]:
         """Fills in what the directory knows; what the request says wins."""
         ids = {r.id for r in recipients if r.id}
-        known = await self._directory.resolve(tenant, ids) if ids else {}
-        return [_merged(known[r.id], r) if r.id and r.id in known else r for r in recipients]
+        if not ids:
+            return tuple(recipients)
+        known = await self._known(
+            tenant, ids, SYNCHRONOUS_TIMEOUT_MS if mode is Mode.SYNCHRONOUS else _HOOK_MS
+        )
+        return tuple(_merged(known[r.id], r) if r.id and r.id in known else r for r in recipients)
+
+    async def _known(self, tenant: str, ids: Collection[str], within_ms: int) -> Mapping[str, Recipient]:
+        """The directory may be a user's service: it may hang, fail, or answer nonsense."""
+        try:
+            async with asyncio.timeout(within_ms / 1000):
+                known: object = await self._directory.resolve(tenant, ids)
+        except HomingError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise StoreUnavailable(f"the recipient directory does not answer ({kind}); try again") from error
+        if isinstance(known, Mapping) and all(isinstance(one, Recipient) for one in known.values()):
+            return known
+        raise StoreUnavailable(f"the recipient directory answered with {type(known).__name__}; try again")
 
     def _mode(
         self, request: SendRequest, channels: Sequence[Channel], recipients: Sequence[Recipient]

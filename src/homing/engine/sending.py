@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, StoreUnavailable
 from homing.core.model import Acceptance, Submission
-from homing.core.ports import Backend
+from homing.core.ports import Backend, Clock
 from homing.core.request import SendRequest
 from homing.engine.clock import LocalWaker
 from homing.engine.intake import Intake
@@ -67,7 +67,8 @@ class Sending:
     _spool_waker: LocalWaker
     _spooled: bool
     _queue_name: Callable[[Submission], str]
-    _submit_now: Callable[[Submission], Coroutine[Any, Any, SendResult]]
+    _submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
+    _clock: Clock
     _wake: Callable[[], None]
     tenant: str
 
@@ -81,11 +82,12 @@ class Sending:
         asked: str = "",
     ) -> SendResult:
         """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask."""
+        began_ms = self._clock.monotonic_ms()
         submission = await self._intake.prepare(tenant or self.tenant, request, asked=asked)
         if submission.lease_to is not None:
             if connection is not None:
                 raise InvalidRequest("connection", "and synchronous exclude each other: it is sent at once")
-            return await self._submit_now(submission)
+            return await self._submit_now(submission, began_ms)
         try:
             (answer,) = await self._backend.accept([submission], tx=connection)
         except StoreUnavailable:

@@ -32,9 +32,11 @@ class Synchronous:
         self._deliverer = deliverer
         self._clock = clock
 
-    async def send(self, submission: Submission) -> SendResult:
-        """Accepts, attempts, settles and answers; raises what it failed of."""
-        began_ms = self._clock.monotonic_ms()
+    async def send(self, submission: Submission, began_ms: int) -> SendResult:
+        """Accepts, attempts, settles and answers; raises what it failed of.
+
+        `began_ms` is when the caller asked (monotonic): the two seconds count from then.
+        """
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         raise_conflict(submission, answer)
@@ -80,11 +82,9 @@ class Synchronous:
             log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
             return
         for one in placed:
-            left_ms = max(1, until_ms - self._clock.monotonic_ms())
             started.append(one.claim)
-            settlement = await self._deliverer.attempt(one, timeout_ms=left_ms)
-            if settlement is not None:
-                settlements.append(settlement)
+            settlement = await self._deliverer.attempt(one, until_ms)
+            settlements.append(settlement or self._deliverer.give_up(one.claim))
 
     async def _rate_token(self, provider: str) -> None:
         """A synchronous send keeps to the provider's rate limit too, as long as its two seconds allow."""

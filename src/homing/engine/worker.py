@@ -201,7 +201,11 @@ class Worker:
         """What goes to another provider than it was counted for keeps to that one's rate limit too."""
         kept = []
         for one in placed:
-            wait_ms = await self._room.token(claims[one.claim.id], one.claim.provider)
+            try:
+                wait_ms = await self._room.token(claims[one.claim.id], one.claim.provider)
+            except StoreError as error:
+                log.warning("a rate limit waits for the store: %s", error)
+                wait_ms = _STORE_PAUSE_MS
             if wait_ms:
                 self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT))
             else:

@@ -40,11 +40,13 @@ class SimProcess:
         store_is_away: Callable[[], bool],
         on_death: Callable[[SimProcess], None],
         fronts: Sequence[str] = (),
+        cron: bool = False,
     ) -> None:
         self.name = name
         self.dead = False
         self.paused = False
         self.stopping = False
+        self.cron = cron
         self._loop = loop
         self._scene = scene
         self._store = store
@@ -125,8 +127,19 @@ class SimProcess:
                 break
             except StoreError:
                 await asyncio.sleep(1)
-        if not self.fronts:
+        if self.cron:
+            await self._process_now_and_then()
+        elif not self.fronts:
             self.engine.start_worker()
+
+    async def _process_now_and_then(self) -> None:
+        """What a cron job does that calls `homing process`."""
+        while not self.stopping:
+            try:
+                await self.engine.process(20)
+            except StoreError:
+                self._scene.note(self.name, "could not process: the store is away")
+            await asyncio.sleep(self._chance.randrange(1_000, 8_000) / 1000)
 
     def _engine(self, tenant: str) -> Engine:
         plan = self._scene.plan

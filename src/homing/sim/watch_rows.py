@@ -224,7 +224,7 @@ class RowWatch:
             scene.violate("12", f"settled while {shadow.status}", row.id)
         if after is S.SENDING:
             scene.violate("12", "settled, and still sending", row.id)
-        if shadow.cancel_requested and after in WAITING:
+        if shadow.cancel_requested and after in (*WAITING, S.IN_DOUBT):
             scene.violate("7", f"its cancel was requested, and yet it goes on as {after}", row.id)
         if after is S.CANCELLED and not shadow.cancel_requested:
             scene.violate("12", "cancelled by a settlement that nobody had asked for", row.id)

@@ -152,6 +152,9 @@ class DirectoryWatch:
         else:
             self._filed[tenant, kind, key] = value
 
+    def merged(self, tenant: str, kind: str, key: str, fields: Mapping[str, Any]) -> None:
+        self._filed[tenant, kind, key] = {**self._filed.get((tenant, kind, key), {}), **fields}
+
     def skip_reason(self, shadow: Shadow) -> str:
         """Why this notification must not be sent from now on."""
         where = f"{shadow.channel.value}:{shadow.address}"

@@ -143,7 +143,7 @@ class WatchedStore(MemoryStore):
         puts = tuple(puts)
         super()._write(puts)
         for put in puts:
-            self.watch.filed(put.tenant, put.kind, put.key, put.value)
+            self.watch.directory.merged(put.tenant, put.kind, put.key, put.value)
 
     def _settle(self, kept: Kept, settlement: Settlement, now: int) -> bool:
         expected = self.watch.settling(self.caller, settlement)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.core.breaker import BreakerPolicy
 from homing.core.limits import RateLimit
@@ -65,6 +66,8 @@ class WorldPlan(Struct, frozen=True, kw_only=True):
     """From then on there are no more faults."""
     tenants: tuple[str, ...]
     processes: int
+    cron: bool
+    """One more process that does not run a worker but processes what is due every few seconds."""
     weather: Weather
     carriers: tuple[CarrierPlan, ...]
     channels: tuple[Channel, ...]
@@ -92,6 +95,7 @@ def plan_of(seed: int, requests: int = 200) -> WorldPlan:
         faults_ms=spread_ms + chance.choice((30_000, 120_000, 240_000)),
         tenants=tuple(f"t{n}" for n in range(chance.choice((1, 2, 3, 4)))),
         processes=chance.choice((1, 2, 2, 3)),
+        cron=chance.random() < 0.2,
         weather=_weather(chance),
         carriers=tuple(carrier for channel in channels for carrier in _carriers(chance, channel)),
         channels=channels,
@@ -108,8 +112,6 @@ def plan_of(seed: int, requests: int = 200) -> WorldPlan:
 
 def calm(seed: int, requests: int = 200) -> WorldPlan:
     """The same world without a single fault."""
-    from msgspec.structs import replace
-
     return replace(plan_of(seed, requests), weather=CALM)
 
 

@@ -118,6 +118,8 @@ class World:
         self._desk.start()
         for _ in range(self.plan.processes):
             self._start_process()
+        if self.plan.cron:
+            self._start_process(cron=True)
         calls = asyncio.create_task(self._callers.run())
         faults = [asyncio.create_task(work) for work in self._faults()]
         ticks = asyncio.create_task(self._tick())
@@ -149,13 +151,13 @@ class World:
             task.cancel()
         self._weather = CALM
         self._away_until_ms = 0
+        self._loop.cancel_group(DESK)  # a slow command that arrives after the last fault would be one itself
         for carrier in self._carriers:
             carrier.weather, carrier.outage = CALM, None
         for process in [*self._processes, self._desk]:
             process.boundary.weather = CALM
             process.resume()
-        while len(self._processes) < self.plan.processes:
-            self._start_process()
+        self._replace()
         await self._operator.give_back()
         self.scene.quiet_since_ms = self.scene.ms
         self.scene.note("world", "is quiet")
@@ -230,24 +232,24 @@ class World:
 
     # Processes -----------------------------------------------------------------------------------
 
-    def _start_process(self) -> None:
+    def _start_process(self, *, cron: bool = False) -> None:
         self._named += 1
-        process = self._process(f"p{self._named}")
+        process = self._process(f"p{self._named}", cron=cron)
         self._processes.append(process)
         process.start()
 
-    def _process(self, name: str, fronts: tuple[str, ...] = ()) -> SimProcess:
-        weather = self._weather
+    def _process(self, name: str, *, fronts: tuple[str, ...] = (), cron: bool = False) -> SimProcess:
         return SimProcess(
             name,
             loop=self._loop,
             scene=self.scene,
             store=self.store,
             carriers=self._carriers,
-            weather=weather,
+            weather=self._weather,
             store_is_away=lambda: self.scene.ms < self._away_until_ms,
             on_death=self._died,
             fronts=fronts,
+            cron=cron,
         )
 
     def _died(self, process: SimProcess) -> None:
@@ -261,7 +263,10 @@ class World:
             self._loop.call_later(self._chance.randrange(200, 20_000) / 1000, self._replace)
 
     def _replace(self) -> None:
-        if len(self._processes) < self.plan.processes:
+        """As many processes as there should be; one that died is followed by one with another name."""
+        if self.plan.cron and not any(process.cron for process in self._processes):
+            self._start_process(cron=True)
+        while sum(not process.cron for process in self._processes) < self.plan.processes:
             self._start_process()
 
     def _some_process(self) -> SimProcess | None:

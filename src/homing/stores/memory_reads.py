@@ -86,7 +86,8 @@ class MemoryReads:
         for kept in self._of(tenant):
             row = kept.row
             if row.status is Status.FAILED:
-                key = (row.reason or "", row.error_code or "", row.last_error or "")
+                # A text may name the recipient; where there is a code, that tells them apart.
+                key = (row.reason or "", row.error_code or "", "" if row.error_code else row.last_error or "")
                 groups.setdefault(key, []).append(row)
         most_first = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
         return tuple(_group(members) for _, members in most_first[:limit])

@@ -52,8 +52,9 @@ FROM (
     max(printf('%020d', coalesce(n.failed_at, 0)) || n.id) AS newest
   FROM homing_notifications AS n INDEXED BY homing_rare
   WHERE n.tenant = ? AND n.status = 'failed' AND {RARE}
-  GROUP BY coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
-  ORDER BY count DESC, coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
+  GROUP BY coalesce(n.reason, ''), coalesce(n.error_code, ''),
+    iif(coalesce(n.error_code, '') = '', coalesce(n.last_error, ''), '')
+  ORDER BY count DESC, 1, 2, 3
   LIMIT ?)
 """  # noqa: S608
 _TALLIES = """

@@ -64,7 +64,7 @@ class CountingTests:
         await accept(store, *(a_notification() for _ in range(6)))
         claims = await claim_all(store)
         same = [dead(claim, error="full", error_code="552") for claim in claims[:3]]
-        text = [dead(claim, error="over quota", error_code="552") for claim in claims[3:5]]
+        text = [dead(claim, error="over quota", error_code=None) for claim in claims[3:5]]
         await store.settle([*same, *text, sent(claims[5])])
         await harness.advance(HOUR_MS)
         claim = await take(store)
@@ -74,12 +74,21 @@ class CountingTests:
         groups = await store.error_groups("default")
         assert [(g.reason, g.error_code, g.last_error, g.count, g.unacknowledged) for g in groups] == [
             (Reason.RETRIES_EXHAUSTED, "552", "full", 3, 2),
-            (Reason.RETRIES_EXHAUSTED, "552", "over quota", 2, 2),
+            (Reason.RETRIES_EXHAUSTED, None, "over quota", 2, 2),
             (Reason.BAD_RECIPIENT, "552", "full", 1, 1),
         ]
         assert groups[0].example_id in {claim.id for claim in claims[:3]}
         assert groups[2].newest_at == (await see(store, claim.id)).failed_at
         assert await store.error_groups("default", limit=1) == groups[:1]
+
+    async def test_a_code_makes_a_group_whatever_the_texts_say(self, harness: Harness) -> None:
+        store = harness.store
+        for name in ("ada", "bob"):
+            claim = await take(store)
+            await store.settle([dead(claim, error=f"no mailbox {name}", error_code="550")])
+            await harness.advance(HOUR_MS)
+        [group] = await store.error_groups("default")
+        assert (group.error_code, group.last_error, group.count) == ("550", "no mailbox bob", 2)
 
     async def test_the_newest_of_a_group_is_told(self, harness: Harness) -> None:
         store = harness.store
