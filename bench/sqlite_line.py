@@ -2,9 +2,10 @@
 
     python bench/sqlite_line.py [--directory DIR] [--rows N] [--batch N] [--backlogs 10000 100000 1000000]
 
-Prints rows per second (best of the rounds), the cost of a claim by the number of waiting rows, and the
-query plan of every hot statement. Ends with an error if a notification is not accounted for, so a fast
-but wrong store does not pass. Absolute figures belong to the machine; the ratios within one run do not.
+Prints rows per second and processor time per row, next to those of the barest queue that SQLite can be;
+the cost of a claim by the number of waiting rows; and the query plan of every hot statement. Ends with an
+error if a notification is not accounted for, so a fast but wrong store does not pass. Absolute figures
+belong to the machine and to what else it does; the ratios within one run do not.
 """
 
 from __future__ import annotations
@@ -108,6 +109,37 @@ def sent(claim: Claim) -> Settlement:
     )
 
 
+class Watch:
+    """Adds up time by the clock, and by the processor: the latter means something on a busy machine too."""
+
+    def __init__(self, rows: int = 0) -> None:
+        self.rows = rows
+        self._clock_s = self._cpu_s = 0.0
+
+    def __enter__(self) -> None:
+        self._clock_s -= time.perf_counter()
+        self._cpu_s -= time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock_s += time.perf_counter()
+        self._cpu_s += time.process_time()
+
+    def then(self, other: Watch) -> Watch:
+        """The same rows went through one after the other."""
+        both = Watch(self.rows)
+        both._clock_s, both._cpu_s = self._clock_s + other._clock_s, self._cpu_s + other._cpu_s
+        return both
+
+    @property
+    def per_second(self) -> float:
+        return self.rows / self._clock_s
+
+    @property
+    def cpu_us(self) -> float:
+        """Microseconds of processor time for one row."""
+        return 1_000_000 * self._cpu_s / self.rows
+
+
 class Yardstick:
     """The same file system and driver with the least queue there is: one table, one index, no promises.
 
@@ -127,29 +159,33 @@ class Yardstick:
         ):
             self._connection.execute(statement)
 
-    def accept(self) -> float:
+    def accept(self) -> Watch:
         payload = msgspec.json.encode(MESSAGE).decode()
-        started = time.perf_counter()
-        for first in range(0, self._rows, self._size):
-            batch = [(first, payload) for _ in range(self._size)]
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("INSERT INTO job (state, due_at, payload) VALUES (0, ?, ?)", batch)
-            self._connection.execute("COMMIT")
-        return self._rows / (time.perf_counter() - started)
+        watch = Watch(self._rows)
+        with watch:
+            for first in range(0, self._rows, self._size):
+                batch = [(first, payload) for _ in range(self._size)]
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.executemany(
+                    "INSERT INTO job (state, due_at, payload) VALUES (0, ?, ?)", batch
+                )
+                self._connection.execute("COMMIT")
+        return watch
 
-    def deliver(self) -> float:
-        started = time.perf_counter()
-        for _ in range(0, self._rows, self._size):
-            taken = self._connection.execute(
-                "UPDATE job SET state = 1, lease_until = 1 WHERE id IN"
-                " (SELECT id FROM job WHERE state = 0 ORDER BY due_at LIMIT ?) RETURNING id, payload",
-                (self._size,),
-            ).fetchall()
-            self._connection.execute("BEGIN IMMEDIATE")
-            ids = [(id,) for id, _ in taken]
-            self._connection.executemany("UPDATE job SET state = 2 WHERE id = ? AND state = 1", ids)
-            self._connection.execute("COMMIT")
-        return self._rows / (time.perf_counter() - started)
+    def deliver(self) -> Watch:
+        watch = Watch(self._rows)
+        with watch:
+            for _ in range(0, self._rows, self._size):
+                taken = self._connection.execute(
+                    "UPDATE job SET state = 1, lease_until = 1 WHERE id IN"
+                    " (SELECT id FROM job WHERE state = 0 ORDER BY due_at LIMIT ?) RETURNING id, payload",
+                    (self._size,),
+                ).fetchall()
+                self._connection.execute("BEGIN IMMEDIATE")
+                ids = [(id,) for id, _ in taken]
+                self._connection.executemany("UPDATE job SET state = 2 WHERE id = ? AND state = 1", ids)
+                self._connection.execute("COMMIT")
+        return watch
 
     def close(self) -> None:
         self._connection.close()
@@ -164,50 +200,48 @@ class Bench:
         self.store = SqliteStore(self.path)
         self.accepted = 0
 
-    async def accept(self, rows: int, size: int, send_at: int | None = None) -> float:
-        """Rows per second, making the submissions not counted."""
+    async def accept(self, rows: int, size: int, send_at: int | None = None) -> Watch:
+        """Batches of this size; making the submissions is not counted."""
         batches = [a_submission(size, number, send_at) for number in range(rows // size)]
-        started = time.perf_counter()
-        for submission in batches:
-            await self.store.accept([submission])
-        taken_s = time.perf_counter() - started
-        self.accepted += size * len(batches)
-        return size * len(batches) / taken_s
+        watch = Watch()
+        with watch:
+            for submission in batches:
+                await self.store.accept([submission])
+        watch.rows = size * len(batches)
+        self.accepted += watch.rows
+        return watch
 
-    async def accept_singly(self, rows: int, callers: int) -> float:
-        """Rows per second of callers that each accept one at a time: they share commits."""
+    async def accept_singly(self, rows: int, callers: int) -> Watch:
+        """Callers that each accept one at a time: they share commits."""
         waiting = [a_submission(1, number) for number in range(rows)]
 
         async def caller() -> None:
             while waiting:
                 await self.store.accept([waiting.pop()])
 
-        started = time.perf_counter()
-        await asyncio.gather(*(caller() for _ in range(callers)))
-        taken_s = time.perf_counter() - started
+        watch = Watch(rows)
+        with watch:
+            await asyncio.gather(*(caller() for _ in range(callers)))
         self.accepted += rows
-        return rows / taken_s
+        return watch
 
-    async def deliver(self, rows: int, size: int) -> tuple[float, float, float]:
-        """(rows per second of claim + settle, milliseconds per claim, per settle)."""
-        done, claiming_s, settling_s = 0, 0.0, 0.0
-        while done < rows:
-            started = time.perf_counter()
-            claims = (await self.store.claim(a_request(size))).claims
-            claimed = time.perf_counter()
-            claiming_s += claimed - started
+    async def deliver(self, rows: int, size: int) -> tuple[Watch, Watch]:
+        """What claims and what settlements take, until so many rows are sent."""
+        claiming, settling = Watch(), Watch()
+        while settling.rows < rows:
+            with claiming:
+                claims = (await self.store.claim(a_request(size))).claims
+            claiming.rows += len(claims)
+            settlements = [sent(claim) for claim in claims]
+            with settling:
+                result = await self.store.settle(settlements)
+            settling.rows += len(result.applied)
             if not claims:
                 break
-            settlements = [sent(claim) for claim in claims]
-            started = time.perf_counter()
-            result = await self.store.settle(settlements)
-            settling_s += time.perf_counter() - started
-            done += len(result.applied)
-        calls = max(1, done // size)
-        return done / (claiming_s + settling_s), 1000 * claiming_s / calls, 1000 * settling_s / calls
+        return claiming, settling
 
-    async def deliver_with_a_busy_loop(self, rows: int, size: int) -> float:
-        """Rows per second while the event loop never rests and the store's threads compete with it."""
+    async def deliver_with_a_busy_loop(self, rows: int, size: int) -> Watch:
+        """The same while the event loop never rests and the store's threads compete with it."""
 
         async def never_rest() -> None:
             while True:
@@ -215,21 +249,9 @@ class Bench:
                 await asyncio.sleep(0)
 
         busy = asyncio.ensure_future(never_rest())
-        per_second, _, _ = await self.deliver(rows, size)
+        claiming, settling = await self.deliver(rows, size)
         busy.cancel()
-        return per_second
-
-    async def claim_ms(self, size: int, rounds: int = 5) -> tuple[float, float]:
-        """(milliseconds of a claim, of a claim and its settlement), the best of a few."""
-        best, whole = float("inf"), float("inf")
-        for _ in range(rounds):
-            started = time.perf_counter()
-            claims = (await self.store.claim(a_request(size))).claims
-            claimed = time.perf_counter()
-            await self.store.settle([sent(claim) for claim in claims])
-            best = min(best, claimed - started)
-            whole = min(whole, time.perf_counter() - started)
-        return 1000 * best, 1000 * whole
+        return claiming.then(settling)
 
     async def check(self) -> None:
         """Every notification is in exactly one cell, and the rows agree with the cells."""
@@ -244,40 +266,49 @@ class Bench:
 
 
 async def throughput(folder: Path, rows: int, size: int, rounds: int) -> None:
-    print(f"line, batches of {size}, {rows:,} rows, best of {rounds}; in brackets: of a bare queue's speed")
-    bare_accept, bare_deliver, accepting, delivering, busy, alone, singly = [], [], [], [], [], [], []
+    """Each figure is the best of the rounds."""
+    measured: dict[str, list[Watch]] = {}
+
+    def note(name: str, watch: Watch) -> None:
+        measured.setdefault(name, []).append(watch)
+
     for number in range(rounds):
         yardstick = Yardstick(folder / f"yardstick-{number}", rows, size)
-        bare_accept.append(yardstick.accept())
-        bare_deliver.append(yardstick.deliver())
+        note("bare queue: accept", yardstick.accept())
+        note("bare queue: claim + settle", yardstick.deliver())
         yardstick.close()
         bench = await opened(folder / f"line-{number}")
-        accepting.append(await bench.accept(rows, size))
-        delivering.append(await bench.deliver(rows - 10 * size, size))
-        busy.append(await bench.deliver_with_a_busy_loop(10 * size, size))
-        singly.append(await bench.accept_singly(min(rows, 8_000), 64))
-        alone.append(await bench.accept_singly(300, 1))
+        note("accept", await bench.accept(rows, size))
+        claiming, settling = await bench.deliver(rows - 10 * size, size)
+        note("claim", claiming)
+        note("settle", settling)
+        note("claim + settle", claiming.then(settling))
+        note("claim + settle, busy loop", await bench.deliver_with_a_busy_loop(10 * size, size))
+        note("accept one each, 64 callers", await bench.accept_singly(min(rows, 8_000), 64))
+        note("accept one each, 1 caller", await bench.accept_singly(300, 1))
         await bench.check()
         await bench.store.close()
-    accepted, (delivered, claim_ms, settle_ms) = max(accepting), max(delivering)
-    print(f"  accept                 {accepted:>10,.0f} rows/s  ({accepted / max(bare_accept):.0%})")
-    print(f"  claim + settle         {delivered:>10,.0f} rows/s  ({delivered / max(bare_deliver):.0%})")
-    print(f"                         claim {claim_ms:.1f} ms, settle {settle_ms:.1f} ms")
-    print(f"  … with a busy loop     {max(busy):>10,.0f} rows/s")
-    print(f"  64 callers, one each   {max(singly):>10,.0f} rows/s  ({max(singly) / max(alone):.1f} × one)")
-    print(f"  1 caller, one each     {max(alone):>10,.0f} rows/s")
+    print(f"line, batches of {size}, {rows:,} rows, best of {rounds}")
+    print(f"  {'':<30} {'rows/s':>10} {'processor µs/row':>18}")
+    for name, watches in measured.items():
+        fastest, leanest = max(w.per_second for w in watches), min(w.cpu_us for w in watches)
+        print(f"  {name:<30} {fastest:>10,.0f} {leanest:>18.1f}")
 
 
 async def backlogs(folder: Path, sizes: Sequence[int], batch: int) -> None:
-    print(f"claim of {batch} behind a backlog; its own rows are due, the backlog is due or due tomorrow")
-    print(f"  {'backlog':>10}  {'waits for':<9} {'claim ms':>9} {'claim + settle ms':>18}")
+    print(f"claim of {batch} behind a backlog that is due now, or tomorrow (then {batch} others are due)")
+    print(f"  {'backlog':>10}  {'due':<9} {'claim':>24}  {'settle':>24}")
     for size in sizes:
         for name, delay_ms in (("tomorrow", DAY_MS), ("now", 0)):
             bench = await opened(folder / f"backlog-{size}-{name}")
             await bench.accept(size, min(size, 5_000), time.time_ns() // 1_000_000 + delay_ms)
             await bench.accept(10 * batch, batch)
-            claim_ms, whole_ms = await bench.claim_ms(batch)
-            print(f"  {size:>10,}  {name:<9} {claim_ms:>9.1f} {whole_ms:>18.1f}")
+            rounds = [await bench.deliver(batch, batch) for _ in range(8)]
+            shown = []
+            for watches in zip(*rounds, strict=True):
+                best_ms = 1000 * batch / max(w.per_second for w in watches)
+                shown.append(f"{best_ms:>7.1f} ms {min(w.cpu_us for w in watches):>8.1f} µs/row")
+            print(f"  {size:>10,}  {name:<9} {shown[0]:>24}  {shown[1]:>24}", flush=True)
             await bench.store.close()
 
 

@@ -77,7 +77,7 @@ def _times(screen: Screen, report: RehearsalReport) -> None:
             ("P50>", "P90>", "P95>", "P99>", "MAX>"),
             [tuple(span(ms) for ms in (d.p50, d.p90, d.p95, d.p99, d.max))],
         )
-    for peak in report.recovery_peaks:
+    for peak in (peak for peak in report.recovery_peaks if peak.per_second):
         screen.line(
             f"recovery peak at {peak.provider}: {peak.per_second:.1f}/s at {span(peak.at_ms)}, "
             f"{peak.times_normal:.1f} times the usual"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from datetime import datetime
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -196,21 +196,29 @@ class ProcessBoundary:
         return answer
 
     async def _travel(self, name: str, leg: str) -> None:
+        """One way. A single draw decides what happens on it, if anything does."""
         self._alive()
         drawn, weather = self._chance.random(), self.weather
-        if drawn < weather.crash_per_call / 2:
+        if leg == "before" and self._host.store_is_away():
+            await self._fail(name, leg)
+        if drawn > 0.6:
+            await self._take_ms(int(8 * (drawn - 0.6)) + 1)
+            return
+        drawn -= weather.crash_per_call / 2
+        if drawn < 0:
             self._host.crash(f"{leg} {name}")
             self._alive()
-        drawn = self._chance.random()
-        if drawn < weather.error_per_call / 2 or (leg == "before" and self._host.store_is_away()):
-            await self._take_ms(1 + int(drawn * 4_000))
-            self._store.trace(self._host.name, f"store error {leg} {name}")
-            raise StoreUnavailable(f"the store went away {leg} {name}")
-        drawn = self._chance.random()
-        if drawn < weather.slow_per_call / 2:
+        drawn -= weather.error_per_call / 2
+        if drawn < 0:
+            await self._fail(name, leg)
+        drawn -= weather.slow_per_call / 2
+        if drawn < 0:
             await self._take_ms(self._chance.randrange(100, weather.longest_slow_ms))
-        elif drawn > 0.6:
-            await self._take_ms(int(8 * (drawn - 0.6)) + 1)
+
+    async def _fail(self, name: str, leg: str) -> NoReturn:
+        await self._take_ms(self._chance.randrange(1, 100))
+        self._store.trace(self._host.name, f"store error {leg} {name}")
+        raise StoreUnavailable(f"the store went away {leg} {name}")
 
     async def _take_ms(self, duration_ms: int) -> None:
         await asyncio.sleep(duration_ms / 1000)

@@ -75,7 +75,7 @@ class Watch:
         self.done("accept", {submission.tenant for submission in batch})
 
     def done(self, serving: str, tenants: Iterable[str]) -> None:
-        self.rows.done(tenants, self.store.counts)
+        self.rows.done(tenants, self.store.cells)
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
         for lease in leases:
@@ -157,6 +157,8 @@ class Watch:
     def tick(self) -> None:
         """Now and then: what must have happened by now."""
         self.sends.sweep()
+        for tenant in self.scene.plan.tenants:
+            self.rows.told(tenant, self.store.told(tenant))
         check_progress(self.scene, self.store)
 
     def rest(self) -> None:

@@ -9,11 +9,12 @@ from msgspec.structs import replace
 
 from homing.core.model import Event, Status
 from homing.sim import planted as scenes
-from homing.stores import memory, memory_ledger, memory_reads, memory_receipts, memory_schedule
+from homing.stores import memory, memory_keys, memory_ledger, memory_reads, memory_receipts, memory_schedule
 
 BUGS = scenes.Bugs()
 
 _STORE = memory.MemoryStore
+_KEYS = memory_keys.Keys
 _SCHEDULE = memory_schedule.Schedule
 _READS = memory_reads.MemoryReads
 _RECEIPTS = memory_receipts.Receipts
@@ -34,22 +35,23 @@ def purged_early(real: Any) -> Any:
     return lambda self, retention, now: real(self, retention, now + 30 * 24 * 3_600_000)
 
 
-@BUGS.plant("idempotency keys are not looked at", "3", on=(_STORE, "_accept"), plan=scenes.rough)
+@BUGS.plant("idempotency keys are not looked at", "3", on=(_KEYS, "answer"), plan=scenes.rough)
 def keys_forgotten(real: Any) -> Any:
-    def accept(self: Any, submission: Any, messages: Any, now: int) -> Any:
-        return real(self, replace(submission, idempotency_key=None), messages, now)
-
-    return accept
+    return lambda self, submission: None
 
 
-@BUGS.plant("another body under the same key is fine", "3", on=(memory, "_answer_again"), plan=scenes.rough)
+@BUGS.plant("another body under the same key is fine", "3", on=(_KEYS, "answer"), plan=scenes.rough)
 def no_conflict(real: Any) -> Any:
-    return lambda earlier, submission: real(earlier, replace(submission, fingerprint=earlier.fingerprint))
+    def answer(self: Any, submission: Any) -> Any:
+        fingerprint, _ = self._answers.get((submission.tenant, submission.idempotency_key), ("", None))
+        return real(self, replace(submission, fingerprint=fingerprint))
+
+    return answer
 
 
-@BUGS.plant("the dedup window never holds", "3", on=(_STORE, "_known"), plan=scenes.quiet)
+@BUGS.plant("the dedup window never holds", "3", on=(_KEYS, "double"), plan=scenes.quiet)
 def dedup_ignored(real: Any) -> Any:
-    return lambda self, new, submission, now: new.id if new.id in self._kept else None
+    return lambda self, new, tenant, now: None
 
 
 @BUGS.plant("answered, but not stored", "1", "2", "12", on=(_STORE, "_accept"), plan=scenes.quiet)

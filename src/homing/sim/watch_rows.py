@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -58,6 +58,10 @@ _BY_COMMAND: dict[str, dict[Status, tuple[Status, ...]]] = {
 }
 
 
+Cell = tuple[str, int]
+"""(status, attempts)."""
+
+
 def digest_of(message: Message) -> bytes:
     """What must never change about a message."""
     return sha256(msgpack.encode((message.recipient, message.content, message.metadata))).digest()
@@ -76,8 +80,8 @@ class RowWatch:
         self._scene = scene
         self._skip_reason = skip_reason
         self._decided = decided
-        self._cells: dict[str, Counter[tuple[Status, int]]] = {}
-        self._purged: dict[str, Counter[tuple[Status, int]]] = {}
+        self._cells: dict[str, dict[Cell, int]] = {}
+        self._purged: dict[str, dict[Cell, int]] = {}
         self._keys: dict[tuple[str, str], tuple[str, str, tuple[str, ...], int]] = {}
         self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
         self._born: set[str] = set()
@@ -113,27 +117,32 @@ class RowWatch:
             scene.violate("12", f"{serving} changed a row from {before} to {row.status}", row.id)
         scene.note(caller, f"{serving} {short_id(row.id)} {before.value} → {_words(row)}")
         cells = self._cells[row.tenant]
-        cells[before, attempts] -= 1
-        cells[row.status, row.attempts] += 1
+        _count(cells, (before, attempts), -1)
+        _count(cells, (row.status, row.attempts), 1)
         self._follow(shadow, row, before)
 
-    def done(self, tenants: Iterable[str], tallies: Callable[[str], tuple[Tally, ...]]) -> None:
+    def done(self, tenants: Iterable[str], cells: Callable[[str], Mapping[Cell, int]]) -> None:
         """A transaction is over: its counts must be right (1)."""
-        for tenant in sorted(tenants):
-            mine = {cell: n for cell, n in self._cells.get(tenant, Counter()).items() if n}
-            theirs = {(t.status, t.attempts): t.count for t in tallies(tenant) if t.count}
-            if mine != theirs:
-                wrong = sorted(
-                    f"{status.value}/{attempts}: counted {theirs.get((status, attempts), 0)}, "
-                    f"there are {mine.get((status, attempts), 0)}"
-                    for status, attempts in {*mine, *theirs}
-                    if mine.get((status, attempts)) != theirs.get((status, attempts))
-                )
-                self._scene.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
-            purged = {cell: n for cell, n in self._purged.get(tenant, Counter()).items() if n}
-            told = {(t.status, t.attempts): t.purged for t in tallies(tenant) if t.purged}
-            if purged != told:
-                self._scene.violate("1", f"the purged counts of {tenant} are wrong")
+        for tenant in tenants:
+            if cells(tenant) != self._cells.get(tenant, {}):
+                self._wrong_counts(tenant, cells(tenant), self._cells.get(tenant, {}))
+
+    def told(self, tenant: str, tallies: Iterable[Tally]) -> None:
+        """The counts as a reader gets them, the purged ones too (1)."""
+        counts: dict[Cell, int] = {(t.status, t.attempts): t.count for t in tallies if t.count}
+        purged: dict[Cell, int] = {(t.status, t.attempts): t.purged for t in tallies if t.purged}
+        for theirs, mine in ((counts, self._cells.get(tenant, {})), (purged, self._purged.get(tenant, {}))):
+            if theirs != mine:
+                self._wrong_counts(tenant, theirs, mine)
+
+    def _wrong_counts(self, tenant: str, theirs: Mapping[Cell, int], mine: Mapping[Cell, int]) -> None:
+        wrong = sorted(
+            f"{status}/{attempts}: counted {theirs.get((status, attempts), 0)}, "
+            f"there are {mine.get((status, attempts), 0)}"
+            for status, attempts in {*mine, *theirs}
+            if mine.get((status, attempts)) != theirs.get((status, attempts))
+        )
+        self._scene.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
 
     def _accept_row(self, caller: str, kept: Kept, change: Change) -> None:
         row, scene = kept.row, self._scene
@@ -163,7 +172,7 @@ class RowWatch:
         scene.shadows[row.id] = shadow
         self._born.add(row.id)
         self._check_places(row)
-        self._cells.setdefault(row.tenant, Counter())[row.status, row.attempts] += 1
+        _count(self._cells.setdefault(row.tenant, {}), (row.status, row.attempts), 1)
         if row.status is S.SENDING:
             if row.mode is not Mode.SYNCHRONOUS or (row.token, row.attempts) != (1, 1):
                 scene.violate("5", "accepted as leased, but not with its first attempt counted", row.id)
@@ -406,13 +415,21 @@ class RowWatch:
         row, retention, scene = kept.row, self._scene.plan.retention, self._scene
         shadow = scene.shadows.pop(row.id)
         self.removed[row.id] = shadow
-        self._cells[row.tenant][row.status, row.attempts] -= 1
-        self._purged.setdefault(row.tenant, Counter())[row.status, row.attempts] += 1
+        _count(self._cells[row.tenant], (row.status, row.attempts), -1)
+        _count(self._purged.setdefault(row.tenant, {}), (row.status, row.attempts), 1)
         ages = {S.DELIVERED: retention.delivered_ms, S.SENT: retention.sent_ms}
         age_ms = scene.now - shadow.ended_at
         too_early = age_ms < ages.get(row.status, retention.others_ms) and not scene.jumps
         if row.status not in ENDED or too_early:
             scene.violate("2", f"purged while {row.status}, {age_ms} ms after it ended", row.id)
+
+
+def _count(cells: dict[Cell, int], cell: Cell, by: int) -> None:
+    number = cells.get(cell, 0) + by
+    if number:
+        cells[cell] = number
+    else:
+        del cells[cell]
 
 
 def _words(row: Row) -> str:

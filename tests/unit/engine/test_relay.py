@@ -105,6 +105,7 @@ async def test_a_sink_that_fails_gets_its_events_later_and_the_others_only_once(
     await seconds(5)
     assert good.ids == [f"e-{n:05d}" for n in range(5)]
     assert bad.taken == []
+    assert (await world.store.size())["outbox"] == 5
     bad.fails = False
     await world.store.emit([an_event(5)])
     await seconds(60)

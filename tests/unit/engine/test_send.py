@@ -143,6 +143,12 @@ async def test_the_same_key_with_another_body_is_a_conflict(world: World) -> Non
     assert await stored(world) == 1
 
 
+async def test_the_order_of_keys_does_not_make_another_body(world: World) -> None:
+    engine = await idle(world)
+    first = await mail(engine, idempotency_key="k", metadata={"a": 1, "b": {"c": 2, "d": 3}})
+    assert await mail(engine, idempotency_key="k", metadata={"b": {"d": 3, "c": 2}, "a": 1}) == first
+
+
 async def test_keys_belong_to_their_tenant(world: World) -> None:
     one, two = await idle(world, tenant="one"), await idle(world, tenant="two")
     assert await mail(one, idempotency_key="k") != await mail(two, idempotency_key="k", body="other")

@@ -112,6 +112,13 @@ async def test_a_used_key_with_another_body_is_rejected_in_its_place(world: Worl
     assert await stored(world) == 3
 
 
+async def test_a_conflict_far_down_the_stream_has_its_own_index(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    requests = [letter(n, idempotency_key="k" if n in (0, 777) else None) for n in range(1200)]
+    answers = [answer async for answer in engine.send_many(requests)]
+    assert [(n, a.index) for n, a in enumerate(answers) if isinstance(a, Rejection)] == [(777, 777)]
+
+
 async def test_ready_made_requests_are_taken_too(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     request = SendRequest(

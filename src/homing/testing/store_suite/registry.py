@@ -69,6 +69,15 @@ class RegistryTests:
         assert await store.put([_entry("a"), _entry("b"), _entry("c")], who="ada") is None
         assert sorted(await store.get_many("default", "device", ["a", "b", "c"])) == ["b"]
 
+    async def test_a_put_sees_its_own_writes(self, harness: Harness) -> None:
+        store = harness.store
+        assert await store.put([_entry("k", {"n": 1}), _entry("k", {"n": 2})], who="ada") is None
+        assert await store.get_many("default", "device", ["k"]) == {}
+        stored = await store.put([_entry("k", {"n": 1}), _entry("k", {"n": 2}, version=1)], who="ada")
+        assert stored is not None
+        assert [entry.version for entry in stored] == [1, 2]
+        assert (await store.get_many("default", "device", ["k"]))["k"].value == {"n": 2}
+
     async def test_a_put_answers_in_its_order(self, harness: Harness) -> None:
         stored = await harness.store.put([_entry("b"), _entry("a")], who="ada")
         assert stored is not None
