@@ -51,7 +51,7 @@ class Job:
             if dry_run or not would:
                 return self._tell(options, would, 0, None, dry_run=dry_run, json=json)
             question = f"{self._name.value.capitalize()} {plural(would, 'dead letter')}?"
-            if not confirm(options, question, yes=yes):
+            if not confirm(question, yes=yes):
                 options.notes.line("nothing was changed")
                 return ExitCode.NO
             return await self._by_filter(options, homing, would, json=json)

@@ -190,7 +190,7 @@ def login() -> str:
         return "cli"
 
 
-def confirm(options: Options, question: str, *, yes: bool) -> bool:
+def confirm(question: str, *, yes: bool) -> bool:
     """Asks before a change of many; where nobody can answer, `--yes` must have said it."""
     from homing.cli.exits import Refused
 

@@ -340,6 +340,8 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
     """Applies the verdict on a receipt. The row is not `sending`: those receipts wait for the settle."""
     assert row.status is not Status.SENDING, "a receipt about a notification under way is kept for later"
     before, attempts, after = row.status, row.attempts, verdict.status_after
+    if row.reason is Reason.SPAM_REPORT:
+        after = before  # said about one of its messages, it holds for all of them
     if receipt.event in (ReceiptEvent.OPEN, ReceiptEvent.CLICK):
         row.engagement = {
             **row.engagement,
@@ -359,7 +361,7 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
             _wait(row, now)
         else:
             _finish(row, now)
-    elif verdict.reason is not None:
+    elif verdict.reason is not None and row.reason is not Reason.SPAM_REPORT:
         row.reason = verdict.reason
     cause = CauseRecord(
         kind="receipt",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from homing.sim.campaign import REQUESTS, Failure, Totals, campaign, try_world
+from homing.sim.planted import SEEDS, all_bugs, hunt
 from homing.sim.trace import Trace
 
 
@@ -22,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.replay is not None:
         return _replay(arguments.replay, arguments.requests)
+    if arguments.planted:
+        return _hunt(arguments.seed)
     progress = _Progress(arguments.lifetimes)
     totals = campaign(
         arguments.lifetimes,
@@ -105,6 +108,23 @@ def _replay(seed: int, requests: int) -> int:
     return 0
 
 
+def _hunt(seed: int) -> int:
+    """Every planted bug must be caught."""
+    missed = 0
+    for bug in all_bugs():
+        caught = hunt(bug, range(seed, seed + SEEDS))
+        missed += caught is None
+        found = (
+            "NOT FOUND"
+            if caught is None
+            else f"by invariant {caught.violation.invariant}, seed {caught.seed}"
+        )
+        sys.stdout.write(f"{bug.name:<26} {bug.what:<56} {found}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{missed} of {len(all_bugs())} planted bugs got away\n")
+    return 1 if missed else 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m homing.sim", description=__doc__)
     parser.add_argument(
@@ -123,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         help="stop after that many violations (default 1)",
     )
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one world and print its trace")
+    parser.add_argument("--planted", action="store_true", help="plant bugs, one at a time, and find each")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
     return parser
 

@@ -19,6 +19,8 @@ from homing.sim.scene import Violation
 from homing.sim.weather import CALM, Weather, WorldPlan, plan_of
 from homing.sim.world import run_world
 
+SEEDS = 8
+"""A bug that hides in so many worlds has got away."""
 REQUESTS = 90
 """Small worlds: most bugs show within a few of them."""
 
@@ -73,6 +75,13 @@ class Bugs:
             return make
 
         return register
+
+
+def all_bugs() -> tuple[Planted, ...]:
+    """Those of the core, the engine and the store."""
+    from homing.sim import planted_core, planted_engine, planted_store  # they are made with this module
+
+    return (*planted_core.BUGS.all, *planted_engine.BUGS.all, *planted_store.BUGS.all)
 
 
 @contextmanager

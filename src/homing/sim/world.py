@@ -56,6 +56,8 @@ class WorldReport(Struct, frozen=True, kw_only=True):
     commands: int
     receipts: int
     events: int
+    mean_wait_ms: Mapping[str, int]
+    """Tenant → how long after its due time a row was claimed, on average."""
     virtual_ms: int
     trace_lines: int
     trace_sha256: str
@@ -335,6 +337,7 @@ class World:
             commands=self._operator.commands,
             receipts=self._counts["receipts"],
             events=sum(len(row.events) for row in rows),
+            mean_wait_ms={t: sum(w) // len(w) for t, w in sorted(self.watch.rows.waited.items())},
             virtual_ms=self.scene.ms,
             trace_lines=self.trace.length,
             trace_sha256=self.trace.sha256,

@@ -262,8 +262,8 @@ def dead(
     *,
     reason: Reason = Reason.RETRIES_EXHAUSTED,
     kind: OutcomeKind = OutcomeKind.TRANSIENT,
-    error: str = "mailbox on fire",
-    error_code: str = "550",
+    error: str | None = "mailbox on fire",
+    error_code: str | None = "550",
     message_id: str | None = None,
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:

@@ -204,3 +204,13 @@ def test_the_reason_of_a_dead_letter_does_not_depend_on_the_order_of_its_receipt
             receive(row, verdict, receipt, LATER)
             rank = verdict.rank
     assert (row.status, row.reason) == (Status.FAILED, Reason.SPAM_REPORT)
+
+
+@pytest.mark.parametrize("events", [(E.SPAM_REPORT, E.DELIVERED), (E.DELIVERED, E.SPAM_REPORT)])
+def test_a_spam_report_about_one_message_holds_whatever_is_heard_of_another(
+    events: tuple[ReceiptEvent, ReceiptEvent],
+) -> None:
+    row = sent_row()
+    for number, event in enumerate(events):
+        hear(row, make_receipt(event, provider_message_id=f"m-{number}"))
+    assert (row.status, row.reason) == (Status.FAILED, Reason.SPAM_REPORT)

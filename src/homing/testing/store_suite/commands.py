@@ -201,6 +201,15 @@ class CommandTests:
         )
         assert close_to(found.acknowledged_at, await store.now_ms())
 
+    async def test_a_retried_one_that_fails_again_is_not_acknowledged(self, harness: Harness) -> None:
+        store = harness.store
+        id = await bring_to(store, Status.FAILED)
+        await store.amend("default", [id], order(CommandName.ACKNOWLEDGE))
+        await store.amend("default", [id], order(CommandName.RETRY))
+        await store.settle([dead(await claim_one(store))])
+        found = await see(store, id)
+        assert (found.acknowledged_at, found.acknowledged_by, found.acknowledged_why) == (None, None, None)
+
     @pytest.mark.parametrize("resolution", [Status.SENT, Status.FAILED])
     async def test_resolve_says_what_became_of_one_in_doubt(
         self, harness: Harness, resolution: Status

@@ -1,0 +1,91 @@
+"""A process dies at every point of its way: whatever it was about to do, nothing is lost or done twice."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from msgspec.structs import replace
+
+from homing.sim.boundary import ProcessBoundary
+from homing.sim.process import SimProcess
+from homing.sim.weather import WorldPlan, calm
+from homing.sim.world import World, WorldReport, run_world
+
+FIRST = "p1"
+
+
+def few(seed: int) -> WorldPlan:
+    """A handful of notifications, two processes, no other faults."""
+    return replace(calm(seed, 6), spread_ms=50, faults_ms=1_000, processes=2, cron=False)
+
+
+def crash_at_call(number: int) -> tuple[WorldReport, bool]:
+    """The world in which the first process dies on its n-th way to or from the store."""
+    travels = 0
+    real = ProcessBoundary._travel
+
+    async def travel(self: ProcessBoundary, name: str, leg: str) -> None:
+        nonlocal travels
+        if self._host.name == FIRST:
+            travels += 1
+            if travels == number:
+                self._host.crash(f"{leg} {name}")
+        await real(self, name, leg)
+
+    with patch.object(ProcessBoundary, "_travel", travel):
+        return run_world(few(1)), travels >= number
+
+
+def test_a_crash_before_and_after_every_call_of_the_store_loses_nothing() -> None:
+    for number in range(1, 200):
+        report, crashed = crash_at_call(number)
+        assert report.lifetimes >= 1
+        assert report.crashes == crashed
+    assert crashed, "the process made fewer calls than there were crashes"
+
+
+@pytest.mark.parametrize("offset_ms", range(0, 1_200, 150))
+def test_a_crash_in_any_millisecond_loses_nothing(offset_ms: int) -> None:
+    real = World._script
+
+    for at_ms in range(offset_ms, offset_ms + 150, 3):
+
+        async def script(self: World, at_ms: int = at_ms) -> None:
+            def crash() -> None:
+                for process in list(self._processes):
+                    if process.name == FIRST:
+                        process.crash(f"at {at_ms}")
+
+            self._loop.call_later(at_ms / 1000, crash)
+            await real(self)
+
+        with patch.object(World, "_script", script):
+            assert run_world(few(2)).crashes == 1
+
+
+def test_a_dead_process_reaches_nothing_any_more() -> None:
+    """Its tasks clean up after themselves as they end; none of it may arrive."""
+    reached: list[str] = []
+    real = ProcessBoundary._call
+
+    async def call(self: ProcessBoundary, name: str, work: object) -> object:
+        dead = self._host.dead
+        result = await real(self, name, work)  # type: ignore[arg-type]
+        if dead:
+            reached.append(f"{self._host.name} {name}")
+        return result
+
+    died: list[str] = []
+    crash = SimProcess.crash
+
+    def note(self: SimProcess, why: str) -> None:
+        died.append(self.name)
+        crash(self, why)
+
+    plan = calm(5, 80)
+    rough = replace(plan, weather=replace(plan.weather, crash_every_ms=2_000, trouble=0.3))
+    with patch.object(ProcessBoundary, "_call", call), patch.object(SimProcess, "crash", note):
+        run_world(rough)
+    assert len(died) > 5
+    assert reached == []

@@ -1,0 +1,47 @@
+"""A simulator that finds nothing proves little: each of these bugs, planted on purpose, must be found."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from homing.sim.planted import SEEDS, Plan, Planted, all_bugs, hunt, planted
+from homing.sim.world import WorldReport, run_world
+
+FIRST_SEED = 1_000
+BUGS = all_bugs()
+
+
+@cache
+def control(plan: Plan, seed: int) -> WorldReport:
+    """The same world without the bug."""
+    return run_world(plan(seed))
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_caught_and_the_same_world_without_it_holds(bug: Planted) -> None:
+    caught = hunt(bug, range(FIRST_SEED, FIRST_SEED + SEEDS))
+    assert caught is not None, f"{bug.what}: not found in {SEEDS} worlds"
+    print(f"{bug.name}: invariant {caught.violation.invariant}, seed {caught.seed}: {caught.violation.text}")
+    assert caught.violation.invariant in bug.invariants, str(caught.violation)
+    assert control(bug.plan, caught.seed).lifetimes > 0
+
+
+def test_there_are_enough_of_them_and_all_are_different() -> None:
+    assert len(BUGS) >= 24
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+def test_together_they_break_nearly_every_invariant() -> None:
+    broken = {invariant for bug in BUGS for invariant in bug.invariants}
+    assert {str(number) for number in range(1, 16)} - broken <= {"14"} | set()
+
+
+def test_a_bug_is_gone_when_its_hunt_is_over() -> None:
+    bug = BUGS[0]
+    owner, name, _ = bug.patches[0]
+    before = vars(owner)[name]
+    with planted(bug):
+        assert vars(owner)[name] is not before
+    assert vars(owner)[name] is before
