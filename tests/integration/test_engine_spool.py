@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from homing import ConfigError, Delivery, Homing, HomingError, Status, StoreUnavailable
+from homing import (
+    ConfigError,
+    Delivery,
+    Homing,
+    HomingError,
+    IdempotencyConflict,
+    Status,
+    StoreUnavailable,
+)
 from homing.core.model import Acceptance, Submission
 from homing.engine.clock import SystemClock
 from homing.engine.spool import Spool
@@ -300,6 +308,37 @@ async def test_a_spool_that_cannot_be_read_does_not_stop_the_processing(
     rewrite(file, b"\xff\xfe not ours\n")
     assert (await engine.process()).succeeded == 1
     assert (await engine.get(sent.id)).status is Status.SENT
+
+
+async def test_a_store_that_is_still_away_does_not_stop_the_processing(
+    engine: Homing, store: Store, file: Path
+) -> None:
+    sent = await engine.send(ADA, channel="email", body="x")
+    await spooled(engine, store)
+    store.away = True
+    assert (await engine.process()).succeeded == 1
+    assert (await engine.get(sent.id)).status is Status.SENT
+
+
+async def test_a_spool_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    spool = Spool(folder / "spool.jsonl")
+    folder.rmdir()
+    with pytest.raises(StoreUnavailable, match=r"spool\.jsonl cannot be written: No such file"):
+        await spool.write(a_submission())
+
+
+async def test_a_key_that_waits_with_another_body_is_a_conflict(engine: Homing, store: Store) -> None:
+    await spooled(engine, store, idempotency_key="k")
+    with pytest.raises(IdempotencyConflict):
+        await spooled(engine, store, idempotency_key="k", body="another")
+
+
+async def test_a_line_that_cannot_be_read_hinders_no_writer(store: Store, file: Path) -> None:
+    rewrite(file, b"not ours\n")
+    spool = await filled(file, 2)
+    assert await spool.drain(store) == 2
 
 
 async def test_many_writers_at_once_lose_nothing(store: Store, file: Path) -> None:

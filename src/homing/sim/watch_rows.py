@@ -286,6 +286,7 @@ class RowWatch:
         legal = {
             ReceiptEvent.DELIVERED: (before, S.DELIVERED),
             ReceiptEvent.SPAM_REPORT: (before, S.FAILED),
+            ReceiptEvent.QUEUED: (before, S.SENT) if before is S.IN_DOUBT else (before,),
             ReceiptEvent.SENT: (before, S.SENT) if before is S.IN_DOUBT else (before,),
             ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))

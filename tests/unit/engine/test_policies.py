@@ -138,6 +138,15 @@ async def test_a_rule_that_contradicts_itself_or_the_preset_changes_nothing(worl
     assert policies.book.rules == ()
 
 
+async def test_a_function_can_be_configured_but_not_stored(world: World) -> None:
+    mine = patience("mine", backoff=Backoff.CALLABLE, call=abs)
+    with pytest.raises(ConfigError, match="call: is a function"):
+        await office(world).set(mine, who="ada")
+    removed = await office(world, mine).remove("mine", who="ada")
+    assert removed.before is not None
+    assert removed.before["policy"]["call"] == "builtins:abs"
+
+
 async def test_two_operators_at_once_overwrite_nothing_unseen(world: World) -> None:
     one, two = office(world), office(world)
     await one.set(patience("a", max_attempts=2), who="ada")

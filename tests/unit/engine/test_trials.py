@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from homing import Homing, Outcome, RateLimit, Status
+from homing import Delivery, Homing, Outcome, RateLimit, Status
 from homing.core.breaker import Phase
 from homing.providers.scripted import HANG
 
@@ -96,6 +96,28 @@ async def test_after_its_minute_one_trial_goes_through_and_closes_it(world: Worl
     await seconds(120)
     assert await phase(world) is Phase.CLOSED
     assert {await status(engine, id) for id in ids} == {Status.SENT}
+
+
+async def test_an_attempt_from_before_does_not_decide_instead_of_the_trial(world: World) -> None:
+    def slowly(delivery: Delivery) -> Outcome:
+        return Outcome(K.ACCEPTED)
+
+    class Mixed(Failing):
+        async def send(self, delivery: Delivery) -> Outcome:
+            self.latency_ms = 65_000 if delivery.type == "slow" else 10_000 if len(self.times) > 5 else 0
+            if delivery.type == "slow":
+                self.script.appendleft(slowly)
+            return await super().send(delivery)
+
+    engine = await world.open({"mail": Mixed()}, rules=steady(max_attempts=50, timeout_ms="100s"))
+    slow = await mail(engine, type="slow")
+    for _ in range(5):
+        await mail(engine)
+    await seconds(66)
+    assert await status(engine, slow) is Status.SENT
+    assert await phase(world) is Phase.HALF_OPEN
+    await seconds(8)
+    assert await phase(world) is Phase.OPEN
 
 
 async def test_what_is_pinned_elsewhere_leaves_the_trial_to_others(world: World) -> None:
