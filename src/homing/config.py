@@ -99,6 +99,7 @@ def load(
 ) -> Settings:
     """The settings in force. A file that is named must be there; `homing.toml` may be missing."""
     raw = _defaults()
+    path = path or (env or {}).get("HOMING_CONFIG") or None
     file = Path(path) if path else Path(CONFIG_FILE)
     if path or file.exists():
         raw = _merge(raw, _read(file), str(file.name))

@@ -123,9 +123,9 @@ async def test_what_was_promised_survives_a_restart() -> None:
 
 async def test_a_hard_stop_is_made_good_by_whoever_comes_next() -> None:
     lease = Path("short.toml")
-    text = "[worker]\nlease_ms = 150\npoll_ms = 20\n"
+    text = "[worker]\nlease_ms = 500\npoll_ms = 20\n"
     await asyncio.to_thread(lease.write_text, text)
-    rules = [{**FAST[0], "timeout_ms": 50}]
+    rules = [{**FAST[0], "timeout_ms": 400}]
     hanging = Hanging()
     async with Homing("homing.db", providers={"mail": hanging}, config_file=lease, rules=rules) as engine:
         sent = await engine.send("a@example.org", channel="email", body="x")

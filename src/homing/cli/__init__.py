@@ -7,6 +7,8 @@ import sys
 
 def main() -> None:
     """The console script."""
-    from homing.cli.app import run
-
+    try:
+        from homing.cli.app import run
+    except ModuleNotFoundError as error:
+        sys.exit(f"error: the command line needs {error.name}; install it with: pip install 'homing[cli]'")
     sys.exit(run(sys.argv[1:]))

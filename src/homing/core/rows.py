@@ -484,7 +484,7 @@ def _finish(row: Row, now: int) -> None:
         case _:
             pass
     if row.status in (Status.SENT, Status.DELIVERED):
-        row.failed_at = None
+        row.failed_at = row.last_error = row.error_code = None
 
 
 def _note_attempt(row: Row, settlement: Settlement, attempt: AttemptRecord, now: int) -> None:

@@ -76,7 +76,9 @@ class Intake:
         self._settings = settings
         self._name = name
 
-    async def prepare(self, tenant: str, request: SendRequest, *, asked: str = "") -> Submission:
+    async def prepare(
+        self, tenant: str, request: SendRequest, *, asked: str = "", ask_directory: bool = True
+    ) -> Submission:
         """One submission for the store, or `InvalidRequest` naming the field.
 
         `asked` says what the caller gave where the request holds what was made of it (durations became
@@ -86,7 +88,8 @@ class Intake:
         channels = channels_of(request)
         recipients = recipients_of(request, self._settings.limits)
         mode = self._mode(request, channels, recipients)
-        recipients = await self._resolve(tenant, recipients, mode)
+        if ask_directory:
+            recipients = await self._resolve(tenant, recipients, mode)
         notifications = [
             await self._notification(tenant, request, recipient, channel, mode)
             for recipient in recipients

@@ -61,6 +61,10 @@ class Room:
         self._tokens: dict[str, _Tokens] = {}
         self._stands_in: dict[str, str | None] = {}
         self._turn = 0
+        # For hosts that are not in use, and for providers that are no longer wired in.
+        self._unnamed_slots = max(
+            (n for listed in roster if (n := listed.host_slots)), default=slots.standard
+        )
         self.held = Held()
         self.retry_in_ms: int | None = None
         """Set when a rate limit or a ramp held something back: look again then."""
@@ -93,7 +97,7 @@ class Room:
             worker=worker,
             lease_ms=lease_ms,
             lanes=lanes,
-            outlet_slots=max((listed.host_slots or 0 for listed in self._roster), default=0) or 1,
+            outlet_slots=self._unnamed_slots,
             outlet_room=rooms,
         )
 

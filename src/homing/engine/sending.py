@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
@@ -37,7 +38,7 @@ class SendResult(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     duplicate: bool = False
     """Accepted before: by its idempotency key, or all of it inside a dedup window."""
     provider_message_id: str | None = None
-    delivered_at: str | None = None
+    delivered_at: datetime | None = None
 
     @property
     def id(self) -> str:
@@ -82,8 +83,20 @@ class Sending:
         asked: str = "",
     ) -> SendResult:
         """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask."""
+        if connection is not None and if_unavailable == "spool":
+            raise InvalidRequest(
+                "connection", "and the spool exclude each other: a spooled request joins nothing"
+            )
         began_ms = self._clock.monotonic_ms()
-        submission = await self._intake.prepare(tenant or self.tenant, request, asked=asked)
+        try:
+            submission = await self._intake.prepare(tenant or self.tenant, request, asked=asked)
+        except StoreUnavailable:
+            if if_unavailable != "spool":
+                raise
+            # Nobody can be asked who the recipient is; what the request says must do.
+            submission = await self._intake.prepare(
+                tenant or self.tenant, request, asked=asked, ask_directory=False
+            )
         if submission.lease_to is not None:
             if connection is not None:
                 raise InvalidRequest("connection", "and synchronous exclude each other: it is sent at once")

@@ -111,14 +111,13 @@ class Synchronous:
                 notification_id=notification.id,
             )
         ids = notification.provider_message_ids
-        at = notification.delivered_at or notification.sent_at
         return SendResult(
             batch_id=answer.batch_id,
             notification_ids=answer.ids,
             status=notification.status.value,
             duplicate=bool(answer.duplicates),
             provider_message_id=ids[-1] if ids else None,
-            delivered_at=at.isoformat() if at else None,
+            delivered_at=notification.delivered_at,
         )
 
 

@@ -23,14 +23,14 @@ class ScriptedProvider:
     def __init__(
         self,
         name: str = "scripted",
-        script: Iterable[Step] = (),
+        script: Iterable[Step | str] = (),
         *,
-        usual: Step = OutcomeKind.ACCEPTED,
+        usual: Step | str = OutcomeKind.ACCEPTED,
         latency_ms: int = 0,
     ) -> None:
         self.name = name
-        self.script: deque[Step] = deque(script)
-        self.usual = usual
+        self.script: deque[Step] = deque(_step(step) for step in script)
+        self.usual = _step(usual)
         self.latency_ms = latency_ms
         self.up = True
         """What a health check says."""
@@ -60,3 +60,8 @@ class ScriptedProvider:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+def _step(given: Step | str) -> Step:
+    """From the settings a step comes as a word."""
+    return OutcomeKind(given) if isinstance(given, str) else given

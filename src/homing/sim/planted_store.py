@@ -119,9 +119,14 @@ def found_by_everybody(real: Any) -> Any:
     return lambda self, tenant, id: self._kept.get(id)
 
 
-@BUGS.plant("a later receipt may say less", "11", on=(memory_receipts, "absorb"), plan=scenes.quiet)
+@BUGS.plant("a late failure undoes a delivery", "11", on=(memory_receipts, "absorb"), plan=scenes.quiet)
 def rank_falls(real: Any) -> Any:
-    return lambda standing, receipt: real(replace(standing, rank=0), receipt)
+    def absorb(standing: Any, receipt: Any) -> Any:
+        if standing.status is Status.DELIVERED:
+            standing = replace(standing, rank=0, status=Status.SENT)
+        return real(standing, receipt)
+
+    return absorb
 
 
 @BUGS.plant("a repeated receipt counts again", "11", "12", on=(_RECEIPTS, "hear"), plan=scenes.quiet)

@@ -96,7 +96,7 @@ def _check_receipts(
         (a.provider, a.provider_message_id): None for a in kept.attempts if a.provider_message_id is not None
     }
     events = {r.event.value for message in messages for r in receipts.get(message, {}).values()}
-    if "spam_report" in events and len(messages) == 1 and shadow.status is not Status.FAILED:
+    if "spam_report" in events and shadow.status is not Status.FAILED:
         scene.violate("11", f"reported as spam, and {shadow.status}", shadow.id)
     if "delivered" in events and "spam_report" not in events and shadow.status is not Status.DELIVERED:
         scene.violate("11", f"its delivery was reported, and it is {shadow.status}", shadow.id)

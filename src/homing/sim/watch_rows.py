@@ -88,8 +88,8 @@ class RowWatch:
         self._settlement: Settlement | None = None
         self._settler = ""
         self.removed: dict[str, Shadow] = {}
-        self.waited: dict[str, list[int]] = {}
-        """Tenant → how long after their due time its rows were claimed."""
+        self.waited: dict[tuple[str, str], list[int]] = {}
+        """(lane, tenant) → how long after their due time its rows were claimed."""
         self.leases = 0
         self.stale = 0
         self.endings: Counter[Status] = Counter()
@@ -198,7 +198,7 @@ class RowWatch:
             )
         self._leased(caller, shadow, row)
         shadow.overdue = shadow.reclaimed = False
-        self.waited.setdefault(row.tenant, []).append(scene.now - shadow.due_at)
+        self.waited.setdefault((row.lane, row.tenant), []).append(scene.now - shadow.due_at)
 
     def _by_reclaim(self, caller: str, shadow: Shadow, row: Row) -> None:
         scene = self._scene

@@ -52,7 +52,9 @@ class BreakerWatch:
         scene.note(process, f"breaker {provider} {_words(before)} → {_words(after)}")
         self.changes += before.phase is not after.phase
         by_hand = process == DESK
-        if not by_hand and after.phase not in _LEGAL[before.phase]:
+        # A worker shares what it saw when it can: it may have opened and waited all by itself.
+        alone = after.phase is Phase.HALF_OPEN and (process, provider) in self._tripped_ms
+        if not by_hand and not alone and after.phase not in _LEGAL[before.phase]:
             scene.violate("9", f"the breaker of {provider} went from {before.phase} to {after.phase}")
         if after.phase is Phase.HALF_OPEN and not by_hand and self._exact():
             until = before.open_until if before.phase is Phase.OPEN else before.trial_until

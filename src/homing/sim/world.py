@@ -56,8 +56,8 @@ class WorldReport(Struct, frozen=True, kw_only=True):
     commands: int
     receipts: int
     events: int
-    mean_wait_ms: Mapping[str, int]
-    """Tenant → how long after its due time a row was claimed, on average."""
+    mean_wait_ms: Mapping[str, Mapping[str, int]]
+    """Lane → tenant → how long after its due time a row was claimed, on average."""
     virtual_ms: int
     trace_lines: int
     trace_sha256: str
@@ -320,6 +320,12 @@ class World:
             except Violation:
                 return
 
+    def _mean_waits(self) -> dict[str, dict[str, int]]:
+        means: dict[str, dict[str, int]] = {}
+        for (lane, tenant), waits in sorted(self.watch.rows.waited.items()):
+            means.setdefault(lane, {})[tenant] = sum(waits) // len(waits)
+        return means
+
     def _result(self) -> WorldReport:
         rows = [*self.scene.shadows.values(), *self.watch.rows.removed.values()]
         return WorldReport(
@@ -337,7 +343,7 @@ class World:
             commands=self._operator.commands,
             receipts=self._counts["receipts"],
             events=sum(len(row.events) for row in rows),
-            mean_wait_ms={t: sum(w) // len(w) for t, w in sorted(self.watch.rows.waited.items())},
+            mean_wait_ms=self._mean_waits(),
             virtual_ms=self.scene.ms,
             trace_lines=self.trace.length,
             trace_sha256=self.trace.sha256,

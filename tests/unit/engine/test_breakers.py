@@ -64,7 +64,7 @@ async def test_faults_and_timeouts_open_it_too(world: World, kind: OutcomeKind) 
 async def test_push_has_more_patience(world: World) -> None:
     provider = Failing()
     engine = await world.open({"fcm": serving("fcm", provider, "push")}, rules=steady(max_attempts=100))
-    sent = await engine.send([{"deviceToken": f"t{n}"} for n in range(9)], channel="push", title="x")
+    await engine.send([{"deviceToken": f"t{n}"} for n in range(9)], channel="push", title="x")
     await seconds(3)
     assert await phase(world, "fcm") is Phase.CLOSED
     await engine.send({"deviceToken": "t"}, channel="push", title="x")
@@ -75,7 +75,6 @@ async def test_push_has_more_patience(world: World) -> None:
     assert len(provider.times) == tried
     await seconds(20)
     assert len(provider.times) == tried + 1
-    assert len(sent.notification_ids) == 9
 
 
 async def test_no_row_is_claimed_in_vain_while_it_is_open(world: World) -> None:

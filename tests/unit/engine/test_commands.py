@@ -195,14 +195,13 @@ async def test_what_is_not_possible_is_refused_with_the_status(
 
 
 async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
-    engine, provider, ids = await dead(world, 250)
+    engine, provider, _ = await dead(world, 250)
     before = await world.store.tallies(None)
     steps = await every(engine.bulk(CommandName.RESEND, FAILED, who="ada", dry_run=True))
     assert [(s.matched, s.done) for s in steps] == [(100, 100), (200, 200), (250, 250)]
     await seconds(5)
     assert await world.store.tallies(None) == before
     assert provider.times == []
-    assert len(ids) == 250
 
 
 async def test_a_bulk_resend_sends_each_once_however_often_it_is_run(world: World) -> None:

@@ -171,3 +171,21 @@ async def test_a_worker_without_room_does_not_ask_again_and_again(world: World, 
     await seconds(20)
     for call in ("claim", "take"):
         assert world.store.calls[call] - before.get(call, 0) <= 25
+
+
+async def test_whoever_only_processes_now_and_then_gets_through_after_a_recovery_too(world: World) -> None:
+    provider = Failing()
+    listed = serving("a", provider, "sms", "email", "push")
+    engine = await world.open({"a": listed}, rules=steady(max_attempts=50), working=False)
+    for _ in range(8):
+        await mail(engine)
+    for _ in range(3):
+        await engine.process()
+        await seconds(11)
+    provider.mend()
+    await seconds(60)
+    succeeded = 0
+    for _ in range(6):
+        succeeded += (await engine.process()).succeeded
+        await seconds(5)
+    assert succeeded == 8

@@ -122,13 +122,13 @@ async def test_old_notifications_are_purged_each_at_its_age(world: World) -> Non
     script: list[Any] = [Outcome(K.ACCEPTED, delivered=True), K.ACCEPTED, K.BAD_CONTENT]
     settings = {"delivered_ms": "2m", "sent_ms": "5m", "others_ms": "8m"}
     engine = await world.open({"mail": ScriptedProvider(script=script)}, retention=settings)
-    ids = [await mail(engine) for _ in range(3)]
+    for _ in range(3):
+        await mail(engine)
     left = []
     for _ in range(4):
         await seconds(181)
         left.append({n.status for n in (await engine.list()).items})
     assert left == [{Status.SENT, Status.FAILED}, {Status.FAILED}, set(), set()]
-    assert len(ids) == 3
 
 
 async def test_the_ages_are_a_day_a_week_and_a_month(world: World) -> None:

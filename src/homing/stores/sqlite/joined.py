@@ -19,7 +19,10 @@ def joined(connection: object, path: Path) -> Iterator[sqlite3.Cursor]:
     """
     if not isinstance(connection, sqlite3.Connection):
         raise StoreError(f"tx must be a sqlite3.Connection, not {type(connection).__name__}.")
-    cursor = connection.cursor()
+    try:
+        cursor = connection.cursor()
+    except sqlite3.ProgrammingError as error:
+        raise StoreError(f"{error} Connect with check_same_thread=False to share it with Homing.") from None
     cursor.row_factory = None
     try:
         if not connection.in_transaction:
