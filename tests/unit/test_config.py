@@ -70,13 +70,21 @@ def test_the_environment_holds_numbers_lists_and_text() -> None:
         "HOMING_WORKER__POLL_MS": "5m",
         "HOMING_TENANT": "42",
         "HOMING_STORE": "true",
-        "HOMING_CONFIG": "ignored.toml",
     }
     settings = load(env=env)
     assert settings.synchronous_types == ("alarm",)
     assert settings.thresholds.failure_rate == 2.5
     assert settings.worker.poll_ms == 300_000
     assert (settings.tenant, settings.store) == ("42", "true")
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('tenant = "acme"\n')
+    assert load(env={"HOMING_CONFIG": str(file)}).tenant == "acme"
+    other = tmp_path / "other.toml"
+    other.write_text('tenant = "globex"\n')
+    assert load(other, env={"HOMING_CONFIG": str(file)}).tenant == "globex"
 
 
 # Durations ---------------------------------------------------------------------------------------------

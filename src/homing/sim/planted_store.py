@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from homing.core.model import Event, Status
+from homing.core.model import Event, ReceiptEvent, Status
 from homing.sim import planted as scenes
 from homing.stores import memory, memory_keys, memory_ledger, memory_reads, memory_receipts, memory_schedule
 
@@ -122,7 +122,7 @@ def found_by_everybody(real: Any) -> Any:
 @BUGS.plant("a late failure undoes a delivery", "11", on=(memory_receipts, "absorb"), plan=scenes.quiet)
 def rank_falls(real: Any) -> Any:
     def absorb(standing: Any, receipt: Any) -> Any:
-        if standing.status is Status.DELIVERED:
+        if standing.status is Status.DELIVERED and receipt.event is ReceiptEvent.FAILED:
             standing = replace(standing, rank=0, status=Status.SENT)
         return real(standing, receipt)
 
