@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from homing import (
     Homing,
     HomingError,
     IdempotencyConflict,
+    InvalidRequest,
     Status,
     StoreUnavailable,
 )
-from homing.core.model import Acceptance, Submission
+from homing.core.model import Acceptance, Entry, Submission
 from homing.engine.clock import SystemClock
 from homing.engine.spool import Spool
 from homing.stores.memory import MemoryStore
@@ -49,6 +50,11 @@ class Store(MemoryStore):
         if self.cut_off_after == self.accepted:
             raise StoreUnavailable
         return answers
+
+    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+        if self.away:
+            raise StoreUnavailable
+        return await super().get_many(tenant, kind, keys)
 
     async def count(self) -> int:
         return sum(tally.count for tally in await self.tallies(None))
@@ -91,10 +97,11 @@ def took(delivery: Delivery) -> None:
 async def spooled(engine: Homing, store: Store, **fields: Any) -> Any:
     """A send while the store is away."""
     store.away = True
-    given = {"channel": "email", "body": "x", "if_unavailable": "spool", **fields}
-    result = await engine.send(fields.pop("to", ADA), **given)
-    store.away = False
-    return result
+    to = fields.pop("to", ADA)
+    try:
+        return await engine.send(to, **{"channel": "email", "body": "x", "if_unavailable": "spool", **fields})
+    finally:
+        store.away = False
 
 
 # Sending -----------------------------------------------------------------------------------------------
@@ -134,6 +141,21 @@ async def test_what_is_not_acceptable_is_not_spooled(engine: Homing, store: Stor
     with pytest.raises(HomingError, match="channel"):
         await engine.send(ADA, channel="fax", body="x", if_unavailable="spool")
     assert content(file) == b""
+
+
+async def test_a_spooled_request_cannot_join_a_transaction(engine: Homing, store: Store) -> None:
+    with pytest.raises(InvalidRequest, match="connection"):
+        await spooled(engine, store, connection=object())
+
+
+async def test_with_nobody_to_ask_who_somebody_is_the_request_itself_must_say_it(
+    engine: Homing, store: Store
+) -> None:
+    sent = await spooled(engine, store, to={"id": "u-1", "email": ADA})
+    with pytest.raises(InvalidRequest, match="'u-1' has no email"):
+        await spooled(engine, store, to={"id": "u-1"})
+    await engine.process()
+    assert (await engine.get(sent.id)).recipient.id == "u-1"
 
 
 async def test_a_folder_that_is_not_there_is_named(store: Store, tmp_path: Path) -> None:
@@ -315,7 +337,7 @@ async def test_a_store_that_is_still_away_does_not_stop_the_processing(
 ) -> None:
     sent = await engine.send(ADA, channel="email", body="x")
     await spooled(engine, store)
-    store.away = True
+    store.cut_off_after = store.accepted + 1
     assert (await engine.process()).succeeded == 1
     assert (await engine.get(sent.id)).status is Status.SENT
 

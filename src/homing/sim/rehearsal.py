@@ -199,7 +199,8 @@ def rehearse(rehearsal: Rehearsal) -> RehearsalReport:
 
     Must not be called from a running event loop: it runs one of its own (use a thread there).
     """
-    from homing.sim.rehearsal_run import report_of, run_rehearsal  # imports this module
+    from homing.sim.rehearsal_report import report_of  # both are made with this module
+    from homing.sim.rehearsal_run import run_rehearsal
 
     return report_of(rehearsal, run_rehearsal(rehearsal))
 

@@ -15,7 +15,7 @@ _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _BACKLOG = "#0f766e"
 _OUTAGE, _OUTAGE_INK = "#fee2e2", "#b91c1c"
 _PHASES = {"open": "#dc2626", "half_open": "#f59e0b", "closed": "#86efac"}
-_LEFT, _RIGHT, _TOP, _BOTTOM, _STRIP = 76, 24, 92, 46, 16
+_LEFT, _RIGHT, _TOP, _BOTTOM, _STRIP = 76, 34, 104, 46, 16
 _STEPS_MS = tuple(
     seconds * 1000
     for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200)
@@ -100,8 +100,8 @@ def _outage_label(outage: Outage, x: Callable[[float], float], upper: _Panel, wi
     words = {OutageKind.DOWN: "down", OutageKind.THROTTLE: "throttles", OutageKind.SLOW: "slow"}
     share = "" if outage.share == 1 else f" ({outage.share:.0%} of sends)"
     label = f"{' + '.join(outage.providers)} {words[outage.kind]}{share}"
-    left = min(x(outage.start_ms) + 6, width - _RIGHT - 6.6 * len(label))
-    return _text(left, upper.top + 15, label, colour=_OUTAGE_INK, weight=600)
+    left = min(x(outage.start_ms), width - _RIGHT - 6.6 * len(label))
+    return _text(left, upper.top - 6, label, colour=_OUTAGE_INK, weight=600)
 
 
 def _grid(panel: _Panel, width: int, title: str) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _breakers(
         changes = [change for change in report.breaker_changes if change.provider == name]
         spans = [(0, "closed"), *((change.at_ms, change.after) for change in changes), (until_ms, "")]
         for (start, phase), (end, _) in pairwise(spans):
-            wide = max(0.8 if phase == "half_open" else 0.0, x(end) - x(start))
+            wide = max(1.5 if phase == "half_open" else 0.0, x(end) - x(start))
             if wide and start < until_ms:
                 yield (
                     f'<rect x="{x(start):.1f}" y="{y:.1f}" width="{wide:.1f}" height="10" '
@@ -175,7 +175,7 @@ def _steps(values: Sequence[float], bucket_ms: int, x: Callable[[float], float],
 
 
 def _title(report: RehearsalReport) -> str:
-    what = f"{_number(report.traffic.per_second)} {report.traffic.channel.value}/s"
+    what = f"{_number(report.traffic.per_second)} per second by {report.traffic.channel.value}"
     return f"Rehearsal: {report.policy}, {what}"
 
 
@@ -213,12 +213,14 @@ def duration(ms: int) -> str:
 
 
 def _nice(most: float) -> float:
-    """The top of a scale: at least `most`, and easy to divide by four."""
+    """The top of a scale: at least `most`, with quarters that are easy to read."""
     size = 1.0
-    while size * 10 <= max(most, 1.0):
+    while size * 10 < most:
         size *= 10
     return next(
-        top for top in (size, 1.2 * size, 2 * size, 4 * size, 6 * size, 8 * size, 10 * size) if top >= most
+        top
+        for top in (0.4 * size, 0.8 * size, 1.2 * size, 2 * size, 4 * size, 6 * size, 8 * size, 12 * size)
+        if top >= most
     )
 
 
