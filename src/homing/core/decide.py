@@ -59,8 +59,12 @@ def decide(
     elapsed_ms: int,
     latency_ms: int,
     u: float,
+    stopped: bool = False,
 ) -> Settlement:
-    """The settlement of one attempt. `elapsed_ms` counts from the claim, `u` is chance in [0, 1)."""
+    """The settlement of one attempt. `elapsed_ms` counts from the claim, `u` is chance in [0, 1).
+
+    `stopped`: the provider's breaker is open by now, so a definite failure moves on at once.
+    """
     record = _record(claim, outcome, latency_ms)
     if outcome.kind is OutcomeKind.ACCEPTED:
         return _end(claim, policy, Status.DELIVERED if outcome.delivered else Status.SENT, None, record)
@@ -75,7 +79,7 @@ def decide(
         return _end(claim, policy, Status.IN_DOUBT, Reason.UNCONFIRMED, record)
     if claim.attempt >= allowed_attempts(claim, policy):
         return _end(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
-    return _try_again(claim, outcome, policy, route, record, elapsed_ms, u)
+    return _try_again(claim, outcome, policy, route, record, elapsed_ms, u, stopped)
 
 
 def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settlement | None:
@@ -133,6 +137,7 @@ def _try_again(
     record: AttemptRecord,
     elapsed_ms: int,
     u: float,
+    stopped: bool,
 ) -> Settlement:
     failures = claim.failures_here + 1
     sure = outcome.kind not in _UNSURE
@@ -140,7 +145,7 @@ def _try_again(
     other = None if claim.pinned else next_stop(route, claim.provider)
     held = other is not None and claim.holds.get(other.provider, 0) > now
     may_move = other is not None and (sure or policy.on_timeout is OnTimeout.FAILOVER)
-    faulty = outcome.kind is OutcomeKind.PROVIDER_FAULT
+    faulty = outcome.kind is OutcomeKind.PROVIDER_FAULT or (stopped and sure)
     move = may_move and (faulty or not sure or failures >= policy.failover_after)
     retry_after_ms = min(outcome.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
 

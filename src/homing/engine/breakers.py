@@ -127,7 +127,7 @@ class Breakers:
         if not await self._backend.put_breaker(provider, begun):
             await self.refresh(at_once=True)
             return False
-        self._states[provider] = _next(begun)
+        self._stored(provider, mine, begun)
         self._my_trials.add(provider)
         log.info("breaker of %s is half open: one trial", provider)
         return True
@@ -198,10 +198,19 @@ class Breakers:
             shared = await self._backend.put_breaker(provider, state)
             self._dirty.discard(provider)
             if shared:
-                self._states[provider] = _next(state)
+                self._stored(provider, state, state)
                 self._announce(provider, state)
             else:  # another worker or an operator changed it: theirs holds as soon as it is read
                 self._states[provider] = replace(state, version=-1)
+
+    def _stored(self, provider: str, before: Breaker, stored: Breaker) -> None:
+        """The store has it. What was noted while that was on its way is kept, and shared next."""
+        newer = self._states.get(provider)
+        if newer is None or newer is before or newer.phase is before.phase:
+            self._states[provider] = _next(stored)
+        else:
+            self._states[provider] = replace(newer, version=stored.version + 1)
+            self._dirty.add(provider)
 
     def _announce(self, provider: str, state: Breaker) -> None:
         self._alerts.add(

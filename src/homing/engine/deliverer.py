@@ -127,6 +127,7 @@ class Deliverer:
             elapsed_ms=max(0, self._breakers.now() - claim.started_at),
             latency_ms=latency_ms,
             u=self._chance.random(),
+            stopped=not self._breakers.usable(claim.provider),
         )
 
     async def _acquired(self, slot: asyncio.Semaphore, until_ms: int) -> bool:

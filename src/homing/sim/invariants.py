@@ -32,6 +32,7 @@ from homing.core.model import (
 from homing.core.ports import Delivery
 from homing.core.rows import Change, Row
 from homing.sim.scene import Call, Scene, Shadow, short_id
+from homing.sim.watch_counts import CountWatch, RequestWatch
 from homing.sim.watch_final import check_end, check_progress
 from homing.sim.watch_policy import PolicyWatch
 from homing.sim.watch_rows import RowWatch
@@ -56,7 +57,11 @@ class Watch:
         self.policies = PolicyWatch(scene, routes)
         self.breakers = BreakerWatch(scene)
         self.sends = SendWatch(scene, self.policies)
-        self.rows = RowWatch(scene, skip_reason=self.directory.skip_reason, decided=self._decided)
+        self.counts = CountWatch(scene)
+        self.requests = RequestWatch(scene)
+        self.rows = RowWatch(
+            scene, self.counts, skip_reason=self.directory.skip_reason, decided=self._decided
+        )
         self.events = EventWatch(scene, self.rows.removed)
         self.logs = LogWatch(scene)
         self.store: WatchedStore
@@ -71,11 +76,12 @@ class Watch:
         self.rows.changed(serving, caller, kept, change)
 
     def accepted(self, caller: str, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        self.rows.accepted(batch, answers)
+        self.requests.accepted(batch, answers, self.rows.born)
+        self.rows.born.clear()
         self.done("accept", {submission.tenant for submission in batch})
 
     def done(self, serving: str, tenants: Iterable[str]) -> None:
-        self.rows.done(tenants, self.store.cells)
+        self.counts.done(tenants, self.store.cells)
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
         for lease in leases:
@@ -158,7 +164,7 @@ class Watch:
         """Now and then: what must have happened by now."""
         self.sends.sweep()
         for tenant in self.scene.plan.tenants:
-            self.rows.told(tenant, self.store.told(tenant))
+            self.counts.told(tenant, self.store.told(tenant))
         check_progress(self.scene, self.store)
 
     def rest(self) -> None:

@@ -1,16 +1,15 @@
-"""Watches rows: counts, requests, leases, transitions (invariants 1, 3, 4, 7 and 12)."""
+"""Watches rows: leases and transitions (invariants 4, 5, 6, 7, 8 and 12)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
 from msgspec import msgpack
 
 from homing.core.model import (
-    Acceptance,
     CommandName,
     Lease,
     Message,
@@ -20,11 +19,10 @@ from homing.core.model import (
     Settlement,
     SettleResult,
     Status,
-    Submission,
-    Tally,
 )
 from homing.core.rows import Change, Row
 from homing.sim.scene import Scene, Shadow, short_id
+from homing.sim.watch_counts import CountWatch
 from homing.stores.memory_schedule import Kept
 
 S = Status
@@ -58,10 +56,6 @@ _BY_COMMAND: dict[str, dict[Status, tuple[Status, ...]]] = {
 }
 
 
-Cell = tuple[str, int]
-"""(status, attempts)."""
-
-
 def digest_of(message: Message) -> bytes:
     """What must never change about a message."""
     return sha256(msgpack.encode((message.recipient, message.content, message.metadata))).digest()
@@ -73,18 +67,17 @@ class RowWatch:
     def __init__(
         self,
         scene: Scene,
+        counts: CountWatch,
         *,
         skip_reason: Callable[[Shadow], str],
         decided: Callable[[str, Shadow, Settlement, Row], None],
     ) -> None:
         self._scene = scene
+        self._counts = counts
         self._skip_reason = skip_reason
         self._decided = decided
-        self._cells: dict[str, dict[Cell, int]] = {}
-        self._purged: dict[str, dict[Cell, int]] = {}
-        self._keys: dict[tuple[str, str], tuple[str, str, tuple[str, ...], int]] = {}
-        self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
-        self._born: set[str] = set()
+        self.born: set[str] = set()
+        """Ids that the accept being served has stored."""
         self._settlement: Settlement | None = None
         self._settler = ""
         self.removed: dict[str, Shadow] = {}
@@ -118,33 +111,8 @@ class RowWatch:
         else:
             scene.violate("12", f"{serving} changed a row from {before} to {row.status}", row.id)
         scene.note(caller, f"{serving} {short_id(row.id)} {before.value} → {_words(row)}")
-        cells = self._cells[row.tenant]
-        _count(cells, (before, attempts), -1)
-        _count(cells, (row.status, row.attempts), 1)
+        self._counts.moved(row.tenant, (before, attempts), (row.status, row.attempts))
         self._follow(shadow, row, before)
-
-    def done(self, tenants: Iterable[str], cells: Callable[[str], Mapping[Cell, int]]) -> None:
-        """A transaction is over: its counts must be right (1)."""
-        for tenant in tenants:
-            if cells(tenant) != self._cells.get(tenant, {}):
-                self._wrong_counts(tenant, cells(tenant), self._cells.get(tenant, {}))
-
-    def told(self, tenant: str, tallies: Iterable[Tally]) -> None:
-        """The counts as a reader gets them, the purged ones too (1)."""
-        counts: dict[Cell, int] = {(t.status, t.attempts): t.count for t in tallies if t.count}
-        purged: dict[Cell, int] = {(t.status, t.attempts): t.purged for t in tallies if t.purged}
-        for theirs, mine in ((counts, self._cells.get(tenant, {})), (purged, self._purged.get(tenant, {}))):
-            if theirs != mine:
-                self._wrong_counts(tenant, theirs, mine)
-
-    def _wrong_counts(self, tenant: str, theirs: Mapping[Cell, int], mine: Mapping[Cell, int]) -> None:
-        wrong = sorted(
-            f"{status}/{attempts}: counted {theirs.get((status, attempts), 0)}, "
-            f"there are {mine.get((status, attempts), 0)}"
-            for status, attempts in {*mine, *theirs}
-            if mine.get((status, attempts)) != theirs.get((status, attempts))
-        )
-        self._scene.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
 
     def _accept_row(self, caller: str, kept: Kept, change: Change) -> None:
         row, scene = kept.row, self._scene
@@ -172,9 +140,9 @@ class RowWatch:
             max_age_ms=row.max_age_ms,
         )
         scene.shadows[row.id] = shadow
-        self._born.add(row.id)
+        self.born.add(row.id)
         self._check_places(row)
-        _count(self._cells.setdefault(row.tenant, {}), (row.status, row.attempts), 1)
+        self._counts.born(row.tenant, (row.status, row.attempts))
         if row.status is S.SENDING:
             if row.mode is not Mode.SYNCHRONOUS or (row.token, row.attempts) != (1, 1):
                 scene.violate("5", "accepted as leased, but not with its first attempt counted", row.id)
@@ -370,70 +338,16 @@ class RowWatch:
                 shadow.lease_until, shadow.provider = kept.row.lease_until, kept.row.provider
                 shadow.jumps_at_lease = scene.jumps
 
-    # Requests ------------------------------------------------------------------------------------
-
-    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        """One key, one request, one set of rows (3); one message per dedup window."""
-        scene, born, keys_ms = self._scene, self._born, self._scene.plan.retention.keys_ms
-        for submission, answer in zip(batch, answers, strict=True):
-            new = [n.id for n in submission.notifications if n.id in born]
-            if submission.idempotency_key is not None:
-                key = (submission.tenant, submission.idempotency_key)
-                known = self._keys.get(key)
-                if known is not None and (scene.now - known[3] < keys_ms or not new):
-                    self._same_key(known, submission, answer, new)
-                elif not answer.conflict:
-                    self._keys[key] = (submission.fingerprint, answer.batch_id, answer.ids, scene.now)
-            for notification in submission.notifications:
-                if notification.dedup_key is None or answer.conflict:
-                    continue
-                place = (submission.tenant, notification.dedup_key)
-                at, earlier = self._dedups.get(place, (None, ""))
-                if notification.id in new:
-                    window_ms = min(notification.dedup_window_ms, keys_ms)
-                    if at is not None and 0 <= scene.now - at < window_ms and not scene.jumps:
-                        scene.violate(
-                            "3", f"accepted again within its dedup window (as {earlier})", notification.id
-                        )
-                    self._dedups[place] = (scene.now, notification.id)
-            if len(answer.ids) != len(submission.notifications) and not answer.conflict:
-                scene.violate("3", "the answer has another number of ids than the request")
-        born.clear()
-
-    def _same_key(
-        self,
-        known: tuple[str, str, tuple[str, ...], int],
-        submission: Submission,
-        answer: Acceptance,
-        new: list[str],
-    ) -> None:
-        fingerprint, batch_id, ids, _ = known
-        if new:
-            self._scene.violate("3", "the same idempotency key made a second set of rows", new[0])
-        if submission.fingerprint != fingerprint and not answer.conflict:
-            self._scene.violate("3", "another body under the same key was accepted")
-        if submission.fingerprint == fingerprint and (answer.batch_id, answer.ids) != (batch_id, ids):
-            self._scene.violate("3", "the same request was answered with other ids")
-
     def purged(self, kept: Kept) -> None:
         row, retention, scene = kept.row, self._scene.plan.retention, self._scene
         shadow = scene.shadows.pop(row.id)
         self.removed[row.id] = shadow
-        _count(self._cells[row.tenant], (row.status, row.attempts), -1)
-        _count(self._purged.setdefault(row.tenant, {}), (row.status, row.attempts), 1)
+        self._counts.purged(row.tenant, (row.status, row.attempts))
         ages = {S.DELIVERED: retention.delivered_ms, S.SENT: retention.sent_ms}
         age_ms = scene.now - shadow.ended_at
         too_early = age_ms < ages.get(row.status, retention.others_ms) and not scene.jumps
         if row.status not in ENDED or too_early:
             scene.violate("2", f"purged while {row.status}, {age_ms} ms after it ended", row.id)
-
-
-def _count(cells: dict[Cell, int], cell: Cell, by: int) -> None:
-    number = cells.get(cell, 0) + by
-    if number:
-        cells[cell] = number
-    else:
-        del cells[cell]
 
 
 def _words(row: Row) -> str:

@@ -23,6 +23,7 @@ from homing.core.model import Receipt
 from homing.core.ports import Delivery
 from homing.engine import relay
 from homing.sim.carriers import Carrier
+from homing.sim.faults import Faults
 from homing.sim.invariants import Watch
 from homing.sim.loop import NothingLeft, VirtualClock, VirtualLoop, run
 from homing.sim.people import Callers, Operator
@@ -80,7 +81,6 @@ class World:
         self.store = WatchedStore(self._clock, self.watch)
         self.watch.store = self.store
         self._weather = plan.weather
-        self._away_until_ms = 0
         self._carriers = [
             Carrier(
                 carrier,
@@ -93,6 +93,7 @@ class World:
             for carrier in plan.carriers
         ]
         self._processes: list[SimProcess] = []
+        self._faults = Faults(self.scene, loop, self._clock, self._processes, self._carriers)
         self._named = 0
         self._desk = self._process(DESK, fronts=plan.tenants)
         self._callers = Callers(plan, self.watch, self._some_process)
@@ -123,7 +124,7 @@ class World:
         if self.plan.cron:
             self._start_process(cron=True)
         calls = asyncio.create_task(self._callers.run())
-        faults = [asyncio.create_task(work) for work in self._faults()]
+        faults = [asyncio.create_task(work) for work in self._works()]
         ticks = asyncio.create_task(self._tick())
         await asyncio.sleep(self.plan.faults_ms / 1000)
         await self._until(calls)
@@ -136,6 +137,15 @@ class World:
         self.watch.rest()
         for process in list(self._processes):
             await process.stop()
+
+    def _works(self) -> list[Coroutine[Any, Any, None]]:
+        """What goes on as long as there are faults."""
+        works, weather = self._faults.works(), self.plan.weather
+        if weather.operator_every_ms:
+            works.append(self._operator.run())
+        if weather.policy_every_ms:
+            works.append(self._operator.change_policies())
+        return works
 
     def _unfinished(self) -> bool:
         return bool(self.store.live() or self.store.unpublished() or self._reports)
@@ -152,7 +162,7 @@ class World:
                 task.result()
             task.cancel()
         self._weather = CALM
-        self._away_until_ms = 0
+        self._faults.over()
         self._loop.cancel_group(DESK)  # a slow command that arrives after the last fault would be one itself
         for carrier in self._carriers:
             carrier.weather, carrier.outage = CALM, None
@@ -168,69 +178,6 @@ class World:
         while True:
             await asyncio.sleep(_LOOK_MS / 1000)
             self.watch.tick()
-
-    # Faults --------------------------------------------------------------------------------------
-
-    def _faults(self) -> list[Coroutine[Any, Any, None]]:
-        weather = self.plan.weather
-        wanted = (
-            (weather.crash_every_ms, self._crashes),
-            (weather.pause_every_ms, self._pauses),
-            (weather.away_every_ms, self._absences),
-            (weather.jump_every_ms, self._jumps),
-            (weather.outage_every_ms, self._outages),
-            (weather.operator_every_ms, self._operator.run),
-            (weather.policy_every_ms, self._operator.change_policies),
-        )
-        return [work() for every_ms, work in wanted if every_ms]
-
-    async def _crashes(self) -> None:
-        while True:
-            await self._random_wait(self.plan.weather.crash_every_ms)
-            alive = [process for process in self._processes if not process.dead]
-            if not alive:
-                continue
-            process = self._chance.choice(alive)
-            if self._chance.random() < 0.25 and process.awake:
-                asyncio.create_task(self._stop(process)).add_done_callback(_raise)
-            else:
-                process.crash("all at once")
-
-    async def _stop(self, process: SimProcess) -> None:
-        await process.stop()
-
-    async def _pauses(self) -> None:
-        while True:
-            await self._random_wait(self.plan.weather.pause_every_ms)
-            awake = [process for process in self._processes if process.awake]
-            if awake:
-                process = self._chance.choice(awake)
-                process.pause()
-                self._counts["pauses"] += 1
-                pause_ms = self._chance.randrange(500, self.plan.weather.longest_pause_ms)
-                self._loop.call_later(pause_ms / 1000, process.resume)
-
-    async def _absences(self) -> None:
-        while True:
-            await self._random_wait(self.plan.weather.away_every_ms)
-            self._away_until_ms = self.scene.ms + self._chance.randrange(500, 15_000)
-            self.scene.note("world", "the store is away")
-
-    async def _jumps(self) -> None:
-        while True:
-            await self._random_wait(self.plan.weather.jump_every_ms)
-            by_ms = self._chance.choice((-60_000, -5_000, -500, 500, 5_000, 45_000, 120_000))
-            self._clock.jump(by_ms)
-            self.scene.jumps += 1
-            self.scene.note("world", f"the clock jumps by {by_ms} ms")
-
-    async def _outages(self) -> None:
-        while True:
-            await self._random_wait(self.plan.weather.outage_every_ms)
-            self._chance.choice(self._carriers).begin_outage(self._chance)
-
-    async def _random_wait(self, mean_ms: int) -> None:
-        await asyncio.sleep(round(self._chance.expovariate(1 / mean_ms)) / 1000)
 
     # Processes -----------------------------------------------------------------------------------
 
@@ -248,7 +195,7 @@ class World:
             store=self.store,
             carriers=self._carriers,
             weather=self._weather,
-            store_is_away=lambda: self.scene.ms < self._away_until_ms,
+            store_is_away=self._faults.store_is_away,
             on_death=self._died,
             fronts=fronts,
             cron=cron,
@@ -337,7 +284,7 @@ class World:
             leases=self.watch.rows.leases,
             stale=self.watch.rows.stale,
             crashes=self._counts["crashes"],
-            pauses=self._counts["pauses"],
+            pauses=self._faults.pauses,
             jumps=self.scene.jumps,
             breaker_changes=self.watch.breakers.changes,
             commands=self._operator.commands,
@@ -373,8 +320,3 @@ def run_world(plan: WorldPlan, trace: Trace | None = None) -> WorldReport:
         log.propagate = spread
         for handler in handlers:
             log.removeHandler(handler)
-
-
-def _raise(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.result()

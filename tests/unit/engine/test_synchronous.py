@@ -228,7 +228,7 @@ async def test_neither_retry_nor_resend_nor_bulk_touches_it(world: World) -> Non
         await engine.retry(id)
     with pytest.raises(CommandRefused, match="synchronous"):
         await engine.resend(id)
-    for name in (CommandName.RETRY, CommandName.RESEND):
+    for name in (CommandName.RETRY, CommandName.RESEND, CommandName.ACKNOWLEDGE):
         done = [step async for step in engine.bulk(name, Filter(statuses=(Status.FAILED,)), who="ada")]
         assert [step.done for step in done if step.done] == []
     await engine.acknowledge(id, who="ada", why="known")

@@ -143,6 +143,25 @@ async def test_an_operators_choice_wins_over_a_trial(world: World) -> None:
     assert a.times == []
 
 
+async def test_a_provider_that_is_forced_open_is_not_asked_how_it_is(world: World) -> None:
+    class Asked(Failing):
+        checks = 0
+
+        async def check(self) -> bool:
+            self.checks += 1
+            return False
+
+    provider = Asked()
+    engine = await world.open({"mail": provider}, rules=steady(max_attempts=50))
+    for _ in range(5):
+        await mail(engine)
+    await seconds(3)
+    await engine.force_breaker("mail", Phase.OPEN, who="ada")
+    before = provider.checks
+    await seconds(50)
+    assert provider.checks == before
+
+
 async def test_a_trial_that_is_under_way_ends_even_if_the_operator_closes_the_breaker(world: World) -> None:
     engine, a, _ = await half_way(world)
     a.usual, a.latency_ms = K.ACCEPTED, 5000

@@ -1,0 +1,110 @@
+"""What happens to a world at random moments: crashes, pauses, an absent store, jumping clocks, outages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+
+from homing.sim.carriers import Carrier
+from homing.sim.loop import VirtualClock, VirtualLoop
+from homing.sim.process import SimProcess
+from homing.sim.scene import Scene
+
+_JUMPS_MS = (-60_000, -5_000, -500, 500, 5_000, 45_000, 120_000)
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Faults:
+    """Each kind goes on by itself, with pauses of random length, until it is cancelled."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        loop: VirtualLoop,
+        clock: VirtualClock,
+        processes: Sequence[SimProcess],
+        carriers: Sequence[Carrier],
+    ) -> None:
+        self._scene = scene
+        self._loop = loop
+        self._clock = clock
+        self._processes = processes
+        self._carriers = carriers
+        self._weather = scene.plan.weather
+        self._chance = Random(f"{scene.plan.seed}/faults")
+        self._away_until_ms = 0
+        self._stops: set[asyncio.Task[None]] = set()
+        self.pauses = 0
+
+    def works(self) -> list[Coroutine[Any, Any, None]]:
+        """What this world's weather has of them."""
+        weather = self._weather
+        wanted: tuple[tuple[int, Work], ...] = (
+            (weather.crash_every_ms, self._crashes),
+            (weather.pause_every_ms, self._pauses),
+            (weather.away_every_ms, self._absences),
+            (weather.jump_every_ms, self._jumps),
+            (weather.outage_every_ms, self._outages),
+        )
+        return [work() for every_ms, work in wanted if every_ms]
+
+    def store_is_away(self) -> bool:
+        return self._scene.ms < self._away_until_ms
+
+    def over(self) -> None:
+        """The store is back."""
+        self._away_until_ms = 0
+
+    async def _crashes(self) -> None:
+        while True:
+            await self._random_wait(self._weather.crash_every_ms)
+            alive = [process for process in self._processes if not process.dead]
+            if not alive:
+                continue
+            process = self._chance.choice(alive)
+            if self._chance.random() < 0.25 and process.awake:
+                self._stop(process)
+            else:
+                process.crash("all at once")
+
+    async def _pauses(self) -> None:
+        while True:
+            await self._random_wait(self._weather.pause_every_ms)
+            awake = [process for process in self._processes if process.awake]
+            if awake:
+                process = self._chance.choice(awake)
+                process.pause()
+                self.pauses += 1
+                pause_ms = self._chance.randrange(500, self._weather.longest_pause_ms)
+                self._loop.call_later(pause_ms / 1000, process.resume)
+
+    async def _absences(self) -> None:
+        while True:
+            await self._random_wait(self._weather.away_every_ms)
+            self._away_until_ms = self._scene.ms + self._chance.randrange(500, 15_000)
+            self._scene.note("world", "the store is away")
+
+    async def _jumps(self) -> None:
+        while True:
+            await self._random_wait(self._weather.jump_every_ms)
+            by_ms = self._chance.choice(_JUMPS_MS)
+            self._clock.jump(by_ms)
+            self._scene.jumps += 1
+            self._scene.note("world", f"the clock jumps by {by_ms} ms")
+
+    async def _outages(self) -> None:
+        while True:
+            await self._random_wait(self._weather.outage_every_ms)
+            self._chance.choice(self._carriers).begin_outage(self._chance)
+
+    async def _random_wait(self, mean_ms: int) -> None:
+        await asyncio.sleep(round(self._chance.expovariate(1 / mean_ms)) / 1000)
+
+    def _stop(self, process: SimProcess) -> None:
+        """In good order, beside everything else. An error of it shows as one that nobody looked at."""
+        task = asyncio.create_task(process.stop())
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)

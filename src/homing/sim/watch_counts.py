@@ -1,0 +1,123 @@
+"""Watches the counts (invariant 1) and the requests (invariant 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from homing.core.model import Acceptance, NewNotification, Submission, Tally
+from homing.sim.scene import Scene
+
+Cell = tuple[str, int]
+"""(status, attempts)."""
+
+
+class CountWatch:
+    """Counts for itself, and compares after every transaction."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._cells: dict[str, dict[Cell, int]] = {}
+        self._purged: dict[str, dict[Cell, int]] = {}
+
+    def born(self, tenant: str, cell: Cell) -> None:
+        _count(self._cells.setdefault(tenant, {}), cell, 1)
+
+    def moved(self, tenant: str, before: Cell, after: Cell) -> None:
+        _count(self._cells[tenant], before, -1)
+        _count(self._cells[tenant], after, 1)
+
+    def purged(self, tenant: str, cell: Cell) -> None:
+        _count(self._cells[tenant], cell, -1)
+        _count(self._purged.setdefault(tenant, {}), cell, 1)
+
+    def done(self, tenants: Iterable[str], cells: Callable[[str], Mapping[Cell, int]]) -> None:
+        """A transaction is over: its counts must be right."""
+        for tenant in tenants:
+            if cells(tenant) != self._cells.get(tenant, {}):
+                self._wrong(tenant, cells(tenant), self._cells.get(tenant, {}))
+
+    def told(self, tenant: str, tallies: Iterable[Tally]) -> None:
+        """The counts as a reader gets them, the purged ones too."""
+        tallies = tuple(tallies)
+        counts: dict[Cell, int] = {(t.status, t.attempts): t.count for t in tallies if t.count}
+        purged: dict[Cell, int] = {(t.status, t.attempts): t.purged for t in tallies if t.purged}
+        for theirs, mine in ((counts, self._cells.get(tenant, {})), (purged, self._purged.get(tenant, {}))):
+            if theirs != mine:
+                self._wrong(tenant, theirs, mine)
+
+    def _wrong(self, tenant: str, theirs: Mapping[Cell, int], mine: Mapping[Cell, int]) -> None:
+        wrong = sorted(
+            f"{status}/{attempts}: counted {theirs.get((status, attempts), 0)}, "
+            f"there are {mine.get((status, attempts), 0)}"
+            for status, attempts in {*mine, *theirs}
+            if mine.get((status, attempts)) != theirs.get((status, attempts))
+        )
+        self._scene.violate("1", f"the counts of {tenant} are wrong: {'; '.join(wrong)}")
+
+
+class _Answered(Struct, frozen=True):
+    """What the first request under a key was answered."""
+
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+    at: int
+
+
+class RequestWatch:
+    """One key, one request, one set of rows; one notification per dedup window."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._keys: dict[tuple[str, str], _Answered] = {}
+        self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
+
+    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance], born: set[str]) -> None:
+        """A batch was answered; `born` are the ids that it stored."""
+        for submission, answer in zip(batch, answers, strict=True):
+            new = [n.id for n in submission.notifications if n.id in born]
+            self._check_key(submission, answer, new)
+            if answer.conflict:
+                continue
+            if len(answer.ids) != len(submission.notifications):
+                self._scene.violate("3", "the answer has another number of ids than the request")
+            for notification in submission.notifications:
+                if notification.dedup_key is not None and notification.id in new:
+                    self._check_window(submission.tenant, notification.dedup_key, notification)
+
+    def _check_key(self, submission: Submission, answer: Acceptance, new: list[str]) -> None:
+        if submission.idempotency_key is None:
+            return
+        scene, key = self._scene, (submission.tenant, submission.idempotency_key)
+        known = self._keys.get(key)
+        forgotten = known is not None and scene.now - known.at >= scene.plan.retention.keys_ms
+        if known is None or (forgotten and new):
+            if not answer.conflict:
+                at = scene.now
+                self._keys[key] = _Answered(submission.fingerprint, answer.batch_id, answer.ids, at)
+            return
+        if new:
+            scene.violate("3", "the same idempotency key made a second set of rows", new[0])
+        if submission.fingerprint != known.fingerprint and not answer.conflict:
+            scene.violate("3", "another body under the same key was accepted")
+        same = (answer.batch_id, answer.ids) == (known.batch_id, known.ids)
+        if submission.fingerprint == known.fingerprint and not same:
+            scene.violate("3", "the same request was answered with other ids")
+
+    def _check_window(self, tenant: str, dedup_key: str, new: NewNotification) -> None:
+        scene = self._scene
+        at, earlier = self._dedups.get((tenant, dedup_key), (None, ""))
+        window_ms = min(new.dedup_window_ms, scene.plan.retention.keys_ms)
+        if at is not None and 0 <= scene.now - at < window_ms and not scene.jumps:
+            scene.violate("3", f"accepted again within its dedup window (as {earlier})", new.id)
+        self._dedups[tenant, dedup_key] = (scene.now, new.id)
+
+
+def _count(cells: dict[Cell, int], cell: Cell, by: int) -> None:
+    number = cells.get(cell, 0) + by
+    if number:
+        cells[cell] = number
+    else:
+        del cells[cell]
