@@ -93,6 +93,7 @@ class Faults:
             by_ms = self._chance.choice(_JUMPS_MS)
             self._clock.jump(by_ms)
             self._scene.jumps += 1
+            self._scene.last_jump_ms = self._scene.ms
             self._scene.note("world", f"the clock jumps by {by_ms} ms")
 
     async def _outages(self) -> None:

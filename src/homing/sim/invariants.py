@@ -54,8 +54,8 @@ class Watch:
     def __init__(self, scene: Scene, routes: dict[Channel, tuple[str, ...]]) -> None:
         self.scene = scene
         self.directory = DirectoryWatch()
-        self.policies = PolicyWatch(scene, routes)
         self.breakers = BreakerWatch(scene)
+        self.policies = PolicyWatch(scene, routes, self.breakers.may_avoid)
         self.sends = SendWatch(scene, self.policies)
         self.counts = CountWatch(scene)
         self.requests = RequestWatch(scene)

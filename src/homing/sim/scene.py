@@ -122,6 +122,7 @@ class Scene:
         self.trace = trace
         self.shadows: dict[str, Shadow] = {}
         self.jumps = 0
+        self.last_jump_ms = -(10**9)
         self.quiet_since_ms: int | None = None
         self.violation: Violation | None = None
         self.on_violation: Callable[[], None] = lambda: None
@@ -138,6 +139,14 @@ class Scene:
     def ms(self) -> int:
         """Since the beginning."""
         return self.clock.monotonic_ms()
+
+    def jumped_since(self, jumps: int) -> bool:
+        """Whether the clock was set since there were so many jumps, or so shortly before that an answer
+        from before it may still have been on its way."""
+        weather = self.plan.weather
+        slow_ms = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
+        pause_ms = weather.longest_pause_ms if weather.pause_every_ms else 0
+        return self.jumps != jumps or self.ms - self.last_jump_ms < 1_000 + slow_ms + pause_ms
 
     def note(self, who: str, what: str) -> None:
         self.trace.add(self.clock.monotonic_ms(), who, what)

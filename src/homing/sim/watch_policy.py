@@ -5,7 +5,7 @@ The arithmetic of backoffs is written down a second time here, from the specific
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -76,9 +76,15 @@ def allowed_attempts(policy: RetryPolicy, shadow: Shadow) -> int:
 class PolicyWatch:
     """Knows which rules each process had read when it decided, and checks what it decided by them."""
 
-    def __init__(self, scene: Scene, routes: dict[Channel, tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        routes: dict[Channel, tuple[str, ...]],
+        stopped: Callable[[str, str, Shadow], bool],
+    ) -> None:
         self._scene = scene
         self._routes = routes
+        self._stopped = stopped
         self._configured = {rule.name: rule for rule in scene.plan.rules}
         self._made: dict[tuple[tuple[str, int], ...], PolicyBook] = {}
         self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
@@ -107,7 +113,7 @@ class PolicyWatch:
         self._check_outcome(process, shadow, settlement)
         problems: list[Problem] = []
         for policy in self.in_force(process, shadow, shadow.leased_ms):
-            problem = self._problem(policy, shadow, settlement, row)
+            problem = self._problem(process, policy, shadow, settlement, row)
             if problem is None:
                 self._note_spread(policy, shadow, settlement)
                 break
@@ -144,7 +150,7 @@ class PolicyWatch:
             self._scene.violate("12", f"recorded as {kind}, but {call.carrier} said {said}", shadow.id)
 
     def _problem(
-        self, policy: RetryPolicy, shadow: Shadow, settlement: Settlement, row: Row
+        self, process: str, policy: RetryPolicy, shadow: Shadow, settlement: Settlement, row: Row
     ) -> Problem | None:
         assert settlement.attempt is not None, "checked by the caller"
         kind, status = settlement.attempt.outcome, settlement.status
@@ -167,7 +173,7 @@ class PolicyWatch:
             return self._expiry_problem(policy, shadow)
         if status is not Status.RETRYING:
             return ("6", f"{kind} at attempt {shadow.attempts} of {policy.max_attempts} made it {status}")
-        return self._retry_problem(policy, shadow, settlement, row)
+        return self._retry_problem(process, policy, shadow, settlement, row)
 
     def _expiry_problem(self, policy: RetryPolicy, shadow: Shadow) -> Problem | None:
         _, longest = interval_ms(policy, shadow.attempts, shadow.last_delay_ms)
@@ -178,7 +184,7 @@ class PolicyWatch:
         return None
 
     def _retry_problem(
-        self, policy: RetryPolicy, shadow: Shadow, settlement: Settlement, row: Row
+        self, process: str, policy: RetryPolicy, shadow: Shadow, settlement: Settlement, row: Row
     ) -> Problem | None:
         assert settlement.attempt is not None, "checked by the caller"
         kind, here = settlement.attempt.outcome, settlement.attempt.provider
@@ -189,8 +195,9 @@ class PolicyWatch:
             self._scene.now + max(longest, asked + longest - shortest) + self._lag_ms() >= shadow.expires_at
         )
         if moved:
-            problem = self._move_problem(policy, shadow, kind, pressed)
-            at_once = settlement.delay_ms == 0 and (kind is OutcomeKind.PROVIDER_FAULT or pressed)
+            fault = kind is OutcomeKind.PROVIDER_FAULT or self._stopped(process, here, shadow)
+            problem = self._move_problem(policy, shadow, kind, fault or pressed)
+            at_once = settlement.delay_ms == 0 and (fault or pressed)
             if problem is None and not at_once and not shortest <= settlement.delay_ms <= longest:
                 problem = (
                     "8",
@@ -209,7 +216,7 @@ class PolicyWatch:
         return None
 
     def _move_problem(
-        self, policy: RetryPolicy, shadow: Shadow, kind: OutcomeKind, pressed: bool
+        self, policy: RetryPolicy, shadow: Shadow, kind: OutcomeKind, at_once: bool
     ) -> Problem | None:
         if shadow.pinned or len(self._routes[shadow.channel]) < 2:
             return ("9", f"failed over after {kind}, though it has one provider only")
@@ -218,7 +225,7 @@ class PolicyWatch:
                 return ("9", f"failed over after {kind} under `{policy.on_timeout}`")
             return None
         enough = shadow.failures_here + 1 >= policy.failover_after
-        if not (enough or kind is OutcomeKind.PROVIDER_FAULT or pressed):
+        if not enough and not at_once:
             return ("9", f"failed over after failure {shadow.failures_here + 1} of {policy.failover_after}")
         return None
 

@@ -112,7 +112,7 @@ class SendWatch:
 
     def _check_lease(self, process: str, carrier: str, delivery: Delivery, shadow: Shadow) -> None:
         scene = self._scene
-        jumped = scene.jumps != shadow.jumps_at_lease
+        jumped = scene.jumped_since(shadow.jumps_at_lease)
         if shadow.status is not Status.SENDING or shadow.attempts != delivery.attempt:
             if not jumped:
                 text = (
@@ -135,7 +135,8 @@ class SendWatch:
         scene = self._scene
         if shadow.skip:
             scene.violate("7", f"sent, though {shadow.skip} before it was claimed", shadow.id)
-        if shadow.expires_at is not None and shadow.leased_at >= shadow.expires_at:
+        expired = shadow.expires_at is not None and shadow.leased_at >= shadow.expires_at
+        if expired and not scene.jumped_since(shadow.jumps_at_lease):
             scene.violate("7", "sent after it had expired", shadow.id)
         policies = list(self._policies.in_force(process, shadow, shadow.leased_ms))
         if shadow.mode is Mode.SYNCHRONOUS:

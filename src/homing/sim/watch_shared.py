@@ -86,17 +86,17 @@ class BreakerWatch:
         scene, key = self._scene, (process, provider)
         tripped = self._tripped_ms.get(key)
         views = list(self._views(key, shadow.leased_ms))
-        newest = views[0]
+        newest = views[0][1]
         if tripped is not None and shadow.leased_ms > tripped and _is_closed(newest):
             number = self._faults[key]
             scene.violate(
                 "9", f"{number} failures in a row at {provider}, and it is not left alone", shadow.id
             )
-        if any(self._lets_go(view, key) for view in views):
+        if any(self._lets_go(since_ms, view, key) for since_ms, view in views):
             return
-        trial = next((v for v in views if v.phase is Phase.HALF_OPEN and v.trial_by == process), None)
+        trial = next((v for _, v in views if v.phase is Phase.HALF_OPEN and v.trial_by == process), None)
         if trial is None:
-            scene.violate("9", f"sent to {provider}, whose breaker is {_words(views[0])}", shadow.id)
+            scene.violate("9", f"sent to {provider}, whose breaker is {_words(newest)}", shadow.id)
         first = self._trials.setdefault((provider, trial.version), shadow.id)
         if first != shadow.id:
             scene.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
@@ -104,26 +104,26 @@ class BreakerWatch:
     def may_avoid(self, process: str, provider: str, shadow: Shadow) -> bool:
         """Whether an attempt meant for this provider may go to another one: its breaker was not closed."""
         key = (process, provider)
-        views = list(self._views(key, shadow.leased_ms))
+        views = [view for _, view in self._views(key, shadow.leased_ms)]
         shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
         return shut or self._faults.get(key, 0) >= self._limits[provider]
 
-    def _lets_go(self, view: Breaker, key: tuple[str, str]) -> bool:
+    def _lets_go(self, since_ms: int, view: Breaker, key: tuple[str, str]) -> bool:
         if view.forced is not None:
             return view.forced is not Phase.OPEN
         if view.phase is Phase.CLOSED:
             return True
         # Its own trial went well, which the others learn with its next write.
         mine = view.phase is Phase.HALF_OPEN and view.trial_by == key[0]
-        began_ms = self._scene.ms - (self._scene.now - view.changed_at)
-        return mine and self._worked_ms.get(key, -1) >= began_ms
+        return mine and self._worked_ms.get(key, -1) >= since_ms
 
-    def _views(self, key: tuple[str, str], since_ms: int) -> Iterator[Breaker]:
+    def _views(self, key: tuple[str, str], since_ms: int) -> Iterator[tuple[int, Breaker]]:
+        """(since when, the breaker as it is known), the newest first."""
         for from_ms, breaker in reversed(self._seen.get(key, [])):
-            yield breaker
+            yield from_ms, breaker
             if from_ms <= since_ms:
                 return
-        yield Breaker()
+        yield 0, Breaker()
 
     def _learn(self, process: str, provider: str, breaker: Breaker) -> None:
         seen = self._seen.setdefault((process, provider), [])
