@@ -20,6 +20,7 @@ from homing.core.breaker import (
     record,
     reopens_at,
 )
+from homing.core.errors import StoreError
 from homing.core.limits import Bucket, RateLimit, take
 from homing.core.model import OutcomeKind
 from homing.core.policy import PolicyBook
@@ -31,6 +32,7 @@ from homing.engine.roster import Listed, Roster
 log = logging.getLogger("homing.breakers")
 
 _REFRESH_MS = 1_000
+_STALE_MS = 5_000
 _CHECK_S = 10
 _NO_LIMIT = 1_000_000
 
@@ -80,6 +82,14 @@ class Breakers:
                 self._states[provider] = theirs
                 if theirs.trial_by != self._worker:
                     self._my_trials.discard(provider)
+
+    async def freshen(self) -> None:
+        """Before a send: what a process knew before it was suspended says nothing about now."""
+        if self._refreshed_ms is None or self._clock.monotonic_ms() - self._refreshed_ms > _STALE_MS:
+            try:
+                await self.refresh(at_once=True)
+            except StoreError as error:
+                log.info("the breakers cannot be read, what is known of them holds: %s", error)
 
     def state(self, provider: str) -> Breaker:
         return self._states.get(provider) or Breaker()
@@ -132,12 +142,20 @@ class Breakers:
         log.info("breaker of %s is half open: one trial", provider)
         return True
 
-    def spend_trial(self, provider: str) -> bool:
-        """True for the one attempt that is the trial: nothing else goes there until its outcome."""
+    def spend_trial(self, provider: str) -> int:
+        """For the one attempt that is the trial, the breaker's version; else 0.
+
+        Nothing else goes there until the trial's outcome.
+        """
         if provider not in self._my_trials:
-            return False
+            return 0
         self._my_trials.discard(provider)
-        return True
+        return self.state(provider).version
+
+    def is_trial(self, provider: str, version: int) -> bool:
+        """The trial that was won at this version still is the one: it has not been given away since."""
+        state = self.state(provider)
+        return state.phase is Phase.HALF_OPEN and state.trial_by == self._worker and state.version == version
 
     def record(self, provider: str, kind: OutcomeKind, *, trial: bool = False) -> None:
         """Takes note of an outcome; a change of phase is shared at the next refresh."""

@@ -37,7 +37,8 @@ class Ready(Struct, frozen=True):
 
     claim: Claim
     policy: RetryPolicy
-    trial: bool = False
+    trial: int = 0
+    """The version of the breaker at which this attempt won its trial; 0: it is none."""
 
 
 class Deliverer:
@@ -97,7 +98,7 @@ class Deliverer:
         return placed + await self._record_moves(moved, settle)
 
     async def attempt(self, one: Ready, until_ms: int | None = None) -> Settlement | None:
-        """One send and its decision. None: nothing was sent.
+        """One send and its decision. None: nothing was sent, and there is nothing to settle here.
 
         Either the lease is gone and somebody else settles it, or no slot came free before `until_ms`
         (monotonic), by which a synchronous send must have ended.
@@ -109,6 +110,10 @@ class Deliverer:
         elif not await self._acquired(slot, until_ms):
             return None
         try:
+            await self._breakers.freshen()
+            trial = self._breakers.is_trial(claim.provider, one.trial)
+            if not trial and not self._breakers.usable(claim.provider):
+                return self._stopped_meanwhile(one)
             if until_ms is not None:
                 timeout_ms = max(1, until_ms - self._clock.monotonic_ms())
             elif not await self._fits(claim, timeout_ms):
@@ -118,7 +123,7 @@ class Deliverer:
             latency_ms = self._clock.monotonic_ms() - began_ms
         finally:
             slot.release()
-        self._breakers.record(claim.provider, outcome.kind, trial=one.trial)
+        self._breakers.record(claim.provider, outcome.kind, trial=trial)
         return decide(
             claim,
             outcome,
@@ -129,6 +134,12 @@ class Deliverer:
             u=self._chance.random(),
             stopped=not self._breakers.usable(claim.provider),
         )
+
+    def _stopped_meanwhile(self, one: Ready) -> Settlement:
+        """Its provider stopped while it waited for a slot there: routed anew, at once if somebody is free."""
+        choice = self._choose(one.claim)
+        wait_ms = 0 if choice.stop is not None else choice.wait_ms or self._wait_ms(one.claim)
+        return postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER)
 
     async def _acquired(self, slot: asyncio.Semaphore, until_ms: int) -> bool:
         try:

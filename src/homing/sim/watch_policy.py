@@ -102,7 +102,7 @@ class PolicyWatch:
         """The policies that the process may have decided by since then, the newest first."""
         for from_ms, book in reversed(self._read.get(process, [])):
             yield book.policy(shadow.keys, shadow.mode)
-            if from_ms <= since_ms:
+            if from_ms < since_ms:
                 return
         yield self._book(()).policy(shadow.keys, shadow.mode)
 

@@ -75,10 +75,13 @@ class BreakerWatch:
         if kind in _FAULT:
             self._faults[key] = self._faults.get(key, 0) + 1
             if self._faults[key] == self._limits[call.carrier]:
-                self._tripped_ms[key] = self._scene.ms
+                self._tripped_ms.setdefault(key, self._scene.ms)
         elif kind not in _SAYS_NOTHING:
+            # An open breaker stays open, whatever an older send brings: only a trial closes it.
+            _, newest = next(self._views(key, 0))
+            if newest.phase is Phase.HALF_OPEN and newest.trial_by == call.process:
+                self._tripped_ms.pop(key, None)
             self._faults.pop(key, None)
-            self._tripped_ms.pop(key, None)
             self._worked_ms[key] = self._scene.ms
 
     def passes(self, process: str, provider: str, shadow: Shadow) -> None:
@@ -106,7 +109,7 @@ class BreakerWatch:
         key = (process, provider)
         views = [view for _, view in self._views(key, shadow.leased_ms)]
         shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
-        return shut or self._faults.get(key, 0) >= self._limits[provider]
+        return shut or key in self._tripped_ms
 
     def _lets_go(self, since_ms: int, view: Breaker, key: tuple[str, str]) -> bool:
         if view.forced is not None:
@@ -121,13 +124,13 @@ class BreakerWatch:
         """(since when, the breaker as it is known), the newest first."""
         for from_ms, breaker in reversed(self._seen.get(key, [])):
             yield from_ms, breaker
-            if from_ms <= since_ms:
+            if from_ms < since_ms:
                 return
         yield 0, Breaker()
 
     def _learn(self, process: str, provider: str, breaker: Breaker) -> None:
         seen = self._seen.setdefault((process, provider), [])
-        if not seen or seen[-1][1].version != breaker.version:
+        if not seen or breaker.version > seen[-1][1].version:  # two reads may cross on their way
             seen.append((self._scene.ms, breaker))
             if breaker.phase is Phase.CLOSED or breaker.forced is not None:
                 self._reset((process, provider))

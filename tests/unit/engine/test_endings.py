@@ -179,6 +179,7 @@ async def test_an_operators_retry_reopens_what_has_ended(world: World) -> None:
     provider = ScriptedProvider(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=1, max_age_ms="1m"))
     failed = await mail(engine)
+    await seconds(1)
     expired = await mail(engine, send_at=timedelta(seconds=5), expires_at=timedelta(seconds=6))
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     await seconds(120)
