@@ -92,10 +92,10 @@ def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settl
         return _unattempted(claim, policy, Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
     if not claim.overdue and claim.attempt > allowed_attempts(claim, policy):
         return _unattempted(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED)
-    if facts.postpone_ms > 0:
-        return postpone(claim, policy, facts.postpone_ms, facts.postpone_reason)
-    if claim.overdue:  # the policy has grown more patient since: look again at the new deadline
-        return postpone(claim, policy, max(0, claim.due_at - now), None)
+    # An overdue one that may live on (the policy has grown more patient) waits on as it did.
+    wait_ms = max(facts.postpone_ms, claim.due_at - now if claim.overdue else 0)
+    if wait_ms > 0 or claim.overdue:
+        return postpone(claim, policy, wait_ms, facts.postpone_reason)
     return None
 
 

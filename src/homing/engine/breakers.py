@@ -48,6 +48,7 @@ class Breakers:
         self._worker = worker
         self._states: dict[str, Breaker] = {}
         self._ahead_ms = 0
+        self._learned_ms = 0
         self._refreshed_ms: int | None = None
         self._my_trials: set[str] = set()
         self._ramps: dict[str, Bucket] = {}
@@ -62,7 +63,8 @@ class Breakers:
 
         Counted from when we asked: we may think a lease shorter than it is, never longer.
         """
-        self._ahead_ms = store_now - asked_ms
+        if asked_ms >= self._learned_ms:  # an answer may come after that to a later question
+            self._ahead_ms, self._learned_ms = store_now - asked_ms, asked_ms
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Reads what other workers and operators changed, at most once a second, and shares our changes."""
@@ -138,6 +140,8 @@ class Breakers:
             await self.refresh(at_once=True)
             return False
         self._stored(provider, mine, begun)
+        if not self.is_trial(provider, begun.version + 1):
+            return False  # the answer took so long that the trial is somebody else's
         self._my_trials.add(provider)
         log.info("breaker of %s is half open: one trial", provider)
         return True
@@ -224,6 +228,8 @@ class Breakers:
     def _stored(self, provider: str, before: Breaker, stored: Breaker) -> None:
         """The store has it. What was noted while that was on its way is kept, and shared next."""
         newer = self._states.get(provider)
+        if newer is not None and newer.version > stored.version:
+            return  # read from the store meanwhile
         if newer is None or newer is before or newer.phase is before.phase:
             self._states[provider] = _next(stored)
         else:

@@ -115,7 +115,9 @@ class Deliverer:
             if not trial and not self._breakers.usable(claim.provider):
                 return self._stopped_meanwhile(one)
             if until_ms is not None:
-                timeout_ms = max(1, until_ms - self._clock.monotonic_ms())
+                timeout_ms = until_ms - self._clock.monotonic_ms()
+                if timeout_ms <= 0:
+                    return None
             elif not await self._fits(claim, timeout_ms):
                 return None
             began_ms = self._clock.monotonic_ms()

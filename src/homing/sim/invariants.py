@@ -9,15 +9,13 @@ than allowed · 7 nothing sent after the end · 8 not before its time · 9 failo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from homing.core.breaker import Breaker
 from homing.core.model import (
     Acceptance,
     AmendResult,
     Channel,
-    Command,
     Entry,
     Event,
     Lease,
@@ -73,15 +71,17 @@ class Watch:
     # From the store ------------------------------------------------------------------------------
 
     def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
+        """A row changed, in the transaction that is being served to `caller`."""
         self.rows.changed(serving, caller, kept, change)
 
-    def accepted(self, caller: str, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
+    def done(self, tenants: Iterable[str]) -> None:
+        """A transaction that concerned these tenants is over."""
+        self.counts.done(tenants, self.store.cells)
+
+    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
         self.requests.accepted(batch, answers, self.rows.born)
         self.rows.born.clear()
-        self.done("accept", {submission.tenant for submission in batch})
-
-    def done(self, serving: str, tenants: Iterable[str]) -> None:
-        self.counts.done(tenants, self.store.cells)
+        self.done({submission.tenant for submission in batch})
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
         for lease in leases:
@@ -100,13 +100,13 @@ class Watch:
     def settled_batch(self, batch: Sequence[Settlement], result: SettleResult) -> None:
         self.rows.settled_batch(batch, result)
         found = (self.scene.shadows.get(settlement.id) for settlement in batch)
-        self.done("settle", {shadow.tenant for shadow in found if shadow is not None})
+        self.done({shadow.tenant for shadow in found if shadow is not None})
 
-    def amended(self, caller: str, tenant: str, command: Command, result: AmendResult) -> None:
+    def amended(self, tenant: str, result: AmendResult) -> None:
         for id in (*result.applied, *result.requested):
             if self.scene.shadows[id].tenant != tenant:
                 self.scene.violate("15", f"{tenant} has changed another tenant's notification", id)
-        self.done("amend", {tenant})
+        self.done({tenant})
 
     def received(self, caller: str, batch: Sequence[Receipt], result: ReceiptResult) -> None:
         for receipt in batch:
@@ -116,21 +116,18 @@ class Watch:
                 self.scene.violate("11", "a receipt that was heard before changed something")
             heard[receipt.event_id] = receipt
             self.scene.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
-        self.done("receipt", self.scene.plan.tenants)
+        self.done(self.scene.plan.tenants)
 
     def removed(self, kept: Kept) -> None:
         self.rows.purged(kept)
         self.scene.note("store", f"purge {short_id(kept.row.id)}")
-
-    def filed(self, tenant: str, kind: str, key: str, value: Mapping[str, Any] | None) -> None:
-        self.directory.filed(tenant, kind, key, value)
 
     def read(self, tenant: str, found: Iterable[Notification]) -> None:
         check_read(self.scene, tenant, found)
 
     def breaker_put(self, caller: str, provider: str, before: Breaker, after: Breaker, put: bool) -> None:
         if put:
-            self.breakers.put(caller, provider, before, after, after.version + 1)
+            self.breakers.put(caller, provider, before, after)
 
     # From the processes --------------------------------------------------------------------------
 

@@ -42,7 +42,6 @@ class Callers:
         self._chance = Random(f"{plan.seed}/callers")
         self._keyed: list[tuple[str, SendRequest]] = []
         self._deduped: list[tuple[str, SendRequest]] = []
-        self.unanswered = 0
 
     async def run(self) -> None:
         """All requests of the plan, at their moments; returns when each has been answered or given up."""
@@ -73,7 +72,6 @@ class Callers:
                 if request.idempotency_key is None:
                     break
             await asyncio.sleep(self._chance.randrange(100, 8_000) / 1000)
-        self.unanswered += 1
 
     def _answered(self, tenant: str, task: asyncio.Task[SendResult]) -> bool:
         if task.cancelled():
@@ -83,7 +81,7 @@ class Callers:
             self._watch.answers(tenant, task.result().notification_ids)
         elif isinstance(error, DeliveryFailed):
             self._watch.answers(tenant, [error.notification_id])
-        elif not isinstance(error, (IdempotencyConflict, InvalidRequest, NotFound)):
+        elif not isinstance(error, (IdempotencyConflict, InvalidRequest)):
             if isinstance(error, StoreError):
                 return False
             raise error
@@ -100,7 +98,6 @@ class Callers:
         task = process.run(send())
         await asyncio.wait({task})
         if task.cancelled() or isinstance(task.exception(), StoreError):
-            self.unanswered += len(requests)
             return
         for result in task.result():
             if isinstance(result, SendResult):

@@ -102,8 +102,13 @@ class Shadow(Struct, kw_only=True):
     log: list[tuple[str, Status, Status]] = field(default_factory=list)
     """(what, before, after) of everything that leaves a record."""
     failed: int = 0
+    """How often it became a dead letter."""
+    turns: int = 0
+    """How often it got another status, those aside in which it is being sent."""
     events: set[str] = field(default_factory=set)
     """Ids of the `NotificationFailed` events that were published."""
+    tellings: set[str] = field(default_factory=set)
+    """Ids of the `StatusChanged` events that were published."""
     changed_ms: int = 0
     quiet_changes: int = 0
     ended_at: int = 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any
 
 from msgspec import msgpack
 
@@ -56,6 +54,9 @@ _BY_COMMAND: dict[str, dict[Status, tuple[Status, ...]]] = {
 }
 
 
+RowOf = Callable[[str], Kept | None]
+
+
 def digest_of(message: Message) -> bytes:
     """What must never change about a message."""
     return sha256(msgpack.encode((message.recipient, message.content, message.metadata))).digest()
@@ -85,7 +86,6 @@ class RowWatch:
         """(lane, tenant) → how long after their due time its rows were claimed."""
         self.leases = 0
         self.stale = 0
-        self.endings: Counter[Status] = Counter()
 
     # Commits -------------------------------------------------------------------------------------
 
@@ -149,6 +149,7 @@ class RowWatch:
             self._leased(caller, shadow, row)
         elif row.status is not S.PENDING or row.attempts or row.token:
             scene.violate("12", f"accepted as {row.status} with {row.attempts} attempts", row.id)
+        shadow.turns += row.status is not S.SENDING
         scene.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_words(row)}")
         self._follow(shadow, row, row.status)
 
@@ -279,8 +280,9 @@ class RowWatch:
         shadow.failures_here = min(shadow.failures_here, row.failures_here)  # who reopens it may start anew
         if row.status is S.FAILED and before is not S.FAILED:
             shadow.failed += 1
+        if row.status is not before and row.status is not S.SENDING:
+            shadow.turns += 1
         if before is not row.status and row.status in ENDED:
-            self.endings[row.status] += 1
             shadow.ended_at = scene.now
         shadow.status, shadow.token, shadow.attempts = row.status, row.token, row.attempts
         shadow.floor, shadow.bounce_floor = row.attempt_floor, row.bounce_floor
@@ -319,7 +321,7 @@ class RowWatch:
         if sorted(told) != sorted(settlement.id for settlement in batch):
             self._scene.violate("4", "the answer to a settle does not name each settlement once")
 
-    def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: Any) -> None:
+    def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: RowOf) -> None:
         """Leases were prolonged; where the provider changed, that was recorded first."""
         scene = self._scene
         for lease in leases:

@@ -80,8 +80,18 @@ class SendWatch:
             call.process, f"answer {short_id(call.id)} #{call.attempt} {call.carrier}: {kind.value}"
         )
         shadow = self._scene.shadows.get(call.id)
-        if shadow is not None and shadow.mode is not Mode.SYNCHRONOUS:
-            self._unsettled[call.id, call.attempt] = (call.process, self._scene.ms)
+        if shadow is not None:
+            self._check_kept(call, shadow)
+            if shadow.mode is not Mode.SYNCHRONOUS:
+                self._unsettled[call.id, call.attempt] = (call.process, self._scene.ms)
+
+    def _check_kept(self, call: Call, shadow: Shadow) -> None:
+        """A send that began inside its lease ends inside it, unless its process or the clock was away."""
+        scene = self._scene
+        paused = scene.paused_ms.get(call.process, -1) >= call.began_ms
+        mine = shadow.status is Status.SENDING and shadow.attempts == call.attempt and not shadow.reclaimed
+        if not mine and not paused and not scene.jumped_since(shadow.jumps_at_lease):
+            scene.violate("5", f"the lease ran out while attempt {call.attempt} was under way", call.id)
 
     def settled(self, settlement: Settlement) -> None:
         """A settlement has reached the store, whatever became of it."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from homing.core.breaker import Breaker, Phase
+from homing.core.events import NOTIFICATION_FAILED, STATUS_CHANGED
 from homing.core.model import Channel, Event, Notification, OutcomeKind
 from homing.sim.scene import Call, Scene, Shadow
 
@@ -46,7 +47,7 @@ class BreakerWatch:
         for provider, breaker in breakers.items():
             self._learn(process, provider, breaker)
 
-    def put(self, process: str, provider: str, before: Breaker, after: Breaker, version: int) -> None:
+    def put(self, process: str, provider: str, before: Breaker, after: Breaker) -> None:
         """A breaker was written."""
         scene = self._scene
         scene.note(process, f"breaker {provider} {_words(before)} → {_words(after)}")
@@ -178,7 +179,7 @@ class DirectoryWatch:
 
 
 class EventWatch:
-    """Every dead letter is told, once per death, and nothing else is (the outbox loses nothing)."""
+    """Every dead letter and every change of a status is told once, and nothing else is."""
 
     def __init__(self, scene: Scene, gone: Mapping[str, Shadow]) -> None:
         self._scene = scene
@@ -190,23 +191,29 @@ class EventWatch:
             if event.id not in self._seen:
                 self._seen.add(event.id)
                 self._scene.note(process, f"publish {event.name} {event.id[-24:]}")
-            if event.name == "NotificationFailed" and event.notification_id is not None:
-                id = event.notification_id
-                shadow = self._scene.shadows.get(id) or self._gone.get(id)
-                if shadow is None or shadow.tenant != event.tenant:
-                    self._scene.violate(
-                        "15", f"an event of {event.tenant} tells of another's notification", id
-                    )
-                shadow.events.add(event.id)
-                if len(shadow.events) > shadow.failed:
-                    text = f"{len(shadow.events)} events tell of {shadow.failed} dead letters"
-                    self._scene.violate("4", text, id)
+            if event.notification_id is not None:
+                self._tell(event, event.notification_id)
 
     def finish(self) -> None:
+        told_all = STATUS_CHANGED in self._scene.plan.events
         for shadow in [*self._scene.shadows.values(), *self._gone.values()]:
             if len(shadow.events) != shadow.failed:
                 text = f"{shadow.failed} times a dead letter, told {len(shadow.events)} times"
                 self._scene.violate("2", text, shadow.id)
+            if told_all and len(shadow.tellings) != shadow.turns:
+                text = f"{shadow.turns} changes of its status, told {len(shadow.tellings)} times"
+                self._scene.violate("2", text, shadow.id)
+
+    def _tell(self, event: Event, id: str) -> None:
+        shadow = self._scene.shadows.get(id) or self._gone.get(id)
+        if shadow is None or shadow.tenant != event.tenant:
+            self._scene.violate("15", f"an event of {event.tenant} tells of another's notification", id)
+        if event.name == NOTIFICATION_FAILED:
+            shadow.events.add(event.id)
+        elif event.name == STATUS_CHANGED:
+            shadow.tellings.add(event.id)
+        if len(shadow.events) > shadow.failed or len(shadow.tellings) > shadow.turns:
+            self._scene.violate("4", f"{event.name} tells of something that did not happen", id)
 
 
 class LogWatch(logging.Handler):

@@ -70,19 +70,19 @@ class WatchedStore(MemoryStore):
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         self._serving = "accept"
         answers = await super().accept(batch, tx=tx)
-        self.watch.accepted(self.caller, batch, answers)
+        self.watch.accepted(batch, answers)
         return answers
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         self._serving = "claim"
         batch = await super().claim(request)
-        self.watch.done("claim", {claim.tenant for claim in batch.claims})
+        self.watch.done({claim.tenant for claim in batch.claims})
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         self._serving = "reclaim"
         batch = await super().reclaim(worker, limit, lease_ms)
-        self.watch.done("reclaim", {claim.tenant for claim in batch.claims})
+        self.watch.done({claim.tenant for claim in batch.claims})
         return batch
 
     async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
@@ -101,7 +101,7 @@ class WatchedStore(MemoryStore):
     ) -> AmendResult:
         self._serving = "amend"
         result = await super().amend(tenant, target, command, limit=limit)
-        self.watch.amended(self.caller, tenant, command, result)
+        self.watch.amended(tenant, result)
         return result
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
@@ -130,12 +130,12 @@ class WatchedStore(MemoryStore):
         written = await super().put(entries, who=who)
         if written is not None:
             for entry in entries:
-                self.watch.filed(entry.tenant, entry.kind, entry.key, entry.value)
+                self.watch.directory.filed(entry.tenant, entry.kind, entry.key, entry.value)
         return written
 
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
         for key in keys:
-            self.watch.filed(tenant, kind, key, None)
+            self.watch.directory.filed(tenant, kind, key, None)
         return await super().delete(tenant, kind, keys)
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
