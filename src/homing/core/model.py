@@ -436,7 +436,15 @@ class Receipt(Struct, frozen=True, kw_only=True):
     event_id: str
     """The same event has the same id: a repeat changes nothing."""
     at: int
+    notification_id: str | None = None
+    """Ours, where the callback carries it back: then it finds its attempt also without a message id."""
+    attempt: int = 0
+    """With `notification_id`: which attempt the message was of; 0 where the callback does not say."""
     recipient_at_fault: bool = False
+    address_dead: bool = False
+    """The address itself is gone (hard bounce, dead token): it is deactivated or suppressed."""
+    unsubscribed_from_all: bool = False
+    """For `unsubscribe`: from everything on this channel, not only from the notification's category."""
     always_failover: bool = False
     """`bounce_failover = "always"`: fail over even where the recipient is at fault."""
     error_code: str | None = None

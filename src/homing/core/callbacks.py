@@ -1,0 +1,38 @@
+"""A provider's callback, as it comes in and as it was understood. Reading one is pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from homing.core.errors import HomingError
+from homing.core.model import Receipt
+
+
+class Callback(Struct, frozen=True, kw_only=True):
+    """The raw request of a provider."""
+
+    url: str
+    """As the provider called it: public scheme, host and port, path and query untouched."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Names in lower case."""
+    body: bytes = b""
+    method: str = "POST"
+
+
+class Heard(Struct, frozen=True, kw_only=True):
+    """What a verified callback says. Events that are no business of ours, or cannot be read, are counted."""
+
+    receipts: tuple[Receipt, ...] = ()
+    ignored: int = 0
+    unreadable: int = 0
+    reply: bytes = b""
+    """The body to answer with: a provider's handshake may ask for one."""
+    reply_type: str = "text/plain"
+
+
+class CallbackRefused(HomingError):
+    """The callback's signature is not valid. Nothing was changed."""
+
+    code = "INVALID_SIGNATURE"

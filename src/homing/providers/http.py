@@ -1,0 +1,70 @@
+"""What providers say to and hear from HTTP, apart from who carries it.
+
+`Transport` is the seam: `homing.providers.transport` implements it with libcurl. A transport never raises
+for what the network does; it answers with an `Answer`, or with a `Failure` that tells whether the request
+had been written, which is the difference between a transient failure and an ambiguous one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from homing.core.model import Outcome, OutcomeKind
+
+Headers = tuple[tuple[str, str], ...]
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One HTTP request, whole. It is made by a pure function, anew for each attempt."""
+
+    url: str
+    body: bytes = b""
+    headers: Headers = ()
+    method: str = "POST"
+    guarded: bool = False
+    """The address came from outside: only public addresses may be connected to (SSRF)."""
+
+    def __repr__(self) -> str:
+        """Headers, body and the address itself may hold credentials."""
+        return f"Request({self.method}, {len(self.body)} bytes)"
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What came back. Untrusted: any bytes, at most 64 KiB of them."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case; of a repeated header the last one."""
+    body: bytes = b""
+    truncated: bool = False
+    """There was more than the cap; `body` is its beginning."""
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """No whole answer came."""
+
+    code: str
+    """`dns`, `connect`, `tls`, `timeout`, `dropped`, `refused_address`, `bad_request` or `protocol`."""
+    error: str
+    written: bool
+    """The request was fully written: the other side may have acted on it."""
+
+
+class Transport(Protocol):
+    """Carries requests: pooled connections, no redirects, bounded answers."""
+
+    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+        """`timeout_ms` is for the whole exchange. Cancelling stops it and gives its connection up."""
+
+    async def close(self) -> None: ...
+
+
+def outcome_of(failure: Failure) -> Outcome:
+    """Before the request was written a failure is transient; after it, nobody knows."""
+    kind = OutcomeKind.AMBIGUOUS if failure.written else OutcomeKind.TRANSIENT
+    if failure.code in ("refused_address", "bad_request"):
+        kind = OutcomeKind.BAD_RECIPIENT
+    return Outcome(kind, error_code=failure.code, error=failure.error)

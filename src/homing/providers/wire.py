@@ -1,0 +1,67 @@
+"""The shape of a provider that speaks HTTP: build the request (pure), send, classify the answer (pure)."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from homing.core.model import Outcome, OutcomeKind
+from homing.core.ports import Delivery
+from homing.providers.http import Answer, Failure, Request, Transport, outcome_of
+
+NowMs = Callable[[], int]
+
+
+def wall_clock_ms() -> int:
+    """Epoch milliseconds: what signatures are dated with where no clock is handed in."""
+    return time.time_ns() // 1_000_000
+
+
+class Unsendable(Exception):
+    """The notification cannot be put into this provider's request; says what it is instead of sent."""
+
+    def __init__(self, kind: OutcomeKind, error_code: str, error: str) -> None:
+        super().__init__(error)
+        self.outcome = Outcome(kind, error_code=error_code, error=error)
+
+
+class HttpProvider(ABC):
+    """Subclasses say what to send and what an answer means; the rest is the same for all of them."""
+
+    def __init__(self, transport: Transport, now_ms: NowMs = wall_clock_ms) -> None:
+        self._transport = transport
+        self._now_ms = now_ms
+
+    @abstractmethod
+    def build(self, delivery: Delivery, now_ms: int) -> Request:
+        """The request of this attempt, signed afresh. Raises `Unsendable`."""
+
+    @abstractmethod
+    def classify(self, answer: Answer, now_ms: int) -> Outcome:
+        """What an answer means. Any bytes at all: never raises."""
+
+    def check_request(self) -> Request | None:
+        """What to ask to learn whether the provider is up; None: nothing can be asked without sending."""
+        return None
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        try:
+            request = self.build(delivery, self._now_ms())
+        except Unsendable as refusal:
+            return refusal.outcome
+        answer = await self._transport.send(request, timeout_ms=delivery.timeout_ms)
+        if isinstance(answer, Failure):
+            return outcome_of(answer)
+        return self.classify(answer, self._now_ms())
+
+    async def check(self) -> bool:
+        """Up: it answers, and not with a server's error."""
+        request = self.check_request()
+        if request is None:
+            return True
+        answer = await self._transport.send(request, timeout_ms=5_000)
+        return isinstance(answer, Answer) and answer.status < 500
+
+    async def close(self) -> None:  # noqa: B027
+        """The transport is shared and closed by who made it."""
