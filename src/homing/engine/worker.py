@@ -168,7 +168,8 @@ class Worker:
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.claim(request)
         self._breakers.learn_time(batch.now, asked_ms)
-        self._claimed_last, self._released = len(batch.claims), 0
+        if batch.claims:  # one that found no room says nothing about what waits
+            self._claimed_last, self._released = len(batch.claims), 0
         for claim in batch.claims:
             self._in_flight[claim.id, claim.token] = claim
             self._room.take(claim)

@@ -26,14 +26,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.planted:
         return _hunt(arguments.seed)
     progress = _Progress(arguments.lifetimes)
-    totals = campaign(
-        arguments.lifetimes,
-        seed=arguments.seed,
-        processes=arguments.processes,
-        requests=arguments.requests,
-        most_failures=arguments.failures,
-        on_world=progress.show,
-    )
+    try:
+        totals = campaign(
+            arguments.lifetimes,
+            seed=arguments.seed,
+            processes=arguments.processes,
+            requests=arguments.requests,
+            most_failures=arguments.failures,
+            on_world=progress.show,
+        )
+    except KeyboardInterrupt:
+        totals = progress.totals  # what was found so far is worth more than nothing
     progress.end()
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(totals).decode() + "\n")
@@ -72,13 +75,20 @@ class _Progress:
         self._wanted = wanted
         self._began = time.monotonic()
         self._shown = 0.0
+        self._failures = 0
         self._on_screen = sys.stderr.isatty()
+        self.totals = Totals()
 
     @property
     def passed_s(self) -> float:
         return time.monotonic() - self._began
 
     def show(self, totals: Totals) -> None:
+        self.totals = totals
+        for failure in totals.failures[self._failures :]:  # a long run may be broken off: told at once
+            self.end()
+            sys.stderr.write(f"invariant {failure.invariant} is violated: {failure.replay}\n")
+        self._failures = len(totals.failures)
         now = time.monotonic()
         if now - self._shown < (0.2 if self._on_screen else 15.0):
             return

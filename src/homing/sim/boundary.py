@@ -178,6 +178,8 @@ class ProcessBoundary:
         if put:
             stored = replace(breaker, version=breaker.version + 1)
             self._store.watch.breakers.known(self._host.name, provider, stored)
+        else:
+            self._store.watch.breakers.refused(self._host.name, provider)
         return put
 
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:

@@ -49,7 +49,8 @@ class Call(Struct, kw_only=True):
     id: str
     attempt: int
     began_ms: int
-    timeout_ms: int
+    jumps: int
+    """How often the clock had been set when it began."""
     over: bool = False
     outcome: Outcome | None = None
     """What the process got to hear; None while it waits, and for ever if it was cut off."""

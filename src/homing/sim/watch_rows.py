@@ -201,6 +201,7 @@ class RowWatch:
 
     def _by_settle(self, shadow: Shadow, row: Row, change: Change) -> None:
         scene, after = self._scene, row.status
+        settlement = self._fenced(shadow)  # first: whatever else is wrong may follow from that
         if shadow.status is not S.SENDING:
             scene.violate("12", f"settled while {shadow.status}", row.id)
         if after is S.SENDING:
@@ -232,8 +233,14 @@ class RowWatch:
             scene.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
         if change.cause is not None:
             shadow.log.append((f"{change.cause.kind} {change.cause.name}", S.SENDING, after))
+        self._decided(self._settler, shadow, settlement, row)
+
+    def _fenced(self, shadow: Shadow) -> Settlement:
+        """The settlement that is being applied: its token must be the newest."""
         assert self._settlement is not None, "a settle begins with its settlement"
-        self._decided(self._settler, shadow, self._settlement, row)
+        if self._settlement.token != shadow.token:
+            self._scene.violate("4", "a settlement with a stale token was applied", shadow.id)
+        return self._settlement
 
     def _by_command(self, shadow: Shadow, row: Row, change: Change) -> None:
         scene, cause = self._scene, change.cause
@@ -322,23 +329,26 @@ class RowWatch:
             self._scene.violate("4", "the answer to a settle does not name each settlement once")
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: RowOf) -> None:
-        """Leases were prolonged; where the provider changed, that was recorded first."""
+        """Leases were prolonged; where the provider changed, that was recorded first.
+
+        A process that was away may ask for two leases of one notification: the old one and its newest.
+        """
         scene = self._scene
+        fitting: set[str] = set()
         for lease in leases:
             shadow, kept = scene.shadows.get(lease.id), row_of(lease.id)
             if shadow is None or kept is None:
                 continue
-            fits = shadow.status is S.SENDING and shadow.token == lease.token
-            if fits is not (lease.id in held):
-                scene.violate(
-                    "4", f"a lease was {'kept from' if fits else 'given to'} the wrong holder", lease.id
-                )
-            if fits:
+            if shadow.status is S.SENDING and shadow.token == lease.token:
+                fitting.add(lease.id)
                 if kept.row.provider != shadow.provider:
                     shadow.failures_here = 0
                     scene.note(caller, f"move {short_id(lease.id)} {shadow.provider} → {kept.row.provider}")
                 shadow.lease_until, shadow.provider = kept.row.lease_until, kept.row.provider
                 shadow.jumps_at_lease = scene.jumps
+        for id in sorted(fitting ^ held):
+            text = f"a lease was {'kept from' if id in fitting else 'given to'} the wrong holder"
+            scene.violate("4", text, id)
 
     def purged(self, kept: Kept) -> None:
         row, retention, scene = kept.row, self._scene.plan.retention, self._scene

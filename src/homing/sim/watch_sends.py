@@ -63,7 +63,7 @@ class SendWatch:
             id=shadow.id,
             attempt=delivery.attempt,
             began_ms=scene.ms,
-            timeout_ms=delivery.timeout_ms,
+            jumps=scene.jumps,
         )
         shadow.calls[delivery.attempt] = call
         return call
@@ -90,7 +90,7 @@ class SendWatch:
         scene = self._scene
         paused = scene.paused_ms.get(call.process, -1) >= call.began_ms
         mine = shadow.status is Status.SENDING and shadow.attempts == call.attempt and not shadow.reclaimed
-        if not mine and not paused and not scene.jumped_since(shadow.jumps_at_lease):
+        if not mine and not paused and not scene.jumped_since(call.jumps):
             scene.violate("5", f"the lease ran out while attempt {call.attempt} was under way", call.id)
 
     def settled(self, settlement: Settlement) -> None:

@@ -35,6 +35,8 @@ class BreakerWatch:
         self._limits = {carrier.id: carrier.breaker.failures for carrier in scene.plan.carriers}
         self._seen: dict[tuple[str, str], list[tuple[int, Breaker]]] = {}
         """(process, provider) → (since when, the breaker as it knows it)."""
+        self._outdated: set[tuple[str, str]] = set()
+        """Whose own write was refused: the next that is read holds, whatever its version."""
         self._faults: dict[tuple[str, str], int] = {}
         self._tripped_ms: dict[tuple[str, str], int] = {}
         self._worked_ms: dict[tuple[str, str], int] = {}
@@ -68,6 +70,10 @@ class BreakerWatch:
     def known(self, process: str, provider: str, breaker: Breaker) -> None:
         """The process knows that its own write was taken."""
         self._learn(process, provider, breaker)
+
+    def refused(self, process: str, provider: str) -> None:
+        """Another one was faster: what that one wrote holds as soon as this process has read it."""
+        self._outdated.add((process, provider))
 
     def ended(self, call: Call) -> None:
         """A call was answered (or timed out)."""
@@ -130,15 +136,15 @@ class BreakerWatch:
         yield 0, Breaker()
 
     def _learn(self, process: str, provider: str, breaker: Breaker) -> None:
-        seen = self._seen.setdefault((process, provider), [])
-        if not seen or breaker.version > seen[-1][1].version:  # two reads may cross on their way
+        key = (process, provider)
+        seen = self._seen.setdefault(key, [])
+        newer = not seen or breaker.version > seen[-1][1].version  # two reads may cross on their way
+        if newer or key in self._outdated:
+            self._outdated.discard(key)
             seen.append((self._scene.ms, breaker))
             if breaker.phase is Phase.CLOSED or breaker.forced is not None:
-                self._reset((process, provider))
-
-    def _reset(self, key: tuple[str, str]) -> None:
-        self._faults.pop(key, None)
-        self._tripped_ms.pop(key, None)
+                self._faults.pop(key, None)
+                self._tripped_ms.pop(key, None)
 
     def _exact(self) -> bool:
         """Whether processes know the store's time to the millisecond."""

@@ -95,6 +95,7 @@ class World:
         self._processes: list[SimProcess] = []
         self._faults = Faults(self.scene, loop, self._clock, self._processes, self._carriers)
         self._named = 0
+        self._over = False
         self._desk = self._process(DESK, fronts=plan.tenants)
         self._callers = Callers(plan, self.watch, self._some_process)
         self._operator = Operator(plan, self.watch, self._desk)
@@ -135,6 +136,7 @@ class World:
                 self.scene.violate("14", f"{len(self.store.live())} notifications never come to their end")
         ticks.cancel()
         self.watch.rest()
+        self._over = True
         for process in list(self._processes):
             await process.stop()
 
@@ -208,11 +210,13 @@ class World:
             return
         self._counts["crashes"] += not process.stopping
         self._processes.remove(process)
-        if self.scene.quiet_since_ms is None:
+        if not self._over:
             self._loop.call_later(self._chance.randrange(200, 20_000) / 1000, self._replace)
 
     def _replace(self) -> None:
         """As many processes as there should be; one that died is followed by one with another name."""
+        if self._over:
+            return
         if self.plan.cron and not any(process.cron for process in self._processes):
             self._start_process(cron=True)
         while sum(not process.cron for process in self._processes) < self.plan.processes:

@@ -284,3 +284,23 @@ async def test_an_engine_that_closes_settles_what_is_under_way(world: World) -> 
     history = await world.store.get("default", id)
     assert history is not None
     assert history.notification.status is Status.SENT
+
+
+async def test_a_slot_that_comes_free_is_used_at_once_also_after_a_look_in_vain(
+    world: World, tmp_path: Path
+) -> None:
+    settings = tmp_path / "homing.toml"
+    settings.write_text('[worker]\npoll_ms = "5m"\n')
+    slow = ScriptedProvider(latency_ms=1000)
+    engine = await world.open(
+        {
+            "slow": serving("slow", slow, "email", max_in_flight=1),
+            "free": serving("free", ScriptedProvider(), "sms"),
+        },
+        config_file=settings,
+    )
+    first = await mail(engine)
+    await seconds(0.2)
+    second = await mail(engine)  # wakes the worker, which finds no room for it
+    await seconds(5)
+    assert [await status(engine, id) for id in (first, second)] == [Status.SENT, Status.SENT]

@@ -195,6 +195,15 @@ class ClaimingTests:
         assert taken["hook@b"] + taken["hook@c"] == 6
         assert max(taken.values()) <= 4
 
+    async def test_the_room_of_a_provider_bounds_the_hosts_of_several_tenants_together(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        for tenant in "abc":  # one host each, so that whole rounds could be dealt at once
+            await accept(store, *(a_notification(outlet=f"hook@{tenant}") for _ in range(9)), tenant=tenant)
+        batch = await store.claim(everything(slots=30, outlet_slots=8, outlet_room={"hook": 7}))
+        assert sorted(_by(batch.claims, "tenant").values()) == [2, 2, 3]
+
     async def test_a_paused_provider_closes_all_its_hosts(self, harness: Harness) -> None:
         store = harness.store
         await accept(store, a_notification(outlet="hook@a"), a_notification(outlet="hooks@a"))
