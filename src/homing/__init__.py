@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from homing.core.breaker import BreakerPolicy
+    from homing.core.callbacks import Callback
     from homing.core.errors import (
+        CallbackRefused,
+        CallbackUnreadable,
         CommandRefused,
         ConfigError,
         DeliveryFailed,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from homing.core.policy import PolicyPatch, RetryPolicy, Rule
     from homing.core.ports import Delivery, Provider
     from homing.core.request import SendRequest
+    from homing.engine.callbacks import CallbackResult
     from homing.engine.roster import Listed
     from homing.engine.sending import Rejection, SendResult
     from homing.library import Homing, SyncHoming
@@ -51,7 +55,10 @@ __version__ = "0.1.0"
 # Names are loaded when they are first used, so that `import homing` costs a program next to nothing.
 _HOME = {
     "homing.core.breaker": ("BreakerPolicy",),
+    "homing.core.callbacks": ("Callback",),
     "homing.core.errors": (
+        "CallbackRefused",
+        "CallbackUnreadable",
         "CommandRefused",
         "ConfigError",
         "DeliveryFailed",
@@ -88,6 +95,7 @@ _HOME = {
         "Provider",
     ),
     "homing.core.request": ("SendRequest",),
+    "homing.engine.callbacks": ("CallbackResult",),
     "homing.engine.roster": ("Listed",),
     "homing.engine.sending": ("Rejection", "SendResult"),
     "homing.library": (
@@ -111,6 +119,10 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "BreakerPolicy",
+    "Callback",
+    "CallbackRefused",
+    "CallbackResult",
+    "CallbackUnreadable",
     "Channel",
     "CommandName",
     "CommandRefused",

@@ -6,20 +6,20 @@ import os
 import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from homing.config import Settings
 from homing.core.errors import ConfigError
 from homing.core.events import EVENT_NAMES
 from homing.core.limits import RateLimit
+from homing.core.looking_up import LookUpPolicy
 from homing.core.model import Channel, Mode, Retention
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Provider, Renderer, Sink
 from homing.core.presets import preset
+from homing.core.receipt_health import ReceiptPolicy
 from homing.core.request import SendLimits, provider_id
 from homing.engine.clock import SystemClock
 from homing.engine.homing import EngineSettings, Parts
@@ -29,17 +29,11 @@ from homing.engine.room import Slots
 from homing.engine.roster import Listed, Roster
 from homing.engine.upkeep import Thresholds, UpkeepSettings
 from homing.engine.worker import WorkerSettings
+from homing.making import PROVIDERS, SINKS, Shared, load, make
 
 # kind → "module:class"; imported when used, so that nothing costs anything before.
 _STORES = {"memory": "homing.stores.memory:MemoryStore", "sqlite": "homing.stores.sqlite:SqliteStore"}
-_PROVIDERS = {
-    "console": "homing.providers.console:ConsoleProvider",
-    "file": "homing.providers.file:FileProvider",
-    "scripted": "homing.providers.scripted:ScriptedProvider",
-}
-_SINKS = {"log": "homing.sinks.log:LogSink"}
-
-_LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "channels", "kind")
+_LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
 
 Given = Provider | Listed | Callable[..., Any]
 """A provider from Python: an object with `send`, a function of a `Delivery`, or either with its settings."""
@@ -63,7 +57,7 @@ def parts(
     clock = clock or SystemClock()
     return Parts(
         backend=backend or store(settings.store, clock),
-        roster=roster(settings, providers),
+        roster=roster(settings, providers, clock),
         clock=clock,
         chance=chance or random.SystemRandom(),
         sinks={**configured_sinks(settings), **(sinks or {})},
@@ -106,6 +100,8 @@ def engine_settings(settings: Settings) -> EngineSettings:
                 dead_letters_growing=t.dead_letters_growing,
             ),
         ),
+        look_ups=LookUpPolicy(**asdict(settings.look_ups)),
+        receipts=ReceiptPolicy(**asdict(settings.receipts)),
         queue_names={
             Mode.SYNCHRONOUS: "",
             Mode.PRIORITY: settings.queue_names.priority,
@@ -119,7 +115,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
 def store(address: str, clock: Clock | None = None) -> Backend:
     """A store from its address: a file's path, `sqlite:PATH` or `memory:`."""
     if address == "memory:":
-        made = _load(_STORES["memory"])(clock or SystemClock())
+        made = load(_STORES["memory"])(clock or SystemClock())
     elif "://" in address:
         raise ConfigError(
             "store", f"{address.partition('://')[0]}:// is not supported; give a file or memory:"
@@ -128,24 +124,27 @@ def store(address: str, clock: Clock | None = None) -> Backend:
         path = address.removeprefix("sqlite:")
         if not path:
             raise ConfigError("store", "is empty; give the path of a SQLite file, or memory:")
-        made = _load(_STORES["sqlite"])(path)
+        made = load(_STORES["sqlite"])(path)
     backend: Backend = made
     return backend
 
 
-def roster(settings: Settings, providers: Mapping[str, Given] | None = None) -> Roster:
+def roster(
+    settings: Settings, providers: Mapping[str, Given] | None = None, clock: Clock | None = None
+) -> Roster:
     """The configured providers and those given from Python; with neither, the console serves all channels."""
-    listed = [_configured(name, dict(options)) for name, options in settings.providers.items()]
+    shared = Shared(settings.http, (clock or SystemClock()).now_ms)
+    listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
     for name, given in (providers or {}).items():
         known = provider_id(name)
         listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
     if not listed:
-        listed.append(_configured("console", {"kind": "console"}))
+        listed.append(_configured("console", {"kind": "console"}, shared))
     routes = {
         _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
         for name, order in settings.routes.items()
     }
-    return Roster(listed, routes)
+    return Roster(listed, routes, shared)
 
 
 def list_provider(
@@ -154,9 +153,18 @@ def list_provider(
     """A provider from Python: an object with `send`, or a function of a `Delivery`."""
     provider: Any = given
     if not hasattr(given, "send"):
-        provider = _load("homing.providers.function:FunctionProvider")(given)
-    serves = channels if channels is not None else getattr(given, "channels", None)
-    return Listed(id=provider_id(name), provider=provider, channels=_channels(serves, name), **options)
+        provider = load("homing.providers.function:FunctionProvider")(given)
+    has = _traits(given)
+    serves = channels if channels is not None else has.pop("channels", None)
+    return Listed(
+        **{
+            **has,
+            **options,
+            "id": provider_id(name),
+            "provider": provider,
+            "channels": _channels(serves, name),
+        }
+    )
 
 
 def configured_sinks(settings: Settings) -> Sinks:
@@ -166,13 +174,13 @@ def configured_sinks(settings: Settings) -> Sinks:
         rest = dict(options)
         kind = rest.pop("kind", name)
         names = _event_names(rest.pop("events", DEFAULT_EVENTS), f"sinks.{name}.events")
-        found[name] = (_make("sinks", name, kind, _SINKS, rest), names)
+        found[name] = (make("sinks", name, kind, SINKS, rest), names)
     return found
 
 
 def callback_sink(call: EventCall, events: Iterable[str]) -> Subscribed:
     """A Python function that hears of these events."""
-    sink: Sink = _load("homing.sinks.callback:CallbackSink")(call)
+    sink: Sink = load("homing.sinks.callback:CallbackSink")(call)
     return sink, _event_names(events, "events")
 
 
@@ -185,11 +193,13 @@ def _event_names(names: Any, where: str) -> frozenset[str]:
     return found
 
 
-def _configured(name: str, options: dict[str, Any]) -> Listed:
+def _configured(name: str, options: dict[str, Any], shared: Shared) -> Listed:
     kind = options.get("kind", name)
-    rate, hosts = options.get("rate_per_second"), options.get("host_slots")
+    rate, weight = options.get("rate_per_second"), options.get("weight")
     own = {key: value for key, value in options.items() if key not in _LISTED_KEYS}
-    provider = _make("providers", name, kind, _PROVIDERS, own)
+    provider = make("providers", name, kind, PROVIDERS, own, shared)
+    has = _traits(provider)
+    hosts = options.get("host_slots", has.get("host_slots"))
     burst = options.get("rate_burst")
     if rate is None and burst is not None:
         raise ConfigError(f"providers.{name}.rate_burst", "is given without rate_per_second")
@@ -204,35 +214,20 @@ def _configured(name: str, options: dict[str, Any]) -> Listed:
     return Listed(
         id=provider_id(name),
         provider=provider,
-        channels=_channels(options.get("channels"), name),
+        kind=kind,
+        channels=_channels(options.get("channels", has.get("channels")), name),
         max_in_flight=_whole(options.get("max_in_flight", 128), f"providers.{name}.max_in_flight"),
         rate=limit,
+        breaker=has.get("breaker"),
         host_slots=None if hosts is None else _whole(hosts, f"providers.{name}.host_slots", least=1),
+        weight=None if weight is None else _whole(weight, f"providers.{name}.weight"),
     )
 
 
-def _make(group: str, name: str, kind: str, known: Mapping[str, str], options: dict[str, Any]) -> Any:
-    """An object of that kind: built in, or installed by another package as an entry point."""
-    if not isinstance(kind, str):
-        raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; allowed are {', '.join(known)}")
-    if kind in known:
-        maker = _load(known[kind])
-    else:
-        from importlib.metadata import entry_points  # costs more than all the rest: only when needed
-
-        found = entry_points(group=f"homing.{group}", name=kind)
-        if not found:
-            raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; allowed are {', '.join(known)}")
-        maker = next(iter(found)).load()
-    takes = signature(maker).parameters
-    for option in options:
-        if option not in takes:
-            names = ", ".join(takes) or "none"
-            raise ConfigError(f"{group}.{name}.{option}", f"is not a setting of {kind}; its own are {names}")
-    try:
-        return maker(**options)
-    except TypeError as error:
-        raise ConfigError(f"{group}.{name}", f"has settings that {kind} does not take: {error}") from None
+def _traits(provider: Any) -> dict[str, Any]:
+    """What a provider's class says of itself; settings win over it."""
+    names = ("channels", "host_slots", "breaker")
+    return {name: found for name in names if (found := getattr(provider, name, None)) is not None}
 
 
 def _channels(names: Any, provider: str) -> tuple[Channel, ...]:
@@ -255,9 +250,3 @@ def _whole(value: Any, where: str, *, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(where, f"is {value!r}; it must be a whole number, at least {least}")
     return value
-
-
-def _load(address: str) -> Callable[..., Any]:
-    module, _, name = address.partition(":")
-    loaded: Callable[..., Any] = getattr(import_module(module), name)
-    return loaded

@@ -63,6 +63,33 @@ class ThresholdSettings(Struct, frozen=True, forbid_unknown_fields=True):
     dead_letters_growing: int
 
 
+class LookUpSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    doubt_after_ms: int
+    silent_after_ms: int
+    until_ms: int
+    per_round: int
+
+
+class ReceiptSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    bad_share: float
+    bad_of: int
+    window_ms: int
+    stopped_after_ms: int
+    stopped_of: int
+    usual_share: float
+    pause_ms: int
+
+
+class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    connect_timeout_ms: int
+    max_connections: int
+    max_host_connections: int
+    ca_file: str
+    allow_networks: tuple[str, ...]
+    allow_http: bool
+    allow_ports: tuple[int, ...]
+
+
 class QueueNames(Struct, frozen=True, forbid_unknown_fields=True):
     priority: str
     standard: str
@@ -83,6 +110,9 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limits: LimitSettings
     retention: RetentionSettings
     thresholds: ThresholdSettings
+    look_ups: LookUpSettings
+    receipts: ReceiptSettings
+    http: HttpSettings
     queue_names: QueueNames
     dedup_windows_ms: dict[str, int] = field(default_factory=dict)
     routes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -244,7 +274,7 @@ def _settings(raw: dict[str, Any]) -> Settings:
         for name, table in _table(raw, group).items():
             if not isinstance(table, Mapping):
                 raise ConfigError(f"{group}.{name}", f"is {table!r}; it must be a table [{group}.{name}]")
-    for table in ("worker", "retention", "thresholds", "dedup_windows_ms"):
+    for table in ("worker", "retention", "thresholds", "look_ups", "receipts", "http", "dedup_windows_ms"):
         raw[table] = _durations(_table(raw, table), table, all_keys=table == "dedup_windows_ms")
     try:
         settings = msgspec.convert(raw, Settings)
@@ -257,7 +287,7 @@ def _settings(raw: dict[str, Any]) -> Settings:
 def _check(settings: Settings) -> None:
     if not settings.tenant:
         raise ConfigError("tenant", "is empty; give a name")
-    for group in ("slots", "worker", "limits", "retention", "thresholds"):
+    for group in ("slots", "worker", "limits", "retention", "thresholds", "look_ups", "receipts"):
         for name in (values := getattr(settings, group)).__struct_fields__:
             if getattr(values, name) < 0:
                 raise ConfigError(f"{group}.{name}", f"is {getattr(values, name)}; it cannot be negative")
@@ -265,6 +295,9 @@ def _check(settings: Settings) -> None:
         raise ConfigError(
             "slots", "must be at least 1 for each mode; 0 would leave its notifications waiting"
         )
+    for name in ("connect_timeout_ms", "max_connections", "max_host_connections"):
+        if getattr(settings.http, name) < 1:
+            raise ConfigError(f"http.{name}", f"is {getattr(settings.http, name)}; it must be at least 1")
     if settings.limits.fan_out < 1:
         raise ConfigError("limits.fan_out", "is 0; it must be at least 1")
     if settings.worker.poll_ms < 1:
@@ -297,5 +330,15 @@ def _durations(table: Mapping[str, Any], where: str, *, all_keys: bool = False) 
 
 _TABLES: dict[str, type[Struct]] = {
     kind.__name__: kind
-    for kind in (SlotSettings, WorkerTable, LimitSettings, RetentionSettings, ThresholdSettings, QueueNames)
+    for kind in (
+        SlotSettings,
+        WorkerTable,
+        LimitSettings,
+        RetentionSettings,
+        ThresholdSettings,
+        LookUpSettings,
+        ReceiptSettings,
+        HttpSettings,
+        QueueNames,
+    )
 }

@@ -15,8 +15,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import Future
 from datetime import datetime, timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, Self, TypeVar
 
 from msgspec.structs import replace
@@ -24,6 +26,7 @@ from msgspec.structs import replace
 from homing import compose, config
 from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.events import EVENT_NAMES, moment
+from homing.core.joining import CallersConnection
 from homing.core.model import Content, Filter, Notification, Page, Recipient
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
 from homing.core.reading import request_from
@@ -197,15 +200,16 @@ class SyncHoming:
 
     def call(self, what: Callable[[Homing], Coroutine[Any, Any, _T]]) -> _T:
         """Runs any of the engine's coroutines and waits for its result."""
-        if self._engine is None:
-            raise RuntimeError("it is not open; use it in a `with` block, or call open() first")
-        return self._run(what(self._engine))
+        return self._run(what(self._opened()))
 
-    def send(self, recipient: To | Sequence[To], **fields: Any) -> SendResult:
-        return self.call(lambda engine: engine.send(recipient, **fields))
+    def send(self, recipient: To | Sequence[To], *, connection: Any = None, **fields: Any) -> SendResult:
+        """Like its async counterpart. `connection` is used on the thread that calls."""
+        return self._joined(
+            connection, lambda engine, joined: engine.send(recipient, connection=joined, **fields)
+        )
 
     def send_many(
-        self, requests: Iterable[SendRequest | Mapping[str, Any]]
+        self, requests: Iterable[SendRequest | Mapping[str, Any]], *, connection: Any = None
     ) -> Iterator[SendResult | Rejection]:
         """Streams in steps of 500, like its async counterpart."""
         chunk: list[SendRequest | Mapping[str, Any]] = []
@@ -213,9 +217,9 @@ class SyncHoming:
         for request in requests:
             chunk.append(request)
             if len(chunk) == 500:
-                yield from self._send_chunk(chunk, first)
+                yield from self._send_chunk(chunk, first, connection)
                 first, chunk = first + len(chunk), []
-        yield from self._send_chunk(chunk, first)
+        yield from self._send_chunk(chunk, first, connection)
 
     def get(self, id: str) -> Notification:
         return self.call(lambda engine: engine.get(id))
@@ -233,25 +237,65 @@ class SyncHoming:
         return self.call(lambda engine: engine.process(limit))
 
     def _send_chunk(
-        self, chunk: Sequence[SendRequest | Mapping[str, Any]], first: int
+        self, chunk: Sequence[SendRequest | Mapping[str, Any]], first: int, connection: Any
     ) -> Iterator[SendResult | Rejection]:
-        async def collect(engine: Homing) -> list[SendResult | Rejection]:
-            return [_shifted(result, first) async for result in engine.send_many(chunk)]
+        async def collect(engine: Homing, joined: Any) -> list[SendResult | Rejection]:
+            return [_shifted(result, first) async for result in engine.send_many(chunk, connection=joined)]
 
-        yield from self.call(collect)
+        yield from self._joined(connection, collect)
+
+    def _joined(self, connection: Any, what: Callable[[Homing, Any], Coroutine[Any, Any, _T]]) -> _T:
+        """Runs a coroutine that may use the caller's connection, which stays on the caller's thread."""
+        if connection is None:
+            return self.call(lambda engine: what(engine, None))
+        desk = _Desk()
+        joined = CallersConnection(connection, desk.ask)
+        return desk.serve(self._begin(what(self._opened(), joined)))
 
     async def _open(self) -> None:
         engine = self._make()
         await engine.open()
         self._engine = engine
 
+    def _opened(self) -> Homing:
+        if self._engine is None:
+            raise RuntimeError("it is not open; use it in a `with` block, or call open() first")
+        return self._engine
+
+    def _begin(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._begin(work).result()
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+class _Desk:
+    """Where the calling thread waits for its answer, and does meanwhile what only it can do."""
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+
+    async def ask(self, call: Callable[[], _T]) -> _T:
+        """Has the waiting thread make this call."""
+        answer: Future[_T] = Future()
+        self._asked.put((call, answer))
+        return await asyncio.wrap_future(answer)
+
+    def serve(self, work: Future[_T]) -> _T:
+        """On the waiting thread: until the work is done."""
+        work.add_done_callback(lambda _: self._asked.put(None))
+        while (asked := self._asked.get()) is not None:
+            call, answer = asked
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
+        return work.result()
 
 
 def _shifted(result: SendResult | Rejection, by: int) -> SendResult | Rejection:

@@ -16,8 +16,10 @@ from homing import (
     Homing,
     IdempotencyConflict,
     InvalidRequest,
+    NotFound,
     Outcome,
     OutcomeKind,
+    SendResult,
     Status,
     SyncHoming,
 )
@@ -188,3 +190,24 @@ def test_threads_share_one_file() -> None:
         assert sync.process().succeeded == 1
     with SyncHoming("homing.db") as sync:
         assert sync.get(sent.id).status is Status.SENT
+
+
+def test_without_async_the_connection_stays_on_the_callers_thread() -> None:
+    with SyncHoming("homing.db", providers={"mail": lambda delivery: None}) as sync:
+        connection = sqlite3.connect("homing.db", timeout=10)
+        try:
+            gone = sync.send("a@example.org", channel="email", body="x", connection=connection)
+            connection.rollback()
+            kept = list(
+                sync.send_many(
+                    [{"recipient": "a@example.org", "channel": "email", "content": {"body": "x"}}],
+                    connection=connection,
+                )
+            )
+            connection.commit()
+        finally:
+            connection.close()
+        with pytest.raises(NotFound):
+            sync.get(gone.id)
+        assert isinstance(kept[0], SendResult)
+        assert sync.get(kept[0].id).status is Status.PENDING

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,11 @@ from homing.core.errors import (
 from homing.core.limits import RateLimit
 from homing.core.model import Filter, Retention, Status
 from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite.schema import MIGRATIONS
 from homing.testing.builders import a_notification, a_submission, everything
 from homing.testing.store_suite.steps import claim_all, counts
+
+_ALL = tuple(migration.name for migration in MIGRATIONS)
 
 
 @pytest.fixture
@@ -134,7 +138,7 @@ async def test_a_newer_schema_is_refused_naming_both_versions(store: SqliteStore
     connection.execute("INSERT INTO homing_schema VALUES (999, '0999_from_the_future', 0)")
     connection.commit()
     connection.close()
-    with pytest.raises(SchemaError, match=r"version 999.*up to 1\b"):
+    with pytest.raises(SchemaError, match=rf"version 999.*up to {len(_ALL)}\b"):
         await store.open()
     with pytest.raises(StoreError, match="closed"):
         await store.accept([a_submission()])
@@ -155,10 +159,42 @@ async def test_a_file_without_a_schema_says_how_to_make_one(path: Path) -> None:
     for answer in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(answer, SchemaError)
         assert "homing db migrate" in str(answer)
-    assert await store.migrate() == ("0001_initial",)
+    assert await store.migrate() == _ALL
     assert await store.migrate() == ()
     await store.accept([a_submission()])
-    assert (await store.size())["schema_version"] == 1
+    assert (await store.size())["schema_version"] == len(_ALL)
+    await store.close()
+
+
+async def test_what_the_first_release_wrote_goes_on_after_the_migrations(path: Path) -> None:
+    def write_as_the_first_release(id: str) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(
+                "INSERT INTO homing_notifications (id, tenant, batch_id, lane, channel, mode, type, category,"
+                " priority, origin, provider, outlet, pinned, address, status, max_age_ms, created_at,"
+                " updated_at, aged_from, due_at, deadline_at) VALUES (?, 'default', 'b', 'standard.email',"
+                " 'email', 'standard', 't', 't', 'medium', '', 'p', 'p', 0, 'a@example.org', 'pending',"
+                " 1000, 1, 1, 1, 1, 1001)",
+                (id,),
+            )
+            seq = connection.execute("SELECT max(seq) FROM homing_notifications").fetchone()[0]
+            message = '{"recipient": {"email": "a@example.org"}, "content": {}}'
+            connection.execute("INSERT INTO homing_messages VALUES (?, ?)", (seq, message))
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript(MIGRATIONS[0].sql)
+        connection.execute("CREATE TABLE homing_schema (version INTEGER PRIMARY KEY, name, applied_at)")
+        connection.execute("INSERT INTO homing_schema VALUES (1, '0001_initial', 1)")
+    write_as_the_first_release("before")
+    store = SqliteStore(path)
+    await store.open()
+    assert await store.migrate() == _ALL[1:]
+    write_as_the_first_release("after")  # a process that was not restarted yet
+    for id in ("before", "after"):
+        history = await store.get("default", id)
+        assert history is not None
+        notification = history.notification
+        assert (notification.attempts_before, notification.max_attempts) == (0, None)
     await store.close()
 
 
@@ -166,7 +202,7 @@ async def test_many_migrate_at_once_and_one_does_it(path: Path) -> None:
     stores = [SqliteStore(path) for _ in range(8)]
     await asyncio.gather(*(store.open() for store in stores))
     applied = await asyncio.gather(*(store.migrate() for store in stores))
-    assert sorted(applied) == [()] * 7 + [("0001_initial",)]
+    assert sorted(applied) == [()] * 7 + [_ALL]
     await stores[0].accept([a_submission()])
     assert await counts(stores[1]) == {Status.PENDING: 1}
     await asyncio.gather(*(store.close() for store in stores))

@@ -125,6 +125,36 @@ def test_host_slots_make_hosts_outlets_of_their_own() -> None:
     assert found["hook"].host_slots == 3
 
 
+def test_weights_split_the_routes_that_have_several_providers() -> None:
+    found = wired(
+        {
+            "a": {"kind": "console", "channels": ["sms", "email", "push"], "weight": 3},
+            "b": {"kind": "console", "channels": ["sms", "push"], "weight": 0},
+        },
+        routes={"push": ["a"]},
+    )
+    assert found.weights(Channel.SMS) == {"a": 3, "b": 0}
+    assert found.weights(Channel.EMAIL) == found.weights(Channel.PUSH) == {}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "field", "says"),
+    [
+        ({"weight": 1}, {}, "providers.b.weight", "is missing; sms is split by weight"),
+        ({}, {"weight": 0}, "providers.a.weight", "is missing; sms is split by weight"),
+        ({"weight": 0}, {"weight": 0}, "providers.a.weight", "all weights of sms; at least one must be more"),
+    ],
+)
+def test_a_split_that_leaves_something_open_is_refused(
+    a: dict[str, Any], b: dict[str, Any], field: str, says: str
+) -> None:
+    both = {"kind": "console", "channels": ["sms"]}
+    with pytest.raises(ConfigError) as caught:
+        wired({"a": {**both, **a}, "b": {**both, **b}})
+    assert caught.value.field == field
+    assert says in caught.value.message
+
+
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("an unknown kind", {"kind": "fax"}, "providers.x.kind", "allowed are console, file, scripted"),
     ("a kind that is a list", {"kind": ["file"]}, "providers.x.kind", "allowed are"),
@@ -154,6 +184,10 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("a burst without a rate", {"kind": "console", "rate_burst": 5}, "providers.x.rate_burst", "rate_per"),
     ("no host slots", {"kind": "console", "host_slots": 0}, "providers.x.host_slots", "at least 1"),
     ("host slots as text", {"kind": "console", "host_slots": "a"}, "providers.x.host_slots", "whole"),
+    ("a negative weight", {"kind": "console", "weight": -1}, "providers.x.weight", "at least 0"),
+    ("a weight as text", {"kind": "console", "weight": "3"}, "providers.x.weight", "whole"),
+    ("half a weight", {"kind": "console", "weight": 0.5}, "providers.x.weight", "whole"),
+    ("too heavy", {"kind": "console", "weight": 1_000_001}, "providers.x.weight", "0 to 1000000"),
 ]
 
 

@@ -22,6 +22,7 @@ _COMMANDS = (
     "health",
     "dead",
     "operate",
+    "providers",
     "policy",
     "policy_table",
     "simulate",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,7 +25,6 @@ _LEAST_FREE_BYTES = 200 * 1024 * 1024
 _MOST_SKEW_MS = 2_000
 _OLDEST_SANE_MS = 1_704_067_200_000  # 2024: an unset clock is older
 _LATE = timedelta(minutes=1)
-_CHECK_TIMEOUT_S = 5
 _LOOKED_AT = 2_000
 
 
@@ -232,6 +230,7 @@ def _disk(settings: Settings) -> Finding | None:
 async def _about_providers(settings: Settings) -> AsyncIterator[Finding]:
     from homing import compose
     from homing.core.errors import HomingError
+    from homing.engine.desk import problem_of
 
     try:
         roster = compose.roster(settings)
@@ -240,15 +239,8 @@ async def _about_providers(settings: Settings) -> AsyncIterator[Finding]:
         return
     for listed in roster:
         serves = ", ".join(channel.value for channel in listed.channels)
-        try:
-            good = await asyncio.wait_for(listed.provider.check(), _CHECK_TIMEOUT_S)
-            problem = "" if good else "its check says no"
-        except TimeoutError:
-            problem = f"no answer within {_CHECK_TIMEOUT_S} s"
-        except Exception as error:  # a provider may fail in any way; the doctor reports it
-            problem = one_line(str(error) or type(error).__name__)
-        finally:
-            await listed.provider.close()
+        problem = await problem_of(listed)
         advice = "check its settings and that it can be reached" if problem else ""
         detail = f"{listed.id} ({serves}): {problem or 'usable'}"
         yield Finding(name="provider", ok=not problem, detail=detail, advice=advice)
+    await roster.close()

@@ -65,13 +65,27 @@ def local_offset(at: datetime) -> str:
 
 def _asked(n: Notification) -> str:
     parts = [f"{n.mode.value} mode, {n.priority.value} priority"]
+    if n.channel.value == "sms" and (cut := _cut(n)):
+        parts.append(cut)
     if n.resend_of:
         parts.append(f"a resend of {n.resend_of}")
+    if n.attempts_before:
+        parts.append(f"attempts made elsewhere: {n.attempts_before}")
+    if n.max_attempts is not None:
+        parts.append(f"its own maximum of attempts: {n.max_attempts}")
     if n.send_at:
         parts.append(f"not before {local(n.send_at)}")
     if n.expires_at:
         parts.append(f"not after {local(n.expires_at)}")
     return "; ".join(parts)
+
+
+def _cut(n: Notification) -> str:
+    """Into how many SMS its text is cut, where it is more than one."""
+    from homing.core.sms import sms_size
+
+    size = sms_size(n.content.text or n.content.body or "")
+    return f"a text of {size.segments} SMS ({size.encoding})" if size.segments > 1 else ""
 
 
 def _attempt(a: Attempt, n: Notification, privacy: Privacy) -> tuple[Any, ...]:

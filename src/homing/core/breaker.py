@@ -55,6 +55,9 @@ class Breaker(Struct, frozen=True, kw_only=True):
     ramp_from: int = 0
     forced: Phase | None = None
     forced_by: str = ""
+    forced_why: str = ""
+    why: str = ""
+    """Set while it is open for what receipts say, not for failed sends: no health check ends it early."""
     changed_at: int = 0
     version: int = 0
 
@@ -115,6 +118,7 @@ def record(breaker: Breaker, policy: BreakerPolicy, blame: bool | None, now: int
                 trial_by="",
                 trial_until=0,
                 ramp_from=now,
+                why="",
                 changed_at=now,
             )
         return replace(breaker, failures=0) if breaker.failures else breaker
@@ -128,9 +132,19 @@ def record(breaker: Breaker, policy: BreakerPolicy, blame: bool | None, now: int
             trial_by="",
             trial_until=0,
             ramp_from=0,
+            why="",
             changed_at=now,
         )
     return replace(breaker, failures=failures)
+
+
+def trip(breaker: Breaker, why: str, pause_ms: int, now: int) -> Breaker:
+    """Opens a closed breaker for another reason than failed sends; what an operator chose stays."""
+    if breaker.forced is not None or breaker.phase is not Phase.CLOSED:
+        return breaker
+    return replace(
+        breaker, phase=Phase.OPEN, open_until=now + pause_ms, ramp_from=0, why=why, changed_at=now
+    )
 
 
 def begin_trial(breaker: Breaker, worker: str, now: int, trial_ms: int) -> Breaker:
@@ -143,16 +157,16 @@ def begin_trial(breaker: Breaker, worker: str, now: int, trial_ms: int) -> Break
 
 def healthy(breaker: Breaker, now: int) -> Breaker:
     """A good health check: an open breaker offers its trial now."""
-    if breaker.phase is Phase.OPEN and breaker.open_until > now:
+    if breaker.phase is Phase.OPEN and breaker.open_until > now and not breaker.why:
         return replace(breaker, open_until=now, changed_at=now)
     return breaker
 
 
-def force(breaker: Breaker, phase: Phase | None, who: str, now: int) -> Breaker:
+def force(breaker: Breaker, phase: Phase | None, who: str, now: int, why: str = "") -> Breaker:
     """An operator's choice; None gives control back to the automatic one, starting closed."""
     if phase is None:
         return Breaker(changed_at=now, ramp_from=now, version=breaker.version)
-    return replace(breaker, forced=phase, forced_by=who, changed_at=now)
+    return replace(breaker, forced=phase, forced_by=who, forced_why=why, changed_at=now)
 
 
 def ramp_per_second(breaker: Breaker, policy: BreakerPolicy, now: int) -> float | None:

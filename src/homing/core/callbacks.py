@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from homing.core.errors import HomingError
+from homing.core.errors import CallbackRefused as CallbackRefused
+from homing.core.errors import CallbackUnreadable as CallbackUnreadable
 from homing.core.model import Receipt
 
 
@@ -30,9 +31,5 @@ class Heard(Struct, frozen=True, kw_only=True):
     reply: bytes = b""
     """The body to answer with: a provider's handshake may ask for one."""
     reply_type: str = "text/plain"
-
-
-class CallbackRefused(HomingError):
-    """The callback's signature is not valid. Nothing was changed."""
-
-    code = "INVALID_SIGNATURE"
+    reply_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers to answer with: so does the handshake of CloudEvents."""

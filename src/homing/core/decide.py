@@ -6,15 +6,13 @@ Retry, failover, dead letter, expiry and doubt are not branches elsewhere: they 
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import Struct
 
 from homing.core.backoff import bounds_ms, delay_ms
+from homing.core.effects import outcome_effects
 from homing.core.failover import Route, Stop, next_stop
 from homing.core.model import (
     AttemptRecord,
-    Channel,
     Claim,
     Mode,
     Notification,
@@ -69,7 +67,7 @@ def decide(
     if outcome.kind is OutcomeKind.ACCEPTED:
         return _end(claim, policy, Status.DELIVERED if outcome.delivered else Status.SENT, None, record)
     if outcome.kind in _PERMANENT:
-        puts = _effects(claim, outcome.kind)
+        puts = outcome_effects(claim, claim.provider, outcome.kind)
         return _end(claim, policy, Status.FAILED, _PERMANENT[outcome.kind], record, puts=puts)
     if claim.mode is Mode.SYNCHRONOUS:
         timed_out = outcome.kind in _UNSURE or outcome.error_code == "timeout"
@@ -115,8 +113,8 @@ def give_up(claim: Claim, policy: RetryPolicy) -> Settlement:
 
 
 def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
-    """The policy's maximum, or more where a receipt or an operator granted it."""
-    most = policy.max_attempts
+    """Its own maximum or the policy's, or more where a receipt or an operator granted it."""
+    most = policy.max_attempts if claim.max_attempts is None else claim.max_attempts
     return max(most, claim.attempt_floor, min(claim.bounce_floor, most + 1))
 
 
@@ -231,26 +229,3 @@ def _record(claim: Claim, outcome: Outcome, latency_ms: int) -> AttemptRecord:
         error=outcome.error,
         provider_message_id=outcome.provider_message_id,
     )
-
-
-def _effects(claim: Claim, kind: OutcomeKind) -> tuple[RegistryPut, ...]:
-    """A dead address is deactivated, an opt-out suppressed, together with the settlement."""
-    if kind is OutcomeKind.DEAD_ADDRESS and claim.channel is Channel.PUSH:
-        value: dict[str, Any] = {"token": claim.address, "active": False, "why": f"dead at {claim.provider}"}
-        return (RegistryPut(tenant=claim.tenant, kind="device", key=claim.address, value=value),)
-    if kind in (OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT):
-        scope = "*"
-        value = {
-            "channel": claim.channel.value,
-            "address": claim.address,
-            "category": scope,
-            "why": kind.value,
-        }
-        key = suppression_key(claim.channel, claim.address, scope)
-        return (RegistryPut(tenant=claim.tenant, kind="suppression", key=key, value=value),)
-    return ()
-
-
-def suppression_key(channel: Channel, address: str, category: str) -> str:
-    """Where a suppression is filed; category `*` holds for all."""
-    return f"{channel.value}:{address}:{category}"

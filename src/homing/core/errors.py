@@ -8,6 +8,8 @@ HomingError
 ├── CommandRefused        not possible in the status it is in
 ├── DeliveryFailed        a synchronous send
 │   └── DeliveryTimeout
+├── CallbackRefused       a provider's callback whose signature is not valid
+├── CallbackUnreadable
 ├── ConfigError           settings, policy, provider wiring
 └── StoreError
     ├── StoreUnavailable  try again later (or spool)
@@ -81,6 +83,18 @@ class DeliveryTimeout(DeliveryFailed):
     """Synchronous delivery timed out after 2s. Notification NOT queued."""
 
     code = "DELIVERY_TIMEOUT"
+
+
+class CallbackRefused(HomingError):
+    """The callback's signature is not valid. Nothing was changed."""
+
+    code = "INVALID_SIGNATURE"
+
+
+class CallbackUnreadable(HomingError):
+    """The callback could not be read. Nothing was changed; a provider that is told so sends it again."""
+
+    code = "UNREADABLE_CALLBACK"
 
 
 class ConfigError(HomingError):

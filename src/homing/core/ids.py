@@ -13,3 +13,11 @@ def uuid7(now_ms: int, bits: int) -> str:
     value = (ms << 80) | (0x7 << 76) | (rand_a << 64) | (0b10 << 62) | rand_b
     text = f"{value:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def made_at(id: str) -> int:
+    """The time in a UUIDv7, in epoch milliseconds; 0 where it is none."""
+    try:
+        return int(id[:8] + id[9:13], 16)
+    except ValueError:
+        return 0

@@ -14,6 +14,8 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from homing.core.failover import Route
+
 DEFAULT_TENANT = "default"
 
 
@@ -145,6 +147,10 @@ class Content(Struct, frozen=True, omit_defaults=True, rename="camel"):
     html: str | None = None
     data: dict[str, Any] | None = None
     attachments: tuple[Attachment, ...] = ()
+    headers: dict[str, str] | None = None
+    """Of an email, besides those that every mail has."""
+    unsubscribe_url: str | None = None
+    """Of an email: where one POST unsubscribes (RFC 8058)."""
 
 
 class Message(Struct, frozen=True, omit_defaults=True, rename="camel"):
@@ -184,6 +190,16 @@ class NewNotification(Struct, frozen=True, kw_only=True):
     dedup_key: str | None = None
     dedup_window_ms: int = 0
     resend_of: str | None = None
+    attempts_before: int = 0
+    """Attempts that were made elsewhere before it came here: its own are counted on from them."""
+    delay_ms: int = 0
+    """With `attempts_before`: its next attempt is due this long after acceptance, not before `send_at`."""
+    max_attempts: int | None = None
+    """Its own maximum, those made elsewhere included; it wins over the policy's."""
+    last_error: str | None = None
+    """What the last of the `attempts_before` said, or why it is `refused`."""
+    refused: bool = False
+    """It was written where nobody could be told that it is wrong: it is stored as a dead letter."""
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -237,6 +253,10 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     """Attempts allowed at least up to this number, whatever the policy's maximum: an operator's retry."""
     bounce_floor: int = 0
     """The same, by a receipt that reopened it; never more than one attempt beyond the maximum."""
+    attempts_before: int = 0
+    """How many of its attempts were made elsewhere, before it came here."""
+    max_attempts: int | None = None
+    """Its own maximum, where it has one: it wins over the policy's."""
     failures_here: int = 0
     """Failures in a row at `provider`."""
     last_delay_ms: int = 0
@@ -314,7 +334,10 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
 
 
 class AttemptRecord(Struct, frozen=True, kw_only=True):
-    """One try, as it is kept. Written once, at its settlement; nothing about it is ever overwritten."""
+    """One try, as it is kept. Written once, at its settlement; nothing about it is ever overwritten.
+
+    A receipt may fill in the `provider_message_id` that an ambiguous send never came back with.
+    """
 
     number: int
     provider: str
@@ -328,7 +351,7 @@ class AttemptRecord(Struct, frozen=True, kw_only=True):
 
 
 class RegistryPut(Struct, frozen=True, kw_only=True):
-    """A reference-data write that belongs to a settlement or receipt (deactivate, suppress).
+    """A reference-data write that belongs to a settlement or receipt (`core.effects` makes them).
 
     Its fields are written over those of what is there: the rest of a device stays.
     """
@@ -449,9 +472,8 @@ class Receipt(Struct, frozen=True, kw_only=True):
     """`bounce_failover = "always"`: fail over even where the recipient is at fault."""
     error_code: str | None = None
     error: str | None = None
-    route: tuple[tuple[str, str], ...] = ()
-    """(provider, outlet) in order: where a failed one goes next."""
-    puts: tuple[RegistryPut, ...] = ()
+    routes: Mapping[Channel, Route] = field(default_factory=dict)
+    """Where a failed one goes next, by the channel of its notification."""
 
 
 class ReceiptResult(Struct, frozen=True):
@@ -513,6 +535,10 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     """Attempts granted at least up to this number, whatever the policy's maximum."""
     bounce_floor: int = 0
     """The same, by a receipt that reopened it; never more than one attempt beyond the maximum."""
+    attempts_before: int = 0
+    """How many of `attempt_count` were made elsewhere, before it came here."""
+    max_attempts: int | None = None
+    """Its own maximum, where it has one: it wins over the policy's."""
     provider: str
     """Where the last attempt went, or where the first will go."""
     pinned: bool = False
@@ -537,7 +563,10 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     locale: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     provider_names: tuple[str, ...] = ()
-    """In attempt order: index = attempt − 1. Filled by `get`, empty in lists."""
+    """In attempt order: index = attempt − 1. Filled by `get`, empty in lists.
+
+    An attempt that was made elsewhere has an empty name here, and no message id.
+    """
     provider_message_ids: tuple[str | None, ...] = ()
     engagement: Mapping[str, int] = field(default_factory=dict)
     """`open` and `click` counts, where receipts told them."""
@@ -612,6 +641,8 @@ class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
     failed: int = 0
     retried: int = 0
     attempts: int = 0
+    bounced: int = 0
+    """Messages that the provider took and then reported as not arrived, through no fault of the recipient."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):

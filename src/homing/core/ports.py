@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
 from homing.core.breaker import Breaker
+from homing.core.callbacks import Callback, Heard
 from homing.core.decide import Facts
 from homing.core.limits import RateLimit
 from homing.core.model import (
@@ -36,6 +37,7 @@ from homing.core.model import (
     RollUp,
     Settlement,
     SettleResult,
+    Status,
     Submission,
     Tally,
 )
@@ -154,6 +156,15 @@ class Store(Protocol):
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
         """When the longest-waiting `retrying` notification was last attempted."""
 
+    async def silent(
+        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
+    ) -> tuple[tuple[str, str], ...]:
+        """(tenant, id) of at most `limit` notifications that have had this status since a moment in
+        (`after`, `until`], and were last at one of these providers; the longest silent first.
+
+        For look-ups: the status is `sent` or `in_doubt`, and nothing was heard since.
+        """
+
     async def tenants(self) -> tuple[str, ...]:
         """All tenants that have or had notifications."""
 
@@ -242,6 +253,34 @@ class Provider(Protocol):
         """Whether the provider looks usable; asked while its breaker is open."""
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Hears(Protocol):
+    """A provider that calls back: it can tell a callback of its own and says what it means."""
+
+    def hear(self, callback: Callback, now_ms: int) -> Heard:
+        """Verifies and reads one callback; raises `CallbackRefused` where it is not the provider's.
+
+        Pure: `now_ms` is there to refuse signatures that are too old. One event that cannot be read is
+        counted as `unreadable`, and the others are heard. The same event has the same `event_id` however
+        often it comes. The engine fills in what a callback cannot know: `Receipt.route` and
+        `always_failover`; and it puts the provider's id in the roster over `Receipt.provider`.
+        """
+
+
+@runtime_checkable
+class LooksUp(Protocol):
+    """A provider that can be asked what became of a message."""
+
+    async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
+        """What the provider says of this attempt now; None: it does not know it, or gave no answer.
+
+        `delivery` is as it was sent; without `provider_message_id` (the send was ambiguous) the provider
+        searches by what `delivery` has, and answers only where it is sure that it is this one. The receipt
+        carries `notification_id` and `attempt`, and an `event_id` that is the same for the same answer.
+        Like `send` it never raises; the engine makes sure.
+        """
 
 
 class Directory(Protocol):

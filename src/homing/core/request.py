@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, field
 
+from homing.core.email import check_email_content, check_email_parts, email_address
 from homing.core.errors import InvalidRequest
 from homing.core.model import Channel, Content, Priority, Recipient
+from homing.core.text import SURROGATE, check_line, check_text
 
 BOTH = (Channel.EMAIL, Channel.PUSH)
 
@@ -65,13 +67,8 @@ class SendLimits(Struct, frozen=True, kw_only=True):
     depth: int = 32
 
 
-_LINE_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
-_TEXT_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-_BASE64 = re.compile(r"[A-Za-z0-9+/\r\n]*+={0,2}[\r\n]*+")
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _NAME = re.compile(r"[\w.:/\-]{1,100}")
-_EMAIL = re.compile(r"[^@\s<>,;\"]{1,64}@[^@\s<>,;\"]{1,255}")
 _PHONE_FILL = re.compile(r"[\s().\-]")
 _PHONE = re.compile(r"\+?[0-9]{3,15}")
 
@@ -149,7 +146,7 @@ def address_of(recipient: Recipient, channel: Channel) -> str:
                 "recipient.id", f"{recipient.id!r} has no {_camel(name)}, which {channel} needs"
             )
         raise InvalidRequest(where, f"is empty; {channel} needs it")
-    _check_line(raw, where)
+    check_line(raw, where)
     address = str(raw).strip()
     return _FORMS[channel](address, where) if channel in _FORMS else address
 
@@ -159,9 +156,9 @@ def check_content(content: Content, channel: Channel, limits: SendLimits) -> Non
     if not any(getattr(content, part) for part in _SAYS[channel]):
         raise InvalidRequest("content", f"is empty for {channel}; give one of {', '.join(_SAYS[channel])}")
     for part in ("subject", "title"):
-        _check_line(getattr(content, part), f"content.{part}")
+        check_line(getattr(content, part), f"content.{part}")
     for part in ("body", "text", "html"):
-        _check_text(getattr(content, part), f"content.{part}")
+        check_text(getattr(content, part), f"content.{part}")
     check_json(content.data, "content.data", limits)
     size = sum(
         len(p.encode())
@@ -169,18 +166,12 @@ def check_content(content: Content, channel: Channel, limits: SendLimits) -> Non
         if p
     )
     size += len(msgspec.json.encode(content.data)) if content.data else 0
+    size += sum(len(name) + len(value) for name, value in (content.headers or {}).items())
     if size > limits.content_bytes:
         raise InvalidRequest("content", f"has {size} bytes; allowed are {limits.content_bytes}")
-    attached = sum(len(a.content) for a in content.attachments)
-    if attached > limits.attachments_bytes:
-        raise InvalidRequest(
-            "content.attachments", f"have {attached} bytes; allowed are {limits.attachments_bytes}"
-        )
-    for attachment in content.attachments:
-        if not _BASE64.fullmatch(attachment.content):
-            raise InvalidRequest("content.attachments.content", "is not base64")
-        _check_line(attachment.filename, "content.attachments.filename")
-        _check_line(attachment.content_type, "content.attachments.contentType")
+    check_email_parts(content, limits.attachments_bytes)
+    if channel is Channel.EMAIL:
+        check_email_content(content)
 
 
 def check_names(request: SendRequest) -> None:
@@ -204,7 +195,7 @@ def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None
     if value is None:
         return
     for text in _texts(value, where, limits.depth):
-        if "\x00" in text or _SURROGATE.search(text):
+        if "\x00" in text or SURROGATE.search(text):
             raise InvalidRequest(where, "has a NUL or an unpaired surrogate; no store can keep it")
     try:
         size = len(msgspec.json.encode(value))
@@ -238,27 +229,10 @@ def _check_recipient(recipient: Recipient) -> None:
     """Every field that is given is one short, plain line, whether this channel uses it or not."""
     for name in recipient.__struct_fields__:
         value, where = getattr(recipient, name), f"recipient.{_camel(name)}"
-        _check_line(value, where)
+        check_line(value, where)
         longest = 4096 if name in ("device_token", "url") else 320
         if value is not None and len(value) > longest:
             raise InvalidRequest(where, f"has {len(value)} characters; allowed are {longest}")
-
-
-def _check_line(value: str | None, where: str) -> None:
-    if value is not None and (_LINE_CONTROL.search(value) or _SURROGATE.search(value)):
-        raise InvalidRequest(where, "has a line break or control character; it must be one plain line")
-
-
-def _check_text(value: str | None, where: str) -> None:
-    if value is not None and (_TEXT_CONTROL.search(value) or _SURROGATE.search(value)):
-        raise InvalidRequest(where, "has a control character; allowed are text, tabs and line breaks")
-
-
-def _email(address: str, where: str) -> str:
-    if not _EMAIL.fullmatch(address) or address.endswith(".") or ".." in address:
-        raise InvalidRequest(where, "is not an email address like name@example.org")
-    local, _, domain = address.rpartition("@")
-    return f"{local}@{domain.lower()}"
 
 
 def _phone(number: str, where: str) -> str:
@@ -279,7 +253,7 @@ def _url(url: str, where: str) -> str:
     return url
 
 
-_FORMS = {Channel.EMAIL: _email, Channel.SMS: _phone, Channel.WEBHOOK: _url}
+_FORMS = {Channel.EMAIL: email_address, Channel.SMS: _phone, Channel.WEBHOOK: _url}
 
 
 def _one_of(kind: type[Channel] | type[Priority]) -> str:

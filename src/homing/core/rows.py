@@ -32,7 +32,7 @@ from homing.core.model import (
     Status,
     Submission,
 )
-from homing.core.receipts import Verdict
+from homing.core.receipts import Standing, Verdict, blames_recipient, same_message
 from homing.core.states import WAITING, after_command, may_settle
 
 
@@ -60,6 +60,9 @@ class Row(Struct, kw_only=True):
     attempts: int = 0
     attempt_floor: int = 0
     bounce_floor: int = 0
+    attempts_before: int = 0
+    """How many of `attempts` were made elsewhere."""
+    max_attempts: int | None = None
     failures_here: int = 0
     last_delay_ms: int = 0
     max_age_ms: int
@@ -116,10 +119,24 @@ class Change(Struct, frozen=True, kw_only=True):
     at: int
     attempt: AttemptRecord | None = None
     cause: CauseRecord | None = None
+    bounced: bool = False
+    """A receipt said that a message did not arrive, through no fault of its recipient."""
+
+    @property
+    def provider(self) -> str:
+        """Where it counts: where the attempt was made or the receipt came from, not where the next goes."""
+        if self.attempt is not None:
+            return self.attempt.provider
+        if self.cause is not None and self.cause.kind == "receipt":
+            return self.cause.who
+        return self.row.provider
 
 
 def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
-    """A row as it is accepted: waiting, or already leased to the caller of a synchronous send."""
+    """A row as it is accepted: waiting, or already leased to the caller of a synchronous send.
+
+    One that was tried elsewhere goes on from there: it waits for its next attempt, not for its first.
+    """
     start = max(now, new.send_at or now)
     row = Row(
         id=new.id,
@@ -136,7 +153,12 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
         outlet=new.outlet,
         pinned=new.pinned,
         address=new.address,
-        status=Status.PENDING,
+        status=waiting_status(new.attempts_before),
+        attempts=new.attempts_before,
+        attempts_before=new.attempts_before,
+        max_attempts=new.max_attempts,
+        last_delay_ms=new.delay_ms,
+        last_error=new.last_error,
         max_age_ms=new.max_age_ms,
         created_at=now,
         updated_at=now,
@@ -145,11 +167,20 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
         expires_at=new.expires_at,
         resend_of=new.resend_of,
     )
-    _wait(row, start)
+    if new.refused:
+        return _refused(row, now)
+    _wait(row, max(start, now + new.delay_ms))
     change = _changed(row, None, 0, now)
     if submission.lease_to is not None:
         lease(row, submission.lease_to, submission.lease_ms, now)
     return change
+
+
+def _refused(row: Row, now: int) -> Change:
+    """What intake could not read, and could not say so to anybody: a dead letter from the start."""
+    row.status, row.reason, row.failed_at = Status.FAILED, Reason.BAD_CONTENT, now
+    cause = _cause("guard", "refused", now, Status.PENDING, Status.FAILED, row.last_error or "")
+    return _changed(row, None, 0, now, cause=cause)
 
 
 def lease(row: Row, worker: str, lease_ms: int, now: int) -> Change:
@@ -209,6 +240,8 @@ def claim_of(row: Row, message: Message, due_at: int) -> Claim:
         attempt=row.attempts,
         attempt_floor=row.attempt_floor,
         bounce_floor=row.bounce_floor,
+        attempts_before=row.attempts_before,
+        max_attempts=row.max_attempts,
         failures_here=row.failures_here,
         last_delay_ms=row.last_delay_ms,
         holds=row.holds,
@@ -304,6 +337,7 @@ def resent(row: Row, order: Command, now: int) -> Change:
         token=0,
         changes=0,
         attempts=0,
+        attempts_before=0,
         attempt_floor=0,
         bounce_floor=0,
         failures_here=0,
@@ -334,6 +368,22 @@ def resent(row: Row, order: Command, now: int) -> Change:
         fresh.provider, fresh.outlet, fresh.pinned = order.provider, order.outlet or order.provider, True
     _wait(fresh, now)
     return _changed(fresh, None, 0, now)
+
+
+def standing_of(row: Row, attempts: Sequence[AttemptRecord], ranks: Sequence[int], index: int) -> Standing:
+    """Where a row stands for a receipt about the attempt at `index`; `ranks` are what was heard of each."""
+    same = same_message(attempts, index)
+    return Standing(
+        status=row.status,
+        mode=row.mode,
+        channel=row.channel,
+        address=row.address,
+        provider=row.provider,
+        outlet=row.outlet,
+        attempts=row.attempts,
+        rank=max(ranks[i] for i in same),
+        newest=len(attempts) - 1 in same,
+    )
 
 
 def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
@@ -372,7 +422,8 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
         who=receipt.provider,
         why=receipt.error_code or receipt.error or "",
     )
-    return _changed(row, before, attempts, now, cause=cause)
+    bounced = receipt.event is ReceiptEvent.FAILED and not blames_recipient(receipt)
+    return _changed(row, before, attempts, now, cause=cause, bounced=bounced)
 
 
 def events_of(
@@ -411,9 +462,10 @@ def events_of(
 
 def sums_of(change: Change) -> Mapping[str, int]:
     """What a change adds to its hour's roll-up (by the names of `RollUp`)."""
-    row, sums = change.row, {}
+    row, sums = change.row, dict[str, int]()
     if change.before is None:
-        sums["accepted"] = 1
+        # One that was retried elsewhere was not retried here.
+        return {"accepted": 1, "failed": 1} if row.status is Status.FAILED else {"accepted": 1}
     if change.attempt is not None:
         sums["attempts"] = 1
     if change.before is not row.status:
@@ -425,6 +477,8 @@ def sums_of(change: Change) -> Mapping[str, int]:
             sums["sent"] = 1  # taken and arrived in one
     if change.before is Status.SENDING and row.status is Status.RETRYING and change.attempt is None:
         del sums["retried"]  # postponed, not retried
+    if change.bounced:
+        sums["bounced"] = 1
     return sums
 
 
@@ -447,10 +501,19 @@ def _changed(
     *,
     attempt: AttemptRecord | None = None,
     cause: CauseRecord | None = None,
+    bounced: bool = False,
 ) -> Change:
     row.changes += 1
     row.updated_at = now
-    return Change(row=row, before=before, attempts_before=attempts, at=now, attempt=attempt, cause=cause)
+    return Change(
+        row=row,
+        before=before,
+        attempts_before=attempts,
+        at=now,
+        attempt=attempt,
+        cause=cause,
+        bounced=bounced,
+    )
 
 
 def _cause(kind: str, name: str, at: int, before: Status, after: Status, why: str) -> CauseRecord:

@@ -20,8 +20,10 @@ def when(at: int | None) -> datetime | None:
     return None if at is None else moment(at)
 
 
-def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] = ()) -> Notification:
+def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] | None = None) -> Notification:
     """The read model; without `attempts`, as lists show it."""
+    elsewhere = 0 if attempts is None else row.attempts_before
+    made = attempts or ()
     return Notification(
         id=row.id,
         tenant=row.tenant,
@@ -40,6 +42,8 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] =
         attempt_count=row.attempts,
         attempt_floor=row.attempt_floor,
         bounce_floor=row.bounce_floor,
+        attempts_before=row.attempts_before,
+        max_attempts=row.max_attempts,
         provider=row.provider,
         pinned=row.pinned,
         send_at=when(row.send_at),
@@ -61,8 +65,8 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] =
         template_key=message.template_key,
         locale=message.locale,
         metadata=message.metadata,
-        provider_names=tuple(a.provider for a in attempts),
-        provider_message_ids=tuple(a.provider_message_id for a in attempts),
+        provider_names=("",) * elsewhere + tuple(a.provider for a in made),
+        provider_message_ids=(None,) * elsewhere + tuple(a.provider_message_id for a in made),
         engagement=row.engagement,
     )
 

@@ -38,10 +38,17 @@ class Alerts:
 
     async def flush(self) -> None:
         """Writes what was collected; a store that is away keeps it here for the next time."""
-        if not self._waiting:
+        batch, self._waiting = self._waiting, []  # taken out first: two may flush at the same time
+        if not batch:
             return
+        try:
+            await self._emit(batch)
+        except BaseException:
+            self._waiting = batch + self._waiting
+            raise
+
+    async def _emit(self, batch: list[tuple[str, str, dict[str, Any]]]) -> None:
         now = await self._backend.now_ms()
-        batch = list(self._waiting)
         await self._backend.emit(
             [
                 Event(
@@ -54,4 +61,3 @@ class Alerts:
                 for name, message, details in batch
             ]
         )
-        del self._waiting[: len(batch)]

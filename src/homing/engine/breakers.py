@@ -19,6 +19,7 @@ from homing.core.breaker import (
     ramp_per_second,
     record,
     reopens_at,
+    trip,
 )
 from homing.core.errors import StoreError
 from homing.core.limits import Bucket, RateLimit, take
@@ -106,6 +107,10 @@ class Breakers:
         mine = provider in self._my_trials and self.state(provider).forced is None
         return mine or self.gate(provider) is Gate.GO
 
+    def lets_through(self, provider: str) -> bool:
+        """Nothing that this process knows stands against sending something new there."""
+        return self.gate(provider) is not Gate.STOP
+
     def wait_ms(self, provider: str) -> int:
         """How long until a stopped breaker may let a trial through."""
         at = reopens_at(self.state(provider))
@@ -183,14 +188,26 @@ class Breakers:
             self._dirty.add(provider)
             log.warning("breaker of %s: %s → %s", provider, before.phase.value, after.phase.value)
 
-    async def force(self, provider: str, phase: Phase | None, who: str) -> Breaker:
+    async def force(self, provider: str, phase: Phase | None, who: str, why: str = "") -> Breaker:
         """An operator opens or closes a breaker by hand, or (None) gives it back."""
         while True:
             await self.refresh(at_once=True)
-            forced = force(self.state(provider), phase, who, self.now())
+            forced = force(self.state(provider), phase, who, self.now(), why)
             if await self._backend.put_breaker(provider, forced):
                 self._states[provider] = _next(forced)
+                self._tell_forced(provider, phase, who, why)
+                await self._alerts.flush()
                 return self._states[provider]
+
+    async def trip(self, provider: str, why: str, pause_ms: int) -> None:
+        """Opens a closed breaker for what is known of the provider beside the outcomes of sends."""
+        before = self.state(provider)
+        tripped = trip(before, why, pause_ms, self.now())
+        if tripped is not before and await self._backend.put_breaker(provider, tripped):
+            self._states[provider] = _next(tripped)
+            log.warning("breaker of %s is open: %s", provider, why)
+            self._announce(provider, tripped)
+            await self._alerts.flush()
 
     def health_every_ms(self) -> int:
         return min((listed.breaker_policy.health_every_ms for listed in self._roster), default=30_000)
@@ -236,10 +253,22 @@ class Breakers:
             self._states[provider] = replace(newer, version=stored.version + 1)
             self._dirty.add(provider)
 
+    def _tell_forced(self, provider: str, phase: Phase | None, who: str, why: str) -> None:
+        now = "given back" if phase is None else f"held {phase}"
+        reason = f": {why}" if why else ""
+        self._alerts.add(
+            "BreakerForced",
+            f"breaker of {provider} is {now} by {who}{reason}",
+            provider=provider,
+            phase=phase.value if phase is not None else "auto",
+            who=who,
+            why=why,
+        )
+
     def _announce(self, provider: str, state: Breaker) -> None:
         self._alerts.add(
             "BreakerChanged",
-            f"breaker of {provider} is {state.phase}",
+            f"breaker of {provider} is {state.phase}" + (f": {state.why}" if state.why else ""),
             provider=provider,
             phase=state.phase.value,
         )

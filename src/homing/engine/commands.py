@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from homing.core.breaker import Phase
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound
 from homing.core.ids import uuid7
 from homing.core.model import (
@@ -134,14 +133,6 @@ class Commands:
             yield BulkProgress(matched=matched, done=done, refused=refused)
             if rate_per_second is not None:
                 await self._clock.sleep_ms(int(1000 * len(ids) / rate_per_second))
-
-    async def force_breaker(self, provider: str, phase: Phase | None, *, who: str) -> None:
-        """Opens or closes a provider's breaker by hand; None gives it back to the automatic one."""
-        name = provider_id(provider)
-        if name not in self._roster:
-            known = ", ".join(listed.id for listed in self._roster)
-            raise InvalidRequest("provider", f"{provider!r} is not configured; known are {known}")
-        await self._breakers.force(name, phase, who)
 
     async def purge(
         self,

@@ -22,7 +22,7 @@ from homing.core.redact import redact
 from homing.engine.breakers import Breakers, longest_trial_ms
 from homing.engine.intake import LEASE_MARGIN_MS, SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.policies import Policies
-from homing.engine.roster import Roster
+from homing.engine.roster import Listed, Roster
 
 log = logging.getLogger("homing.deliverer")
 
@@ -271,16 +271,21 @@ class Deliverer:
             locale=claim.message.locale,
             metadata=claim.message.metadata,
         )
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return clean(await self._roster[claim.provider].provider.send(delivery))
-        except TimeoutError:
-            error = f"no answer within {timeout_ms} ms"
-            return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
-        except Exception as error:  # a provider must not raise; if it does, it may have sent
-            where = "".join(format_tb(error.__traceback__))  # the error's own text may name the recipient
-            log.error("provider %s raised %s\n%s", claim.provider, type(error).__name__, where)
-            return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=_plain(repr(error)))
+        return await answer(self._roster[claim.provider], delivery)
+
+
+async def answer(listed: Listed, delivery: Delivery) -> Outcome:
+    """What a provider makes of one attempt. Whatever it does, it ends in time and as an outcome."""
+    try:
+        async with asyncio.timeout(delivery.timeout_ms / 1000):
+            return clean(await listed.provider.send(delivery))
+    except TimeoutError:
+        error = f"no answer within {delivery.timeout_ms} ms"
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
+    except Exception as error:  # a provider must not raise; if it does, it may have sent
+        where = "".join(format_tb(error.__traceback__))  # the error's own text may name the recipient
+        log.error("provider %s raised %s\n%s", listed.id, type(error).__name__, where)
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(repr(error)))
 
 
 def clean(outcome: object) -> Outcome:
@@ -292,19 +297,20 @@ def clean(outcome: object) -> Outcome:
         kind = OutcomeKind(outcome.kind)
     except ValueError:
         error = f"the provider answered with the outcome {outcome.kind!r}"
-        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=_plain(error))
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(error))
     wait_ms = outcome.retry_after_ms
     return replace(
         outcome,
         kind=kind,
-        error=_plain(outcome.error),
-        error_code=_plain(outcome.error_code, 100),
-        provider_message_id=_plain(outcome.provider_message_id, 255),
+        error=plain(outcome.error),
+        error_code=plain(outcome.error_code, 100),
+        provider_message_id=plain(outcome.provider_message_id, 255),
         retry_after_ms=wait_ms if isinstance(wait_ms, int) and wait_ms > 0 else None,
     )
 
 
-def _plain(text: str | None, longest: int = 500) -> str | None:
+def plain(text: str | None, longest: int = 500) -> str | None:
+    """Text of a provider as it may be stored: one line, no control characters, bounded."""
     return (
         None if text is None else _CONTROL.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
     )

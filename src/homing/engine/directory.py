@@ -8,12 +8,20 @@ from typing import Any
 
 import msgspec
 
-from homing.core.decide import Facts, suppression_key
+from homing.core.decide import Facts
+from homing.core.effects import (
+    DEVICE,
+    EVERY_CATEGORY,
+    PREFERENCE,
+    SUPPRESSION,
+    preference_key,
+    suppression_key,
+)
 from homing.core.errors import InvalidRequest
 from homing.core.model import Channel, Claim, Reason, Recipient
 from homing.core.ports import Registry
 
-RECIPIENT, DEVICE, SUPPRESSION, PREFERENCE = "recipient", "device", "suppression", "preference"
+RECIPIENT = "recipient"
 
 
 class RegistryDirectory:
@@ -22,7 +30,7 @@ class RegistryDirectory:
     - `recipient` by id: addresses, locale, time zone.
     - `device` by token: `{"active": false}` skips it.
     - `suppression` by channel, address and category (`*`: all of them).
-    - `preference` by recipient id, category and channel: `{"allowed": false}`.
+    - `preference` by recipient id, category (else `*`) and channel: `{"allowed": false}`.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -44,12 +52,12 @@ class RegistryDirectory:
     async def _tenant_facts(self, tenant: str, claims: Sequence[Claim]) -> dict[str, Facts]:
         devices = await self._known(tenant, DEVICE, {c.address for c in claims if c.channel is Channel.PUSH})
         suppressed = await self._known(tenant, SUPPRESSION, {k for c in claims for k in _suppressions(c)})
-        preferences = await self._known(tenant, PREFERENCE, {k for c in claims if (k := _preference(c))})
+        preferences = await self._known(tenant, PREFERENCE, {k for c in claims for k in _preferences(c)})
         found: dict[str, Facts] = {}
         for claim in claims:
             if any(key in suppressed for key in _suppressions(claim)):
                 found[claim.id] = Facts(skip=Reason.SUPPRESSED)
-            elif preferences.get(_preference(claim) or "", {}).get("allowed") is False:
+            elif _allowed(claim, preferences) is False:
                 found[claim.id] = Facts(skip=Reason.UNSUBSCRIBED)
             elif claim.channel is Channel.PUSH and devices.get(claim.address, {}).get("active") is False:
                 found[claim.id] = Facts(skip=Reason.DEVICE_INACTIVE)
@@ -69,18 +77,22 @@ def _recipient(id_: str, filed: dict[str, Any]) -> Recipient:
         raise InvalidRequest("recipient.id", f"{id_!r} is filed wrongly: {error}") from None
 
 
-def preference_key(recipient_id: str, category: str, channel: Channel) -> str:
-    """Where a recipient's preference is filed."""
-    return f"{recipient_id}:{category}:{channel.value}"
-
-
-def _preference(claim: Claim) -> str | None:
+def _preferences(claim: Claim) -> tuple[str, ...]:
+    """Where to look, the most specific first."""
     recipient_id = claim.message.recipient.id
-    return preference_key(recipient_id, claim.category, claim.channel) if recipient_id else None
+    if recipient_id is None:
+        return ()
+    categories = (claim.category, EVERY_CATEGORY)
+    return tuple(preference_key(recipient_id, category, claim.channel) for category in categories)
+
+
+def _allowed(claim: Claim, preferences: Mapping[str, Mapping[str, object]]) -> object:
+    said = (preferences.get(key, {}).get("allowed") for key in _preferences(claim))
+    return next((allowed for allowed in said if allowed is not None), None)
 
 
 def _suppressions(claim: Claim) -> tuple[str, str]:
     return (
-        suppression_key(claim.channel, claim.address, "*"),
+        suppression_key(claim.channel, claim.address, EVERY_CATEGORY),
         suppression_key(claim.channel, claim.address, claim.category),
     )

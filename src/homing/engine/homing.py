@@ -5,27 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 from msgspec import Struct, field
 
+from homing.core.callbacks import Callback
 from homing.core.errors import NotFound
+from homing.core.inbox import Inbox
+from homing.core.looking_up import LookUpPolicy
 from homing.core.model import DEFAULT_TENANT, Mode, Notification, Settlement, Submission
 from homing.core.modes import MODE_INFO
 from homing.core.policy import Preset, Rule
 from homing.core.ports import Backend, Chance, Clock, Directory, Renderer, Sink
 from homing.core.presets import PRIORITY
+from homing.core.receipt_health import ReceiptPolicy
 from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
+from homing.engine.callbacks import CallbackResult, Callbacks
 from homing.engine.clock import LocalWaker
 from homing.engine.commands import Commands
 from homing.engine.deliverer import Deliverer
+from homing.engine.desk import ProviderDesk
 from homing.engine.directory import RegistryDirectory
+from homing.engine.inbox import InboxReader
 from homing.engine.intake import Intake, IntakeSettings
+from homing.engine.look_ups import LookUps
 from homing.engine.operations import Operations
 from homing.engine.policies import Policies
+from homing.engine.receipt_watch import ReceiptWatch
 from homing.engine.relay import Relay
 from homing.engine.room import Room, Slots
 from homing.engine.roster import Roster
@@ -51,6 +59,8 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     worker: WorkerSettings = WorkerSettings()
     slots: Slots = Slots()
     upkeep: UpkeepSettings = UpkeepSettings()
+    look_ups: LookUpPolicy = LookUpPolicy()
+    receipts: ReceiptPolicy = ReceiptPolicy()
     queue_names: Mapping[Mode, str] = field(
         default_factory=lambda: {mode: info.queue_name for mode, info in MODE_INFO.items()}
     )
@@ -69,7 +79,7 @@ class Parts(Struct, frozen=True, kw_only=True):
     renderer: Renderer | None = None
 
 
-class Engine(Sending, Operations, Commands):
+class Engine(Sending, Operations, Commands, ProviderDesk):
     """One durable line from accept to settled. `async with` opens and closes it."""
 
     def __init__(self, parts: Parts, settings: EngineSettings) -> None:
@@ -104,6 +114,7 @@ class Engine(Sending, Operations, Commands):
             chance=parts.chance,
             settings=settings.intake,
             name=settings.name,
+            usable=self._breakers.lets_through,
         )
         self._submit_now = Synchronous(
             backend=parts.backend,
@@ -113,6 +124,13 @@ class Engine(Sending, Operations, Commands):
             clock=parts.clock,
         ).send
         self._waker = LocalWaker()
+        self._callbacks = Callbacks(
+            backend=parts.backend,
+            roster=parts.roster,
+            policies=self._policies,
+            clock=parts.clock,
+            wake=self._wake,
+        )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Told of every settlement that this process's worker has written, and whether it was applied."""
         self._relay = Relay(parts.backend, parts.sinks, parts.clock, settings.name)
@@ -126,7 +144,23 @@ class Engine(Sending, Operations, Commands):
             lease_ms=lambda: self.worker.lease_ms,
             adopt=lambda claims: self.worker.adopt(claims),
             settings=settings.upkeep,
+            receipts=ReceiptWatch(
+                backend=parts.backend,
+                roster=parts.roster,
+                breakers=self._breakers,
+                policy=settings.receipts,
+            ),
         )
+        self._look_ups = LookUps(
+            backend=parts.backend,
+            roster=parts.roster,
+            breakers=self._breakers,
+            callbacks=self._callbacks,
+            clock=parts.clock,
+            worker=settings.name,
+            policy=settings.look_ups,
+        )
+        self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
         self._spool = Spool(settings.spool) if settings.spool else None
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
@@ -161,9 +195,7 @@ class Engine(Sending, Operations, Commands):
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
-        for listed in self._roster:
-            with suppress(Exception):
-                await listed.provider.close()
+        await self._roster.close()
         await self._backend.close()
 
     def start_worker(self) -> None:
@@ -176,6 +208,10 @@ class Engine(Sending, Operations, Commands):
             asyncio.create_task(self._upkeep.run(), name="homing-upkeep"),
             asyncio.create_task(self._relay.run(), name="homing-relay"),
         ]
+        if self._look_ups.possible:
+            self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
+        if self._inbox is not None:
+            self._running.append(asyncio.create_task(self._inbox.run(), name="homing-inbox"))
         self._work = self._running[0]
 
     async def stop_worker(self, *, hard: bool = False) -> None:
@@ -210,6 +246,8 @@ class Engine(Sending, Operations, Commands):
     async def process(self, limit: int = 50) -> Processed:
         """Takes what is due now, once, and says what became of it."""
         await self._drain_spool_once()
+        if self._inbox is not None:
+            await self._inbox.run_once()
         worker = self._new_worker()
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.reclaim(self.settings.name, limit, worker.lease_ms)
@@ -226,11 +264,31 @@ class Engine(Sending, Operations, Commands):
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found
 
+    async def hear(self, provider: str, callback: Callback) -> CallbackResult:
+        """Takes a provider's callback: what it tells of its messages is applied, in any order, once.
+
+        Raises `CallbackRefused` where the provider has not signed it; nothing is changed then.
+        """
+        return await self._callbacks.hear(provider, callback)
+
     def _queue_name(self, submission: Submission) -> str:
         return self.settings.queue_names[submission.notifications[0].mode]
 
     def _wake(self) -> None:
         self._waker.wake()
+
+    def _inbox_reader(self, inbox: Inbox) -> InboxReader:
+        return InboxReader(
+            inbox,
+            intake=self._intake,
+            policies=self._policies,
+            purge=self._upkeep.purge,
+            clock=self._clock,
+            waker=LocalWaker(),
+            wake_worker=self._wake,
+            new_id=self._new_id,
+            poll_ms=self.settings.worker.poll_ms,
+        )
 
     def _new_worker(self) -> Worker:
         return Worker(

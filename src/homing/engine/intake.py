@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 
@@ -11,12 +11,13 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from homing.core.backoff import delay_ms
 from homing.core.errors import HomingError, InvalidRequest, StoreUnavailable, TemplateNotFound
 from homing.core.events import moment
 from homing.core.ids import uuid7
 from homing.core.model import Channel, Content, Message, Mode, NewNotification, Recipient, Submission, lane_of
 from homing.core.modes import SYNCHRONOUS_TYPES, mode_of
-from homing.core.policy import MODES, Keys
+from homing.core.policy import MODES, Keys, RetryPolicy
 from homing.core.ports import Chance, Clock, Directory, Renderer
 from homing.core.request import (
     SendLimits,
@@ -39,6 +40,24 @@ LEASE_MARGIN_MS = 10_000
 
 SYNCHRONOUS_TIMEOUT_MS = MODES[Mode.SYNCHRONOUS]["timeout_ms"]
 """Hard, for the whole call, whatever a rule says about attempts elsewhere."""
+
+
+class Earlier(Struct, frozen=True, kw_only=True):
+    """What a request brings along from where it was tried before (the SQL inbox, a broker's message).
+
+    No part of the public request: only who takes over from another system knows it.
+    """
+
+    attempts: int = 0
+    """Made elsewhere; the next one here is due after the policy's delay for that many, or at `send_at`."""
+    max_attempts: int | None = None
+    """The maximum that it brings along: it wins over the policy's."""
+    last_error: str | None = None
+    """What the last of its attempts said."""
+
+
+NOTHING_EARLIER = Earlier()
+_MOST_ATTEMPTS = 1000
 
 
 class IntakeSettings(Struct, frozen=True, kw_only=True):
@@ -66,7 +85,9 @@ class Intake:
         chance: Chance,
         settings: IntakeSettings,
         name: str,
+        usable: Callable[[str], bool] = lambda provider: True,
     ) -> None:
+        """`usable`: whether a provider's breaker is not open, as far as this process knows without asking."""
         self._roster = roster
         self._policies = policies
         self._directory = directory
@@ -75,9 +96,16 @@ class Intake:
         self._chance = chance
         self._settings = settings
         self._name = name
+        self._usable = usable
 
     async def prepare(
-        self, tenant: str, request: SendRequest, *, asked: str = "", ask_directory: bool = True
+        self,
+        tenant: str,
+        request: SendRequest,
+        *,
+        asked: str = "",
+        ask_directory: bool = True,
+        earlier: Earlier = NOTHING_EARLIER,
     ) -> Submission:
         """One submission for the store, or `InvalidRequest` naming the field.
 
@@ -88,10 +116,11 @@ class Intake:
         channels = channels_of(request)
         recipients = recipients_of(request, self._settings.limits)
         mode = self._mode(request, channels, recipients)
+        _check_earlier(earlier, mode)
         if ask_directory:
             recipients = await self._resolve(tenant, recipients, mode)
         notifications = [
-            await self._notification(tenant, request, recipient, channel, mode)
+            await self._notification(tenant, request, recipient, channel, mode, earlier)
             for recipient in recipients
             for channel in channels
         ]
@@ -101,7 +130,7 @@ class Intake:
             batch_id=self._id(),
             notifications=tuple(notifications),
             idempotency_key=request.idempotency_key,
-            fingerprint=_fingerprint(request, asked) if request.idempotency_key else "",
+            fingerprint=_fingerprint(request, asked, earlier) if request.idempotency_key else "",
             lease_to=self._name if synchronous else None,
             lease_ms=SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
         )
@@ -168,20 +197,27 @@ class Intake:
         return mode
 
     async def _notification(
-        self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel, mode: Mode
+        self,
+        tenant: str,
+        request: SendRequest,
+        recipient: Recipient,
+        channel: Channel,
+        mode: Mode,
+        earlier: Earlier,
     ) -> NewNotification:
         type_, priority = _type(request), priority_of(request.priority)
         address = address_of(recipient, channel)
         content, locale = await self._content(tenant, request, recipient, channel)
         check_content(content, channel, self._settings.limits)
         forced = provider_id(request.provider) if request.provider else None
-        stop = self._roster.first_stop(channel, forced)
+        id = self._id()
+        stop = self._roster.first_stop(channel, forced, id, self._usable)
         policy = self._policies.book.policy(Keys(tenant, type_, request.origin, channel, priority), mode)
         window_ms = self._settings.dedup_windows_ms.get(
             type_, self._settings.dedup_key_window_ms if request.dedup_key else 0
         )
         return NewNotification(
-            id=self._id(),
+            id=id,
             channel=channel,
             mode=mode,
             lane=lane_of(mode, channel),
@@ -205,7 +241,15 @@ class Intake:
             max_age_ms=policy.max_age_ms,
             dedup_key=_dedup_key(request.dedup_key, type_, channel, address, content) if window_ms else None,
             dedup_window_ms=window_ms,
+            attempts_before=earlier.attempts,
+            delay_ms=0 if request.send_at else self._delay_ms(policy, earlier),
+            max_attempts=earlier.max_attempts,
+            last_error=earlier.last_error,
         )
+
+    def _delay_ms(self, policy: RetryPolicy, earlier: Earlier) -> int:
+        """How long after acceptance it is due: at once, or after the backoff of what was tried elsewhere."""
+        return delay_ms(policy, earlier.attempts, self._chance.random()) if earlier.attempts else 0
 
     async def _content(
         self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel
@@ -235,12 +279,24 @@ def _merged(known: Recipient, given: Recipient) -> Recipient:
     return replace(known, **said)
 
 
-def _fingerprint(request: SendRequest, asked: str) -> str:
+def _check_earlier(earlier: Earlier, mode: Mode) -> None:
+    if mode is Mode.SYNCHRONOUS and earlier.attempts:
+        raise InvalidRequest("synchronous", "is for what is sent now or not at all; this was tried before")
+    if not 0 <= earlier.attempts <= _MOST_ATTEMPTS:
+        raise InvalidRequest("attempts", f"is {earlier.attempts}; allowed are 0 to {_MOST_ATTEMPTS}")
+    if earlier.max_attempts is not None and not 1 <= earlier.max_attempts <= _MOST_ATTEMPTS:
+        raise InvalidRequest("maxAttempts", f"is {earlier.max_attempts}; allowed are 1 to {_MOST_ATTEMPTS}")
+
+
+def _fingerprint(request: SendRequest, asked: str, earlier: Earlier) -> str:
     """Of what was asked, not of the key it was asked under."""
     bare = replace(request, idempotency_key=None)
     if asked:
         bare = replace(bare, send_at=None, expires_at=None)
-    return sha256(msgspec.json.encode(bare, order="deterministic") + asked.encode()).hexdigest()
+    said = msgspec.json.encode(bare, order="deterministic") + asked.encode()
+    if earlier != NOTHING_EARLIER:
+        said += msgspec.json.encode(earlier, order="deterministic")
+    return sha256(said).hexdigest()
 
 
 def _dedup_key(given: str | None, type_: str, channel: Channel, address: str, content: Content) -> str:

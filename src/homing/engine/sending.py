@@ -14,7 +14,7 @@ from homing.core.model import Acceptance, Submission
 from homing.core.ports import Backend, Clock
 from homing.core.request import SendRequest
 from homing.engine.clock import LocalWaker
-from homing.engine.intake import Intake
+from homing.engine.intake import NOTHING_EARLIER, Earlier, Intake
 from homing.engine.spool import Spool
 
 log = logging.getLogger("homing.sending")
@@ -81,21 +81,27 @@ class Sending:
         if_unavailable: Literal["raise", "spool"] = "raise",
         connection: Any = None,
         asked: str = "",
+        earlier: Earlier = NOTHING_EARLIER,
     ) -> SendResult:
-        """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask."""
+        """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask.
+
+        `earlier` is for who takes over from another system that has tried it already.
+        """
         if connection is not None and if_unavailable == "spool":
             raise InvalidRequest(
                 "connection", "and the spool exclude each other: a spooled request joins nothing"
             )
         began_ms = self._clock.monotonic_ms()
         try:
-            submission = await self._intake.prepare(tenant or self.tenant, request, asked=asked)
+            submission = await self._intake.prepare(
+                tenant or self.tenant, request, asked=asked, earlier=earlier
+            )
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
             # Nobody can be asked who the recipient is; what the request says must do.
             submission = await self._intake.prepare(
-                tenant or self.tenant, request, asked=asked, ask_directory=False
+                tenant or self.tenant, request, asked=asked, ask_directory=False, earlier=earlier
             )
         if submission.lease_to is not None:
             if connection is not None:

@@ -86,7 +86,9 @@ class Settler:
                 return
             break
         refused = {*result.stale, *result.missing}
-        self.stale += len(refused)
+        if refused:
+            self.stale += len(refused)
+            log.warning("%d settlements came too late: others hold those leases by now", len(refused))
         for settlement in batch:
             self._on_settled(settlement, settlement.id not in refused)
 

@@ -13,6 +13,7 @@ from homing.core.model import Claim, Retention, Status, Tally
 from homing.core.ports import Backend, Clock
 from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
+from homing.engine.receipt_watch import ReceiptWatch
 
 log = logging.getLogger("homing.upkeep")
 
@@ -57,6 +58,7 @@ class Upkeep:
         lease_ms: Callable[[], int],
         adopt: Callable[[Sequence[Claim]], None],
         settings: UpkeepSettings,
+        receipts: ReceiptWatch,
     ) -> None:
         self._backend = backend
         self._breakers = breakers
@@ -66,6 +68,7 @@ class Upkeep:
         self._lease_ms = lease_ms
         self._adopt = adopt
         self._settings = settings
+        self._receipts = receipts
         self._due_ms: dict[str, int] = {}
         self._raised: set[str] = set()
         self._dead_letters: int | None = None
@@ -85,6 +88,7 @@ class Upkeep:
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self.check_thresholds)
+            await self._every("receipts", self._settings.look_every_ms, self._receipts.look)
         except StoreError as error:
             log.warning("upkeep waits for the store: %s", error)
         except Exception:

@@ -18,6 +18,11 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def inside(timeout_ms: int) -> int:
+    """A little less than an attempt has: the transport must end first, since only it knows what was written."""
+    return timeout_ms - min(250, timeout_ms // 20)
+
+
 class Unsendable(Exception):
     """The notification cannot be put into this provider's request; says what it is instead of sent."""
 
@@ -50,7 +55,7 @@ class HttpProvider(ABC):
             request = self.build(delivery, self._now_ms())
         except Unsendable as refusal:
             return refusal.outcome
-        answer = await self._transport.send(request, timeout_ms=delivery.timeout_ms)
+        answer = await self._transport.send(request, timeout_ms=inside(delivery.timeout_ms))
         if isinstance(answer, Failure):
             return outcome_of(answer)
         return self.classify(answer, self._now_ms())

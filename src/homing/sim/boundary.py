@@ -32,6 +32,7 @@ from homing.core.model import (
     RollUp,
     Settlement,
     SettleResult,
+    Status,
     Submission,
     Tally,
 )
@@ -134,6 +135,13 @@ class ProcessBoundary:
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
         return await self._call("oldest_retry_at", lambda: self._store.oldest_retry_at(tenant))
+
+    async def silent(
+        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
+    ) -> tuple[tuple[str, str], ...]:
+        return await self._call(
+            "silent", lambda: self._store.silent(status, providers, after=after, until=until, limit=limit)
+        )
 
     async def tenants(self) -> tuple[str, ...]:
         return await self._call("tenants", self._store.tenants)

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from homing.core.model import Outcome, OutcomeKind, Receipt, ReceiptEvent, RegistryPut
+from homing.core.failover import Route
+from homing.core.model import Outcome, OutcomeKind, Receipt, ReceiptEvent
 from homing.core.ports import Delivery
 from homing.sim.invariants import Watch
 from homing.sim.scene import Call
@@ -79,7 +80,7 @@ class Carrier:
         chance: Random,
         watch: Watch,
         report: Callable[[int, Receipt], None],
-        route_of: Callable[[Delivery], tuple[tuple[str, str], ...]],
+        route_of: Callable[[Delivery], Route],
     ) -> None:
         self.plan = plan
         self.weather = weather
@@ -88,6 +89,8 @@ class Carrier:
         self._report = report
         self._route_of = route_of
         self._messages = 0
+        self._taken: dict[tuple[str, int], str] = {}
+        """(notification, attempt) → the message that came of it."""
         self.outage: Outage | None = None
 
     async def serve(self, caller: Caller, delivery: Delivery) -> object:
@@ -107,6 +110,14 @@ class Carrier:
 
     def healthy(self) -> bool:
         return self._now_outage() is None or self._chance.random() < 0.1
+
+    def look_up(self, delivery: Delivery) -> Receipt | None:
+        """Whether it has that message: what it would tell whoever asks."""
+        message = self._taken.get((delivery.notification_id, delivery.attempt))
+        self._watch.scene.note("world", f"{self.plan.id} is asked about {delivery.notification_id[-12:]}")
+        if message is None or self._now_outage() is not None:
+            return None
+        return self._receipt(delivery, message, E.SENT, f"{message}-asked")
 
     def _end(self, call: Call, heard: Outcome | None, *, alive: bool) -> None:
         self._watch.send_ends(call, heard, heard=alive)
@@ -168,6 +179,7 @@ class Carrier:
             message = f"{self.plan.id}-{delivery.idempotency_key[-12:]}"
         else:
             message = f"{self.plan.id}-m{self._messages}"
+        self._taken[delivery.notification_id, delivery.attempt] = message
         weights, stories = zip(*_STORIES, strict=True)
         early = self._chance.random() < 0.3
         for number, event in enumerate(self._chance.choices(stories, weights)[0]):
@@ -179,15 +191,6 @@ class Carrier:
         return message
 
     def _receipt(self, delivery: Delivery, message: str, event: ReceiptEvent, event_id: str) -> Receipt:
-        puts: tuple[RegistryPut, ...] = ()
-        if event is E.SPAM_REPORT:
-            key = f"{delivery.channel.value}:{delivery.address}:*"
-            puts = (RegistryPut(tenant=delivery.tenant, kind="suppression", key=key, value={"why": "spam"}),)
-        if event is E.UNSUBSCRIBE and delivery.recipient.id is not None:
-            key = f"{delivery.recipient.id}:{delivery.type}:{delivery.channel.value}"
-            puts = (
-                RegistryPut(tenant=delivery.tenant, kind="preference", key=key, value={"allowed": False}),
-            )
         at_fault = event is E.FAILED and self._chance.random() < 0.3
         return Receipt(
             provider=self.plan.id,
@@ -195,11 +198,12 @@ class Carrier:
             event=event,
             event_id=event_id,
             at=self._watch.scene.now,
+            notification_id=delivery.notification_id if self.plan.names_ours else None,
+            attempt=delivery.attempt if self.plan.names_attempts else 0,
             recipient_at_fault=at_fault,
             always_failover=at_fault and self._chance.random() < 0.3,
             error_code="bounce" if event is E.FAILED else None,
-            route=self._route_of(delivery),
-            puts=puts,
+            routes={delivery.channel: self._route_of(delivery)},
         )
 
 
@@ -221,3 +225,11 @@ class CarrierLine:
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+class AskedLine(CarrierLine):
+    """The line to a carrier that can also be asked what became of a message."""
+
+    async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
+        await asyncio.sleep(0.05)
+        return self._carrier.look_up(delivery)

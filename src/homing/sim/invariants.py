@@ -58,7 +58,11 @@ class Watch:
         self.counts = CountWatch(scene)
         self.requests = RequestWatch(scene)
         self.rows = RowWatch(
-            scene, self.counts, skip_reason=self.directory.skip_reason, decided=self._decided
+            scene,
+            self.counts,
+            skip_reason=self.directory.skip_reason,
+            decided=self._decided,
+            accepted=self.policies.accepted,
         )
         self.events = EventWatch(scene, self.rows.removed)
         self.logs = LogWatch(scene)

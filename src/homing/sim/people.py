@@ -22,6 +22,7 @@ from homing.core.events import moment
 from homing.core.model import Channel, CommandName, Content, Entry, Filter, Priority, Recipient, Status
 from homing.core.policy import Rule
 from homing.core.request import SendRequest
+from homing.engine.intake import NOTHING_EARLIER, Earlier
 from homing.engine.sending import Rejection, SendResult
 from homing.sim.invariants import Watch
 from homing.sim.process import SimProcess
@@ -65,7 +66,8 @@ class Callers:
         for _ in range(_TRIES):
             process = self._some_process()
             if process is not None:
-                task = process.run(process.engine.submit(request, tenant=tenant))
+                work = process.engine.submit(request, tenant=tenant, earlier=_earlier(request))
+                task = process.run(work)
                 await asyncio.wait({task})
                 if self._answered(tenant, task):
                     return
@@ -168,6 +170,14 @@ class Callers:
 
     def _key(self) -> str:
         return f"k{self._chance.getrandbits(40):010x}"
+
+
+def _earlier(request: SendRequest) -> Earlier:
+    """Some come from elsewhere, where they were tried in vain; the same request comes with the same."""
+    entry = int(request.metadata["entry"])
+    if request.synchronous or entry % 12:
+        return NOTHING_EARLIER
+    return Earlier(attempts=entry % 5 % 3, max_attempts=(None, 2, 4)[entry % 7 % 3])
 
 
 class Operator:

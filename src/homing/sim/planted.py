@@ -5,8 +5,10 @@ Every bug is switched on alone, by patching the engine, the core or the store fo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -133,6 +135,17 @@ def steady(seed: int) -> WorldPlan:
 def quiet(seed: int) -> WorldPlan:
     """No faults, but an operator."""
     return replace(plan_of(seed, REQUESTS), weather=replace(CALM, operator_every_ms=1_500))
+
+
+def split(seed: int) -> WorldPlan:
+    """Where a channel has two providers, the first one is only there to fail over to."""
+    plan = quiet(seed)
+    firsts = {plan.carriers[0].id, *(b.id for a, b in pairwise(plan.carriers) if a.channels != b.channels)}
+    carriers = tuple(replace(c, weight=0 if c.id in firsts else 1) for c in plan.carriers)
+    alone = Counter(carrier.channels for carrier in carriers)
+    return replace(
+        plan, carriers=tuple(c if alone[c.channels] > 1 else replace(c, weight=None) for c in carriers)
+    )
 
 
 def outages(seed: int) -> WorldPlan:

@@ -208,6 +208,11 @@ def one_attempt_too_many(real: Any) -> Any:
     return lambda claim, policy: real(claim, policy) + 1
 
 
+@BUGS.plant("its own maximum counts for nothing", "6", on=(deciding, "allowed_attempts"), plan=scenes.steady)
+def own_maximum_ignored(real: Any) -> Any:
+    return lambda claim, policy: real(replace(claim, max_attempts=None), policy)
+
+
 @BUGS.plant("a postponed attempt is not given back", "6", on=(deciding, "_unattempted"), plan=scenes.rough)
 def attempt_kept(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), give_back=False)

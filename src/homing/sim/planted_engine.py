@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homing.core import breaker as core_breaker
 from homing.core.breaker import Breaker, Gate, Phase
 from homing.core.errors import StoreError
-from homing.engine import breakers, deliverer, relay, room, settler
+from homing.engine import breakers, deliverer, intake, relay, room, roster, settler
 from homing.sim import planted as scenes
 
 BUGS = scenes.Bugs()
@@ -34,6 +34,16 @@ def lease_too_short(real: Any) -> Any:
         return True
 
     return fits
+
+
+@BUGS.plant("a share of nothing is a share too", "9", on=(roster, "first_stop"), plan=scenes.split)
+def weight_ignored(real: Any) -> Any:
+    return lambda route, weights, id, usable: real(route, dict.fromkeys(weights, 1), id, usable)
+
+
+@BUGS.plant("what was tried elsewhere is due at once", "8", on=(intake, "delay_ms"), plan=scenes.quiet)
+def taken_over_at_once(real: Any) -> Any:
+    return lambda policy, attempt, u: 0
 
 
 @BUGS.plant("a log line names the recipient", "15", on=(_DELIVERER, "_send"), plan=scenes.quiet)

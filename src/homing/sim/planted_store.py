@@ -138,6 +138,14 @@ def heard_twice(real: Any) -> Any:
     return hear
 
 
+@BUGS.plant("only a message id finds an attempt", "11", on=(memory, "attempt_of"), plan=scenes.rough)
+def named_in_vain(real: Any) -> Any:
+    def attempt_of(receipt: Any, attempts: Any) -> Any:
+        return real(replace(receipt, notification_id=None, attempt=0), attempts)
+
+    return attempt_of
+
+
 @BUGS.plant("what comes before its time is forgotten", "11", on=(_RECEIPTS, "keep"), plan=scenes.quiet)
 def early_receipt_dropped(real: Any) -> Any:
     return lambda self, receipt: None

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from homing.core.errors import StoreError
+from homing.core.looking_up import LookUpPolicy
 from homing.core.model import Event
 from homing.core.presets import PRIORITY
 from homing.engine.homing import Engine, EngineSettings, Parts
@@ -16,7 +17,7 @@ from homing.engine.roster import Listed, Roster
 from homing.engine.upkeep import UpkeepSettings
 from homing.engine.worker import WorkerSettings
 from homing.sim.boundary import ProcessBoundary
-from homing.sim.carriers import Carrier, CarrierLine
+from homing.sim.carriers import AskedLine, Carrier, CarrierLine
 from homing.sim.loop import GROUP, START_MS, VirtualClock, VirtualLoop
 from homing.sim.scene import Scene
 from homing.sim.watched import WatchedStore
@@ -146,12 +147,13 @@ class SimProcess:
         roster = Roster(
             Listed(
                 id=carrier.plan.id,
-                provider=CarrierLine(carrier, self),
+                provider=(AskedLine if carrier.plan.answers else CarrierLine)(carrier, self),
                 channels=carrier.plan.channels,
                 max_in_flight=carrier.plan.max_in_flight,
                 rate=carrier.plan.rate,
                 breaker=carrier.plan.breaker,
                 host_slots=carrier.plan.host_slots,
+                weight=carrier.plan.weight,
             )
             for carrier in self._carriers
         )
@@ -170,6 +172,7 @@ class SimProcess:
             worker=WorkerSettings(poll_ms=plan.poll_ms, lease_ms=plan.lease_ms),
             slots=plan.slots,
             upkeep=UpkeepSettings(retention=plan.retention, purge_every_ms=20_000),
+            look_ups=LookUpPolicy(doubt_after_ms=10_000, silent_after_ms=40_000, until_ms=600_000),
         )
         return Engine(parts, settings)
 

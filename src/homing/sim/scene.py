@@ -83,6 +83,9 @@ class Shadow(Struct, kw_only=True):
     attempts: int = 0
     floor: int = 0
     bounce_floor: int = 0
+    attempts_before: int = 0
+    """Made elsewhere, before it came here."""
+    max_attempts: int | None = None
     due_at: int | None = None
     lease_until: int | None = None
     holder: str = ""

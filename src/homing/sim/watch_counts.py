@@ -84,6 +84,8 @@ class RequestWatch:
             if len(answer.ids) != len(submission.notifications):
                 self._scene.violate("3", "the answer has another number of ids than the request")
             for notification in submission.notifications:
+                if notification.id in new:
+                    self._check_earlier(notification)
                 if notification.dedup_key is not None and notification.id in new:
                     self._check_window(submission.tenant, notification.dedup_key, notification)
 
@@ -105,6 +107,11 @@ class RequestWatch:
         same = (answer.batch_id, answer.ids) == (known.batch_id, known.ids)
         if submission.fingerprint == known.fingerprint and not same:
             scene.violate("3", "the same request was answered with other ids")
+
+    def _check_earlier(self, new: NewNotification) -> None:
+        shadow = self._scene.shadows[new.id]
+        if (shadow.attempts_before, shadow.max_attempts) != (new.attempts_before, new.max_attempts):
+            self._scene.violate("12", "what it brought along from elsewhere was not kept", new.id)
 
     def _check_window(self, tenant: str, dedup_key: str, new: NewNotification) -> None:
         scene = self._scene

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from homing.core.model import Receipt, Status
+from homing.core.receipts import attempt_of
 from homing.sim.scene import Scene, Shadow
 from homing.sim.watch_receipts import settled_by
 from homing.sim.watched import WatchedStore
@@ -45,6 +46,10 @@ def check_end(
     receipts: Mapping[tuple[str, str], dict[str, Receipt]],
 ) -> None:
     """The world has come to rest."""
+    named: dict[str, list[Receipt]] = {}
+    for receipt in (r for heard in receipts.values() for r in heard.values()):
+        if receipt.notification_id is not None:
+            named.setdefault(receipt.notification_id, []).append(receipt)
     for id in answered:
         if id not in removed and store.row_of(id) is None:
             scene.violate("2", "answered as accepted, and gone", id)
@@ -52,7 +57,7 @@ def check_end(
         if shadow.status in (Status.PENDING, Status.RETRYING, Status.SENDING):
             scene.violate("14", f"still {shadow.status} in the end", shadow.id)
         _check_record(scene, store, shadow)
-        _check_receipts(scene, store, shadow, receipts)
+        _check_receipts(scene, store, shadow, receipts, named.get(shadow.id, ()))
     _check_orders(scene, receipts)
 
 
@@ -86,6 +91,7 @@ def _check_receipts(
     store: WatchedStore,
     shadow: Shadow,
     receipts: Mapping[tuple[str, str], dict[str, Receipt]],
+    named: Sequence[Receipt],
 ) -> None:
     """The highest receipt of each message decides, whenever it came (11)."""
     kept = store.row_of(shadow.id)
@@ -96,6 +102,7 @@ def _check_receipts(
         (a.provider, a.provider_message_id): None for a in kept.attempts if a.provider_message_id is not None
     }
     events = {r.event.value for message in messages for r in receipts.get(message, {}).values()}
+    events |= {r.event.value for r in named if attempt_of(r, kept.attempts) is not None}
     if "spam_report" in events and shadow.status is not Status.FAILED:
         scene.violate("11", f"reported as spam, and {shadow.status}", shadow.id)
     if "delivered" in events and "spam_report" not in events and shadow.status is not Status.DELIVERED:

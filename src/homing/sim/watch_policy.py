@@ -69,8 +69,9 @@ def interval_ms(policy: RetryPolicy, attempt: int, last_ms: int) -> tuple[int, i
 
 
 def allowed_attempts(policy: RetryPolicy, shadow: Shadow) -> int:
-    """The maximum; an operator grants any number, a bounce one more than the maximum."""
-    return max(policy.max_attempts, shadow.floor, min(shadow.bounce_floor, policy.max_attempts + 1))
+    """The maximum, its own first; an operator grants any number, a bounce one more than the maximum."""
+    most = policy.max_attempts if shadow.max_attempts is None else shadow.max_attempts
+    return max(most, shadow.floor, min(shadow.bounce_floor, most + 1))
 
 
 class PolicyWatch:
@@ -126,6 +127,30 @@ class PolicyWatch:
             if call is not None and asked_ms:
                 shadow.left_alone[call.carrier] = self._scene.ms + asked_ms
             shadow.failures_here += 1
+
+    def accepted(self, process: str, shadow: Shadow, row: Row) -> None:
+        """A new row: where it goes first, and when."""
+        if not row.pinned and row.resend_of is None:
+            self._check_first(row)
+        if row.attempts_before and row.send_at is None:
+            self._check_taken_over(process, shadow, row)
+
+    def _check_first(self, row: Row) -> None:
+        """The first of its route, or, where that is split by weight, one that has a share."""
+        weights = {c.id: c.weight for c in self._scene.plan.carriers if row.channel in c.channels}
+        first = self._routes[row.channel][0]
+        fits = weights[row.provider] if any(weights.values()) else row.provider == first
+        if not fits:
+            self._scene.violate("9", f"goes to {row.provider} first, which has no share of it", row.id)
+
+    def _check_taken_over(self, process: str, shadow: Shadow, row: Row) -> None:
+        """One that was tried elsewhere is due after the delay that its policy has for that many attempts."""
+        assert row.due_at is not None, "it waits"
+        wait_ms = row.due_at - row.created_at
+        bounds = [interval_ms(policy, row.attempts, 0) for policy in self.in_force(process, shadow, 0)]
+        if not any(low <= wait_ms <= high for low, high in bounds):
+            text = f"taken over after {row.attempts} attempts, and due in {wait_ms} ms instead of {bounds[0]}"
+            self._scene.violate("8", text, shadow.id)
 
     def finish(self) -> None:
         """Jitter that is added before the cap is cut off by it: then capped delays are all the same."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from homing.core.model import (
     AttemptRecord,
     Channel,
@@ -43,6 +45,7 @@ class _StillClock:
 def settled_by(receipts: Sequence[Receipt]) -> tuple[Status, str | None]:
     """The status and reason after these receipts, which are all about one message, in this order."""
     store = MemoryStore(_StillClock())
+    receipts = [replace(receipt, notification_id=None, attempt=0) for receipt in receipts]
     provider, message = receipts[0].provider, receipts[0].provider_message_id
     new = NewNotification(
         id="n",

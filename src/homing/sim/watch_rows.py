@@ -72,11 +72,13 @@ class RowWatch:
         *,
         skip_reason: Callable[[Shadow], str],
         decided: Callable[[str, Shadow, Settlement, Row], None],
+        accepted: Callable[[str, Shadow, Row], None],
     ) -> None:
         self._scene = scene
         self._counts = counts
         self._skip_reason = skip_reason
         self._decided = decided
+        self._accepted = accepted
         self.born: set[str] = set()
         """Ids that the accept being served has stored."""
         self._settlement: Settlement | None = None
@@ -138,20 +140,29 @@ class RowWatch:
             expires_at=row.expires_at,
             aged_from=row.aged_from,
             max_age_ms=row.max_age_ms,
+            attempts_before=row.attempts_before,
+            max_attempts=row.max_attempts,
         )
         scene.shadows[row.id] = shadow
         self.born.add(row.id)
         self._check_places(row)
         self._counts.born(row.tenant, (row.status, row.attempts))
+        self._check_new(caller, shadow, row)
+        shadow.turns += row.status is not S.SENDING
+        scene.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_words(row)}")
+        self._follow(shadow, row, row.status)
+
+    def _check_new(self, caller: str, shadow: Shadow, row: Row) -> None:
+        scene = self._scene
+        self._accepted(caller, shadow, row)
         if row.status is S.SENDING:
             if row.mode is not Mode.SYNCHRONOUS or (row.token, row.attempts) != (1, 1):
                 scene.violate("5", "accepted as leased, but not with its first attempt counted", row.id)
             self._leased(caller, shadow, row)
-        elif row.status is not S.PENDING or row.attempts or row.token:
+            return
+        status = S.RETRYING if row.attempts_before else S.PENDING
+        if (row.status, row.attempts, row.token) != (status, row.attempts_before, 0):
             scene.violate("12", f"accepted as {row.status} with {row.attempts} attempts", row.id)
-        shadow.turns += row.status is not S.SENDING
-        scene.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_words(row)}")
-        self._follow(shadow, row, row.status)
 
     def _by_claim(self, caller: str, shadow: Shadow, row: Row) -> None:
         scene = self._scene

@@ -51,8 +51,15 @@ class CarrierPlan(Struct, frozen=True, kw_only=True):
     rate: RateLimit | None
     breaker: BreakerPolicy
     host_slots: int | None = None
+    weight: int | None = None
     idempotent: bool = False
     """The same idempotency key is answered with the same message."""
+    names_ours: bool = False
+    """Its reports carry our notification id."""
+    names_attempts: bool = False
+    """And the number of the attempt."""
+    answers: bool = False
+    """It can be asked what became of a message."""
 
 
 class WorldPlan(Struct, frozen=True, kw_only=True):
@@ -97,7 +104,11 @@ def plan_of(seed: int, requests: int = 200) -> WorldPlan:
         processes=chance.choice((1, 2, 2, 3)),
         cron=chance.random() < 0.2,
         weather=_weather(chance),
-        carriers=tuple(carrier for channel in channels for carrier in _carriers(chance, channel)),
+        carriers=tuple(
+            _naming(carrier, seed)
+            for channel in channels
+            for carrier in _weighed(_carriers(chance, channel), seed, channel)
+        ),
         channels=channels,
         rules=(*(_rule(chance, type_) for type_ in TYPES), _rule(chance, "*")),
         lease_ms=lease_ms,
@@ -163,6 +174,22 @@ def _weather(chance: Random) -> Weather:
         operator_every_ms=int(sometimes(0.8, 1_500, 6_000)),
         policy_every_ms=int(sometimes(0.4, 40_000, 120_000)),
     )
+
+
+def _naming(carrier: CarrierPlan, seed: int) -> CarrierPlan:
+    chance = Random(f"{seed}/{carrier.id}/naming")
+    drawn = chance.random()
+    return replace(
+        carrier, names_ours=drawn < 0.6, names_attempts=drawn < 0.4, answers=chance.random() < 0.5
+    )
+
+
+def _weighed(carriers: list[CarrierPlan], seed: int, channel: Channel) -> list[CarrierPlan]:
+    """Some routes are split between their providers."""
+    weights = Random(f"{seed}/{channel.value}/weights").choice((None, None, (1, 1), (3, 1), (0, 1)))
+    if weights is None or len(carriers) < 2:
+        return carriers
+    return [replace(carrier, weight=weight) for carrier, weight in zip(carriers, weights, strict=True)]
 
 
 def _carriers(chance: Random, channel: Channel) -> list[CarrierPlan]:

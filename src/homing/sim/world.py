@@ -18,7 +18,7 @@ from unittest.mock import patch
 from msgspec import Struct
 
 from homing.core.errors import StoreError
-from homing.core.failover import Stop
+from homing.core.failover import Route, Stop
 from homing.core.model import Receipt
 from homing.core.ports import Delivery
 from homing.engine import relay
@@ -249,9 +249,9 @@ class World:
                     raise error
             await asyncio.sleep(3)
 
-    def _route_of(self, delivery: Delivery) -> tuple[tuple[str, str], ...]:
+    def _route_of(self, delivery: Delivery) -> Route:
         return tuple(
-            (carrier.id, Stop(carrier.id, carrier.host_slots is not None).outlet(delivery.address))
+            Stop(carrier.id, carrier.host_slots is not None)
             for carrier in self.plan.carriers
             if delivery.channel in carrier.channels
         )

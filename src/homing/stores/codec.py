@@ -8,6 +8,7 @@ JSON.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
 
@@ -17,6 +18,8 @@ from homing.core.model import AttemptRecord, Message
 from homing.core.rows import CauseRecord, Row
 
 Column = str | int | float | None
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 ROW_FIELDS: tuple[str, ...] = Row.__struct_fields__
 JSON_FIELDS = frozenset({"holds", "engagement"})
@@ -70,6 +73,9 @@ SHARED_FIELDS = (
     "token",
     "changes",
     "attempts",
+    "attempts_before",
+    "max_attempts",
+    "last_delay_ms",
     "max_age_ms",
     "created_at",
     "updated_at",
@@ -108,6 +114,9 @@ def shared_columns(row: Row) -> tuple[Column, ...]:
         row.token,
         row.changes,
         row.attempts,
+        row.attempts_before,
+        row.max_attempts,
+        row.last_delay_ms,
         row.max_age_ms,
         row.created_at,
         row.updated_at,
@@ -212,7 +221,9 @@ def settled_columns(row: Row) -> tuple[Column, ...]:
 
 
 _IDENTITY = ("id", "tenant", "batch_id", "lane", "channel", "mode", "type", "category", "priority", "origin")
-_FIXED = frozenset({*_IDENTITY, "address", "created_at", "send_at", "resend_of"})
+_FIXED = frozenset(
+    {*_IDENTITY, "address", "attempts_before", "max_attempts", "created_at", "send_at", "resend_of"}
+)
 MUTABLE_FIELDS = tuple(name for name in ROW_FIELDS if name not in _FIXED)
 """What any transition at all can change: for commands and receipts, which are rare."""
 
@@ -257,3 +268,8 @@ def plain(value: Any) -> Column:
         value = encode(value)
     column: Column = value
     return column
+
+
+def first_ms(at: datetime) -> int:
+    """The first whole millisecond that is not before `at`."""
+    return -((_EPOCH - at) // timedelta(milliseconds=1))

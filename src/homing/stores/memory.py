@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from homing.core import rows
+from homing.core.effects import has_effects, receipt_effects
 from homing.core.errors import StoreError
 from homing.core.model import (
     Acceptance,
@@ -34,6 +35,7 @@ from homing.core.model import (
     Submission,
 )
 from homing.core.ports import Clock
+from homing.core.receipts import attempt_of
 from homing.core.rows import Change
 from homing.core.states import after_command, may_settle
 from homing.stores.memory_reads import MemoryReads, decode_message, encode_message, matcher
@@ -170,8 +172,6 @@ class MemoryStore(MemoryReads, MemoryRegistry):
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         now = self._clock.now_ms()
-        for receipt in batch:
-            check_puts(receipt.puts)
         applied: list[str] = []
         unchanged: list[str] = []
         orphaned: list[str] = []
@@ -179,12 +179,12 @@ class MemoryStore(MemoryReads, MemoryRegistry):
             if not self._receipts.hear(receipt, now):
                 unchanged.append(receipt.event_id)
                 continue
-            owner = self._receipts.owner(receipt)
-            kept = self._kept[owner] if owner is not None else None
-            if kept is None or kept.row.status is Status.SENDING:
+            kept = self._kept.get(self._receipts.owner(receipt) or "")
+            index = attempt_of(receipt, kept.attempts) if kept is not None else None
+            if kept is None or index is None or kept.row.status is Status.SENDING:
                 self._receipts.keep(receipt)
                 orphaned.append(receipt.event_id)
-            elif self._receive(kept, receipt, now):
+            elif self._receive(kept, receipt, index, now):
                 applied.append(receipt.event_id)
             else:
                 unchanged.append(receipt.event_id)
@@ -266,9 +266,9 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         self._commit(kept, change, was)
         self._write(settlement.puts)
         if settlement.attempt is not None:
-            self._receipts.link(kept)
-        for receipt in self._receipts.early(kept):
-            self._receive(kept, receipt, now)
+            kept.ranks += (0,)
+            self._receipts.link(kept, len(kept.attempts) - 1)
+        self._receive_early(kept, now)
         return True
 
     def _amend(self, kept: Kept, command: Command, now: int) -> bool:
@@ -284,14 +284,28 @@ class MemoryStore(MemoryReads, MemoryRegistry):
             self._commit(successor, fresh, NOWHERE)
         return command.name is CommandName.CANCEL and kept.row.status is Status.SENDING
 
-    def _receive(self, kept: Kept, receipt: Receipt, now: int) -> bool:
-        verdict = self._receipts.verdict(kept, receipt)
-        if verdict is None:
-            return False
-        was = place_of(kept.row)
-        self._commit(kept, rows.receive(kept.row, verdict, receipt, now), was)
-        self._write(receipt.puts)
-        return True
+    def _receive(self, kept: Kept, receipt: Receipt, index: int, now: int) -> bool:
+        """Applies a receipt about the attempt at this index; False: it changes nothing."""
+        learned = self._receipts.learn(kept, receipt, index)
+        verdict = self._receipts.verdict(kept, receipt, index)
+        if verdict is not None:
+            was = place_of(kept.row)
+            self._commit(kept, rows.receive(kept.row, verdict, receipt, now), was)
+            if has_effects(receipt):
+                recipient = decode_message(kept.message).recipient
+                self._write(receipt_effects(kept.row, recipient, receipt))
+        if learned:
+            self._receive_early(kept, now)
+        return verdict is not None
+
+    def _receive_early(self, kept: Kept, now: int) -> None:
+        """What was kept for this notification, as far as it can be told by now which attempt it is about."""
+        for receipt in self._receipts.early(kept):
+            index = attempt_of(receipt, kept.attempts)
+            if index is None:
+                self._receipts.keep(receipt)
+            else:
+                self._receive(kept, receipt, index, now)
 
     def _commit(self, kept: Kept, change: Change, was: Place) -> None:
         """All that follows from a change, together with it."""

@@ -47,6 +47,11 @@ class Agenda:
         return None
 
 
+    def within(self, after: int, until: int) -> list[tuple[int, str]]:
+        """All that hold with a time in (`after`, `until`], in order. It looks at every entry."""
+        return sorted({e for e in self._heap if after < e[0] <= until and self._holds(*e)})
+
+
 class Queue(Agenda):
     """The waiting rows of one tenant at one outlet in one lane."""
 

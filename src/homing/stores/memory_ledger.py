@@ -35,9 +35,7 @@ class Ledger:
         _add(cells, row.status, row.attempts, 1)
         sums = sums_of(change)
         if sums:
-            # What an attempt leads to counts where it was made, not where the next one goes.
-            provider = change.attempt.provider if change.attempt else row.provider
-            key = (change.at - change.at % HOUR_MS, row.tenant, row.channel, provider)
+            key = (change.at - change.at % HOUR_MS, row.tenant, row.channel, change.provider)
             hour = self._hours.setdefault(key, {})
             for name, number in sums.items():
                 hour[name] = hour.get(name, 0) + number

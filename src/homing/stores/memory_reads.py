@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from heapq import nsmallest
 
 from msgspec import msgpack
 
 from homing.core import views
 from homing.core.model import (
-    AttemptRecord,
     ErrorGroup,
     Filter,
     History,
@@ -98,6 +98,13 @@ class MemoryReads:
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
         return views.when(self._schedule.oldest_retry_at(tenant))
 
+    async def silent(
+        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
+    ) -> tuple[tuple[str, str], ...]:
+        rows = (self._kept[id].row for id in self._schedule.silent(status, after, until))
+        found = ((row.tenant, row.id) for row in rows if row.provider in providers)
+        return tuple(islice(found, max(0, limit)))
+
     async def tenants(self) -> tuple[str, ...]:
         return self._ledger.tenants()
 
@@ -171,8 +178,8 @@ def _microseconds(at: datetime | None) -> int | None:
     return None if at is None else (at - _EPOCH) // timedelta(microseconds=1)
 
 
-def _show(kept: Kept, attempts: Sequence[AttemptRecord] = ()) -> Notification:
-    shown = views.notification(kept.row, decode_message(kept.message), attempts)
+def _show(kept: Kept) -> Notification:
+    shown = views.notification(kept.row, decode_message(kept.message))
     _part_with(kept.row)
     return shown
 

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.core.model import Receipt
-from homing.core.receipts import Standing, Verdict, absorb
+from homing.core.receipts import Verdict, absorb
+from homing.core.rows import standing_of
 from homing.stores.memory_schedule import Kept
 
-_Message = tuple[str, str]
-"""(provider, provider message id)."""
-
-
-class _Known(Struct):
-    id: str
-    rank: int = 0
+_Waited = tuple[str, str]
+"""What a kept receipt waits for: a notification by its id (after ""), or (provider, provider message id)."""
 
 
 class Receipts:
     """Finds the notification of a receipt, and keeps each event once."""
 
     def __init__(self) -> None:
-        self._known: dict[_Message, _Known] = {}
-        self._heard: dict[tuple[str, str], _Message] = {}
+        self._owners: dict[tuple[str, str], str] = {}
+        """(provider, provider message id) → id of the notification."""
+        self._heard: dict[tuple[str, str], _Waited] = {}
         """(provider, event id) → what it was about."""
-        self._early: dict[_Message, list[Receipt]] = {}
+        self._early: dict[_Waited, list[Receipt]] = {}
         self._by_age: deque[tuple[int, tuple[str, str]]] = deque()
 
     def __len__(self) -> int:
@@ -38,51 +34,51 @@ class Receipts:
         event = (receipt.provider, receipt.event_id)
         if event in self._heard:
             return False
-        self._heard[event] = _message(receipt)
+        self._heard[event] = _waited(receipt)
         self._by_age.append((now, event))
         return True
 
-    def link(self, kept: Kept) -> None:
-        """The newest attempt has a provider message: receipts about it are this notification's."""
-        newest = kept.attempts[-1]
-        if newest.provider_message_id is not None:
-            message = (newest.provider, newest.provider_message_id)
-            if message not in self._known:
-                self._known[message] = _Known(kept.row.id)
+    def link(self, kept: Kept, index: int) -> None:
+        """The attempt has a provider message: receipts about it are this notification's."""
+        attempt = kept.attempts[index]
+        if attempt.provider_message_id is not None:
+            self._owners.setdefault((attempt.provider, attempt.provider_message_id), kept.row.id)
 
     def owner(self, receipt: Receipt) -> str | None:
         """The id of the notification that the receipt is about."""
-        known = self._known.get(_message(receipt))
-        return known.id if known else None
+        if receipt.notification_id is not None:
+            return receipt.notification_id
+        return self._owners.get((receipt.provider, receipt.provider_message_id))
 
     def keep(self, receipt: Receipt) -> None:
         """It came before its time: kept until its notification is settled."""
-        self._early.setdefault(_message(receipt), []).append(receipt)
+        self._early.setdefault(_waited(receipt), []).append(receipt)
 
-    def early(self, kept: Kept) -> Iterator[Receipt]:
-        """What was kept for any attempt of this notification, no longer kept from here on."""
+    def early(self, kept: Kept) -> list[Receipt]:
+        """What was kept for this notification or any message of it, no longer kept from here on."""
         if not self._early:
-            return
+            return []
+        found = self._early.pop(("", kept.row.id), [])
         for attempt in kept.attempts:
             if attempt.provider_message_id is not None:
-                yield from self._early.pop((attempt.provider, attempt.provider_message_id), ())
+                found += self._early.pop((attempt.provider, attempt.provider_message_id), [])
+        return found
 
-    def verdict(self, kept: Kept, receipt: Receipt) -> Verdict | None:
+    def learn(self, kept: Kept, receipt: Receipt, index: int) -> bool:
+        """Fills in the message id that the attempt never came back with; False: there was one."""
+        attempt = kept.attempts[index]
+        if attempt.provider_message_id is not None or not receipt.provider_message_id:
+            return False
+        known = replace(attempt, provider_message_id=receipt.provider_message_id)
+        kept.attempts = (*kept.attempts[:index], known, *kept.attempts[index + 1 :])
+        self.link(kept, index)
+        return True
+
+    def verdict(self, kept: Kept, receipt: Receipt, index: int) -> Verdict | None:
         """What the receipt does to the notification; the rank that was heard is remembered."""
-        row, known = kept.row, self._known[_message(receipt)]
-        newest = kept.attempts[-1]
-        standing = Standing(
-            status=row.status,
-            mode=row.mode,
-            provider=row.provider,
-            outlet=row.outlet,
-            attempts=row.attempts,
-            rank=known.rank,
-            newest=(newest.provider, newest.provider_message_id) == _message(receipt),
-        )
-        verdict = absorb(standing, receipt)
+        verdict = absorb(standing_of(kept.row, kept.attempts, kept.ranks, index), receipt)
         if verdict is not None:
-            known.rank = verdict.rank
+            kept.ranks = (*kept.ranks[:index], verdict.rank, *kept.ranks[index + 1 :])
         return verdict
 
     def forget(self, kept: Kept) -> None:
@@ -90,23 +86,24 @@ class Receipts:
         for attempt in kept.attempts:
             if attempt.provider_message_id is not None:
                 message = (attempt.provider, attempt.provider_message_id)
-                known = self._known.get(message)
-                if known is not None and known.id == kept.row.id:
-                    del self._known[message]
+                if self._owners.get(message) == kept.row.id:
+                    del self._owners[message]
 
     def prune(self, until: int, limit: int) -> int:
         """Forgets at most `limit` events heard up to then, and what is still kept of them."""
         number = 0
         while number < limit and self._by_age and self._by_age[0][0] <= until:
             _, event = self._by_age.popleft()
-            message = self._heard.pop(event)
-            if message in self._early:
-                left = [r for r in self._early.pop(message) if r.event_id != event[1]]
+            waited = self._heard.pop(event)
+            if waited in self._early:
+                left = [r for r in self._early.pop(waited) if (r.provider, r.event_id) != event]
                 if left:
-                    self._early[message] = left
+                    self._early[waited] = left
             number += 1
         return number
 
 
-def _message(receipt: Receipt) -> _Message:
+def _waited(receipt: Receipt) -> _Waited:
+    if receipt.notification_id is not None:
+        return "", receipt.notification_id
     return receipt.provider, receipt.provider_message_id

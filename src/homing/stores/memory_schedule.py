@@ -22,6 +22,8 @@ class Kept(Struct):
     row: Row
     message: bytes
     attempts: tuple[AttemptRecord, ...] = ()
+    ranks: tuple[int, ...] = ()
+    """The highest rank that was heard about each attempt's message."""
     causes: tuple[CauseRecord, ...] = ()
 
 
@@ -33,10 +35,11 @@ class Place(Struct, frozen=True, gc=False):
     deadline_at: int | None = None
     lease_until: int | None = None
     retrying_from: int | None = None
-    final: Status | None = None
+    resting: Status | None = None
 
 
 NOWHERE = Place()
+_RESTING = FINAL | {Status.IN_DOUBT}
 
 
 def place_of(row: Row) -> Place:
@@ -47,7 +50,7 @@ def place_of(row: Row) -> Place:
         row.deadline_at if row.mode is not Mode.SYNCHRONOUS else None,
         row.lease_until,
         row.last_attempt_at if status is Status.RETRYING else None,
-        status if status in FINAL else None,
+        status if status in _RESTING else None,
     )
 
 
@@ -60,7 +63,7 @@ class Schedule:
         self._leases = self._agenda(lambda row: row.lease_until)
         self._deadlines = self._agenda(lambda row: row.deadline_at)
         self._retrying: dict[str, Agenda] = {}
-        self._ages = {status: self._agenda(_aged_as(status)) for status in Status if status in FINAL}
+        self._ages = {status: self._agenda(_aged_as(status)) for status in Status if status in _RESTING}
 
     def moved(self, row: Row, was: Place) -> None:
         """Follows a change of this row; `was` is its place before."""
@@ -74,15 +77,15 @@ class Schedule:
         _shift(self._leases, was.lease_until, place.lease_until, row.id)
         if place.retrying_from != was.retrying_from:
             _shift(self._retries(row.tenant), was.retrying_from, place.retrying_from, row.id)
-        if was.final is not None:
-            self._ages[was.final].leave()
-        if place.final is not None:
-            self._ages[place.final].add(row.updated_at, row.id)
+        if was.resting is not None:
+            self._ages[was.resting].leave()
+        if place.resting is not None:
+            self._ages[place.resting].add(row.updated_at, row.id)
 
     def removed(self, was: Place) -> None:
         """A final row is gone."""
-        assert was.final is not None, "only what is final is ever removed"
-        self._ages[was.final].leave()
+        assert was.resting in FINAL, "only what is final is ever removed"
+        self._ages[was.resting].leave()
 
     def deal(self, request: ClaimRequest, now: int, take: Taker) -> int | None:
         """Has `take` called for each row that the claim gets; when the next one is due."""
@@ -107,10 +110,17 @@ class Schedule:
             agendas = [self._retrying[tenant]] if tenant in self._retrying else []
         return min((first[0] for agenda in agendas if (first := agenda.first())), default=None)
 
+    def silent(self, status: Status, after: int, until: int) -> Iterator[str]:
+        """What has rested in this status, unchanged since a moment in (`after`, `until`]; oldest first."""
+        if status in self._ages:
+            yield from (id for _, id in self._ages[status].within(after, until))
+
     def past_retention(self, retention: Retention, now: int) -> Iterator[str]:
         """Final rows that have not changed for their time, oldest first; each must be removed at once."""
         for status, agenda in self._ages.items():
             match status:
+                case Status.IN_DOUBT:
+                    continue  # only a receipt, a look-up or an operator ends it
                 case Status.DELIVERED:
                     age_ms = retention.delivered_ms
                 case Status.SENT:

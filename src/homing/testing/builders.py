@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
+from homing.core.failover import Route, Stop
 from homing.core.ids import uuid7
 from homing.core.model import (
     DEFAULT_TENANT,
@@ -38,6 +39,9 @@ STANDARD_EMAIL = lane_of(Mode.STANDARD, Channel.EMAIL)
 STANDARD_SMS = lane_of(Mode.STANDARD, Channel.SMS)
 PLENTY = 1_000_000
 """Room that no test fills."""
+
+MAIL_ROUTE: Route = (Stop("sendgrid"), Stop("acs"))
+"""Where an email goes next."""
 
 _numbers = count(1)
 
@@ -78,6 +82,9 @@ def a_notification(
     dedup_key: str | None = None,
     dedup_window_ms: int = 0,
     resend_of: str | None = None,
+    attempts_before: int = 0,
+    delay_ms: int = 0,
+    max_attempts: int | None = None,
 ) -> NewNotification:
     """A standard email, due at once."""
     return NewNotification(
@@ -100,6 +107,9 @@ def a_notification(
         dedup_key=dedup_key,
         dedup_window_ms=dedup_window_ms,
         resend_of=resend_of,
+        attempts_before=attempts_before,
+        delay_ms=delay_ms,
+        max_attempts=max_attempts,
     )
 
 
@@ -285,12 +295,15 @@ def a_receipt(
     provider: str = "sendgrid",
     event_id: str | None = None,
     at: int = 0,
+    notification_id: str | None = None,
+    attempt: int = 0,
     recipient_at_fault: bool = False,
+    address_dead: bool = False,
+    unsubscribed_from_all: bool = False,
     always_failover: bool = False,
     error: str | None = None,
     error_code: str | None = None,
-    route: tuple[tuple[str, str], ...] = (("sendgrid", "sendgrid"), ("acs", "acs")),
-    puts: tuple[RegistryPut, ...] = (),
+    route: Route = MAIL_ROUTE,
 ) -> Receipt:
     """What a provider's callback says about one of its messages; each a new event unless its id is given."""
     return Receipt(
@@ -299,10 +312,13 @@ def a_receipt(
         event=event,
         event_id=event_id or an_id(),
         at=at,
+        notification_id=notification_id,
+        attempt=attempt,
         recipient_at_fault=recipient_at_fault,
+        address_dead=address_dead,
+        unsubscribed_from_all=unsubscribed_from_all,
         always_failover=always_failover,
         error_code=error_code,
         error=error,
-        route=route,
-        puts=puts,
+        routes={Channel.EMAIL: route},
     )

@@ -135,6 +135,6 @@ def make_receipt(event: ReceiptEvent, **changes: Any) -> Receipt:
         event=event,
         event_id=f"SM123:{event.value}",
         at=NOW,
-        route=(("twilio", "twilio"), ("sns", "sns")),
+        routes={Channel.SMS: TWO},
     )
     return replace(receipt, **changes)

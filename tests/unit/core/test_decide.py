@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.decide import LONGEST_RETRY_AFTER_MS, decide, suppression_key
+from homing.core.decide import LONGEST_RETRY_AFTER_MS, decide
+from homing.core.effects import suppression_key
 from homing.core.failover import Route, Stop
 from homing.core.model import AttemptRecord, Channel, Claim, Mode, OutcomeKind, Reason, Settlement, Status
 from homing.core.policy import Jitter, OnTimeout, RetryPolicy

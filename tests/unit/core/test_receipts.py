@@ -9,11 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.model import Mode, Reason, Receipt, ReceiptEvent, Status
+from homing.core.failover import Route, Stop
+from homing.core.model import Channel, Mode, Reason, Receipt, ReceiptEvent, Status
 from homing.core.receipts import Standing, Verdict, absorb
 from homing.core.states import RECEIPT_RANK
 
-from .build import make_receipt
+from .build import TWO, make_receipt
 
 E, S = ReceiptEvent, Status
 
@@ -22,6 +23,8 @@ def make_standing(status: Status = S.SENT, **changes: Any) -> Standing:
     standing = Standing(
         status=status,
         mode=Mode.STANDARD,
+        channel=Channel.SMS,
+        address="+15550100",
         provider="twilio",
         outlet="twilio",
         attempts=1,
@@ -95,11 +98,11 @@ def test_after_the_last_provider_a_failure_goes_to_the_first() -> None:
     assert (verdict.provider, verdict.reopened) == ("twilio", True)
 
 
-@pytest.mark.parametrize("route", [(("fcm", "fcm"),), ()])
+@pytest.mark.parametrize("routes", [{Channel.SMS: (Stop("fcm"),)}, {Channel.SMS: TWO}, {}])
 def test_with_one_provider_or_none_known_a_failure_goes_to_the_same_again(
-    route: tuple[tuple[str, str], ...],
+    routes: dict[Channel, Route],
 ) -> None:
-    verdict = absorb(make_standing(provider="fcm", outlet="fcm"), make_receipt(E.FAILED, route=route))
+    verdict = absorb(make_standing(provider="fcm", outlet="fcm"), make_receipt(E.FAILED, routes=routes))
     assert verdict is not None
     assert (verdict.status_after, verdict.provider, verdict.outlet) == (S.RETRYING, "fcm", "fcm")
 

@@ -221,7 +221,7 @@ def test_a_receipt_adds_the_arrival_or_the_retry_it_brings() -> None:
     sent = {"status": Status.SENT, "attempts": 1}
     assert sums_of(received(make_row(**sent), ReceiptEvent.DELIVERED, Status.DELIVERED)) == {"delivered": 1}
     bounced = received(make_row(**sent), ReceiptEvent.FAILED, Status.RETRYING, reopened=True)
-    assert sums_of(bounced) == {"retried": 1}
+    assert sums_of(bounced) == {"retried": 1, "bounced": 1}
     assert sums_of(received(make_row(**sent), ReceiptEvent.OPEN, Status.SENT)) == {}
 
 

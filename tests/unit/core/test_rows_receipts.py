@@ -33,6 +33,8 @@ def hear(row: Row, receipt: Receipt, now: int = LATER, rank: int = 0) -> Change:
     standing = Standing(
         status=row.status,
         mode=row.mode,
+        channel=row.channel,
+        address=row.address,
         provider=row.provider,
         outlet=row.outlet,
         attempts=row.attempts,
@@ -193,6 +195,8 @@ def test_the_reason_of_a_dead_letter_does_not_depend_on_the_order_of_its_receipt
         standing = Standing(
             status=row.status,
             mode=row.mode,
+            channel=row.channel,
+            address=row.address,
             provider=row.provider,
             outlet=row.outlet,
             attempts=row.attempts,

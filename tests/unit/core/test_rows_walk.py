@@ -232,6 +232,8 @@ class Life(RuleBasedStateMachine):
         standing = Standing(
             status=self.row.status,
             mode=self.row.mode,
+            channel=self.row.channel,
+            address=self.row.address,
             provider=self.row.provider,
             outlet=self.row.outlet,
             attempts=self.row.attempts,

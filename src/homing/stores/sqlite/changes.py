@@ -30,14 +30,14 @@ from homing.stores.codec import (
 from homing.stores.sqlite.statements import Insert, Many, Tx, insert
 
 HOUR_MS = 3_600_000
-SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts")
+SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounced")
 
 Queue = tuple[str, str, str]
 """(lane, tenant, outlet)."""
 _Cell = tuple[Status | None, int]
 """(status, attempts)."""
-_Signature = tuple[str, Channel, str, _Cell, tuple[Status, int], bool]
-"""(tenant, channel, provider, cell before, cell after, without an attempt): all that counts depend on."""
+_Signature = tuple[str, Channel, str, _Cell, tuple[Status, int], bool, bool]
+"""(tenant, channel, provider, cell before and after, without an attempt, bounced): all that counts need."""
 
 _NOTHING_SAID = Message(recipient=Recipient(), content=Content())
 """For events that do not carry the message."""
@@ -115,10 +115,16 @@ class Book:
         `was` is the queue that the row waited in before.
         """
         row, attempt = change.row, change.attempt
-        # What an attempt leads to counts where it was made, not where the next one goes.
-        provider = row.provider if attempt is None else attempt.provider
         before, after = (change.before, change.attempts_before), (row.status, row.attempts)
-        signature = (row.tenant, row.channel, provider, before, after, attempt is None)
+        signature = (
+            row.tenant,
+            row.channel,
+            change.provider,
+            before,
+            after,
+            attempt is None,
+            change.bounced,
+        )
         kind = self._kinds.get(signature)
         if kind is None:
             kind = self._kinds[signature] = _Kind(sums_of(change))
@@ -157,7 +163,7 @@ class Book:
     def _write_tallies(self) -> None:
         """Moves the rows from cell to cell."""
         cells: dict[tuple[str, str, int], int] = {}
-        for (tenant, _, _, (before, attempts_before), (after, attempts), _), kind in self._kinds.items():
+        for (tenant, _, _, (before, attempts_before), (after, attempts), *_), kind in self._kinds.items():
             if before is not None:
                 left = (tenant, before.value, attempts_before)
                 cells[left] = cells.get(left, 0) - kind.number

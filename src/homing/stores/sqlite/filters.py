@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 
 from homing.core.model import Filter, Status
-from homing.stores.codec import Column, plain
+from homing.stores.codec import Column, first_ms, plain
 from homing.stores.sqlite.statements import Tx
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EQUAL = ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
 
 RARE = "n.status <> 'pending' AND n.status <> 'sending' AND n.status <> 'sent' AND n.status <> 'delivered'"
@@ -63,10 +61,10 @@ def query(tx: Tx, tenant: str, filter: Filter, statuses: Collection[Status]) -> 
         conditions.append(f"n.acknowledged_at IS {'NOT ' if filter.acknowledged else ''}NULL")
     if filter.created_from is not None:
         conditions.append("n.created_at >= ?")
-        parameters.append(_first_ms(filter.created_from))
+        parameters.append(first_ms(filter.created_from))
     if filter.created_until is not None:
         conditions.append("n.created_at < ?")
-        parameters.append(_first_ms(filter.created_until))
+        parameters.append(first_ms(filter.created_until))
     return Query(f"FROM {source} WHERE {' AND '.join(conditions)}", tuple(parameters))
 
 
@@ -80,8 +78,3 @@ def _source(tx: Tx, tenant: str, filter: Filter, statuses: frozenset[Status]) ->
     if statuses and not statuses & _GOOD_END and tx.one(_GOOD_ENDS_PREVAIL, tenant):
         return _BUT_GOOD_ENDS
     return indexed + "homing_tenant"
-
-
-def _first_ms(at: datetime) -> int:
-    """The first whole millisecond that is not before."""
-    return -((_EPOCH - at) // timedelta(milliseconds=1))

@@ -22,7 +22,7 @@ def joined(connection: object, path: Path) -> Iterator[sqlite3.Cursor]:
     try:
         cursor = connection.cursor()
     except sqlite3.ProgrammingError as error:
-        raise StoreError(f"{error} Connect with check_same_thread=False to share it with Homing.") from None
+        raise StoreError(f"{error} Send from the thread that opened it.") from None
     cursor.row_factory = None
     try:
         if not connection.in_transaction:

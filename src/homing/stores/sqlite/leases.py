@@ -18,8 +18,8 @@ from homing.stores.codec import (
     encode,
     leased_columns,
 )
+from homing.stores.deal import Deal, Due, DueQueue
 from homing.stores.sqlite.changes import NEXT_DUE, Book, queue_of
-from homing.stores.sqlite.deal import Deal, Due, DueQueue
 from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_row
 
@@ -149,10 +149,6 @@ def _deal(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> tuple[list[Due]
     lanes = [lane for lane, room in request.lanes.items() if room.slots > 0]
     found = tx.one(DUE_QUEUES, encode(lanes), tx.now, encode(outlets.closed), _QUEUES_PER_LANE)
     serial, due = _decode_queues(found)
-
-    def fetch(queues: Sequence[DueQueue], limit: int) -> None:
-        _fetch(tx, queues, limit)
-
     dealt: list[Due] = []
     deals: list[Deal] = []
     for lane, places in due:
@@ -160,21 +156,27 @@ def _deal(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> tuple[list[Due]
             continue
         queues = [DueQueue(lane, tenant, outlet, served) for tenant, outlet, _, served in places]
         turns = {tenant: turn for tenant, _, turn, _ in places}
-        deal = Deal(request.lanes[lane], outlets, queues, turns, serial, fetch)
-        dealt += deal.run()
+        deal = Deal(request.lanes[lane], outlets, queues, turns, serial)
+        dealt += _run(tx, deal)
         deals.append(deal)
         serial = deal.serial
     return dealt, deals
 
 
+def _run(tx: Tx, deal: Deal) -> list[Due]:
+    dealing = deal.run()
+    while True:
+        try:
+            _fetch(tx, *next(dealing))
+        except StopIteration as end:
+            dealt: list[Due] = end.value
+            return dealt
+
+
 def _fetch(tx: Tx, queues: Sequence[DueQueue], limit: int) -> None:
-    places = [(queue.lane, queue.tenant, queue.outlet, *queue.after) for queue in queues]
+    places = [(queue.lane, queue.tenant, queue.outlet, *queue.after[:2]) for queue in queues]
     for queue, rows in zip(queues, _decode_due(tx.one(DUE_ROWS, encode(places), tx.now, limit)), strict=True):
-        queue.rows.extend(rows)
-        queue.looked = True
-        queue.more = len(rows) == limit
-        if rows:
-            queue.after = rows[-1][:2]
+        queue.fill(rows, limit)
 
 
 def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest) -> tuple[Claim, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +21,7 @@ from homing.core.model import (
     Status,
     Tally,
 )
-from homing.stores.codec import CAUSE_FIELDS, StoredRow, decode_causes, decode_messages, decode_rows
+from homing.stores.codec import CAUSE_FIELDS, StoredRow, decode_causes, decode_messages, decode_rows, encode
 from homing.stores.sqlite.changes import HOUR_MS, SUMS, attempts_of, messages_of
 from homing.stores.sqlite.filters import RARE, query
 from homing.stores.sqlite.rows import rows_by_id
@@ -75,9 +76,19 @@ SELECT min((SELECT min(n.last_attempt_at) FROM homing_notifications AS n INDEXED
 FROM (SELECT DISTINCT tenant FROM homing_tallies WHERE ?1 IS NULL OR tenant = ?1) AS t
 """
 
+_SILENT = """
+SELECT json_group_array(json_array(tenant, id)) FROM (
+  SELECT n.tenant, n.id FROM homing_notifications AS n INDEXED BY homing_final
+  WHERE n.status = ?1 AND n.updated_at > ?2 AND n.updated_at <= ?3
+    AND n.due_at IS NULL AND n.lease_until IS NULL
+    AND n.provider IN (SELECT value FROM json_each(?4))
+  ORDER BY n.updated_at LIMIT ?5)
+"""
+
 _decode_groups = json.Decoder(list[tuple[Reason | None, str | None, str | None, int, int, str]]).decode
 _decode_tallies = json.Decoder(list[tuple[Status, int, int, int]]).decode
-_decode_roll_ups = json.Decoder(list[tuple[int, str, Channel, str, int, int, int, int, int, int]]).decode
+_decode_roll_ups = json.Decoder(list[tuple[int, str, Channel, str, int, int, int, int, int, int, int]]).decode
+_decode_pairs = json.Decoder(tuple[tuple[str, str], ...]).decode
 _decode_texts = json.Decoder(tuple[str, ...]).decode
 
 
@@ -155,6 +166,14 @@ def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
     """When the longest-waiting retry was last attempted."""
     at: int | None = tx.one(_OLDEST_RETRY, tenant)
     return views.when(at)
+
+
+def silent(
+    tx: Tx, status: Status, providers: Collection[str], after: int, until: int, limit: int
+) -> tuple[tuple[str, str], ...]:
+    """(tenant, id) of those that have not changed since then, the longest silent first."""
+    found = tx.one(_SILENT, status.value, after, until, encode(list(providers)), max(0, limit))
+    return _decode_pairs(found)
 
 
 def tenants(tx: Tx) -> tuple[str, ...]:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from msgspec import Struct, json
+from msgspec import Struct, field, json
+from msgspec.structs import replace
 
-from homing.core.model import Receipt, ReceiptResult, RegistryPut, Status
-from homing.core.receipts import Standing, Verdict, absorb
-from homing.core.rows import receive
-from homing.stores.codec import MUTABLE_FIELDS, StoredRow, encode, mutable_columns
-from homing.stores.sqlite.changes import Book, queue_of, write_puts
-from homing.stores.sqlite.rows import rows_by_seq
+from homing.core.effects import has_effects, receipt_effects
+from homing.core.model import AttemptRecord, Receipt, ReceiptResult, RegistryPut, Status
+from homing.core.receipts import absorb, attempt_of
+from homing.core.rows import receive, standing_of
+from homing.stores.codec import (
+    ATTEMPT_FIELDS,
+    MUTABLE_FIELDS,
+    StoredAttempt,
+    StoredRow,
+    encode,
+    mutable_columns,
+)
+from homing.stores.sqlite.changes import Book, messages_of, queue_of, write_puts
+from homing.stores.sqlite.rows import rows_by_id, rows_by_seq
 from homing.stores.sqlite.statements import Many, Tx, Update, insert
 
 MUTABLE = Update(MUTABLE_FIELDS)
@@ -20,45 +29,61 @@ SELECT json_group_array(json_array(r.provider, r.event_id))
 FROM json_each(?1) AS j CROSS JOIN homing_receipts AS r
   ON r.provider = json_extract(j.value, '$[0]') AND r.event_id = json_extract(j.value, '$[1]')
 """
-_KNOWN = """
-SELECT json_group_array(json_array(
-  a.provider, a.provider_message_id, json_array(a.seq, a.change, a.receipt_rank,
-    a.change = (SELECT max(change) FROM homing_attempts WHERE seq = a.seq))))
+_OWNERS = """
+SELECT json_group_array(json_array(a.provider, a.provider_message_id, a.seq))
 FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a
   ON a.provider = json_extract(j.value, '$[0]') AND a.provider_message_id = json_extract(j.value, '$[1]')
 """
+_ATTEMPTS = f"""
+SELECT json_group_array(json_array(
+  a.seq, a.change, a.receipt_rank, json_array({", ".join(f"a.{f}" for f in ATTEMPT_FIELDS)})))
+FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a ON a.seq = j.value
+"""  # noqa: S608
 _EARLY = """
 SELECT json_group_array(json_array(number, json(kept))) FROM (
-  SELECT DISTINCT r.number, r.kept
+  SELECT r.number, r.kept
   FROM json_each(?1) AS j
   CROSS JOIN homing_attempts AS a ON a.seq = j.value
   CROSS JOIN homing_receipts AS r
     ON r.provider = a.provider AND r.provider_message_id = a.provider_message_id AND r.kept IS NOT NULL
-  ORDER BY r.number)
+  WHERE r.notification_id IS NULL
+  UNION
+  SELECT r.number, r.kept
+  FROM json_each(?1) AS j
+  CROSS JOIN homing_notifications AS n ON n.seq = j.value
+  CROSS JOIN homing_receipts AS r
+    ON r.notification_id = n.id AND r.kept IS NOT NULL AND r.notification_id IS NOT NULL
+  ORDER BY 1)
 """
-_RECEIPTS = insert("homing_receipts", ("provider", "event_id", "provider_message_id", "received_at", "kept"))
+_RECEIPTS = insert(
+    "homing_receipts",
+    ("provider", "event_id", "provider_message_id", "notification_id", "received_at", "kept"),
+)
 _RANKS = Many(
     "UPDATE homing_attempts SET receipt_rank = r.column3 FROM (VALUES ",
     3,
     ") AS r WHERE seq = r.column1 AND change = r.column2",
 )
-
-MessageKey = tuple[str, str]
-"""(provider, provider message id)."""
-
-
-class _Known(Struct, array_like=True):
-    """The attempt that a provider message belongs to."""
-
-    seq: int
-    change: int
-    rank: int
-    newest: bool
-
+_LEARNED = Many(
+    "UPDATE homing_attempts SET provider_message_id = r.column3 FROM (VALUES ",
+    3,
+    ") AS r WHERE seq = r.column1 AND change = r.column2 AND provider_message_id IS NULL",
+)
 
 _decode_heard = json.Decoder(list[tuple[str, str]]).decode
-_decode_known = json.Decoder(list[tuple[str, str, _Known]], strict=False).decode
+_decode_owners = json.Decoder(list[tuple[str, str, int]]).decode
+_decode_attempts = json.Decoder(list[tuple[int, int, int, StoredAttempt]]).decode
 _decode_early = json.Decoder(list[tuple[int, Receipt]]).decode
+
+
+class _File(Struct):
+    """One notification with its attempts, and what was heard about each of them."""
+
+    seq: int
+    row: StoredRow
+    changes: list[int] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    attempts: list[AttemptRecord] = field(default_factory=list)
 
 
 class _Desk:
@@ -67,41 +92,65 @@ class _Desk:
     def __init__(self, tx: Tx, receipts: Collection[Receipt]) -> None:
         self._tx = tx
         self._book = Book(tx)
-        self._known = _known(tx, receipts)
-        self._rows = rows_by_seq(tx, [known.seq for known in self._known.values()])
+        self._named, self._owners, self._files = _files(tx, receipts)
         self._changed: dict[int, StoredRow] = {}
         self._ranked: dict[tuple[int, int], int] = {}
+        self._learned: dict[tuple[int, int], str] = {}
         self._puts: list[RegistryPut] = []
+
+    @property
+    def learned(self) -> list[int]:
+        """The notifications of which a message is known by now that was not before."""
+        return list(dict.fromkeys(seq for seq, _ in self._learned))
 
     def can_apply(self, receipt: Receipt) -> bool:
         """False: its message is unknown so far, or its notification is under way."""
-        known = self._known.get(_message(receipt))
-        return known is not None and self._rows[known.seq].status is not Status.SENDING
+        file = self._file(receipt)
+        if file is None or file.row.status is Status.SENDING:
+            return False
+        return attempt_of(receipt, file.attempts) is not None
 
     def apply(self, receipt: Receipt) -> bool:
         """False: it changes nothing."""
-        known = self._known[_message(receipt)]
-        row = self._rows[known.seq]
-        verdict = absorb(_standing(row, known), receipt)
+        file = self._file(receipt)
+        index = attempt_of(receipt, file.attempts) if file is not None else None
+        assert file is not None, "only what can be applied gets here"
+        assert index is not None, "only what can be applied gets here"
+        self._learn(file, receipt, index)
+        verdict = absorb(standing_of(file.row, file.attempts, file.ranks, index), receipt)
         if verdict is None:
             return False
-        self._keep_rank(known, verdict)
-        was = queue_of(row)
-        self._book.record(known.seq, receive(row, verdict, receipt, self._tx.now), was)
-        self._changed[known.seq] = row
-        self._puts += receipt.puts
+        if verdict.rank != file.ranks[index]:
+            file.ranks[index] = self._ranked[file.seq, file.changes[index]] = verdict.rank
+        was = queue_of(file.row)
+        self._book.record(file.seq, receive(file.row, verdict, receipt, self._tx.now), was)
+        self._changed[file.seq] = file.row
+        if has_effects(receipt):
+            recipient = messages_of(self._tx, (file.seq,))[file.seq].recipient
+            self._puts += receipt_effects(file.row, recipient, receipt)
         return True
 
     def write(self) -> None:
         MUTABLE.run(self._tx, {seq: mutable_columns(row) for seq, row in self._changed.items()})
         _RANKS.run(self._tx, [(*place, rank) for place, rank in self._ranked.items()])
+        _LEARNED.run(self._tx, [(*place, message) for place, message in self._learned.items()])
         self._book.write()
         write_puts(self._tx, self._puts)
 
-    def _keep_rank(self, known: _Known, verdict: Verdict) -> None:
-        if verdict.rank != known.rank:
-            known.rank = verdict.rank
-            self._ranked[known.seq, known.change] = verdict.rank
+    def _file(self, receipt: Receipt) -> _File | None:
+        if receipt.notification_id is not None:
+            seq = self._named.get(receipt.notification_id)
+        else:
+            seq = self._owners.get((receipt.provider, receipt.provider_message_id))
+        return None if seq is None else self._files[seq]
+
+    def _learn(self, file: _File, receipt: Receipt, index: int) -> None:
+        """Fills in the message id that the attempt never came back with."""
+        attempt, message_id = file.attempts[index], receipt.provider_message_id
+        if attempt.provider_message_id is None and message_id:
+            file.attempts[index] = replace(attempt, provider_message_id=message_id)
+            self._learned[file.seq, file.changes[index]] = message_id
+            self._owners.setdefault((receipt.provider, message_id), file.seq)
 
 
 def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
@@ -123,14 +172,15 @@ def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
             applied.append(receipt.event_id)
         else:
             unchanged.append(receipt.event_id)
-        new.append((*event, receipt.provider_message_id, tx.now, kept))
+        new.append((*event, receipt.provider_message_id, receipt.notification_id, tx.now, kept))
     _RECEIPTS.run(tx, new)
     desk.write()
+    take_early(tx, desk.learned)
     return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
 
 
 def take_early(tx: Tx, seqs: Sequence[int]) -> None:
-    """Applies what was kept for any attempt of these notifications, which have just been settled."""
+    """Applies what was kept for any attempt of these notifications, of which something new is known."""
     if not seqs or not tx.one("SELECT EXISTS (SELECT 1 FROM homing_receipts WHERE kept IS NOT NULL)"):
         return
     early = _decode_early(tx.one(_EARLY, encode(seqs)))
@@ -143,30 +193,30 @@ def take_early(tx: Tx, seqs: Sequence[int]) -> None:
     numbers = encode([number for number, _ in applicable])
     tx.run("UPDATE homing_receipts SET kept = NULL WHERE number IN (SELECT value FROM json_each(?))", numbers)
     desk.write()
+    take_early(tx, desk.learned)  # ends: each round fills in a message id that is never taken back
 
 
-def _known(tx: Tx, receipts: Collection[Receipt]) -> dict[MessageKey, _Known]:
-    found: dict[MessageKey, _Known] = {}
-    messages = list({_message(receipt): None for receipt in receipts})
-    for provider, message_id, known in _decode_known(tx.one(_KNOWN, encode(messages))):
-        earlier = found.get((provider, message_id))
+_Owners = dict[tuple[str, str], int]
+"""(provider, provider message id) → seq."""
+
+
+def _files(tx: Tx, receipts: Collection[Receipt]) -> tuple[dict[str, int], _Owners, dict[int, _File]]:
+    """The notifications that these receipts are about: by their ids, by their messages, and whole."""
+    ids = {r.notification_id for r in receipts if r.notification_id is not None}
+    named = {id: seq for id, (seq, _) in rows_by_id(tx, sorted(ids)).items()} if ids else {}
+    owners: _Owners = {}
+    messages = sorted({(r.provider, r.provider_message_id) for r in receipts if r.notification_id is None})
+    for provider, message_id, seq in _decode_owners(tx.one(_OWNERS, encode(messages))):
         # Should a provider give one id twice, the message is the one that had it first.
-        if earlier is None or (known.seq, known.change) < (earlier.seq, earlier.change):
-            found[provider, message_id] = known
-    return found
-
-
-def _standing(row: StoredRow, known: _Known) -> Standing:
-    return Standing(
-        status=row.status,
-        mode=row.mode,
-        provider=row.provider,
-        outlet=row.outlet,
-        attempts=row.attempts,
-        rank=known.rank,
-        newest=known.newest,
-    )
-
-
-def _message(receipt: Receipt) -> MessageKey:
-    return receipt.provider, receipt.provider_message_id
+        owners[provider, message_id] = min(seq, owners.get((provider, message_id), seq))
+    files = {
+        seq: _File(seq, row) for seq, row in rows_by_seq(tx, [*named.values(), *owners.values()]).items()
+    }
+    for seq, change, rank, attempt in sorted(
+        _decode_attempts(tx.one(_ATTEMPTS, encode(list(files)))), key=lambda found: found[:2]
+    ):
+        file = files[seq]
+        file.changes.append(change)
+        file.ranks.append(rank)
+        file.attempts.append(attempt)
+    return named, owners, files

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from homing.core.breaker import Breaker
 from homing.core.errors import ConfigError, StoreError
+from homing.core.joining import CallersConnection
 from homing.core.limits import RateLimit
 from homing.core.model import (
     Acceptance,
@@ -33,6 +34,7 @@ from homing.core.model import (
     RollUp,
     Settlement,
     SettleResult,
+    Status,
     Submission,
     Tally,
 )
@@ -101,9 +103,11 @@ class SqliteStore:
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         """`tx` may be the caller's own `sqlite3.Connection` to the same file."""
+        if isinstance(tx, CallersConnection):
+            accepted: tuple[Acceptance, ...] = await tx.run(lambda: self._accept_joined(batch, tx.connection))
+            return accepted
         if tx is not None:
-            with joined(tx, self._path) as cursor:
-                return accept.accept(self._tx(cursor), batch)
+            return self._accept_joined(batch, tx)
         call = Call(lambda cursor: accept.accept(self._tx(cursor), batch), self._accept_together, batch)
         return await self._open_writer().do(call)
 
@@ -163,6 +167,11 @@ class SqliteStore:
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
         return await self._read(lambda tx: reads.oldest_retry_at(tx, tenant))
+
+    async def silent(
+        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
+    ) -> tuple[tuple[str, str], ...]:
+        return await self._read(lambda tx: reads.silent(tx, status, providers, after, until, limit))
 
     async def tenants(self) -> tuple[str, ...]:
         return await self._read(reads.tenants)
@@ -241,6 +250,10 @@ class SqliteStore:
         if self._reader is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
         return await self._reader.do(Call(lambda cursor: action(self._tx(cursor))))
+
+    def _accept_joined(self, batch: Sequence[Submission], connection: object) -> tuple[Acceptance, ...]:
+        with joined(connection, self._path) as cursor:
+            return accept.accept(self._tx(cursor), batch)
 
     def _accept_together(
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Submission]]

@@ -15,9 +15,12 @@ from homing.testing.store_suite.accepting import AcceptingTests
 from homing.testing.store_suite.claiming import ClaimingTests
 from homing.testing.store_suite.commands import CommandTests
 from homing.testing.store_suite.counting import CountingTests
+from homing.testing.store_suite.effects import BounceCountTests, ReceiptEffectTests
+from homing.testing.store_suite.elsewhere import ElsewhereTests
 from homing.testing.store_suite.fairness import FairnessTests
 from homing.testing.store_suite.harness import Harness
 from homing.testing.store_suite.leases import LeaseTests
+from homing.testing.store_suite.naming import NamedReceiptTests
 from homing.testing.store_suite.ordering import OrderingTests
 from homing.testing.store_suite.reading import ReadingTests
 from homing.testing.store_suite.receiving import ReceivingTests
@@ -25,6 +28,7 @@ from homing.testing.store_suite.registry import RegistryTests
 from homing.testing.store_suite.resending import ResendTests
 from homing.testing.store_suite.settling import SettlingTests
 from homing.testing.store_suite.sharing import SharingTests
+from homing.testing.store_suite.silence import SilenceTests
 from homing.testing.store_suite.telling import TellingTests
 from homing.testing.store_suite.timing import TimingTests
 from homing.testing.store_suite.upkeep import UpkeepTests
@@ -36,6 +40,7 @@ __all__ = ["Harness", "StoreSuite"]
 
 class StoreSuite(
     AcceptingTests,
+    ElsewhereTests,
     ClaimingTests,
     TimingTests,
     FairnessTests,
@@ -45,7 +50,11 @@ class StoreSuite(
     ResendTests,
     ReceivingTests,
     OrderingTests,
+    NamedReceiptTests,
+    ReceiptEffectTests,
+    BounceCountTests,
     ReadingTests,
+    SilenceTests,
     CountingTests,
     TellingTests,
     UpkeepTests,

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from homing.core.model import Reason, ReceiptEvent, RegistryPut, Status
+from homing.core.effects import suppression_key
+from homing.core.model import Reason, ReceiptEvent, Status
 from homing.core.ports import Backend
 from homing.testing.builders import (
     a_receipt,
@@ -29,7 +30,6 @@ from homing.testing.store_suite.steps import (
 )
 
 E = ReceiptEvent
-UNSUBSCRIBED = RegistryPut(tenant="default", kind="preference", key="u-1", value={"email": False})
 
 
 class OrderingTests:
@@ -61,10 +61,11 @@ class OrderingTests:
     ) -> None:
         store = harness.store
         claim = await take(store)
-        await store.receipt([a_receipt("m-1", E.UNSUBSCRIBE, puts=(UNSUBSCRIBED,))])
-        assert await store.get_many("default", "preference", ["u-1"]) == {}
+        await store.receipt([a_receipt("m-1", E.SPAM_REPORT)])
+        key = suppression_key(claim.channel, claim.address, "*")
+        assert await store.get_many("default", "suppression", [key]) == {}
         await store.settle([sent(claim, "m-1")])
-        assert "u-1" in await store.get_many("default", "preference", ["u-1"])
+        assert key in await store.get_many("default", "suppression", [key])
 
     async def test_a_repeated_early_receipt_is_applied_once(self, harness: Harness) -> None:
         store = harness.store

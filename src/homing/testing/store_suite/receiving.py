@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from homing.core.model import Mode, Reason, ReceiptEvent, RegistryPut, Status
+from homing.core.failover import Stop
+from homing.core.model import Mode, Reason, ReceiptEvent, Status
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
@@ -28,7 +29,6 @@ from homing.testing.store_suite.steps import (
 )
 
 E = ReceiptEvent
-UNSUBSCRIBED = RegistryPut(tenant="default", kind="preference", key="u-1", value={"email": False})
 
 
 class ReceivingTests:
@@ -105,7 +105,7 @@ class ReceivingTests:
     async def test_a_failure_with_one_provider_goes_there_again(self, harness: Harness) -> None:
         store = harness.store
         await send(store, "m-1")
-        await store.receipt([a_receipt("m-1", E.FAILED, route=(("sendgrid", "sendgrid"),))])
+        await store.receipt([a_receipt("m-1", E.FAILED, route=(Stop("sendgrid"),))])
         assert (await claim_one(store)).provider == "sendgrid"
 
     async def test_a_failure_of_a_forced_provider_stays_there(self, harness: Harness) -> None:
@@ -151,29 +151,9 @@ class ReceivingTests:
     async def test_a_spam_report_is_never_retried(self, harness: Harness) -> None:
         store = harness.store
         id = await send(store, "m-1")
-        put = RegistryPut(tenant="default", kind="suppression", key="ada", value={"why": "spam"})
-        await store.receipt([a_receipt("m-1", E.DELIVERED), a_receipt("m-1", E.SPAM_REPORT, puts=(put,))])
+        await store.receipt([a_receipt("m-1", E.DELIVERED), a_receipt("m-1", E.SPAM_REPORT)])
         found = await see(store, id)
         assert (found.status, found.reason) == (Status.FAILED, Reason.SPAM_REPORT)
-        entry = (await store.get_many("default", "suppression", ["ada"]))["ada"]
-        assert (entry.value, entry.updated_by) == ({"why": "spam"}, "homing")
-
-    async def test_an_unsubscribe_writes_preferences_and_leaves_the_status(self, harness: Harness) -> None:
-        store = harness.store
-        id = await send(store, "m-1")
-        receipt = a_receipt("m-1", E.UNSUBSCRIBE, puts=(UNSUBSCRIBED,))
-        assert (await store.receipt([receipt])).applied == (receipt.event_id,)
-        assert await status_of(store, id) is Status.SENT
-        entry = (await store.get_many("default", "preference", ["u-1"]))["u-1"]
-        assert (entry.value, entry.version) == ({"email": False}, 1)
-
-    async def test_a_repeated_receipt_writes_no_reference_data_again(self, harness: Harness) -> None:
-        store = harness.store
-        await send(store, "m-1")
-        receipt = a_receipt("m-1", E.UNSUBSCRIBE, puts=(UNSUBSCRIBED,))
-        await store.receipt([receipt])
-        await store.receipt([receipt])
-        assert (await store.get_many("default", "preference", ["u-1"]))["u-1"].version == 1
 
     async def test_opens_and_clicks_are_counted(self, harness: Harness) -> None:
         store = harness.store

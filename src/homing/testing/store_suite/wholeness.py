@@ -8,19 +8,18 @@ import pytest
 
 from homing.core.errors import StoreError
 from homing.core.events import ALERT
-from homing.core.model import Entry, Event, ReceiptEvent, RegistryPut, Status
+from homing.core.model import Entry, Event, RegistryPut, Status
 from homing.testing.builders import (
     HOUR_MS,
     a_message,
     a_notification,
-    a_receipt,
     a_submission,
     an_id,
     dead,
     sent,
 )
 from homing.testing.store_suite.harness import Harness
-from homing.testing.store_suite.steps import counts, send, status_of, take
+from homing.testing.store_suite.steps import counts, status_of, take
 
 UNWRITABLE: dict[str, Any] = {"value": object()}
 REFUSAL = (TypeError, ValueError, StoreError)
@@ -55,18 +54,6 @@ class WholenessTests:
         assert len(await store.outbox("relay", 100, HOUR_MS)) == 2  # of their acceptance
         assert (await store.settle([sent(good)])).applied == (good.id,)
         assert await status_of(store, bad.id) is Status.SENDING
-
-    async def test_a_receipt_that_cannot_be_written_leaves_its_batch_to_be_told_again(
-        self, harness: Harness
-    ) -> None:
-        store = harness.store
-        id = await send(store, "m-1")
-        put = RegistryPut(tenant="default", kind="preference", key="u", value=UNWRITABLE)
-        good = a_receipt("m-1")
-        with pytest.raises(REFUSAL):
-            await store.receipt([good, a_receipt("m-1", ReceiptEvent.UNSUBSCRIBE, puts=(put,))])
-        assert await status_of(store, id) is Status.SENT
-        assert (await store.receipt([good])).applied == (good.event_id,)
 
     async def test_events_that_cannot_be_written_take_none_with_them(self, harness: Harness) -> None:
         store = harness.store

@@ -1,13 +1,14 @@
 """Who gets the room of a claim: the tenants of a lane in turn, the one served longest ago first.
 
 Dealing one row at a time is what makes the shares equal and lets those who have more share what the others
-leave. Rows are fetched in bulk ahead of the dealing, so that it costs few statements.
+leave. Rows are fetched in bulk ahead of the dealing, so that it costs few statements: the dealing asks for
+them (it yields what it wants), and whoever drives it fetches, from whichever database, and goes on.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from msgspec import Struct, field
@@ -17,7 +18,7 @@ from homing.core.outlets import OutletRoom
 
 Due = tuple[int, str, int]
 """(due_at, id, seq) of a row."""
-START: tuple[int, str] = (-1, "")
+START: Due = (-1, "", 0)
 _LEAST = 8
 _MOST = 4096
 """Rows fetched of one queue at once: bounds the memory, not the claim."""
@@ -30,12 +31,20 @@ class DueQueue(Struct):
     tenant: str
     outlet: str
     served: int
-    after: tuple[int, str] = START
-    """(due_at, id) of the last row that was fetched."""
+    after: Due = START
+    """The last row that was fetched."""
     rows: deque[Due] = field(default_factory=deque)
     looked: bool = False
     more: bool = True
     """There may be rows beyond those that were fetched."""
+
+    def fill(self, rows: Sequence[Due], limit: int) -> None:
+        """Takes what a fetch of at most `limit` rows has found."""
+        self.rows.extend(rows)
+        self.looked = True
+        self.more = len(rows) == limit
+        if rows:
+            self.after = rows[-1]
 
 
 class _Turns(Struct):
@@ -48,8 +57,8 @@ class _Turns(Struct):
     took: bool = False
 
 
-Fetch = Callable[[Sequence[DueQueue], int], None]
-"""Fetches up to so many further rows into each of the queues."""
+Wanted = tuple[Sequence[DueQueue], int]
+"""Queues, and how many further rows are to be fetched into each of them (`DueQueue.fill`)."""
 
 
 class Deal:
@@ -62,11 +71,9 @@ class Deal:
         queues: Sequence[DueQueue],
         turns: Mapping[str, int],
         serial: int,
-        fetch: Fetch,
     ) -> None:
         self._left = room.slots
         self._outlets = outlets
-        self._fetch = fetch
         self._queues = {(queue.tenant, queue.outlet): queue for queue in queues}
         self._tenants: dict[str, _Turns] = {}
         self.serial = serial
@@ -75,11 +82,11 @@ class Deal:
             if outlets.left(queue.outlet) > 0:
                 self._line_up(queue, turns, room)
 
-    def run(self) -> list[Due]:
-        """The rows dealt, in their order."""
+    def run(self) -> Generator[Wanted, None, list[Due]]:
+        """Yields what it wants fetched; returns the rows dealt, in their order."""
         line = [(turns.served, turns.tenant) for turns in self._tenants.values()]
         heapify(line)
-        self._look_ahead(line)
+        yield from self._look_ahead(line)
         dealt: list[Due] = []
         singly = 0
         while self._left > 0 and line:
@@ -92,7 +99,7 @@ class Deal:
                 singly = len(line)
             singly -= 1
             turns = self._tenants[heappop(line)[1]]
-            row = self._serve(turns)
+            row = yield from self._serve(turns)
             if row is None:
                 continue
             dealt.append(row)
@@ -155,12 +162,12 @@ class Deal:
         heapify(line)
         return line
 
-    def _serve(self, turns: _Turns) -> Due | None:
+    def _serve(self, turns: _Turns) -> Generator[Wanted, None, Due | None]:
         """The oldest due row of the tenant's outlet that was served longest ago."""
         while turns.queues:
             outlet = turns.queues[0][1]
             queue = self._queues[turns.tenant, outlet]
-            if self._outlets.left(outlet) <= 0 or not self._has_row(queue, turns.room):
+            if self._outlets.left(outlet) <= 0 or not (yield from self._has_row(queue, turns.room)):
                 heappop(turns.queues)
                 continue
             row = queue.rows.popleft()
@@ -173,15 +180,15 @@ class Deal:
             return row
         return None
 
-    def _has_row(self, queue: DueQueue, room: int) -> bool:
+    def _has_row(self, queue: DueQueue, room: int) -> Generator[Wanted, None, bool]:
         if not queue.rows and queue.more:
             tenants = max(1, len(self._tenants))
             share = max(_LEAST, -(-self._left // tenants), self._left // 4)
-            self._fetch((queue,), min(share, self._left, room, self._outlets.left(queue.outlet), _MOST))
+            yield (queue,), min(share, self._left, room, self._outlets.left(queue.outlet), _MOST)
         return bool(queue.rows)
 
-    def _look_ahead(self, line: Sequence[tuple[int, str]]) -> None:
-        """Fetches, in one statement, about what the tenants that come first will get."""
+    def _look_ahead(self, line: Sequence[tuple[int, str]]) -> Generator[Wanted, None, None]:
+        """Wants, in one statement, about what the tenants that come first will get."""
         if self._left <= 0 or not line:
             return
         first = [self._tenants[tenant] for _, tenant in sorted(line)[: self._left]]
@@ -190,7 +197,7 @@ class Deal:
         share = -(-self._left // len(queues))
         if len(queues) > 1:
             share = min(self._left, max(_LEAST, share + share // 4))
-        self._fetch(queues, min(share, _MOST))
+        yield queues, min(share, _MOST)
 
 
 def _provider(outlet: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homing.core.model import LaneRoom
 from homing.core.outlets import OutletRoom
-from homing.stores.sqlite.deal import Deal, Due, DueQueue
+from homing.stores.deal import Deal, Due, DueQueue
 
 OUTLETS = ("x", "y", "hook@1", "hook@2", "hook")
 
@@ -49,17 +49,20 @@ def deal(
             there = [
                 row
                 for row in rows_of((queue.tenant, queue.outlet), due[queue.tenant, queue.outlet])
-                if row[:2] > queue.after
+                if row[:2] > queue.after[:2]
             ][:limit]
-            queue.rows.extend(there)
-            queue.looked = True
-            queue.more = len(there) == limit
-            if there:
-                queue.after = there[-1][:2]
+            queue.fill(there, limit)
 
     queues = [DueQueue("lane", tenant, outlet, 0) for tenant, outlet in due]
-    dealing = kind(room, OutletRoom(outlet_room, 25), queues, served, 100, fetch)
-    return [id for _, id, _ in dealing.run()], sorted(dealing.served()), dealing.serial
+    dealing = kind(room, OutletRoom(outlet_room, 25), queues, served, 100)
+    running = dealing.run()
+    while True:
+        try:
+            fetch(*next(running))
+        except StopIteration as end:
+            dealt: list[Due] = end.value
+            break
+    return [id for _, id, _ in dealt], sorted(dealing.served()), dealing.serial
 
 
 @given(places, st.integers(0, 80), st.integers(0, 40), rooms, outlets)

@@ -1,0 +1,184 @@
+"""`homing providers`: what is wired in, how each is doing, trying one out, and breakers by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homing.cli import mask
+from homing.cli.exits import ExitCode, Refused
+from homing.cli.filters import one_of
+from homing.cli.root import group
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import Json, Options, Who, Why, Yes, command, confirm, engine, login
+from homing.cli.words import relative, span
+
+if TYPE_CHECKING:
+    from homing.core.breaker import Phase
+    from homing.engine.desk import BreakerView, Health, ProviderView, Tried
+
+providers = group("providers", "List and test providers; hold their breakers open or closed.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The provider's id.")]
+
+
+@command(providers, "list")
+async def list_(options: Options, json: Json = False) -> int:
+    """List providers: their place on each route, weight, breaker and limits."""
+    import msgspec
+
+    async with engine(options) as homing:
+        found = await homing.providers()
+    if json:
+        print_json(msgspec.to_builtins(found))
+        return ExitCode.OK
+    options.screen.table(
+        ("PROVIDER", "KIND", "ROUTES", "WEIGHT>", "IN FLIGHT>", "RATE>", "BREAKER~"),
+        [(p.id, p.kind, _routes(p), p.weight, p.max_in_flight, _rate(p), _breaker(p.breaker)) for p in found],
+    )
+    return ExitCode.OK
+
+
+@command(providers, "test")
+async def try_out(
+    options: Options,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Only this provider; default: all of them.")
+    ] = None,
+    send: Annotated[
+        str | None,
+        typer.Option("--send", metavar="ADDRESS", help="Really send a test message there, through NAME."),
+    ] = None,
+    channel: Annotated[
+        str | None,
+        typer.Option(
+            "--channel", metavar="NAME", help="With --send: over which channel, if it serves several."
+        ),
+    ] = None,
+    yes: Yes = False,
+    json: Json = False,
+) -> int:
+    """Ask providers whether they are usable; with --send, send a real test message."""
+    if send is not None:
+        return await _send(options, name, send, channel, yes=yes, json=json)
+    if channel is not None:
+        raise Refused("--channel: is for a test message; give --send ADDRESS too")
+    async with engine(options) as homing:
+        found = await homing.check_providers(name)
+    _show_health(options, found, json=json)
+    return ExitCode.OK if all(one.usable for one in found) else ExitCode.NO
+
+
+@command(providers, "open")
+async def open_(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
+    """Hold a provider's breaker open: nothing is sent there until it is closed or given back."""
+    from homing.core.breaker import Phase
+
+    return await _force(options, name, Phase.OPEN, who, why, json=json)
+
+
+@command(providers, "close")
+async def close(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
+    """Hold a provider's breaker closed: it is used whatever its failures."""
+    from homing.core.breaker import Phase
+
+    return await _force(options, name, Phase.CLOSED, who, why, json=json)
+
+
+@command(providers, "auto")
+async def auto(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
+    """Give a breaker back: it opens and closes by itself again, from closed on, ramped up."""
+    return await _force(options, name, None, who, why, json=json)
+
+
+async def _force(
+    options: Options, name: str, phase: Phase | None, who: str | None, why: str, *, json: bool
+) -> int:
+    import msgspec
+
+    from homing.core.request import provider_id
+
+    async with engine(options) as homing:
+        await homing.force_breaker(name, phase, who=who or login(), why=why)
+        found = next(one for one in await homing.providers() if one.id == provider_id(name))
+    if json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        options.screen.line(found.id, *_breaker(found.breaker))
+        if phase is not None:
+            options.notes.line(f"`homing providers auto {found.id}` gives it back", style="bright_black")
+    return ExitCode.OK
+
+
+async def _send(
+    options: Options, name: str | None, address: str, channel: str | None, *, yes: bool, json: bool
+) -> int:
+    from homing.core.model import Channel
+
+    if name is None:
+        raise Refused("NAME: is missing; a test message goes through one provider, say which")
+    over = None if channel is None else one_of(Channel, channel, "--channel")
+    where = address if options.show_recipients else mask.address(address)
+    if not confirm(f"Really send a test message through {name} to {where}?", yes=yes):
+        return ExitCode.NO
+    async with engine(options) as homing:
+        tried = await homing.try_provider(name, address, over)
+    _show_sent(options, tried, json=json)
+    return ExitCode.OK if tried.outcome.value == "accepted" else ExitCode.NO
+
+
+def _show_health(options: Options, found: tuple[Health, ...], *, json: bool) -> None:
+    import msgspec
+
+    if json:
+        print_json(msgspec.to_builtins(found))
+        return
+    for one in found:
+        mark = styled("✓", "green") if one.usable else styled("✗", "red")
+        options.screen.line(mark, one.provider, one.problem or "usable")
+
+
+def _show_sent(options: Options, tried: Tried, *, json: bool) -> None:
+    import msgspec
+
+    if json:
+        print_json(options.privacy.wire(msgspec.to_builtins(tried), tried.recipient))
+        return
+    took = span(tried.latency_ms)
+    options.screen.line(
+        styled(tried.outcome.value), f"by {tried.provider} over {tried.channel.value} in {took}"
+    )
+    options.screen.fields(
+        (
+            ("message id", tried.provider_message_id),
+            ("code", tried.error_code),
+            ("error", options.privacy.error(tried.error, tried.recipient)),
+        )
+    )
+
+
+def _routes(provider: ProviderView) -> str:
+    """`sms 1, email 2`; a channel that it serves but whose route leaves it out has no place."""
+    return ", ".join(
+        f"{channel.value} {provider.routes[channel]}" if channel in provider.routes else f"{channel.value} –"
+        for channel in provider.channels
+    )
+
+
+def _rate(provider: ProviderView) -> str:
+    return "" if provider.rate_per_second is None else f"{provider.rate_per_second:g}/s"
+
+
+def _breaker(breaker: BreakerView) -> tuple[Any, ...]:
+    """The phase and what there is to say about it."""
+    words = []
+    if breaker.forced:
+        words.append(f" by {breaker.by}" if breaker.by else "")
+    if breaker.since is not None and (breaker.forced or breaker.until is not None):
+        words.append(f" {relative(breaker.since)}")
+    if breaker.until is not None:
+        words.append(f", next trial {relative(breaker.until)}")
+    if breaker.why:
+        words.append(f": {breaker.why}")
+    return ("held " if breaker.forced else "", styled(breaker.phase.value), "".join(words))

@@ -1,0 +1,93 @@
+"""What outcomes and receipts write into the reference data: dead addresses, opt-outs, unsubscribes.
+
+Pure: the writes are returned, and a store makes them in the transaction of the change itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from homing.core.model import Channel, OutcomeKind, Receipt, ReceiptEvent, Recipient, RegistryPut
+
+EVERY_CATEGORY = "*"
+DEVICE, SUPPRESSION, PREFERENCE = "device", "suppression", "preference"
+
+
+class Addressed(Protocol):
+    """A claim or a row: whose it is, and where it goes."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def channel(self) -> Channel: ...
+    @property
+    def category(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+
+
+def outcome_effects(claim: Addressed, provider: str, kind: OutcomeKind) -> tuple[RegistryPut, ...]:
+    """A dead address is deactivated, an opt-out suppressed."""
+    if kind is OutcomeKind.DEAD_ADDRESS:
+        return (_dead(claim, provider),)
+    if kind is OutcomeKind.OPTED_OUT:
+        return (_suppressed(claim, EVERY_CATEGORY, kind.value),)
+    return ()
+
+
+def has_effects(receipt: Receipt) -> bool:
+    """Whether a receipt writes any reference data at all."""
+    if receipt.event is ReceiptEvent.FAILED:
+        # Where a bounce always fails over, the address stays in use: the next provider is to try it.
+        return receipt.address_dead and not receipt.always_failover
+    return receipt.event in (ReceiptEvent.SPAM_REPORT, ReceiptEvent.UNSUBSCRIBE)
+
+
+def receipt_effects(row: Addressed, recipient: Recipient, receipt: Receipt) -> tuple[RegistryPut, ...]:
+    """What a receipt about this notification says of its recipient."""
+    if not has_effects(receipt):
+        return ()
+    match receipt.event:
+        case ReceiptEvent.UNSUBSCRIBE:
+            return _unsubscribed(row, recipient, receipt)
+        case ReceiptEvent.SPAM_REPORT:
+            return (_suppressed(row, EVERY_CATEGORY, receipt.event.value),)
+        case _:
+            return (_dead(row, receipt.provider),)
+
+
+def suppression_key(channel: Channel, address: str, category: str) -> str:
+    """Where a suppression is filed; category `*` holds for all."""
+    return f"{channel.value}:{address}:{category}"
+
+
+def preference_key(recipient_id: str, category: str, channel: Channel) -> str:
+    """Where a recipient's preference is filed; category `*` holds where there is none for the category."""
+    return f"{recipient_id}:{category}:{channel.value}"
+
+
+def _dead(what: Addressed, provider: str) -> RegistryPut:
+    if what.channel is not Channel.PUSH:
+        return _suppressed(what, EVERY_CATEGORY, OutcomeKind.DEAD_ADDRESS.value)
+    value: dict[str, Any] = {"token": what.address, "active": False, "why": f"dead at {provider}"}
+    return RegistryPut(tenant=what.tenant, kind=DEVICE, key=what.address, value=value)
+
+
+def _suppressed(what: Addressed, category: str, why: str) -> RegistryPut:
+    value = {"channel": what.channel.value, "address": what.address, "category": category, "why": why}
+    key = suppression_key(what.channel, what.address, category)
+    return RegistryPut(tenant=what.tenant, kind=SUPPRESSION, key=key, value=value)
+
+
+def _unsubscribed(row: Addressed, recipient: Recipient, receipt: Receipt) -> tuple[RegistryPut, ...]:
+    category = EVERY_CATEGORY if receipt.unsubscribed_from_all else row.category
+    suppressed = _suppressed(row, category, receipt.event.value)
+    if recipient.id is None:
+        return (suppressed,)
+    preference = RegistryPut(
+        tenant=row.tenant,
+        kind=PREFERENCE,
+        key=preference_key(recipient.id, category, row.channel),
+        value={"allowed": False},
+    )
+    return suppressed, preference

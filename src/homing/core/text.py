@@ -1,0 +1,23 @@
+"""Text that may be stored and sent on: no hidden characters, and one line where one line is meant."""
+
+from __future__ import annotations
+
+import re
+
+from homing.core.errors import InvalidRequest
+
+_LINE_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+_TEXT_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def check_line(value: str | None, where: str) -> None:
+    """One plain line."""
+    if value is not None and (_LINE_CONTROL.search(value) or SURROGATE.search(value)):
+        raise InvalidRequest(where, "has a line break or control character; it must be one plain line")
+
+
+def check_text(value: str | None, where: str) -> None:
+    """Text of any number of lines."""
+    if value is not None and (_TEXT_CONTROL.search(value) or SURROGATE.search(value)):
+        raise InvalidRequest(where, "has a control character; allowed are text, tabs and line breaks")

@@ -1,0 +1,149 @@
+"""What providers tell later: verified and read by the provider, completed here, applied by the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from homing.core.callbacks import Callback, Heard
+from homing.core.errors import CallbackRefused, CallbackUnreadable, InvalidRequest
+from homing.core.failover import Route
+from homing.core.model import Channel, Mode, Priority, Receipt, ReceiptEvent
+from homing.core.policy import BounceFailover, Keys
+from homing.core.ports import Backend, Clock, Hears
+from homing.core.request import provider_id
+from homing.engine.deliverer import plain
+from homing.engine.policies import Policies
+from homing.engine.roster import Listed, Roster
+
+log = logging.getLogger("homing.callbacks")
+
+_STEP = 200
+_LONGEST_ID = 255
+
+
+class CallbackResult(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What became of the events of a callback, and what to answer its sender with."""
+
+    applied: int = 0
+    unchanged: int = 0
+    """Heard before, or overtaken by what was heard since."""
+    orphaned: int = 0
+    """About messages that are not known yet: kept, and applied when they are."""
+    ignored: int = 0
+    unreadable: int = 0
+    reply: bytes = b""
+    reply_type: str = "text/plain"
+    reply_headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Callbacks:
+    """Takes callbacks, and receipts that were asked for, to the store."""
+
+    def __init__(
+        self,
+        *,
+        backend: Backend,
+        roster: Roster,
+        policies: Policies,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        self._backend = backend
+        self._roster = roster
+        self._policies = policies
+        self._clock = clock
+        self._wake = wake
+
+    async def hear(self, provider: str, callback: Callback) -> CallbackResult:
+        """Verify → complete → apply. Raises `CallbackRefused` where the provider did not sign it."""
+        listed = self._listed(provider)
+        heard = self._heard(listed, callback)
+        counted = await self.apply(listed, heard.receipts)
+        return replace(
+            counted,
+            ignored=heard.ignored,
+            unreadable=heard.unreadable + counted.unreadable,
+            reply=heard.reply,
+            reply_type=heard.reply_type,
+            reply_headers=heard.reply_headers,
+        )
+
+    async def apply(self, listed: Listed, receipts: Iterable[Receipt]) -> CallbackResult:
+        """Hands receipts of one provider to the store, in bounded steps. Safe to repeat after an error."""
+        usable, unreadable = self._completed(listed, receipts)
+        applied = unchanged = orphaned = 0
+        for start in range(0, len(usable), _STEP):
+            result = await self._backend.receipt(usable[start : start + _STEP])
+            applied += len(result.applied)
+            unchanged += len(result.unchanged)
+            orphaned += len(result.orphaned)
+        if applied and any(receipt.event is ReceiptEvent.FAILED for receipt in usable):
+            self._wake()  # it may have been reopened, and is due now
+        return CallbackResult(applied=applied, unchanged=unchanged, orphaned=orphaned, unreadable=unreadable)
+
+    def _listed(self, provider: str) -> Listed:
+        listed = self._roster.get(provider_id(provider))
+        if listed is not None and isinstance(listed.provider, Hears):
+            return listed
+        hearing = [one.id for one in self._roster if isinstance(one.provider, Hears)]
+        known = ", ".join(hearing) or "none"
+        problem = "is not configured" if listed is None else "does not call back"
+        raise InvalidRequest("provider", f"{provider!r} {problem}; those that do are: {known}")
+
+    def _heard(self, listed: Listed, callback: Callback) -> Heard:
+        assert isinstance(listed.provider, Hears), "checked by the caller"
+        try:
+            return listed.provider.hear(callback, self._clock.now_ms())
+        except CallbackRefused:
+            log.warning("a callback in the name of %s was refused", listed.id)
+            raise
+        except Exception as error:  # its text may name the recipient
+            log.error("%s could not read a callback: %s", listed.id, type(error).__name__)
+            raise CallbackUnreadable(f"{listed.id} could not read the callback") from None
+
+    def _completed(self, listed: Listed, receipts: Iterable[Receipt]) -> tuple[Sequence[Receipt], int]:
+        """With what a callback cannot know; and how many no store could keep."""
+        usable: list[Receipt] = []
+        unreadable = 0
+        routes = {channel: self._route(listed, channel) for channel in listed.channels}
+        always = self._always_failover(listed)
+        for receipt in receipts:
+            if not all(map(_storable, (receipt.event_id, receipt.provider_message_id))):
+                unreadable += 1
+                continue
+            failed = receipt.event is ReceiptEvent.FAILED
+            usable.append(
+                replace(
+                    receipt,
+                    provider=listed.id,
+                    error=plain(receipt.error),
+                    error_code=plain(receipt.error_code, 100),
+                    routes=routes if failed else {},
+                    always_failover=failed and always,
+                )
+            )
+        return usable, unreadable
+
+    def _route(self, listed: Listed, channel: Channel) -> Route:
+        route = self._roster.route(channel)
+        if channel is not Channel.PUSH:
+            return route
+        # A device token belongs to the provider that gave it out: no other one can use it.
+        return tuple(stop for stop in route if stop.provider == listed.id)
+
+    def _always_failover(self, listed: Listed) -> bool:
+        """By the policy of the provider's channel; whose notification it is, only the store can tell."""
+        book = self._policies.book
+        return all(
+            book.policy(Keys("", "", "", channel, Priority.MEDIUM), Mode.STANDARD).bounce_failover
+            is BounceFailover.ALWAYS
+            for channel in listed.channels
+        )
+
+
+def _storable(id: str) -> bool:
+    return 0 < len(id) <= _LONGEST_ID and plain(id, _LONGEST_ID) == id

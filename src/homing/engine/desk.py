@@ -1,0 +1,207 @@
+"""Providers as an operator sees them: what is wired in, how each is doing, and a way to try one out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+
+from msgspec import Struct, field
+
+from homing.core.breaker import Breaker, Phase, reopens_at
+from homing.core.errors import InvalidRequest
+from homing.core.events import moment
+from homing.core.ids import uuid7
+from homing.core.model import Channel, Content, OutcomeKind, Priority, Recipient
+from homing.core.ports import Chance, Clock, Delivery
+from homing.core.redact import redact
+from homing.core.request import ADDRESS_FIELD, address_of, provider_id
+from homing.engine.breakers import Breakers
+from homing.engine.deliverer import answer, plain
+from homing.engine.roster import Listed, Roster
+
+_CHECK_S = 10
+_TEST_TIMEOUT_MS = 30_000
+TEST_CONTENT = Content(
+    subject="Test message",
+    title="Test message",
+    body="This is a test message from Homing.",
+    text="This is a test message from Homing.",
+)
+
+
+class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A provider's breaker, as people read it."""
+
+    phase: Phase
+    """What holds: the operator's choice where there is one."""
+    forced: bool = False
+    by: str = ""
+    """With `forced`: who chose it."""
+    why: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    """While it is open or half open by itself: when it next lets a trial through."""
+
+
+class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """One provider with its settings and its breaker."""
+
+    id: str
+    kind: str
+    channels: tuple[Channel, ...]
+    routes: Mapping[Channel, int] = field(default_factory=dict)
+    """Channel → its place on that route; 1 is tried first. A channel may have a route without it."""
+    weight: int | None = None
+    breaker: BreakerView
+    max_in_flight: int
+    host_slots: int | None = None
+    rate_per_second: float | None = None
+    rate_burst: int | None = None
+
+
+class Health(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """What a provider's health check said."""
+
+    provider: str
+    usable: bool
+    problem: str = ""
+
+
+class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A test message: where it went and what became of it."""
+
+    provider: str
+    channel: Channel
+    recipient: Recipient
+    outcome: OutcomeKind
+    latency_ms: int
+    provider_message_id: str | None = None
+    error_code: str | None = None
+    error: str | None = None
+
+
+class ProviderDesk:
+    """The part of the engine's front that is about providers."""
+
+    _roster: Roster
+    _breakers: Breakers
+    _clock: Clock
+    _chance: Chance
+    tenant: str
+
+    async def providers(self) -> tuple[ProviderView, ...]:
+        """All that are wired in, in the order of their list, with their breakers as they are now."""
+        await self._breakers.refresh(at_once=True)
+        return tuple(self._view(listed) for listed in self._roster)
+
+    async def check_providers(self, provider: str | None = None) -> tuple[Health, ...]:
+        """Asks each provider (or the one that is named) whether it is usable; changes nothing."""
+        chosen = list(self._roster) if provider is None else [self._listed(provider)]
+        problems = await asyncio.gather(*(problem_of(listed) for listed in chosen))
+        return tuple(
+            Health(provider=listed.id, usable=not problem, problem=problem)
+            for listed, problem in zip(chosen, problems, strict=True)
+        )
+
+    async def try_provider(self, provider: str, address: str, channel: Channel | None = None) -> Tried:
+        """Really sends a test message, now, through this provider alone.
+
+        Nothing is stored and nothing is tried again; breaker, rate limit and preferences are not asked.
+        """
+        listed = self._listed(provider)
+        over = self._channel(listed, channel)
+        recipient = Recipient(**{ADDRESS_FIELD[over]: address})
+        id = uuid7(self._clock.now_ms(), self._chance.getrandbits(74))
+        began_ms = self._clock.monotonic_ms()
+        outcome = await answer(
+            listed,
+            Delivery(
+                notification_id=id,
+                tenant=self.tenant,
+                channel=over,
+                type="homing_test",
+                priority=Priority.MEDIUM,
+                recipient=recipient,
+                address=address_of(recipient, over),
+                content=TEST_CONTENT,
+                idempotency_key=id,
+                attempt=1,
+                timeout_ms=_TEST_TIMEOUT_MS,
+            ),
+        )
+        latency_ms = self._clock.monotonic_ms() - began_ms
+        return Tried(
+            provider=listed.id,
+            channel=over,
+            recipient=recipient,
+            outcome=outcome.kind,
+            latency_ms=latency_ms,
+            provider_message_id=outcome.provider_message_id,
+            error_code=outcome.error_code,
+            error=outcome.error,
+        )
+
+    async def force_breaker(self, provider: str, phase: Phase | None, *, who: str, why: str = "") -> None:
+        """Opens or closes a provider's breaker by hand; None gives it back to the automatic one."""
+        await self._breakers.force(self._listed(provider).id, phase, who, why)
+
+    def _listed(self, provider: str) -> Listed:
+        listed = self._roster.get(provider_id(provider))
+        if listed is None:
+            known = ", ".join(one.id for one in self._roster)
+            raise InvalidRequest("provider", f"{provider!r} is not configured; known are {known}")
+        return listed
+
+    def _channel(self, listed: Listed, asked: Channel | None) -> Channel:
+        serves = ", ".join(channel.value for channel in listed.channels)
+        if asked is None and len(listed.channels) > 1:
+            raise InvalidRequest("channel", f"is missing; {listed.id} serves {serves}: say which to try")
+        if asked is not None and asked not in listed.channels:
+            raise InvalidRequest("channel", f"{asked} is not served by {listed.id}; allowed are {serves}")
+        return asked or listed.channels[0]
+
+    def _view(self, listed: Listed) -> ProviderView:
+        places = {
+            channel: place
+            for channel in listed.channels
+            for place, stop in enumerate(self._roster.route(channel), 1)
+            if stop.provider == listed.id
+        }
+        return ProviderView(
+            id=listed.id,
+            kind=listed.kind or type(listed.provider).__name__,
+            channels=listed.channels,
+            routes=places,
+            weight=listed.weight,
+            breaker=breaker_view(self._breakers.state(listed.id)),
+            max_in_flight=listed.max_in_flight,
+            host_slots=listed.host_slots,
+            rate_per_second=None if listed.rate is None else listed.rate.per_second,
+            rate_burst=None if listed.rate is None else listed.rate.burst,
+        )
+
+
+def breaker_view(breaker: Breaker) -> BreakerView:
+    """A breaker as it is shared between workers, for people."""
+    since = moment(breaker.changed_at) if breaker.changed_at else None
+    if breaker.forced is not None:
+        return BreakerView(
+            phase=breaker.forced, forced=True, by=breaker.forced_by, why=breaker.forced_why, since=since
+        )
+    at = reopens_at(breaker) if breaker.phase is not Phase.CLOSED else None
+    return BreakerView(
+        phase=breaker.phase, why=breaker.why, since=since, until=None if at is None else moment(at)
+    )
+
+
+async def problem_of(listed: Listed) -> str:
+    """What a provider's health check finds wrong; empty: it looks usable."""
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            good = await listed.provider.check()
+    except TimeoutError:
+        return f"no answer within {_CHECK_S} s"
+    except Exception as error:  # a health check may fail in any way
+        return plain(redact(str(error)) or type(error).__name__) or ""
+    return "" if good else "its check says no"

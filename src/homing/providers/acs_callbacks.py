@@ -1,0 +1,162 @@
+"""Event Grid as it reports on mails of Communication Services: the handshake, and events in either schema.
+
+Event Grid signs nothing: whoever knows the key in the address (or in a header that the subscription adds)
+is believed, and nobody is while no key is set.
+"""
+
+from __future__ import annotations
+
+import hmac
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from homing.core.callbacks import Callback, CallbackRefused, Heard
+from homing.core.model import Receipt, ReceiptEvent
+from homing.providers.reading import as_object, error_text, json_of
+from homing.providers.secret import Secret, secret
+
+KEY_HEADER = "x-webhook-key"
+KEY_PARAMETER = "key"
+
+_VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
+_DELIVERY = "Microsoft.Communication.EmailDeliveryReportReceived"
+_ENGAGEMENT = "Microsoft.Communication.EmailEngagementTrackingReportReceived"
+
+_REPORTED: dict[str, tuple[ReceiptEvent, bool]] = {
+    "Delivered": (ReceiptEvent.DELIVERED, False),
+    "Expanded": (ReceiptEvent.SENT, False),
+    "Bounced": (ReceiptEvent.FAILED, True),
+    "Suppressed": (ReceiptEvent.FAILED, True),
+    "Quarantined": (ReceiptEvent.FAILED, False),
+    "FilteredSpam": (ReceiptEvent.FAILED, False),
+    "Failed": (ReceiptEvent.FAILED, False),
+}
+"""Status → what it means, and whether the address is gone. Any other status is a failure, says the vendor."""
+
+_ENGAGED = {"view": ReceiptEvent.OPEN, "click": ReceiptEvent.CLICK}
+
+
+class AcsCallbacks:
+    """Reads what Event Grid posts."""
+
+    def __init__(self, key: str | Secret, *, named_by_us: bool) -> None:
+        self._key = secret("webhook_key", key).reveal().encode() if key else None
+        self._named_by_us = named_by_us
+
+    def hear(self, callback: Callback) -> Heard:
+        """One bad event never fails its batch."""
+        self._check(callback)
+        if callback.method == "OPTIONS":
+            return _welcome(callback)
+        events = json_of(callback.body)
+        receipts: list[Receipt] = []
+        ignored = unreadable = 0
+        for event in events if isinstance(events, list) else [events]:
+            try:
+                kind = _kind(event)
+                if kind == _VALIDATION:
+                    return _validation(event)
+                found = self._receipts(kind, event)
+            except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
+                unreadable += 1
+                continue
+            ignored += not found
+            receipts += found
+        return Heard(receipts=tuple(receipts), ignored=ignored, unreadable=unreadable)
+
+    def _check(self, callback: Callback) -> None:
+        if self._key is None:
+            raise CallbackRefused("webhook_key is not set, so no event can be believed")
+        given = callback.headers.get(KEY_HEADER)
+        if given is None:
+            try:
+                given = parse_qs(urlsplit(callback.url).query).get(KEY_PARAMETER, [""])[0]
+            except ValueError:
+                given = ""
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key):
+            raise CallbackRefused("the key of the callback is not ours; nothing was changed")
+
+    def _receipts(self, kind: str, event: dict[str, Any]) -> list[Receipt]:
+        if kind == _DELIVERY:
+            return [self._delivery(event)]
+        if kind == _ENGAGEMENT:
+            return self._engagement(event)
+        return []
+
+    def _delivery(self, event: dict[str, Any]) -> Receipt:
+        data = event["data"]
+        status = _needed(data, "status")
+        meant, gone = _REPORTED.get(status, (ReceiptEvent.FAILED, False))
+        failed = meant is ReceiptEvent.FAILED
+        told = as_object(data.get("deliveryStatusDetails")).get("statusMessage")
+        return Receipt(
+            event=meant,
+            event_id=_needed(event, "id"),
+            at=_at(data.get("deliveryAttemptTimeStamp") or event.get("eventTime") or event["time"]),
+            recipient_at_fault=gone,
+            address_dead=gone,
+            error_code=status[:100] if failed else None,
+            error=error_text(told) if failed else None,
+            **self._whose(data),
+        )
+
+    def _engagement(self, event: dict[str, Any]) -> list[Receipt]:
+        """Who opens or clicks has got it: it tells of the delivery too, should its own report be lost."""
+        data = event["data"]
+        meant = _ENGAGED.get(_needed(data, "engagementType").lower())
+        if meant is None:
+            return []
+        id = _needed(event, "id")
+        at = _at(data.get("userActionTimeStamp") or event.get("eventTime") or event["time"])
+        whose = self._whose(data)
+        return [
+            Receipt(event=ReceiptEvent.DELIVERED, event_id=id, at=at, **whose),
+            Receipt(event=meant, event_id=f"{id}:{meant.value}", at=at, **whose),
+        ]
+
+    def _whose(self, data: dict[str, Any]) -> dict[str, Any]:
+        """The message; where operations are named after notifications, its id is the notification's."""
+        message_id = _needed(data, "messageId")
+        return {
+            "provider": "acs",
+            "provider_message_id": message_id,
+            "notification_id": message_id.lower() if self._named_by_us else None,
+        }
+
+
+def _kind(event: dict[str, Any]) -> str:
+    """Event Grid's schema says `eventType`, that of CloudEvents `type`."""
+    kind = event.get("eventType") or event.get("type")
+    if not isinstance(kind, str):
+        raise TypeError("an event without its type")
+    return kind
+
+
+def _validation(event: dict[str, Any]) -> Heard:
+    code = _needed(event["data"], "validationCode")
+    return Heard(reply=msgspec.json.encode({"validationResponse": code}), reply_type="application/json")
+
+
+def _welcome(callback: Callback) -> Heard:
+    """The handshake of CloudEvents: the sender may send, as fast as it likes."""
+    origin = callback.headers.get("webhook-request-origin", "")
+    if not origin or not origin.isprintable() or not origin.isascii():
+        raise CallbackRefused("an OPTIONS request without its WebHook-Request-Origin")
+    return Heard(reply_headers={"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"})
+
+
+def _needed(fields: dict[str, Any], name: str) -> str:
+    value = fields[name]
+    if not isinstance(value, str) or not value or len(value) > 255:
+        raise ValueError(f"{name} is not what it should be")
+    return value
+
+
+def _at(text: str) -> int:
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)

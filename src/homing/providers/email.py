@@ -1,0 +1,151 @@
+"""One reading of a notification as an email, shared by all that send email.
+
+The text is `content.text`, or `content.body` where there is none; nothing is made up from the HTML. The
+subject is `content.subject`, else the title, else the provider's `default_subject`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+from msgspec import Struct
+
+from homing.core.email import (
+    check_email_content,
+    check_email_parts,
+    email_address,
+    list_unsubscribe,
+    refuse_encoded_words,
+    without_line_ends,
+)
+from homing.core.errors import ConfigError, InvalidRequest
+from homing.core.model import Attachment, OutcomeKind
+from homing.core.ports import Delivery
+from homing.core.text import check_line, check_text
+from homing.providers.wire import Unsendable
+
+DEFAULT_SUBJECT = "(no subject)"
+_NO_LIMIT = 2**62  # sizes were limited at intake
+
+
+class Mailbox(Struct, frozen=True):
+    """An address of ours, and the name that is shown with it."""
+
+    address: str
+    name: str = ""
+
+
+class Mail(Struct, frozen=True, kw_only=True):
+    """What a mail says, before anyone has put it into a form of their own."""
+
+    to: str
+    """Its domain is ASCII (IDNA); its local part may not be."""
+    subject: str
+    text: str | None
+    html: str | None
+    headers: tuple[tuple[str, str], ...]
+    attachments: tuple[Attachment, ...]
+    """Their base64 is one line."""
+
+
+class MailStyle(Struct, frozen=True, kw_only=True):
+    """What a provider's settings add to each mail."""
+
+    default_subject: str = DEFAULT_SUBJECT
+    unsubscribe_mailto: str | None = None
+
+
+def mail_of(delivery: Delivery, style: MailStyle) -> Mail:
+    """Reads a delivery. What intake would refuse today is `Unsendable`: it may have been stored before."""
+    content = delivery.content
+    subject = content.subject or content.title or style.default_subject
+    text = content.text or content.body
+    try:
+        check_line(subject, "content.subject")
+        check_email_content(content)
+        check_email_parts(content, _NO_LIMIT)
+        check_text(text, "content.text")
+        check_text(content.html, "content.html")
+    except InvalidRequest as error:
+        raise Unsendable(OutcomeKind.BAD_CONTENT, "unsendable_content", error.message) from None
+    return Mail(
+        to=_recipient(delivery.address),
+        subject=subject,
+        text=text or None,
+        html=content.html or None,
+        headers=(
+            *(content.headers or {}).items(),
+            *list_unsubscribe(content.unsubscribe_url, style.unsubscribe_mailto),
+        ),
+        attachments=tuple(_one_line(attachment) for attachment in content.attachments),
+    )
+
+
+def mail_style(default_subject: str, unsubscribe_mailto: str | None) -> MailStyle:
+    """From the settings, checked."""
+    try:
+        check_line(default_subject, "default_subject")
+        refuse_encoded_words(default_subject, "default_subject")
+        if unsubscribe_mailto is not None:
+            address, _, query = unsubscribe_mailto.partition("?")
+            email_address(address, "unsubscribe_mailto")
+            if not query.isascii() or any(c <= " " or c in '<>"' for c in query):
+                raise InvalidRequest("unsubscribe_mailto", "is not like name@example.org?subject=stop")
+    except InvalidRequest as error:
+        raise ConfigError(error.field, _said(error)) from None
+    if not default_subject.strip():
+        raise ConfigError("default_subject", "is empty; providers refuse mails without a subject")
+    return MailStyle(default_subject=default_subject, unsubscribe_mailto=unsubscribe_mailto)
+
+
+def mailbox(field: str, address: str, name: str = "") -> Mailbox:
+    """An address from the settings, checked; its domain in ASCII."""
+    try:
+        checked = ascii_domain(email_address(address.strip(), field))
+        check_line(name, f"{field} name")
+        refuse_encoded_words(name, f"{field} name")
+    except InvalidRequest as error:
+        raise ConfigError(error.field, _said(error)) from None
+    if checked is None:
+        raise ConfigError(field, "has a domain that cannot be written in ASCII")
+    return Mailbox(checked, name)
+
+
+def ascii_domain(address: str) -> str | None:
+    """The address with its domain as mail servers look it up (`xn--…`); None: it cannot be written so.
+
+    Labels go through Punycode as they are, in lower case: the standard library's codec is IDNA 2003, which
+    turns ß into ss, and that may be somebody else's domain.
+    """
+    if address.isascii():
+        return address
+    local, _, domain = address.rpartition("@")
+    labels = []
+    for label in domain.replace("。", ".").split("."):
+        if not label.isascii():
+            label = "xn--" + unicodedata.normalize("NFC", label.lower()).encode("punycode").decode()
+        if not 0 < len(label) <= 63:
+            return None
+        labels.append(label)
+    return f"{local}@{'.'.join(labels)}"
+
+
+def _recipient(address: str) -> str:
+    try:
+        written = ascii_domain(email_address(address, "recipient.email"))
+    except InvalidRequest as error:
+        raise Unsendable(OutcomeKind.BAD_RECIPIENT, "bad_address", error.message) from None
+    if written is None:
+        raise Unsendable(OutcomeKind.BAD_RECIPIENT, "bad_domain", "the domain cannot be written in ASCII")
+    return written
+
+
+def _one_line(attachment: Attachment) -> Attachment:
+    content = without_line_ends(attachment.content)
+    if content is attachment.content:
+        return attachment
+    return Attachment(attachment.filename, content, attachment.content_type)
+
+
+def _said(error: InvalidRequest) -> str:
+    return error.message.removeprefix(f"{error.field}: ")

@@ -1,0 +1,96 @@
+"""What apps report back about FCM messages. Google itself has no delivery webhook, so the body is ours. Pure.
+
+`{"messageId", "event": "delivered" | "failed", "error"?, "deviceToken"?, "timestamp"}`, signed as Standard
+Webhooks. The signed `webhook-id` is the event's id: a repeat of it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from homing.core.callbacks import Callback, CallbackRefused, Heard
+from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
+from homing.providers.answers import error_table
+from homing.providers.reading import error_text
+from homing.providers.secret import Secret, secret
+from homing.providers.standard_webhooks import SigningKey, verify
+
+Secrets = str | Secret | Sequence[str | Secret]
+"""One, or while they are changed the old one and the new one."""
+
+_EVENTS = {"delivered": ReceiptEvent.DELIVERED, "failed": ReceiptEvent.FAILED}
+_AT_FAULT = (OutcomeKind.DEAD_ADDRESS, OutcomeKind.BAD_RECIPIENT)
+
+
+class Report(Struct, frozen=True, rename="camel"):
+    """The body. A member that it does not have is ignored."""
+
+    message_id: str
+    event: str
+    timestamp: str | int | float | None = None
+    error: str | None = None
+    device_token: str | None = None
+
+
+class FcmCallbacks:
+    """Verifies and reads the reports of one project's apps."""
+
+    def __init__(self, project_id: str, callback_secret: Secrets = ()) -> None:
+        self._names = f"projects/{project_id}/messages/"
+        given = (callback_secret,) if isinstance(callback_secret, (str, Secret)) else callback_secret
+        self._secrets = [secret("callback_secret", one) for one in given if one]
+        for one in self._secrets:
+            SigningKey(one, "callback_secret")  # a wrong one is told at start, not at the first callback
+
+    def hear(self, callback: Callback, now_ms: int) -> Heard:
+        if not self._secrets:
+            raise CallbackRefused("callback_secret is not set: no report of an app is believed")
+        verify(self._secrets, callback, now_ms)
+        try:
+            report = msgspec.json.decode(callback.body, type=Report)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return Heard(unreadable=1)
+        event = _EVENTS.get(report.event)
+        if event is None:
+            return Heard(ignored=1)
+        if not report.message_id:
+            return Heard(unreadable=1)
+        return Heard(receipts=(self._receipt(report, event, callback, now_ms),))
+
+    def _receipt(self, report: Report, event: ReceiptEvent, callback: Callback, now_ms: int) -> Receipt:
+        failed = event is ReceiptEvent.FAILED
+        code = report.error if failed and report.error in error_table("fcm").codes else None
+        fault = error_table("fcm").codes[code].outcome if code else None
+        return Receipt(
+            provider="fcm",
+            provider_message_id=self._name(report.message_id),
+            event=event,
+            event_id=callback.headers["webhook-id"],
+            at=min(_at(report.timestamp, now_ms), now_ms),
+            recipient_at_fault=fault in _AT_FAULT,
+            address_dead=fault is OutcomeKind.DEAD_ADDRESS,
+            error_code=code,
+            error=error_text(report.error) if failed else None,
+        )
+
+    def _name(self, message_id: str) -> str:
+        """A device knows its message by the last part of the name that FCM gave us."""
+        return message_id if message_id.startswith("projects/") else self._names + message_id
+
+
+def _at(timestamp: str | int | float | None, now_ms: int) -> int:
+    """Epoch seconds or milliseconds, or ISO 8601; what is none of them happened when it came."""
+    try:
+        if isinstance(timestamp, str):
+            found = datetime.fromisoformat(timestamp)
+            aware = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+            return max(0, int(aware.timestamp() * 1000))
+        if timestamp is not None and timestamp >= 0:
+            return int(timestamp if timestamp > 100_000_000_000 else timestamp * 1000)
+    except (ValueError, OverflowError):
+        pass
+    return now_ms

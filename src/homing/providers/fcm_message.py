@@ -1,0 +1,147 @@
+"""An FCM v1 message from a notification: `{"message": {…}}`, with what the settings add. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from homing.core.model import Priority
+from homing.core.ports import Delivery
+from homing.providers.push import PushContent, collapse_id, push_content, ttl_s
+from homing.providers.refusals import refusal
+
+MAX_PAYLOAD_BYTES = 4096
+
+Table = Mapping[str, Any]
+
+_RESERVED = frozenset({"from", "message_type"})
+_RESERVED_STARTS = ("google.", "gcm.notification.")
+
+# Android, APNs, Web Push: what a priority is called there.
+_CALLED = {
+    Priority.CRITICAL: ("high", "10", "high"),
+    Priority.HIGH: ("high", "10", "high"),
+    Priority.MEDIUM: ("normal", "5", "normal"),
+    Priority.LOW: ("normal", "5", "low"),
+}
+_WAKE_THE_APP = {"aps": {"content-available": 1}}
+
+_encode = msgspec.json.Encoder().encode
+
+
+class FcmMessages:
+    """Makes messages. What depends on the settings and the priority alone is merged once, not per message."""
+
+    def __init__(
+        self,
+        *,
+        target: str = "token",
+        image_key: str = "image",
+        collapse: str = "none",
+        ttl_seconds: int | None = None,
+        validate_only: bool = False,
+        android: Table | None = None,
+        apns: Table | None = None,
+        webpush: Table | None = None,
+        fcm_options: Table | None = None,
+    ) -> None:
+        self._target = target
+        self._image_key = image_key
+        self._collapse = collapse
+        self._ttl_s = ttl_seconds
+        self._envelope = {"validate_only": True} if validate_only else {}
+        self._options = {"fcm_options": dict(fcm_options)} if fcm_options else {}
+        self._platforms = {
+            (priority, silent): _platforms(priority, silent, android or {}, apns or {}, webpush or {})
+            for priority in Priority
+            for silent in (False, True)
+        }
+
+    def body(self, delivery: Delivery, now_ms: int) -> bytes:
+        """The request's body. Raises `Unsendable` for what FCM would refuse anyway."""
+        said = push_content(delivery.content, self._image_key)
+        if said.silent and not said.data:
+            raise refusal("fcm", "empty")
+        shown = _shown(said)
+        message: dict[str, Any] = {self._target: delivery.address}
+        if shown:
+            message["notification"] = shown
+        if said.data:
+            _check_data(said.data)
+            message["data"] = said.data
+        message.update(self._options)
+        message.update(self._platforms_of(delivery, said.silent, now_ms))
+        body = _encode({"message": message, **self._envelope})
+        if len(body) > MAX_PAYLOAD_BYTES:
+            _check_payload(shown, said.data)
+        return body
+
+    def _platforms_of(self, delivery: Delivery, silent: bool, now_ms: int) -> Table:
+        """Each platform's part, with the time to live and the collapse key of this message."""
+        usual = self._platforms[delivery.priority, silent]
+        ttl, collapse = ttl_s(delivery, now_ms, self._ttl_s), collapse_id(delivery, self._collapse)
+        if ttl is None and collapse is None:
+            return usual
+        android, apns, web = (
+            {**usual["android"]},
+            {**usual["apns"]["headers"]},
+            {**usual["webpush"]["headers"]},
+        )
+        if ttl is not None:
+            android["ttl"] = f"{ttl}s"
+            # 0 tells APNs not to store it: the same as no time to live.
+            apns["apns-expiration"] = str(now_ms // 1000 + ttl) if ttl else "0"
+            web["TTL"] = str(ttl)
+        if collapse is not None:
+            android["collapse_key"] = apns["apns-collapse-id"] = web["Topic"] = collapse
+        return {
+            "android": android,
+            "apns": {**usual["apns"], "headers": apns},
+            "webpush": {**usual["webpush"], "headers": web},
+        }
+
+
+def _platforms(priority: Priority, silent: bool, android: Table, apns: Table, webpush: Table) -> Table:
+    on_android, on_apple, on_web = _CALLED[priority]
+    made: dict[str, Any] = {
+        "android": _merged({"priority": on_android}, android),
+        "apns": _merged({"headers": {"apns-priority": on_apple}}, apns),
+        "webpush": _merged({"headers": {"Urgency": on_web}}, webpush),
+    }
+    if silent:  # APNs takes data alone only at priority 5, and hands it over only with this flag
+        made["apns"] = _merged(made["apns"], {"headers": {"apns-priority": "5"}, "payload": _WAKE_THE_APP})
+    return made
+
+
+def _merged(below: Table, above: Table) -> dict[str, Any]:
+    made = dict(below)
+    for key, value in above.items():
+        known = made.get(key)
+        nested = isinstance(value, Mapping) and isinstance(known, Mapping)
+        made[key] = _merged(known, value) if nested else value  # type: ignore[arg-type]
+    return made
+
+
+def _shown(said: PushContent) -> dict[str, str]:
+    parts = {"title": said.title, "body": said.body, "image": said.image}
+    return {} if said.silent else {name: part for name, part in parts.items() if part is not None}
+
+
+def _check_data(data: Table) -> None:
+    """FCM's data is text only; it answers anything else with a refusal of the whole message."""
+    for key, value in data.items():
+        field = f"content.data.{key[:50]}"
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            raise refusal("fcm", "data", f"{field} is {kind}; FCM takes text only: write it as text")
+        if key in _RESERVED or key.startswith(_RESERVED_STARTS):
+            raise refusal("fcm", "data", f"{field} has a name that FCM keeps to itself")
+
+
+def _check_payload(shown: Table, data: Table) -> None:
+    """What reaches the device counts, not what the request says about its way there."""
+    size = len(_encode(shown)) + len(_encode(data))
+    if size > MAX_PAYLOAD_BYTES:
+        raise refusal("fcm", "too_large", f"the payload has {size} bytes; FCM takes {MAX_PAYLOAD_BYTES}")

@@ -1,0 +1,166 @@
+"""SendGrid: email over its v3 API, and its signed event webhook."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from homing.core.callbacks import Callback, Heard
+from homing.core.errors import ConfigError
+from homing.core.model import Outcome, OutcomeKind
+from homing.core.ports import Delivery
+from homing.providers.answers import error_table
+from homing.providers.email import DEFAULT_SUBJECT, Mail, Mailbox, mail_of, mail_style, mailbox
+from homing.providers.http import Answer, Request, Transport
+from homing.providers.reading import as_object, error_text, json_object, text_of
+from homing.providers.retry_after import retry_after_ms
+from homing.providers.secret import Secret, secret
+from homing.providers.sendgrid_callbacks import (
+    ATTEMPT_ARG,
+    NOTIFICATION_ARG,
+    SendGridCallbacks,
+)
+from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
+
+_TABLE = error_table("sendgrid")
+_LONGEST_WAIT_MS = 24 * 3_600_000
+_INDEX = re.compile(r"\.\d+")
+_encode = msgspec.json.Encoder().encode
+
+
+class SendGridProvider(HttpProvider):
+    """Sends mail through SendGrid. It takes no idempotency key; custom arguments lead events home."""
+
+    channels = ("email",)
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        api_key: str | Secret,
+        from_email: str,
+        from_name: str = "",
+        reply_to: str = "",
+        base_url: str = "https://api.sendgrid.com",
+        on_behalf_of: str = "",
+        sandbox: bool = False,
+        categories: Sequence[str] = (),
+        asm_group_id: int | None = None,
+        ip_pool_name: str = "",
+        open_tracking: bool | None = None,
+        click_tracking: bool | None = None,
+        default_subject: str = DEFAULT_SUBJECT,
+        unsubscribe_mailto: str | None = None,
+        webhook_public_key: str | Secret = "",
+        webhook_tolerance_ms: int = 25 * 3_600_000,
+        now_ms: NowMs = wall_clock_ms,
+    ) -> None:
+        super().__init__(transport, now_ms)
+        if isinstance(categories, str) or len(categories) > 10:
+            raise ConfigError("categories", "must be a list of at most 10")
+        key = secret("api_key", api_key).reveal()
+        self._headers = (
+            ("Authorization", f"Bearer {key}"),
+            ("Content-Type", "application/json"),
+            *((("on-behalf-of", on_behalf_of),) if on_behalf_of else ()),
+        )
+        self._url = f"{base_url.rstrip('/')}/v3/mail/send"
+        self._check_url = f"{base_url.rstrip('/')}/v3/scopes"
+        self._sandbox = sandbox
+        self._style = mail_style(default_subject, unsubscribe_mailto)
+        self._usual: dict[str, Any] = {
+            "from": _named(mailbox("from_email", from_email, from_name)),
+            **({"reply_to": _named(mailbox("reply_to", reply_to))} if reply_to else {}),
+            **({"categories": list(categories)} if categories else {}),
+            **({"asm": {"group_id": asm_group_id}} if asm_group_id is not None else {}),
+            **({"ip_pool_name": ip_pool_name} if ip_pool_name else {}),
+            **({"mail_settings": {"sandbox_mode": {"enable": True}}} if sandbox else {}),
+            **_tracking(open_tracking, click_tracking),
+        }
+        self._callbacks = SendGridCallbacks(webhook_public_key, webhook_tolerance_ms)
+
+    def build(self, delivery: Delivery, now_ms: int) -> Request:
+        mail = mail_of(delivery, self._style)
+        body: dict[str, Any] = {
+            **self._usual,
+            "personalizations": [
+                {
+                    "to": [{"email": mail.to}],
+                    "custom_args": {
+                        NOTIFICATION_ARG: delivery.notification_id,
+                        ATTEMPT_ARG: str(delivery.attempt),
+                    },
+                }
+            ],
+            "subject": mail.subject,
+            "content": _contents(mail),
+        }
+        if mail.headers:
+            body["headers"] = dict(mail.headers)
+        if mail.attachments:
+            body["attachments"] = [
+                {
+                    "content": a.content,
+                    "filename": a.filename,
+                    "type": a.content_type,
+                    "disposition": "attachment",
+                }
+                for a in mail.attachments
+            ]
+        return Request(url=self._url, body=_encode(body), headers=self._headers)
+
+    def classify(self, answer: Answer, now_ms: int) -> Outcome:
+        if answer.status == 202 or (answer.status == 200 and self._sandbox):
+            return Outcome(
+                OutcomeKind.ACCEPTED, provider_message_id=answer.headers.get("x-message-id", "")[:255] or None
+            )
+        field, message = _first_error(answer.body)
+        code = field if answer.status == 400 and field in _TABLE.codes else None
+        wait_ms = _wait_ms(answer, now_ms) if answer.status in (429, 503) else None
+        return _TABLE.outcome(code, answer.status, message, retry_after_ms=wait_ms)
+
+    def check_request(self) -> Request:
+        return Request(url=self._check_url, method="GET", headers=self._headers)
+
+    def hear(self, callback: Callback, now_ms: int) -> Heard:
+        """A batch of events."""
+        return self._callbacks.hear(callback, now_ms)
+
+
+def _named(box: Mailbox) -> dict[str, str]:
+    return {"email": box.address, "name": box.name} if box.name else {"email": box.address}
+
+
+def _contents(mail: Mail) -> list[dict[str, str]]:
+    """Plain text first: SendGrid insists on the order."""
+    parts = (("text/plain", mail.text), ("text/html", mail.html))
+    return [{"type": kind, "value": text} for kind, text in parts if text]
+
+
+def _tracking(opens: bool | None, clicks: bool | None) -> dict[str, Any]:
+    """None leaves it to the account."""
+    settings: dict[str, Any] = {}
+    if clicks is not None:
+        settings["click_tracking"] = {"enable": clicks, "enable_text": clicks}
+    if opens is not None:
+        settings["open_tracking"] = {"enable": opens}
+    return {"tracking_settings": settings} if settings else {}
+
+
+def _first_error(body: bytes) -> tuple[str | None, str | None]:
+    """(field without its indexes, message) of `{"errors": [{"message": …, "field": …}]}`, if it is that."""
+    errors = json_object(body).get("errors")
+    first = as_object(errors[0]) if isinstance(errors, list) and errors else {}
+    field = text_of(first.get("field"))  # the word "null" is seen too
+    return _INDEX.sub("", field) if field and field != "null" else None, error_text(first.get("message"))
+
+
+def _wait_ms(answer: Answer, now_ms: int) -> int | None:
+    """Until the window resets (unix time in seconds); SendGrid does not promise a Retry-After."""
+    reset = answer.headers.get("x-ratelimit-reset", "").strip()
+    if reset.isascii() and reset.isdigit() and len(reset) <= 12:
+        return min(max(0, int(reset) * 1000 - now_ms), _LONGEST_WAIT_MS)
+    return retry_after_ms(answer.headers.get("retry-after"), now_ms)

@@ -1,0 +1,209 @@
+"""SendGrid's Event Webhook: a signed batch of events in, receipts out."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Callable
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from homing.core.callbacks import Callback, CallbackRefused, Heard
+from homing.core.errors import ConfigError
+from homing.core.model import Receipt, ReceiptEvent
+from homing.providers.reading import error_text, json_of
+from homing.providers.secret import Secret, secret
+
+NOTIFICATION_ARG = "homing_notification_id"
+ATTEMPT_ARG = "homing_attempt"
+"""Custom arguments come back at the top level of each event; SendGrid's own names would win over ours."""
+
+SIGNATURE_HEADER = "x-twilio-email-event-webhook-signature"
+TIMESTAMP_HEADER = "x-twilio-email-event-webhook-timestamp"
+
+Verify = Callable[[bytes, bytes], bool]
+"""(signature, what was signed) → whether it is SendGrid's."""
+
+
+class SendGridCallbacks:
+    """Verifies and reads callbacks with the account's public key, which is parsed once."""
+
+    def __init__(self, public_key: str | Secret, tolerance_ms: int) -> None:
+        if tolerance_ms < 0:
+            raise ConfigError("webhook_tolerance_ms", "is negative; 0 takes signatures of any age")
+        self._verify = verifier(secret("webhook_public_key", public_key).reveal()) if public_key else None
+        self._tolerance_ms = tolerance_ms
+
+    def hear(self, callback: Callback, now_ms: int) -> Heard:
+        """One bad event never fails its batch."""
+        self._check(callback, now_ms)
+        events = json_of(callback.body)
+        if not isinstance(events, list):
+            return Heard(unreadable=1)
+        receipts: list[Receipt] = []
+        ignored = unreadable = 0
+        for event in events:
+            try:
+                found = receipts_of(event, now_ms)
+            except (TypeError, ValueError, AttributeError):
+                unreadable += 1
+                continue
+            ignored += not found
+            receipts += found
+        return Heard(receipts=tuple(receipts), ignored=ignored, unreadable=unreadable)
+
+    def _check(self, callback: Callback, now_ms: int) -> None:
+        if self._verify is None:
+            raise CallbackRefused("webhook_public_key is not set, so no event can be believed")
+        timestamp = callback.headers.get(TIMESTAMP_HEADER, "")
+        try:
+            signature = b64decode(callback.headers.get(SIGNATURE_HEADER, ""))
+            signed = timestamp.encode() + callback.body
+        except (NotBase64, ValueError):
+            raise CallbackRefused from None
+        if not self._verify(signature, signed) or not self._is_recent(timestamp, now_ms):
+            raise CallbackRefused
+
+    def _is_recent(self, timestamp: str, now_ms: int) -> bool:
+        if not self._tolerance_ms:
+            return True
+        if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= 12):
+            return False
+        return abs(now_ms - int(timestamp) * 1000) <= self._tolerance_ms
+
+
+def verifier(public_key: str) -> Verify:
+    """From the key as SendGrid shows it: base64 of its DER form, or that as PEM."""
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import load_der_public_key
+    except ImportError:
+        raise ConfigError(
+            "webhook_public_key", "needs a library to verify with: pip install 'homing[providers]'"
+        ) from None
+    body = "".join(line for line in public_key.split("\n") if "-----" not in line)
+    try:
+        key: Any = load_der_public_key(b64decode("".join(body.split()), validate=True))
+    except (
+        Exception
+    ):  # the library's own kinds differ by what is wrong; the key itself stays out of the error
+        key = None
+    if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)):
+        raise ConfigError(
+            "webhook_public_key", "is not the verification key that SendGrid shows (ECDSA P-256)"
+        )
+    algorithm = ec.ECDSA(SHA256())
+
+    def verify(signature: bytes, signed: bytes) -> bool:
+        try:
+            key.verify(signature, signed, algorithm)
+        except InvalidSignature:
+            return False
+        return True
+
+    return verify
+
+
+# Events ----------------------------------------------------------------------------------------------
+
+Meant = tuple[tuple[ReceiptEvent, dict[str, Any]], ...]
+"""The receipts that an event stands for, and what is particular to each."""
+
+_HARD = {"recipient_at_fault": True, "address_dead": True}
+_PLAIN: dict[str, Meant] = {
+    "processed": ((ReceiptEvent.QUEUED, {}),),
+    "deferred": ((ReceiptEvent.QUEUED, {}),),
+    "delivered": ((ReceiptEvent.DELIVERED, {}),),
+    "click": ((ReceiptEvent.DELIVERED, {}), (ReceiptEvent.CLICK, {})),
+    "spamreport": ((ReceiptEvent.SPAM_REPORT, {}),),
+    "unsubscribe": ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),),
+    "group_unsubscribe": ((ReceiptEvent.UNSUBSCRIBE, {}),),
+}
+"""Who clicks has got it: engagement tells of the delivery too, should its own event be lost."""
+
+_DROPPED: dict[str, Meant] = {
+    "bounced address": ((ReceiptEvent.FAILED, _HARD),),
+    "invalid": ((ReceiptEvent.FAILED, _HARD),),
+    "unsubscribed address": (
+        (ReceiptEvent.FAILED, {"recipient_at_fault": True}),
+        (ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),
+    ),
+    "spam reporting address": ((ReceiptEvent.SPAM_REPORT, {}),),
+}
+_DROPPED_OTHERWISE: Meant = ((ReceiptEvent.FAILED, {}),)
+
+
+def receipts_of(event: dict[str, Any], now_ms: int) -> list[Receipt]:
+    """What one event says; nothing: it is no business of ours. Raises for what is no event at all."""
+    name = event["event"] if isinstance(event.get("event"), str) else None
+    if name is None:
+        raise ValueError("an event without its name")
+    message_id = message_id_of(event)
+    notification_id = _text(event, NOTIFICATION_ARG, 64)
+    if not (message_id or notification_id):
+        return []
+    event_id = _text(event, "sg_event_id", 100) or sha256(msgspec.json.encode(event)).hexdigest()
+    attempt = _text(event, ATTEMPT_ARG, 6)
+    said: dict[str, Any] = {
+        "provider": "sendgrid",
+        "provider_message_id": message_id,
+        "at": _at(event.get("timestamp"), now_ms),
+        "notification_id": notification_id,
+        "attempt": int(attempt) if attempt and attempt.isascii() and attempt.isdigit() else 0,
+    }
+    meant = _meaning(name, event)
+    return [
+        Receipt(
+            event_id=event_id if one == 0 else f"{event_id}:{kind.value}",
+            event=kind,
+            error_code=_code(name, event) if kind is ReceiptEvent.FAILED else None,
+            error=error_text(event.get("reason")) or error_text(event.get("response")),
+            **said,
+            **more,
+        )
+        for one, (kind, more) in enumerate(meant)
+    ]
+
+
+def _meaning(name: str, event: dict[str, Any]) -> Meant:
+    if name == "bounce":
+        hard = event.get("type") == "bounce"  # `blocked`: refused for now or by policy, the address lives
+        return ((ReceiptEvent.FAILED, _HARD if hard else {}),)
+    if name == "dropped":
+        reason = _text(event, "reason", 500) or ""
+        return _DROPPED.get(reason.strip().lower(), _DROPPED_OTHERWISE)
+    if name == "open":
+        # A machine that fetches images has the mail, but nobody has read it.
+        opened: Meant = () if event.get("sg_machine_open") is True else ((ReceiptEvent.OPEN, {}),)
+        return ((ReceiptEvent.DELIVERED, {}), *opened)
+    return _PLAIN.get(name, ())
+
+
+def message_id_of(event: dict[str, Any]) -> str:
+    """The `X-Message-Id` of the send: what `sg_message_id` begins with, before its routing data."""
+    whole = _text(event, "sg_message_id", 255) or ""
+    at_sender = (_text(event, "smtp-id", 255) or "").strip("<>").partition("@")[0]
+    if at_sender and whole.startswith(f"{at_sender}."):
+        return at_sender
+    for routing in (".filter", ".recvd"):
+        if routing in whole:
+            return whole.partition(routing)[0]
+    return whole if whole.startswith("filter") else whole.partition(".")[0]
+
+
+def _code(name: str, event: dict[str, Any]) -> str:
+    return _text(event, "status", 20) or (_text(event, "type", 20) if name == "bounce" else None) or name
+
+
+def _text(event: dict[str, Any], key: str, longest: int) -> str | None:
+    value = event.get(key)
+    return value[:longest] if isinstance(value, str) and value else None
+
+
+def _at(timestamp: Any, now_ms: int) -> int:
+    known = isinstance(timestamp, int) and not isinstance(timestamp, bool) and 0 < timestamp < 10**11
+    return timestamp * 1000 if known else now_ms

@@ -1,0 +1,96 @@
+"""Slack's incoming webhooks. The URL is the secret."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import replace
+
+from homing.core.model import Channel, Content, Outcome, OutcomeKind
+from homing.core.ports import Delivery
+from homing.providers.answers import error_table
+from homing.providers.http import Answer, Request, Transport
+from homing.providers.retry_after import retry_after_ms
+from homing.providers.secret import Secret, secret
+from homing.providers.wire import HttpProvider, NowMs, Unsendable, wall_clock_ms
+
+
+class SlackProvider(HttpProvider):
+    """Posts to the webhook of the settings, or to the recipient's where the settings have none."""
+
+    channels: ClassVar[tuple[Channel, ...]] = (Channel.CHAT,)
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        webhook_url: str | Secret = "",
+        base_url: str = "https://hooks.slack.com",
+        escape: bool = True,
+        now_ms: NowMs = wall_clock_ms,
+    ) -> None:
+        super().__init__(transport, now_ms)
+        self._own = Secret(_path(secret("webhook_url", webhook_url).reveal())) if webhook_url else None
+        self._base_url = base_url.rstrip("/")
+        self._escape = escape
+
+    def build(self, delivery: Delivery, now_ms: int) -> Request:
+        path = self._own.reveal() if self._own else self._path_of(delivery.address)
+        body = msgspec.json.encode(message(delivery.content, escape=self._escape))
+        return Request(
+            url=f"{self._base_url}{path}", body=body, headers=(("content-type", "application/json"),)
+        )
+
+    def classify(self, answer: Answer, now_ms: int) -> Outcome:
+        said = answer.body[:200].decode("utf-8", "replace").strip()
+        if answer.status == 200 and said == "ok":
+            return Outcome(OutcomeKind.ACCEPTED)
+        if 200 <= answer.status < 300:
+            error = "Slack answered with something else than ok"
+            return Outcome(OutcomeKind.AMBIGUOUS, error_code=str(answer.status), error=error)
+        table = error_table("slack")
+        code = said if said in table.codes else None
+        wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
+        outcome = table.outcome(code, answer.status, None, retry_after_ms=wait_ms)
+        if self._own and outcome.kind is OutcomeKind.DEAD_ADDRESS:
+            return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
+        return outcome
+
+    def _path_of(self, address: str) -> str:
+        """Only Slack's own host: a recipient's URL must not lead anywhere else."""
+        try:
+            parts = urlsplit(address)
+            ours = parts.scheme == "https" and parts.netloc.lower() in _hosts(self._base_url)
+        except ValueError:
+            ours = False
+        if not ours:
+            error = "the recipient's url is not a Slack webhook; give https://hooks.slack.com/services/…"
+            raise Unsendable(OutcomeKind.BAD_RECIPIENT, "not_slack", error)
+        return parts.path
+
+
+def message(content: Content, *, escape: bool = True) -> dict[str, Any]:
+    """Text, with the title in bold above it; `blocks` from `data` go along as they are."""
+    text = content.text or content.body or ""
+    clean = _escaped if escape else str
+    title = f"*{clean(content.title)}*" if content.title else ""
+    said: dict[str, Any] = {"text": "\n".join(part for part in (title, clean(text)) if part)}
+    blocks = (content.data or {}).get("blocks")
+    if isinstance(blocks, list):
+        said["blocks"] = blocks
+    return said
+
+
+def _escaped(text: str) -> str:
+    """Slack's three special characters: otherwise `<!channel>` in somebody's text would call everybody."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _hosts(base_url: str) -> tuple[str, ...]:
+    return ("hooks.slack.com", urlsplit(base_url).netloc.lower())
+
+
+def _path(url: str) -> str:
+    return urlsplit(url).path

@@ -1,0 +1,177 @@
+"""SMTP: mail through any server, over pooled connections."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+
+from msgspec.structs import replace
+
+from homing.core.errors import ConfigError
+from homing.core.model import Outcome, OutcomeKind
+from homing.core.ports import Delivery
+from homing.providers.email import DEFAULT_SUBJECT, mail_of, mail_style, mailbox
+from homing.providers.mime import message_id, mime
+from homing.providers.secret import Secret, secret
+from homing.providers.smtp_replies import Stage, happened
+from homing.providers.wire import NowMs, Unsendable, wall_clock_ms
+
+try:
+    from homing.providers.smtp_pool import SmtpPool
+    from homing.providers.smtp_session import Door, Letter, Progress, converse, open_session, outcome_of
+except ImportError as missing:
+    if missing.name != "aiosmtplib":
+        raise
+    raise ConfigError("providers", "smtp needs aiosmtplib: pip install 'homing[smtp]'") from None
+
+_PORTS = {"starttls": 587, "tls": 465, "none": 25}
+_CHECK_S = 5.0
+_LEAST_MARGIN_MS = 100
+
+
+class SmtpProvider:
+    """Sends mail to one server. The same notification has the same `Message-ID` in every attempt."""
+
+    channels = ("email",)
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        from_email: str,
+        from_name: str = "",
+        reply_to: str = "",
+        envelope_from: str = "",
+        port: int | None = None,
+        tls: str = "starttls",
+        ca_file: str = "",
+        allow_plaintext: bool = False,
+        username: str = "",
+        password: str | Secret = "",
+        local_hostname: str = "",
+        max_connections: int = 8,
+        idle_ms: int = 30_000,
+        mails_per_connection: int = 100,
+        default_subject: str = DEFAULT_SUBJECT,
+        unsubscribe_mailto: str | None = None,
+        now_ms: NowMs = wall_clock_ms,
+    ) -> None:
+        host = _checked_host(host)
+        if tls not in _PORTS:
+            raise ConfigError("tls", f"is {tls!r}; allowed are {', '.join(_PORTS)}")
+        if tls == "none" and not allow_plaintext and not _is_loopback(host):
+            raise ConfigError("tls", "none is for servers on this machine; set allow_plaintext to force it")
+        for name, value in (
+            ("max_connections", max_connections),
+            ("idle_ms", idle_ms),
+            ("mails_per_connection", mails_per_connection),
+        ):
+            if value < 1:
+                raise ConfigError(name, f"is {value}; it must be at least 1")
+        self._sender = mailbox("from_email", from_email, from_name)
+        self._reply_to = mailbox("reply_to", reply_to) if reply_to else None
+        self._envelope_from = mailbox("envelope_from", envelope_from or from_email).address
+        self._style = mail_style(default_subject, unsubscribe_mailto)
+        self._door = Door(
+            host=host,
+            port=port or _PORTS[tls],
+            tls=tls,
+            context=None if tls == "none" else _context(ca_file),
+            username=username,
+            password=secret("password", password) if username else None,
+            local_hostname=local_hostname or None,
+        )
+        self._pool = SmtpPool(
+            lambda: open_session(self._door),
+            size=max_connections,
+            idle_ms=idle_ms,
+            mails=mails_per_connection,
+        )
+        self._now_ms = now_ms
+
+    def build(self, delivery: Delivery, now_ms: int) -> Letter:
+        """The mail of this attempt and its envelope. Raises `Unsendable`."""
+        mail = mail_of(delivery, self._style)
+        id = message_id(delivery.idempotency_key, self._sender)
+        data = mime(mail, sender=self._sender, reply_to=self._reply_to, id=id, now_ms=now_ms)
+        return Letter(sender=self._envelope_from, recipient=mail.to, data=data, id=id)
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        try:
+            letter = self.build(delivery, self._now_ms())
+        except Unsendable as refusal:
+            return refusal.outcome
+        progress = Progress()
+        try:
+            async with asyncio.timeout(_own_timeout_s(delivery.timeout_ms)):
+                return await self._send(letter, progress)
+        except TimeoutError:
+            return _late(progress.stage)
+        except Exception as error:  # whatever a server's answer does to the client: how far it came decides
+            return outcome_of(error, progress.stage)
+
+    async def check(self) -> bool:
+        """Up: it greets us and lets us in."""
+        try:
+            async with asyncio.timeout(_CHECK_S):
+                client = await open_session(self._door)
+                client.close()
+        except Exception:  # any reason is a no
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def _send(self, letter: Letter, progress: Progress) -> Outcome:
+        await self._pool.reserve()
+        try:
+            progress.stage = Stage.GREETING
+            session = await self._pool.session()
+            try:
+                outcome = await converse(session.client, letter, progress)
+            except BaseException:
+                session.client.close()  # cut off in the middle of something: not to be used again
+                raise
+            self._pool.keep(session)
+        finally:
+            self._pool.release()
+        if outcome.kind is not OutcomeKind.ACCEPTED:
+            return outcome
+        return replace(
+            outcome, provider_message_id=f"{letter.id} {outcome.provider_message_id or ''}".strip()
+        )
+
+
+def _late(stage: Stage) -> Outcome:
+    if stage is Stage.WAITING:
+        return happened("pool")
+    return happened("timeout_after_dot" if stage is Stage.DOT else "timeout")
+
+
+def _own_timeout_s(timeout_ms: int) -> float:
+    """A little less than the attempt has: we know better than the engine how far it came."""
+    return max(timeout_ms - _LEAST_MARGIN_MS, timeout_ms * 0.9) / 1000
+
+
+def _context(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError("ca_file", f"cannot be read: {type(error).__name__}") from None
+
+
+def _checked_host(host: str) -> str:
+    if not host.strip() or any(c.isspace() or not c.isprintable() for c in host):
+        raise ConfigError("host", "is not a server's name or address")
+    return host
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,121 @@
+"""AWS SNS: SMS, and push through the endpoints of its platform applications."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from homing.core.callbacks import Callback, CallbackRefused, Heard
+from homing.core.errors import ConfigError
+from homing.core.model import Outcome
+from homing.core.ports import Delivery
+from homing.providers import sns_answers
+from homing.providers.http import Answer, Request, Transport
+from homing.providers.refusals import checked_segments
+from homing.providers.secret import Secret
+from homing.providers.sigv4 import AwsKeys, SigV4Signer
+from homing.providers.sns_callbacks import CertificateShelf, SnsCallbacks, may_confirm
+from homing.providers.sns_message import SnsMessages, sms_attributes
+from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
+
+_FORM = (("Content-Type", "application/x-www-form-urlencoded; charset=utf-8"),)
+_REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]")
+_TOPIC = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_.-]+")
+_HARMLESS = b"Action=GetSMSAttributes&Version=2010-03-31"
+_FETCH_MS = 5_000
+
+
+class SnsProvider(HttpProvider):
+    """Sends to a phone number or an endpoint's ARN. See docs/reference/providers/sns.md."""
+
+    channels = ("sms", "push")
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        region: str,
+        access_key_id: str | Secret,
+        secret_access_key: str | Secret,
+        session_token: str | Secret = "",
+        sender_id: str = "",
+        sms_type: str = "Transactional",
+        max_segments: int = 0,
+        max_price: str | float | None = None,
+        origination_number: str = "",
+        push_ttl: bool = True,
+        push_attributes: Mapping[str, str] | None = None,
+        callback_topics: Sequence[str] = (),
+        base_url: str = "",
+        now_ms: NowMs = wall_clock_ms,
+    ) -> None:
+        super().__init__(transport, now_ms)
+        if not _REGION.fullmatch(region):
+            raise ConfigError("region", f"is {region!r}; give one like eu-west-1")
+        china = ".cn" if region.startswith("cn-") else ""
+        self._url = (base_url or f"https://sns.{region}.amazonaws.com{china}").rstrip("/") + "/"
+        self._keys = AwsKeys(access_key_id, secret_access_key, session_token)
+        self._signer = SigV4Signer(self._keys, "sns", region)
+        self._messages = SnsMessages(
+            sms_attributes=sms_attributes(sender_id, sms_type, max_price, origination_number),
+            push_attributes=tuple((name, "String", value) for name, value in (push_attributes or {}).items()),
+            push_ttl=push_ttl,
+            max_segments=checked_segments(max_segments),
+        )
+        self._certificates = CertificateShelf()
+        self._callbacks = SnsCallbacks(_topics(callback_topics), self._certificates)
+
+    def build(self, delivery: Delivery, now_ms: int) -> Request:
+        return self._signed(self._messages.body(delivery, now_ms), now_ms)
+
+    def classify(self, answer: Answer, now_ms: int) -> Outcome:
+        return sns_answers.classify(answer)
+
+    async def send(self, delivery: Delivery) -> Outcome:
+        """Expired credentials are read once more: what was refused for them was not published."""
+        used = self._keys.credentials
+        outcome = await super().send(delivery)
+        if outcome.error_code == "ExpiredToken" and self._keys.newer_than(used):
+            return await super().send(delivery)
+        return outcome
+
+    def hear(self, callback: Callback, now_ms: int) -> Heard:
+        """Delivery-status events from one of our topics; `prepare` comes first."""
+        return self._callbacks.hear(callback, now_ms)
+
+    async def prepare(self, callback: Callback, now_ms: int) -> None:
+        """Fetches the certificate that `hear` will need, and answers SNS's handshake. Never raises."""
+        try:
+            await self._fetch_certificate(self._callbacks.wanted(callback).certificate_url)
+            message = self._callbacks.verified(callback, now_ms)
+        except CallbackRefused:
+            return  # and `hear` says why
+        if message.subscribe_url is not None and may_confirm(message):
+            await self._get(message.subscribe_url)
+
+    async def _fetch_certificate(self, url: str) -> None:
+        if self._certificates.get(url) is None:
+            answer = await self._get(url)
+            if answer is not None:
+                self._certificates.put(url, answer.body)
+
+    async def _get(self, url: str) -> Answer | None:
+        """What is at an address that came from outside."""
+        request = Request(url=url, method="GET", guarded=True)
+        answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
+        return answer if isinstance(answer, Answer) and answer.status == 200 else None
+
+    def check_request(self) -> Request:
+        return self._signed(_HARMLESS, self._now_ms())
+
+    def _signed(self, body: bytes, now_ms: int) -> Request:
+        headers = self._signer.sign("POST", self._url, body, _FORM, now_ms)
+        return Request(url=self._url, body=body, headers=headers)
+
+
+def _topics(given: Sequence[str]) -> tuple[str, ...]:
+    topics = (given,) if isinstance(given, str) else tuple(given)
+    for topic in topics:
+        if not _TOPIC.fullmatch(topic):
+            raise ConfigError("callback_topics", "has an entry that is not the ARN of a topic")
+    return topics

@@ -1,0 +1,145 @@
+"""Messages that SNS posts to us: whether one is SNS's, and from a topic of ours.
+
+Anyone can own a topic and have SNS sign its messages, so a signature alone proves little: the topic must be
+one of ours. Everything here is pure; `CertificateShelf` holds what was fetched before.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from binascii import Error as NotBase64
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from homing.core.callbacks import Callback, CallbackRefused, Heard
+from homing.core.errors import ConfigError
+from homing.providers.sns_events import read_events
+
+try:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.hazmat.primitives.hashes import SHA1, SHA256
+    from cryptography.x509 import Certificate, load_pem_x509_certificate
+except ImportError:  # pragma: no cover
+    raise ConfigError("kind", "sns needs cryptography; pip install 'homing[sns]'") from None
+
+NOTIFICATION = "Notification"
+CONFIRMATION = "SubscriptionConfirmation"
+FAREWELL = "UnsubscribeConfirmation"
+
+_SIGNED = {
+    NOTIFICATION: ("Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type"),
+    CONFIRMATION: ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
+    FAREWELL: ("Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"),
+}
+_HOST = r"https://sns\.[a-z0-9-]{3,40}\.amazonaws\.com(?:\.cn)?(?::443)?"
+_CERTIFICATE_URL = re.compile(_HOST + r"/SimpleNotificationService-[0-9A-Za-z]{1,64}\.pem")
+_SUBSCRIBE_URL = re.compile(_HOST + r"/\?[\x21-\x7e]{1,2000}")
+_MOST_CERTIFICATES = 16
+
+
+class SnsMessage(Struct, frozen=True, rename="pascal"):
+    """The envelope of everything that SNS posts."""
+
+    type: str
+    message_id: str
+    topic_arn: str
+    message: str
+    timestamp: str
+    signature_version: str
+    signature: str
+    certificate_url: str = msgspec.field(name="SigningCertURL")
+    subject: str | None = None
+    token: str | None = None
+    subscribe_url: str | None = msgspec.field(name="SubscribeURL", default=None)
+
+    def signed_text(self) -> bytes:
+        """What the signature is of: names and values, each on a line; none for what is not there."""
+        values = msgspec.to_builtins(self)
+        names = _SIGNED.get(self.type, ())
+        return "".join(f"{name}\n{values[name]}\n" for name in names if values[name] is not None).encode()
+
+
+def read_message(callback: Callback) -> SnsMessage:
+    """The envelope. Raises `CallbackRefused`: what has none was not posted by SNS."""
+    try:
+        return msgspec.json.decode(callback.body, type=SnsMessage)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise CallbackRefused("this is not a message of SNS") from None
+
+
+class CertificateShelf:
+    """Certificates by their address, as many as SNS could have in use."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Certificate] = {}
+
+    def get(self, url: str) -> Certificate | None:
+        return self._kept.get(url)
+
+    def put(self, url: str, pem: bytes) -> None:
+        """Keeps it, if it is one."""
+        try:
+            certificate = load_pem_x509_certificate(pem)
+        except (ValueError, UnsupportedAlgorithm):
+            return
+        while len(self._kept) >= _MOST_CERTIFICATES:
+            del self._kept[next(iter(self._kept))]
+        self._kept[url] = certificate
+
+
+class SnsCallbacks:
+    """Verifies and reads what our topics send."""
+
+    def __init__(self, topics: tuple[str, ...], certificates: CertificateShelf) -> None:
+        self._topics = topics
+        self._certificates = certificates
+
+    def hear(self, callback: Callback, now_ms: int) -> Heard:
+        message = self.verified(callback, now_ms)
+        if message.type != NOTIFICATION:
+            return Heard(ignored=1)
+        return read_events(message.message, now_ms)
+
+    def verified(self, callback: Callback, now_ms: int) -> SnsMessage:
+        """The message, if SNS signed it and its topic is ours. Raises `CallbackRefused`."""
+        message = self.wanted(callback)
+        certificate = self._certificates.get(message.certificate_url)
+        if certificate is None:
+            raise CallbackRefused("the certificate that it names could not be fetched")
+        check_signature(message, certificate, now_ms)
+        return message
+
+    def wanted(self, callback: Callback) -> SnsMessage:
+        """What is worth a look at its signature."""
+        message = read_message(callback)
+        if message.topic_arn not in self._topics:
+            raise CallbackRefused("its topic is not one of callback_topics")
+        if not _CERTIFICATE_URL.fullmatch(message.certificate_url):
+            raise CallbackRefused("its certificate is not at SNS's own address")
+        return message
+
+
+def may_confirm(message: SnsMessage) -> bool:
+    """A (verified) request to confirm a subscription, at SNS's own address."""
+    return message.type == CONFIRMATION and bool(_SUBSCRIBE_URL.fullmatch(message.subscribe_url or ""))
+
+
+def check_signature(message: SnsMessage, certificate: Certificate, now_ms: int) -> None:
+    """Raises `CallbackRefused` where the certificate's owner did not sign this message."""
+    hashes = {"1": SHA1, "2": SHA256}
+    key, made = certificate.public_key(), hashes.get(message.signature_version)
+    if made is None or message.type not in _SIGNED or not isinstance(key, RSAPublicKey):
+        raise CallbackRefused("its signature is of no kind that SNS uses")
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        raise CallbackRefused("its certificate is not valid now")
+    try:
+        signature = b64decode(message.signature, validate=True)
+        key.verify(signature, message.signed_text(), PKCS1v15(), made())
+    except (InvalidSignature, NotBase64, ValueError):
+        raise CallbackRefused("its signature is not of this message") from None

@@ -1,0 +1,144 @@
+"""What a notification becomes in SNS's Publish: an SMS, or a push through a platform's endpoint. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Struct
+
+from homing.core.errors import ConfigError
+from homing.core.model import Channel, Priority
+from homing.core.ports import Delivery
+from homing.providers.push import PushContent, push_content, ttl_s
+from homing.providers.refusals import check_segments, refusal
+
+MAX_SMS = 1600
+MAX_BYTES = 262_144
+
+SMS_TYPES = ("Transactional", "Promotional", "")
+
+Attribute = tuple[str, str, str]
+"""Name, data type, value."""
+
+_ENDPOINT = re.compile(
+    r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:endpoint/(?P<platform>[A-Z_]+)/[^/\s]+/[0-9A-Za-z-]+"
+)
+_SENDER_ID = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9]{1,11}")
+_URGENT = (Priority.CRITICAL, Priority.HIGH)
+
+
+class SnsMessages(Struct, frozen=True, kw_only=True):
+    """The settings that decide how a message is written."""
+
+    sms_attributes: tuple[Attribute, ...]
+    push_attributes: tuple[Attribute, ...]
+    max_segments: int
+    push_ttl: bool
+    """Send `AWS.SNS.MOBILE.<PLATFORM>.TTL` with what expires."""
+
+    def body(self, delivery: Delivery, now_ms: int) -> bytes:
+        """The form of one attempt."""
+        if delivery.channel is Channel.SMS:
+            return self._sms(delivery)
+        if delivery.channel is Channel.PUSH:
+            return self._push(delivery, now_ms)
+        raise refusal("sns", "channel")
+
+    def _sms(self, delivery: Delivery) -> bytes:
+        text = delivery.content.text or delivery.content.body or ""
+        if not text:
+            raise refusal("sns", "empty")
+        if len(text) > MAX_SMS:
+            raise refusal("sns", "too_long", f"the SMS has {len(text)} characters; SNS takes {MAX_SMS}")
+        check_segments("sns", text, self.max_segments)
+        return publish_form({"PhoneNumber": delivery.address, "Message": text}, self.sms_attributes)
+
+    def _push(self, delivery: Delivery, now_ms: int) -> bytes:
+        endpoint = _ENDPOINT.fullmatch(delivery.address)
+        if endpoint is None:
+            raise refusal("sns", "address")
+        message = push_message(delivery, endpoint["platform"])
+        if len(message.encode()) > MAX_BYTES:
+            raise refusal("sns", "too_large")
+        call = {"TargetArn": delivery.address, "MessageStructure": "json", "Message": message}
+        ttl = self._ttl(delivery, endpoint["platform"], now_ms)
+        return publish_form(call, (*self.push_attributes, *ttl))
+
+    def _ttl(self, delivery: Delivery, platform: str, now_ms: int) -> tuple[Attribute, ...]:
+        left_s = ttl_s(delivery, now_ms, None) if self.push_ttl else None
+        return () if left_s is None else ((f"AWS.SNS.MOBILE.{platform}.TTL", "String", str(left_s)),)
+
+
+def publish_form(call: Mapping[str, str], attributes: Iterable[Attribute]) -> bytes:
+    """A call of Publish as the query protocol writes it."""
+    fields = [("Action", "Publish"), ("Version", "2010-03-31"), *call.items()]
+    for number, (name, kind, value) in enumerate(attributes, 1):
+        entry = f"MessageAttributes.entry.{number}"
+        fields += [
+            (f"{entry}.Name", name),
+            (f"{entry}.Value.DataType", kind),
+            (f"{entry}.Value.StringValue", value),
+        ]
+    return urlencode(fields).encode("ascii")
+
+
+def push_message(delivery: Delivery, platform: str) -> str:
+    """`Message` with `MessageStructure=json`: the platform's own document is encoded again as text."""
+    content = push_content(delivery.content, "image")
+    if content.silent and not content.data:
+        raise refusal("sns", "empty")
+    made = {"default": content.body or content.title or _json(content.data)}
+    if platform == "GCM":
+        made["GCM"] = _json(_gcm(content, delivery.priority in _URGENT))
+    elif platform.startswith(("APNS", "MACOS")):
+        made[platform] = _json(_apns(content))
+    return _json(made)
+
+
+def sms_attributes(
+    sender_id: str, sms_type: str, max_price: str | float | None, origination_number: str
+) -> tuple[Attribute, ...]:
+    """The settings of all SMS, checked."""
+    if sender_id and not _SENDER_ID.fullmatch(sender_id):
+        raise ConfigError("sender_id", "must have 1 to 11 letters and digits, and at least one letter")
+    if sms_type not in SMS_TYPES:
+        raise ConfigError("sms_type", f"is {sms_type!r}; allowed are Transactional and Promotional")
+    given = (
+        ("AWS.SNS.SMS.SenderID", "String", sender_id),
+        ("AWS.SNS.SMS.SMSType", "String", sms_type),
+        ("AWS.SNS.SMS.MaxPrice", "Number", "" if max_price is None else str(max_price)),
+        ("AWS.MM.SMS.OriginationNumber", "String", origination_number),
+    )
+    return tuple(attribute for attribute in given if attribute[2])
+
+
+def _gcm(content: PushContent, urgent: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    shown = {"title": content.title, "body": content.body, "image": content.image}
+    if not content.silent:
+        made["notification"] = {name: text for name, text in shown.items() if text is not None}
+    if content.data:
+        # FCM's data has texts only.
+        made["data"] = {name: v if isinstance(v, str) else _json(v) for name, v in content.data.items()}
+    if urgent:
+        made["priority"] = "high"
+    return made
+
+
+def _apns(content: PushContent) -> dict[str, Any]:
+    alert = {"title": content.title, "body": content.body}
+    aps: dict[str, Any] = {"content-available": 1}
+    if not content.silent:
+        aps = {"alert": {name: text for name, text in alert.items() if text is not None}, "sound": "default"}
+    if content.image is not None:
+        aps["mutable-content"] = 1  # lets the app fetch the image before it is shown
+        return {**content.data, "image": content.image, "aps": aps}
+    return {**content.data, "aps": aps}
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,65 @@
+"""What the transport knows of libcurl's sockets."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from contextlib import suppress
+
+_HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+
+class Connections:
+    """The descriptors of pooled connections, by their local port: all that is told of one that is used again.
+
+    An entry may be older than the connection. Then a good one may be called dead, which costs a new one.
+    """
+
+    _MOST = 4096
+
+    def __init__(self) -> None:
+        self._by_port: dict[int, int] = {}
+
+    def alive(self, local_port: int, made: list[int]) -> bool:
+        """Whether the other side has left the connection open, as far as this machine has heard.
+
+        `made` are the sockets that were made for this very transfer: a connection of them is new.
+        """
+        for descriptor in made:
+            if _local_port(descriptor) == local_port:
+                if len(self._by_port) >= self._MOST:
+                    self._by_port.clear()
+                self._by_port[local_port] = descriptor
+                return True
+        known = self._by_port.get(local_port)
+        if known is None:
+            return True
+        asked = select.poll()
+        asked.register(known, _HUNG_UP)
+        return not asked.poll(0)
+
+
+def _local_port(descriptor: int) -> int:
+    with suppress(OSError):  # libcurl may have closed it already, for another that was quicker
+        probe = socket.socket(fileno=os.dup(descriptor))
+        with probe:
+            port: int = probe.getsockname()[1]
+            return port
+    return 0
+
+
+class Handed:
+    """A socket on its way to libcurl, which takes a duplicate of its descriptor."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, made: socket.socket) -> None:
+        made.setblocking(False)
+        self._socket = made
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def __del__(self) -> None:
+        self._socket.close()

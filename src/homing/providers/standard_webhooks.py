@@ -1,0 +1,107 @@
+"""Signatures of Standard Webhooks 1.0.0: made for what goes out, verified on what comes in. Pure.
+
+A secret is `whsec_` + base64 (HMAC-SHA256, `v1`), `whsk_` + base64 (an ed25519 key that signs, `v1a`) or
+`whpk_` + base64 (its public half, which only verifies).
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+
+from homing.core.callbacks import Callback, CallbackRefused
+from homing.core.errors import ConfigError
+from homing.providers.secret import Secret
+
+TOLERANCE_S = 300
+
+
+class SigningKey:
+    """One secret, ready to sign or to verify with. Its text does not show."""
+
+    __slots__ = ("_hmac", "_private", "_public")
+
+    def __init__(self, given: Secret, field: str = "secret") -> None:
+        kind, mark, encoded = given.reveal().rpartition("_")
+        try:
+            raw = b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+        except (binascii.Error, ValueError):
+            raise ConfigError(field, "is not base64 after its prefix") from None
+        self._hmac = self._private = self._public = None
+        if kind in ("whsk", "whpk"):
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+            if len(raw) not in ((32, 64) if kind == "whsk" else (32,)):
+                raise ConfigError(field, f"is not an ed25519 key: it has {len(raw)} bytes")
+            if kind == "whsk":
+                self._private = Ed25519PrivateKey.from_private_bytes(raw[:32])
+                self._public = self._private.public_key()
+            else:
+                self._public = Ed25519PublicKey.from_public_bytes(raw)
+        elif kind in ("whsec", "") and (kind or not mark) and raw:
+            # Begun once: each signature continues a copy of it.
+            self._hmac = hmac.new(raw, digestmod=hashlib.sha256)
+        else:
+            raise ConfigError(field, "is not a webhook secret; it begins with whsec_ or whsk_")
+
+    @property
+    def signs(self) -> bool:
+        return self._hmac is not None or self._private is not None
+
+    def sign(self, message: bytes) -> str:
+        """One entry of `webhook-signature`."""
+        if self._hmac is not None:
+            return f"v1,{b64encode(self._digest(message)).decode()}"
+        assert self._private is not None, "only a key that signs may be asked to"
+        return f"v1a,{b64encode(self._private.sign(message)).decode()}"
+
+    def verifies(self, entry: str, message: bytes) -> bool:
+        """Whether that entry is this key's signature; other versions and nonsense are not."""
+        version, _, encoded = entry.partition(",")
+        try:
+            given = b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError):
+            return False
+        if self._hmac is not None:
+            return version == "v1" and hmac.compare_digest(given, self._digest(message))
+        if version != "v1a" or self._public is None:
+            return False
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            self._public.verify(given, message)
+        except InvalidSignature:
+            return False
+        return True
+
+    def _digest(self, message: bytes) -> bytes:
+        assert self._hmac is not None
+        made = self._hmac.copy()
+        made.update(message)
+        return made.digest()
+
+
+def signature(keys: Sequence[SigningKey], id: str, timestamp_s: int, body: bytes) -> str:
+    """The whole header: one entry per key, so that a receiver may still know the old one."""
+    message = b"%s.%d.%s" % (id.encode(), timestamp_s, body)
+    return " ".join(key.sign(message) for key in keys)
+
+
+def verify(secrets: Sequence[Secret], callback: Callback, now_ms: int) -> None:
+    """Raises `CallbackRefused` unless one of the secrets signed this request, within 5 minutes of now."""
+    id_, given, stamp = (
+        callback.headers.get(f"webhook-{name}", "") for name in ("id", "signature", "timestamp")
+    )
+    if not id_ or not given:
+        raise CallbackRefused("a webhook header is missing; webhook-id and webhook-signature are needed")
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 16):
+        raise CallbackRefused("webhook-timestamp is missing or not in seconds")
+    if abs(now_ms // 1000 - int(stamp)) > TOLERANCE_S:
+        raise CallbackRefused(f"webhook-timestamp is more than {TOLERANCE_S} s away from now")
+    message = b"%s.%s.%s" % (id_.encode("utf-8", "replace"), stamp.encode(), callback.body)
+    keys = [SigningKey(one) for one in secrets]
+    if not any(key.verifies(entry, message) for entry in given.split(" ")[:20] for key in keys):
+        raise CallbackRefused("no signature of webhook-signature is ours")

@@ -1,0 +1,206 @@
+"""The HTTP client of all providers: libcurl's multi interface on the running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+import pycurl  # type: ignore[import-untyped]
+
+from homing.providers.guard import Guard
+from homing.providers.http import Answer, Failure, Request
+from homing.providers.sockets import Connections
+from homing.providers.transfer import Transfer, WireOptions, unfit
+
+_SPARE_HANDLES = 64
+_LONGEST_MS = 24 * 3_600_000
+
+
+class CurlTransport:
+    """Carries requests over pooled connections, HTTP/2 where the server speaks it over TLS.
+
+    It begins in an event loop with the first request there, and has its own connections in each.
+    """
+
+    def __init__(
+        self,
+        *,
+        connect_timeout_ms: int = 5_000,
+        ca_file: str = "",
+        max_connections: int = 512,
+        max_host_connections: int = 128,
+        guard: Guard | None = None,
+        resolve: Mapping[str, str] | None = None,
+        user_agent: str = "homing",
+    ) -> None:
+        self._options = WireOptions(
+            connect_timeout_ms=connect_timeout_ms,
+            ca_file=ca_file,
+            user_agent=user_agent,
+            guard=guard or Guard(),
+            resolve={} if resolve is None else resolve,
+        )
+        self._max_connections = max_connections
+        self._max_host_connections = max_host_connections
+        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+
+    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+        """Never raises for the network; cancelling ends the transfer."""
+        failure = unfit(request, self._options.guard)
+        if failure is not None:
+            return failure
+        return await self._line().carry(request, min(timeout_ms, _LONGEST_MS))
+
+    async def close(self) -> None:
+        """Ends what is under way and closes all connections of this loop, and of those that are closed."""
+        here = asyncio.get_running_loop()
+        for loop in [loop for loop in self._lines if loop is here or loop.is_closed()]:
+            self._lines.pop(loop).close()
+
+    def _line(self) -> _Line:
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            for gone in [other for other in self._lines if other.is_closed()]:
+                self._lines.pop(gone).close()
+            line = _Line(loop, self._options, self._max_connections, self._max_host_connections)
+            self._lines[loop] = line
+        return line
+
+
+class _Line:
+    """One multi handle in one event loop. The loop watches its sockets and its timer."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, options: WireOptions, connections: int, per_host: int
+    ) -> None:
+        self._loop = loop
+        self._options = options
+        self._multi = pycurl.CurlMulti()
+        self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
+        self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections)
+        self._multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, per_host)
+        self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
+        self._watched: dict[int, int] = {}
+        self._timer: asyncio.Handle | None = None
+        self._under_way: dict[pycurl.Curl, tuple[Transfer, asyncio.Future[Answer | Failure]]] = {}
+        self._spare: list[Transfer] = []
+        self._connections = Connections()
+
+    async def carry(self, request: Request, timeout_ms: int) -> Answer | Failure:
+        transfer = self._spare.pop() if self._spare else Transfer(self._options, self._connections)
+        try:
+            transfer.prepare(request, timeout_ms)
+        except (pycurl.error, TypeError, ValueError):  # what `unfit` let pass and libcurl does not
+            transfer.close()
+            return Failure(code="bad_request", error="the request cannot be written", written=False)
+        future: asyncio.Future[Answer | Failure] = self._loop.create_future()
+        self._under_way[transfer.curl] = (transfer, future)
+        self._multi.add_handle(transfer.curl)
+        # libcurl lets what waits for a connection wait on beyond its time.
+        limit = self._loop.call_later(
+            timeout_ms / 1000, self._end, transfer.curl, pycurl.E_OPERATION_TIMEDOUT
+        )
+        try:
+            return await future
+        finally:
+            limit.cancel()
+            if self._under_way.pop(transfer.curl, None):  # cancelled: its connection is given up
+                self._multi.remove_handle(transfer.curl)
+                transfer.close()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for transfer, future in self._under_way.values():
+            self._multi.remove_handle(transfer.curl)
+            transfer.close()
+            if not future.done() and not self._loop.is_closed():
+                future.set_result(Failure(code="dropped", error="the transport was closed", written=True))
+        self._under_way.clear()
+        for transfer in self._spare:
+            transfer.close()
+        self._spare.clear()
+        for descriptor in list(self._watched):
+            self._unwatch(descriptor)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, None)
+        self._multi.setopt(pycurl.M_TIMERFUNCTION, None)
+        self._multi.close()
+
+    def _watch(self, what: int, descriptor: int, multi: pycurl.CurlMulti, data: object) -> None:
+        """libcurl says which sockets it wants to hear of."""
+        if what == pycurl.POLL_REMOVE:
+            self._unwatch(descriptor)
+            return
+        before = self._watched.get(descriptor, 0)
+        self._watched[descriptor] = what
+        reads, read = what & pycurl.POLL_IN, before & pycurl.POLL_IN
+        writes, wrote = what & pycurl.POLL_OUT, before & pycurl.POLL_OUT
+        if reads and not read:
+            self._loop.add_reader(descriptor, self._act, descriptor, pycurl.CSELECT_IN)
+        elif read and not reads:
+            self._loop.remove_reader(descriptor)
+        if writes and not wrote:
+            self._loop.add_writer(descriptor, self._act, descriptor, pycurl.CSELECT_OUT)
+        elif wrote and not writes:
+            self._loop.remove_writer(descriptor)
+
+    def _unwatch(self, descriptor: int) -> None:
+        what = self._watched.pop(descriptor, 0)
+        if self._loop.is_closed():
+            return
+        if what & pycurl.POLL_IN:
+            self._loop.remove_reader(descriptor)
+        if what & pycurl.POLL_OUT:
+            self._loop.remove_writer(descriptor)
+
+    def _set_timer(self, timeout_ms: int) -> None:
+        """libcurl says when it wants to be called if nothing happens before. Not from in here."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if timeout_ms == 0:
+            self._timer = self._loop.call_soon(self._on_timer)
+        elif timeout_ms > 0:
+            self._timer = self._loop.call_later(timeout_ms / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._act(pycurl.SOCKET_TIMEOUT, 0)
+
+    def _act(self, descriptor: int, events: int) -> None:
+        with suppress(pycurl.error):  # one transfer's trouble is reported with it
+            self._multi.socket_action(descriptor, events)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Answers those who wait for transfers that have ended."""
+        while True:
+            queued, ended, failed = self._multi.info_read()
+            for curl in ended:
+                self._end(curl, pycurl.E_OK)
+            for curl, errno, _ in failed:
+                self._end(curl, errno)
+            if not queued:
+                return
+
+    def _end(self, curl: pycurl.Curl, errno: int) -> None:
+        if curl not in self._under_way:
+            return
+        self._multi.remove_handle(curl)
+        transfer, future = self._under_way.pop(curl)
+        if errno and transfer.may_go_again():
+            self._under_way[curl] = (transfer, future)
+            self._multi.add_handle(curl)
+            return
+        result = transfer.result(errno)
+        if len(self._spare) < _SPARE_HANDLES:
+            self._spare.append(transfer)
+        else:
+            transfer.close()
+        if not future.done():
+            future.set_result(result)

@@ -1,0 +1,101 @@
+"""Signed webhooks to anybody's endpoint, as Standard Webhooks 1.0.0 has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from homing.core.breaker import BreakerPolicy
+from homing.core.errors import ConfigError
+from homing.core.events import iso
+from homing.core.ids import made_at
+from homing.core.model import Channel, Content, Outcome, OutcomeKind
+from homing.core.ports import Delivery
+from homing.providers.answers import error_table
+from homing.providers.http import Answer, Request, Transport
+from homing.providers.retry_after import retry_after_ms
+from homing.providers.secret import Secret, secret
+from homing.providers.standard_webhooks import SigningKey, signature
+from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
+
+_TEXTS = ("subject", "title", "body", "text", "html")
+_NOT_IN_A_TYPE = re.compile(r"[^a-zA-Z0-9_.]")
+
+
+class WebhookProvider(HttpProvider):
+    """Posts `{type, timestamp, data}` to the recipient's URL, signed with each of the secrets."""
+
+    channels: ClassVar[tuple[Channel, ...]] = (Channel.WEBHOOK,)
+    host_slots: ClassVar[int] = 8
+    breaker: ClassVar[BreakerPolicy] = BreakerPolicy(failures=1_000_000)
+    """One endpoint's failures are its own: they must not stop the webhooks to all others."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        secret: str | Secret = "",
+        secrets: Sequence[str | Secret] = (),
+        base_url: str = "",
+        now_ms: NowMs = wall_clock_ms,
+    ) -> None:
+        super().__init__(transport, now_ms)
+        self._keys = _keys([*([secret] if secret else []), *secrets])
+        self._base_url = base_url.rstrip("/")
+
+    def build(self, delivery: Delivery, now_ms: int) -> Request:
+        body = payload(delivery)
+        timestamp_s = now_ms // 1000
+        id_ = delivery.idempotency_key
+        return Request(
+            url=self._url(delivery.address),
+            body=body,
+            headers=(
+                ("content-type", "application/json"),
+                ("webhook-id", id_),
+                ("webhook-timestamp", str(timestamp_s)),
+                ("webhook-signature", signature(self._keys, id_, timestamp_s, body)),
+            ),
+            guarded=not self._base_url,
+        )
+
+    def classify(self, answer: Answer, now_ms: int) -> Outcome:
+        if 200 <= answer.status < 300:
+            return Outcome(OutcomeKind.ACCEPTED, delivered=True)
+        wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
+        return error_table("webhook").outcome(None, answer.status, None, retry_after_ms=wait_ms)
+
+    def _url(self, address: str) -> str:
+        """The recipient's; with a `base_url`, its path there."""
+        if not self._base_url:
+            return address
+        parts = urlsplit(address)
+        return f"{self._base_url}{parts.path}{'?' if parts.query else ''}{parts.query}"
+
+
+def payload(delivery: Delivery) -> bytes:
+    """The same bytes for every attempt. What `data` has goes over the texts of the same name."""
+    return msgspec.json.encode(
+        {
+            "type": _NOT_IN_A_TYPE.sub("_", delivery.type),
+            "timestamp": iso(made_at(delivery.notification_id)),
+            "data": {**_texts(delivery.content), **(delivery.content.data or {})},
+        }
+    )
+
+
+def _texts(content: Content) -> dict[str, str]:
+    return {name: text for name in _TEXTS if (text := getattr(content, name))}
+
+
+def _keys(given: Sequence[str | Secret]) -> list[SigningKey]:
+    if not given:
+        raise ConfigError("secret", "is missing; give whsec_… or env:NAME, or several as secrets")
+    keys = [SigningKey(secret("secret", one)) for one in given]
+    if not all(key.signs for key in keys):
+        raise ConfigError("secret", "is a public key (whpk_); give the one that signs (whsk_)")
+    return keys

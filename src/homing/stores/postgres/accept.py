@@ -1,0 +1,288 @@
+"""accept: each submission whole, or what was stored before under its key.
+
+Everything here is plain SQL with arrays as parameters, because it also runs on a caller's own connection,
+whatever driver that is. Two transactions with the same key meet at a unique index: the second waits for the
+first and then answers what the first has stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.errors import StoreError
+from homing.core.model import Acceptance, Claim, NewNotification, Submission
+from homing.core.rows import Change, Row, claim_of, new_row
+from homing.core.states import LIVE
+from homing.stores.codec import encode
+from homing.stores.postgres.changes import Book
+from homing.stores.postgres.codec import MESSAGE, STATE, is_id, message_columns, state_columns
+from homing.stores.postgres.queues import Queue
+from homing.stores.postgres.rows import queue_of
+from homing.stores.postgres.statements import Tx, columns_of, unnested
+
+_NEW = {**{name: kind for name, kind in STATE.items() if name != "seq"}, **MESSAGE}
+_LIVE = sorted(status.value for status in LIVE)
+_STATE_LIST = ", ".join(STATE)
+_MESSAGE_LIST = ", ".join(("seq", "tenant", *MESSAGE))
+INSERT = f"""
+WITH new AS MATERIALIZED (
+  SELECT nextval('homing.seqs') AS seq, u.* FROM {unnested(_NEW)}),
+stored AS (
+  INSERT INTO homing.messages ({_MESSAGE_LIST}) SELECT {_MESSAGE_LIST} FROM new
+  ON CONFLICT (id) DO NOTHING RETURNING seq, id),
+waiting AS (
+  INSERT INTO homing.live ({_STATE_LIST})
+  SELECT {", ".join(f"new.{name}" for name in STATE)} FROM new JOIN stored ON stored.seq = new.seq
+  WHERE new.status = ANY(ARRAY{_LIVE})),
+refused AS (
+  INSERT INTO homing.settled ({_STATE_LIST})
+  SELECT {", ".join(f"new.{name}" for name in STATE)} FROM new JOIN stored ON stored.seq = new.seq
+  WHERE new.status <> ALL(ARRAY{_LIVE}))
+SELECT id::text, seq FROM stored
+"""  # noqa: S608
+_TAKE_KEYS = """
+INSERT INTO homing.requests (tenant, idempotency_key, fingerprint, batch_id, ids, created_at)
+SELECT u.tenant, u.idempotency_key, u.fingerprint, u.batch_id, '{}', $5::bigint
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS u(tenant, idempotency_key, fingerprint, batch_id)
+ORDER BY u.tenant, u.idempotency_key
+ON CONFLICT (tenant, idempotency_key) DO NOTHING
+RETURNING tenant, idempotency_key
+"""
+_KNOWN_KEYS = """
+SELECT r.tenant, r.idempotency_key, r.fingerprint, r.batch_id, r.ids::text[]
+FROM unnest($1::text[], $2::text[]) AS u(tenant, idempotency_key)
+JOIN homing.requests AS r ON r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
+"""
+_ANSWERED = """
+UPDATE homing.requests AS r SET ids = u.ids::uuid[]
+FROM unnest($1::text[], $2::text[], $3::text[]) AS u(tenant, idempotency_key, ids)
+WHERE r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
+"""
+_TAKE_DEDUPS = """
+INSERT INTO homing.dedups AS d (tenant, dedup_key, id)
+SELECT u.tenant, u.dedup_key, u.id
+FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
+ORDER BY u.tenant, u.dedup_key
+ON CONFLICT (tenant, dedup_key) DO UPDATE SET dedup_key = excluded.dedup_key
+RETURNING tenant, dedup_key, id::text, accepted_at
+"""
+_KEEP_DEDUPS = """
+UPDATE homing.dedups AS d SET id = u.id, accepted_at = $4::bigint
+FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
+WHERE d.tenant = u.tenant AND d.dedup_key = u.dedup_key
+"""
+_OWNERS = "SELECT id::text, tenant, batch_id FROM homing.messages WHERE id = ANY($1::text[]::uuid[])"
+NOTIFY = "SELECT pg_notify($1::text, '')"
+
+Key = tuple[str, str]
+_TRIES = 5
+
+
+class _Request(Struct, frozen=True):
+    fingerprint: str
+    batch_id: str
+    ids: tuple[str, ...]
+
+
+class _Intake:
+    """One call of accept: what is known, and what is to be written."""
+
+    def __init__(self, tx: Tx, batch: Sequence[Submission]) -> None:
+        self.tx = tx
+        self.batch = batch
+        self.requests: dict[Key, _Request] = {}
+        self.taken: set[Key] = set()
+        """Keys that this transaction was the first to use."""
+        self.dedups: dict[Key, tuple[str, int]] = {}
+        self.stored: dict[str, tuple[str, str]] = {}
+        self.new_requests: dict[Key, tuple[str, ...]] = {}
+        self.new_dedups: dict[Key, str] = {}
+        self.changes: list[tuple[Change, str]] = []
+
+    async def learn(self) -> None:
+        """Takes the keys, waiting for whoever is about to store something under the same one."""
+        await self._take_keys()
+        fresh = [s for s in self.batch if s.idempotency_key is None or _key(s) in self.taken]
+        deduped = [s for s in fresh if any(new.dedup_key is not None for new in s.notifications)]
+        if deduped:
+            ids = [n.id for s in deduped if s.idempotency_key is None for n in s.notifications]
+            self.stored = await _owners(self.tx, ids)
+            await self._take_dedups(deduped)
+
+    def answer(self, submission: Submission) -> Acceptance:
+        key = _key(submission)
+        if submission.idempotency_key is not None and key in self.requests:
+            return _answer_again(submission, self.requests[key])
+        ids: list[str] = []
+        duplicates: set[str] = set()
+        claims: list[Claim] = []
+        for new in submission.notifications:
+            earlier = self._earlier(submission, new)
+            ids.append(earlier or new.id)
+            if earlier is not None:
+                duplicates.add(earlier)
+                continue
+            row = self._store(submission, new)
+            if submission.lease_to is not None:
+                claims.append(claim_of(row, new.message, row.aged_from))
+        accepted = tuple(ids)
+        if submission.idempotency_key is not None:
+            self.requests[key] = _Request(submission.fingerprint, submission.batch_id, accepted)
+            self.new_requests[key] = accepted
+        return Acceptance(
+            batch_id=submission.batch_id,
+            ids=accepted,
+            duplicates=frozenset(duplicates),
+            claims=tuple(claims),
+        )
+
+    async def write(self) -> frozenset[str]:
+        """Writes it all; the ids that turn out to be there already (this call is repeated)."""
+        tx, there = self.tx, frozenset[str]()
+        if self.changes:
+            seqs = await insert_rows(tx, [(change.row, message) for change, message in self.changes])
+            there = await self._repeated(seqs)
+            book = Book(tx)
+            for change, _ in self.changes:
+                if change.row.id in seqs:
+                    book.record(seqs[change.row.id], change)
+            await book.write()
+        if self.new_requests:
+            rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
+            await tx.rows(_ANSWERED, *columns_of(rows, 3))
+        if self.new_dedups:
+            rows = [(*key, id) for key, id in self.new_dedups.items()]
+            await tx.rows(_KEEP_DEDUPS, *columns_of(rows, 3), tx.now)
+        if self.changes:
+            await tx.rows(NOTIFY, channel(tx.schema))
+        return there
+
+    async def _repeated(self, seqs: Collection[str]) -> frozenset[str]:
+        """A call repeated without a key (its answer was lost, its commit was not) is known by its ids."""
+        there = {change.row.id: change.row for change, _ in self.changes if change.row.id not in seqs}
+        if not there:
+            return frozenset()
+        owners = await _owners(self.tx, list(there))
+        for id, row in there.items():
+            if owners.get(id) != (row.tenant, row.batch_id):
+                raise StoreError(f"The id {id} belongs to another request; ids must be new.")
+        return frozenset(there)
+
+    async def _take_keys(self) -> None:
+        first: dict[Key, Submission] = {}
+        for submission in self.batch:
+            if submission.idempotency_key is not None:
+                first.setdefault(_key(submission), submission)
+        rows = [(*key, s.fingerprint, s.batch_id) for key, s in sorted(first.items())]
+        for _ in range(_TRIES):
+            if not rows:
+                return
+            taken = await self.tx.rows(_TAKE_KEYS, *columns_of(rows, 4), self.tx.now)
+            self.taken |= {(tenant, key) for tenant, key in taken}
+            rows = [row for row in rows if row[:2] not in self.taken]
+            if not rows:
+                return
+            known = await self.tx.rows(_KNOWN_KEYS, [row[0] for row in rows], [row[1] for row in rows])
+            for tenant, key, fingerprint, batch_id, ids in known:
+                self.requests[tenant, key] = _Request(fingerprint, batch_id, tuple(ids))
+            rows = [row for row in rows if row[:2] not in self.requests]  # pruned just now: take it after all
+
+    async def _take_dedups(self, submissions: Sequence[Submission]) -> None:
+        first: dict[Key, str] = {}
+        for submission in submissions:
+            for new in submission.notifications:
+                if new.dedup_key is not None and new.id not in self.stored:
+                    first.setdefault((submission.tenant, new.dedup_key), new.id)
+        rows = [(*key, id) for key, id in sorted(first.items())]
+        if rows:
+            for tenant, key, id, accepted_at in await self.tx.rows(_TAKE_DEDUPS, *columns_of(rows, 3)):
+                if accepted_at is not None:
+                    self.dedups[tenant, key] = (id, accepted_at)
+
+    def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
+        """The id under which it is there already: this call is repeated, or its dedup window is open."""
+        owner = self.stored.get(new.id)
+        if owner is not None:
+            if owner != (submission.tenant, submission.batch_id):
+                raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
+            return new.id
+        if new.dedup_key is None:
+            return None
+        earlier = self.dedups.get((submission.tenant, new.dedup_key))
+        if earlier is None or earlier[1] + new.dedup_window_ms <= self.tx.now:
+            return None
+        return earlier[0]
+
+    def _store(self, submission: Submission, new: NewNotification) -> Row:
+        if not is_id(new.id):
+            raise StoreError(f"The id {new.id!r} is not a UUID in lower case.")
+        change = new_row(new, submission, self.tx.now)
+        self.changes.append((change, encode(new.message)))
+        if new.dedup_key is not None:
+            key = (submission.tenant, new.dedup_key)
+            self.dedups[key] = (new.id, self.tx.now)
+            self.new_dedups[key] = new.id
+        return change.row
+
+
+async def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
+    """Stores each submission whole, or answers with what was stored before under its key."""
+    intake = _Intake(tx, batch)
+    await intake.learn()
+    answers = tuple(intake.answer(submission) for submission in batch)
+    there = await intake.write()
+    if not there:
+        return answers
+    return tuple(_with_repeats(answer, there) for answer in answers)
+
+
+async def insert_rows(tx: Tx, rows: Sequence[tuple[Row, str]]) -> dict[str, int]:
+    """Stores new rows, each with its message as JSON; id → seq of those that were not there before."""
+    queues = await tx.queues.find(tx, {queue_of(row) for row, _ in rows})
+    columns = [
+        (*state_columns(0, row, queues[queue_of(row)])[1:], *message_columns(row, message))
+        for row, message in sorted(rows, key=lambda new: new[0].id)  # what is due together goes by id
+    ]
+    return {id: seq for id, seq in await tx.rows(INSERT, *columns_of(columns, len(_NEW)))}
+
+
+def queues_of(batch: Iterable[Submission]) -> set[Queue]:
+    """The queues that a batch will wait in."""
+    return {(new.lane, s.tenant, new.outlet) for s in batch for new in s.notifications}
+
+
+def channel(schema: str) -> str:
+    """Where it is told that something was accepted."""
+    return schema
+
+
+def _key(submission: Submission) -> Key:
+    return submission.tenant, submission.idempotency_key or ""
+
+
+def _with_repeats(answer: Acceptance, there: frozenset[str]) -> Acceptance:
+    repeated = there.intersection(answer.ids)
+    if not repeated:
+        return answer
+    return Acceptance(
+        batch_id=answer.batch_id,
+        ids=answer.ids,
+        duplicates=answer.duplicates | repeated,
+        claims=tuple(claim for claim in answer.claims if claim.id not in repeated),
+    )
+
+
+def _answer_again(submission: Submission, earlier: _Request) -> Acceptance:
+    if earlier.fingerprint != submission.fingerprint:
+        return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
+    return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
+
+
+async def _owners(tx: Tx, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+    wanted: list[Any] = [id for id in ids if is_id(id)]
+    if not wanted:
+        return {}
+    return {id: (tenant, batch) for id, tenant, batch in await tx.rows(_OWNERS, wanted)}

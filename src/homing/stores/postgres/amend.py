@@ -1,0 +1,116 @@
+"""amend: commands of operators and callers, on ids or on whatever a filter finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homing.core.model import AmendResult, Command, CommandName, Filter, Status
+from homing.core.rows import Row, resent
+from homing.core.rows import command as commanded
+from homing.core.states import COMMANDS, after_command
+from homing.stores.postgres.accept import insert_rows
+from homing.stores.postgres.changes import Book
+from homing.stores.postgres.codec import Found
+from homing.stores.postgres.filters import query
+from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
+from homing.stores.postgres.statements import Tx
+
+_PAGE = 1000
+_MESSAGES = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint[])"
+
+
+async def amend(
+    tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int
+) -> AmendResult:
+    """Applies the command wherever it is possible, and says what became of the others."""
+    missing: list[str] = []
+    refused: dict[str, Status] = {}
+    if isinstance(target, Filter):
+        possible = await _that_match(tx, tenant, target, command, limit)
+    else:
+        possible = []
+        found = await rows_by_id(tx, target, lock=True)
+        for id in dict.fromkeys(target):
+            if id not in found or found[id][1].tenant != tenant:
+                missing.append(id)
+            elif _allows(found[id][1], command):
+                possible.append(found[id])
+            else:
+                refused[id] = found[id][1].status
+    if command.name is CommandName.RESEND:
+        _check_new_ids(possible, command)
+    applied, requested = await _apply(tx, possible, command)
+    resends = possible if command.name is CommandName.RESEND else ()
+    return AmendResult(
+        applied=applied,
+        requested=requested,
+        refused=refused,
+        missing=tuple(missing),
+        resent={row.id: command.new_ids[row.id] for _, row in resends},
+    )
+
+
+async def _apply(
+    tx: Tx, possible: Sequence[Found], command: Command
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(ids it was applied to, ids where it takes effect when the attempt ends)."""
+    if not possible:
+        return (), ()
+    book = Book(tx)
+    applied: list[str] = []
+    requested: list[str] = []
+    for seq, row in possible:
+        change = commanded(row, command, tx.now)
+        assert change is not None, "only a command that is possible gets here"
+        book.record(seq, change)
+        waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
+        (requested if waits else applied).append(row.id)
+    await write_rows(tx, dict(possible))
+    if command.name is CommandName.RESEND:
+        await _send_again(tx, possible, command, book)
+    await book.write()
+    return tuple(applied), tuple(requested)
+
+
+async def _send_again(tx: Tx, originals: Sequence[Found], command: Command, book: Book) -> None:
+    """New notifications with the messages of these."""
+    found = await tx.rows(_MESSAGES, [seq for seq, _ in originals])
+    messages = {int(seq): str(message) for seq, message in found}
+    changes = [resent(row, command, tx.now) for _, row in originals]
+    texts = [messages[seq] for seq, _ in originals]
+    seqs = await insert_rows(tx, [(c.row, text) for c, text in zip(changes, texts, strict=True)])
+    for change in changes:
+        book.record(seqs[change.row.id], change)
+
+
+async def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, limit: int) -> list[Found]:
+    """The oldest that the filter finds and the command is possible for."""
+    statuses = [s for s in COMMANDS[command.name] if not filter.statuses or s in filter.statuses]
+    possible: list[Found] = []
+    if not statuses:
+        return possible
+    matching = query(tenant, filter, statuses)
+    page = matching
+    while len(possible) < limit:
+        chosen = page.limited("m.id", _PAGE)
+        found = await tx.rows(f"SELECT m.seq, m.id::text {chosen.text}", *chosen.parameters)
+        # Read again under the lock: another may have changed some of them since.
+        rows = await rows_by_seq(tx, [seq for seq, _ in found], lock=True)
+        for seq, _ in found:
+            row = rows.get(seq)
+            if row is not None and row.status in statuses and _allows(row, command):
+                possible.append((seq, row))
+        if len(found) < _PAGE:
+            break
+        page = matching.beyond("m.id > {}::text::uuid", found[-1][1])
+    return possible[:limit]
+
+
+def _allows(row: Row, command: Command) -> bool:
+    return after_command(command, row.status, mode=row.mode, resent=row.resent_as is not None) is not None
+
+
+def _check_new_ids(possible: Sequence[Found], command: Command) -> None:
+    for _, row in possible:
+        if row.id not in command.new_ids:
+            raise ValueError(f"a resend of {row.id} needs an id for the new notification")

@@ -1,0 +1,279 @@
+"""What every change of a row brings with it, collected over a call and written at once.
+
+Counts, hourly sums, attempts, causes and events: all in the transaction of the change itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from copy import copy
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.events import NOTIFICATION_FAILED
+from homing.core.model import (
+    AttemptRecord,
+    Channel,
+    Content,
+    Event,
+    Message,
+    Recipient,
+    RegistryPut,
+    RollUp,
+    Status,
+)
+from homing.core.rows import Change, events_of, sums_of
+from homing.stores.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns, encode
+from homing.stores.postgres.codec import clean, decode_message
+from homing.stores.postgres.statements import Tx, columns_of, unnested
+
+HOUR_MS = 3_600_000
+_KEY = ("hour_at", "tenant", "channel", "provider")
+SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in _KEY)
+
+_Cell = tuple[Status | None, int]
+"""(status, attempts)."""
+_Signature = tuple[str, Channel, str, _Cell, tuple[Status, int], bool, bool]
+"""(tenant, channel, provider, cell before and after, without an attempt, bounced): all that counts need."""
+
+_NOTHING_SAID = Message(recipient=Recipient(), content=Content())
+"""For events that do not carry the message."""
+
+_LEDGER = {
+    "hour_at": "bigint",
+    "tenant": "text",
+    "channel": "text",
+    "provider": "text",
+    "before": "text",
+    "attempts_before": "integer",
+    "after": "text",
+    "attempts_after": "integer",
+    "number": "integer",
+    **dict.fromkeys(SUMS, "integer"),
+}
+ATTEMPTS = {
+    "seq": "bigint",
+    "change": "integer",
+    "number": "integer",
+    "provider": "text",
+    "outcome": "text",
+    "started_at": "bigint",
+    "latency_ms": "bigint",
+    "worker": "text",
+    "error_code": "text",
+    "error": "text",
+    "provider_message_id": "text",
+}
+_CAUSES = {"seq": "bigint", "change": "integer", **dict.fromkeys(CAUSE_FIELDS, "text"), "at": "bigint"}
+_EVENTS = {
+    "id": "text",
+    "name": "text",
+    "tenant": "text",
+    "at": "bigint",
+    "notification_id": "text",
+    "payload": "text",
+}
+_PUTS = {
+    "tenant": "text",
+    "kind": "text",
+    "key": "text",
+    "value": "text",
+    "version": "integer",
+    "updated_at": "bigint",
+    "updated_by": "text",
+}
+
+
+def insertion(table: str, columns: Mapping[str, str], tail: str = "") -> str:
+    """INSERT of rows given as arrays; `tail` is what to do on a conflict."""
+    return f"INSERT INTO homing.{table} ({', '.join(columns)}) SELECT u.* FROM {unnested(columns)} {tail}"  # noqa: S608
+
+
+WRITE_LEDGER = insertion("ledger", _LEDGER)
+WRITE_ATTEMPTS = insertion("attempts", ATTEMPTS)
+_WRITE_CAUSES = insertion("causes", _CAUSES)
+_WRITE_EVENTS = insertion("outbox", _EVENTS, "ON CONFLICT (id) DO NOTHING")
+_WRITE_PUTS = insertion(
+    "registry AS r",
+    _PUTS,
+    "ON CONFLICT (tenant, kind, key) DO UPDATE SET value = (r.value::jsonb || excluded.value::jsonb)::text,"
+    " version = r.version + excluded.version, updated_at = excluded.updated_at,"
+    " updated_by = excluded.updated_by",
+)
+_ATTEMPTS_OF = f"""
+SELECT a.seq, {", ".join(f"a.{f}" for f in ATTEMPT_FIELDS)} FROM homing.attempts AS a
+WHERE a.seq = ANY($1::bigint[]) ORDER BY a.seq, a.change
+"""  # noqa: S608
+_MESSAGES_OF = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint[])"
+
+_SUMMED = ", ".join(f"sum({name}) AS {name}" for name in SUMS)
+_ADDED = ", ".join(f"{name} = r.{name} + excluded.{name}" for name in SUMS)
+_FOLD = f"""
+WITH taken AS (
+  DELETE FROM homing.ledger WHERE ctid = ANY(ARRAY(SELECT ctid FROM homing.ledger LIMIT $1)) RETURNING *),
+cells AS (
+  INSERT INTO homing.tallies AS t (tenant, status, attempts, count, purged)
+  SELECT tenant, status, attempts, sum(count), sum(purged) FROM (
+    SELECT tenant, before AS status, attempts_before AS attempts, -number AS count, purged
+    FROM taken WHERE before IS NOT NULL
+    UNION ALL
+    SELECT tenant, after, attempts_after, number, 0 FROM taken WHERE after IS NOT NULL) AS moved
+  GROUP BY tenant, status, attempts
+  ON CONFLICT (tenant, status, attempts) DO UPDATE
+  SET count = t.count + excluded.count, purged = t.purged + excluded.purged),
+sums AS (
+  INSERT INTO homing.roll_ups AS r ({", ".join((*_KEY, *SUMS))})
+  SELECT {", ".join(_KEY)}, {_SUMMED} FROM taken WHERE {" + ".join(SUMS)} > 0 GROUP BY {", ".join(_KEY)}
+  ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET {_ADDED})
+SELECT count(*) FROM taken
+"""  # noqa: S608
+
+
+class _Kind(Struct):
+    """Changes that count alike, and how many there were."""
+
+    sums: Mapping[str, int]
+    number: int = 0
+
+
+class Book:
+    """Takes note of changes. `write` comes last, when the rows themselves are written."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self._kinds: dict[_Signature, _Kind] = {}
+        self._attempts: list[tuple[Any, ...]] = []
+        self._causes: list[tuple[Any, ...]] = []
+        self._told: list[tuple[int, Change]] = []
+
+    def record(self, seq: int, change: Change) -> None:
+        """One change, right after it was made (a later one changes the same row again)."""
+        row, attempt = change.row, change.attempt
+        before, after = (change.before, change.attempts_before), (row.status, row.attempts)
+        signature = (
+            row.tenant,
+            row.channel,
+            change.provider,
+            before,
+            after,
+            attempt is None,
+            change.bounced,
+        )
+        kind = self._kinds.get(signature)
+        if kind is None:
+            kind = self._kinds[signature] = _Kind(sums_of(change))
+        kind.number += 1
+        if attempt is not None:
+            self._attempts.append(_attempt_columns(seq, row.changes, attempt))
+        if change.cause is not None:
+            self._causes.append((seq, row.changes, *map(_clean, cause_columns(change.cause))))
+        if self._tx.subscribed:
+            self._told.append((seq, replace(change, row=copy(row))))
+
+    async def write(self) -> None:
+        """Everything that was noted."""
+        tx = self._tx
+        events = await self._events() if self._told else []
+        if self._attempts:
+            await tx.rows(WRITE_ATTEMPTS, *columns_of(self._attempts, len(ATTEMPTS)))
+        if self._causes:
+            await tx.rows(_WRITE_CAUSES, *columns_of(self._causes, len(_CAUSES)))
+        if self._kinds:
+            await tx.rows(WRITE_LEDGER, *columns_of(self._ledger(), len(_LEDGER)))
+        await write_events(tx, events)
+
+    def _ledger(self) -> Iterable[tuple[Any, ...]]:
+        hour_at = self._tx.now - self._tx.now % HOUR_MS
+        for signature, kind in self._kinds.items():
+            tenant, channel, provider, (before, attempts_before), (after, attempts_after), *_ = signature
+            yield (
+                hour_at,
+                tenant,
+                channel.value,
+                provider,
+                before.value if before is not None else None,
+                attempts_before,
+                after.value,
+                attempts_after,
+                kind.number,
+                *(kind.sums.get(name, 0) * kind.number for name in SUMS),
+            )
+
+    async def _events(self) -> list[Event]:
+        tx, dossiers = self._tx, dict[int, tuple[Message, list[AttemptRecord]]]()
+        if NOTIFICATION_FAILED in tx.subscribed:
+            failed = {seq for seq, change in self._told if change.row.status is Status.FAILED}
+            if failed:
+                attempts, messages = await attempts_of(tx, failed), await messages_of(tx, failed)
+                dossiers = {seq: (messages[seq], attempts[seq]) for seq in failed}
+        events: list[Event] = []
+        for seq, change in self._told:
+            message, made = dossiers.get(seq, (_NOTHING_SAID, []))
+            if change.attempt is not None:
+                made.append(change.attempt)
+            events += events_of(change, tx.subscribed, message, made)
+        return events
+
+
+async def write_events(tx: Tx, events: Iterable[Event]) -> None:
+    """To the outbox; one whose id waits there already is the same event told again."""
+    rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
+    if rows:
+        await tx.rows(_WRITE_EVENTS, *columns_of(rows, len(_EVENTS)))
+
+
+async def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -> None:
+    """Reference data that a settlement or receipt brings: its fields over those that are there."""
+    merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
+    for put in puts:
+        place = (put.tenant, put.kind, put.key)
+        before, writes = merged.get(place, ({}, 0))
+        merged[place] = ({**before, **put.value}, writes + 1)
+    rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in sorted(merged.items())]
+    if rows:
+        await tx.rows(_WRITE_PUTS, *columns_of(rows, len(_PUTS)))
+
+
+async def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:
+    """The attempts of each of these rows, in their order."""
+    found: dict[int, list[AttemptRecord]] = {seq: [] for seq in seqs}
+    for seq, *fields in await tx.rows(_ATTEMPTS_OF, list(seqs)):
+        found[seq].append(msgspec.convert(fields, StoredAttempt))
+    return found
+
+
+async def messages_of(tx: Tx, seqs: Collection[int]) -> dict[int, Message]:
+    """The messages of these rows."""
+    return {seq: decode_message(text) for seq, text in await tx.rows(_MESSAGES_OF, list(seqs))}
+
+
+async def fold(tx: Tx, limit: int = 50_000) -> int:
+    """Moves ledger rows into the tallies and roll-ups; how many. One process at a time, the others pass."""
+    if not await tx.one("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", f"homing fold {tx.schema}"):
+        return 0
+    folded: int = await tx.one(_FOLD, limit)
+    return folded
+
+
+def _attempt_columns(seq: int, change: int, attempt: AttemptRecord) -> tuple[Any, ...]:
+    """In the order of `ATTEMPTS`."""
+    return (
+        seq,
+        change,
+        attempt.number,
+        attempt.provider,
+        attempt.outcome._value_,
+        attempt.started_at,
+        attempt.latency_ms,
+        attempt.worker,
+        clean(attempt.error_code),
+        clean(attempt.error),
+        clean(attempt.provider_message_id),
+    )
+
+
+def _clean(value: Any) -> Any:
+    return clean(value) if isinstance(value, str) else value

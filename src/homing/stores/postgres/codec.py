@@ -1,0 +1,181 @@
+"""Rows as columns of `live` and `settled`, and back.
+
+Reading: a row comes as its columns in the order of `ROW_FIELDS` and is converted at once. Writing: each set of
+columns that a transition writes has its names and types and, next to it, the function that takes the values
+from a row in the same order. `holds` and `engagement` are JSON; NULL stands for an empty one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from homing.core.model import Message, Mode
+from homing.core.rows import Row
+from homing.stores.codec import ROW_FIELDS, StoredRow, encode
+from homing.stores.postgres.statements import Record
+
+Found = tuple[int, StoredRow]
+"""(seq, row)."""
+
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_AS_TEXT = frozenset({"id", "resend_of", "resent_as"})
+_HOLDS = 1 + ROW_FIELDS.index("holds")
+_ENGAGEMENT = 1 + ROW_FIELDS.index("engagement")
+_decode_counts = msgspec.json.Decoder(dict[str, int]).decode
+decode_message = msgspec.json.Decoder(Message).decode
+
+_OF_MESSAGE = frozenset(
+    ["id", "tenant", "batch_id", "channel", "mode", "type", "category", "priority", "origin", "address", "created_at", "send_at", "resend_of"]
+)
+
+STATE: dict[str, str] = {
+    **dict.fromkeys(
+        ["seq", "updated_at", "aged_from", "max_age_ms", "last_delay_ms", "started_at", "due_at", "deadline_at", "lease_until", "expires_at", "last_attempt_at", "sent_at", "delivered_at", "failed_at", "acknowledged_at"],
+        "bigint",
+    ),
+    **dict.fromkeys(
+        ["queue", "token", "changes", "attempts", "attempts_before", "max_attempts", "attempt_floor", "bounce_floor", "failures_here"],
+        "integer",
+    ),
+    **dict.fromkeys(["pinned", "overdue", "cancel_requested", "unhurried"], "boolean"),
+    **dict.fromkeys(
+        ["tenant", "status", "provider", "worker", "holds", "reason", "error_code", "last_error", "acknowledged_by", "acknowledged_why", "engagement"],
+        "text",
+    ),
+    "resent_as": "uuid",
+}
+"""The columns of `live` and of `settled`, with their types."""
+
+_PLAIN = tuple(name for name in STATE if name in ROW_FIELDS)
+
+MESSAGE: dict[str, str] = {
+    "created_at": "bigint",
+    "send_at": "bigint",
+    "id": "uuid",
+    "resend_of": "uuid",
+    **dict.fromkeys(["batch_id", "channel", "mode", "type", "category", "priority", "origin", "address", "message"], "text"),
+}
+"""The columns of `messages` besides `seq` and `tenant`."""
+
+SETTLED: dict[str, str] = {
+    name: STATE[name]
+    for name in ["seq", "queue", "provider", "status", "changes", "attempts", "failures_here", "last_delay_ms", "max_age_ms", "holds", "due_at", "deadline_at", "reason", "last_error", "error_code", "last_attempt_at", "sent_at", "delivered_at", "failed_at", "cancel_requested"]
+}
+"""What a settlement changes, besides what ends with every lease."""
+
+
+def selected(message: str, state: str, queue: str) -> str:
+    """The select list of a row, `seq` first, from these aliases of messages, live or settled, and queues."""
+
+    def of(name: str) -> str:
+        alias = queue if name in ("lane", "outlet") else message if name in _OF_MESSAGE else state
+        return f"{alias}.{name}::text" if name in _AS_TEXT else f"{alias}.{name}"
+
+    return ", ".join((f"{message}.seq", *(of(name) for name in ROW_FIELDS)))
+
+
+SELECTED = selected("r", "r", "r")
+"""The select list of a row, from `homing.rows AS r`."""
+
+
+def rows_from(records: Iterable[Record]) -> list[Found]:
+    """Rows from records that begin with the columns of `selected`."""
+    return [_row(record) for record in records]
+
+
+_WIDTH = 1 + len(ROW_FIELDS)
+
+
+def _row(record: Record) -> Found:
+    values = list(record[:_WIDTH])
+    holds, engagement = values[_HOLDS], values[_ENGAGEMENT]
+    values[_HOLDS] = _decode_counts(holds) if holds else {}
+    values[_ENGAGEMENT] = _decode_counts(engagement) if engagement else {}
+    found: Found = msgspec.convert((values[0], values[1:]), Found)
+    return found
+
+
+def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
+    """In the order of `STATE`."""
+    return tuple(_state(name, seq, row, queue) for name in STATE)
+
+
+def _state(name: str, seq: int, row: Row, queue: int) -> Any:
+    match name:
+        case "seq":
+            return seq
+        case "queue":
+            return queue
+        case "unhurried":
+            return row.mode is Mode.SYNCHRONOUS
+        case "holds" | "engagement":
+            value = getattr(row, name)
+            return encode(value) if value else None
+        case "status":
+            return row.status.value
+        case "reason":
+            return row.reason.value if row.reason is not None else None
+        case "last_error" | "error_code" | "acknowledged_by" | "acknowledged_why":
+            return clean(getattr(row, name))
+        case _:
+            return getattr(row, name)
+
+
+def message_columns(row: Row, message: str) -> tuple[Any, ...]:
+    """In the order of `MESSAGE`."""
+    return (
+        row.created_at,
+        row.send_at,
+        row.id,
+        row.resend_of,
+        row.batch_id,
+        row.channel._value_,
+        row.mode._value_,
+        row.type,
+        row.category,
+        row.priority._value_,
+        row.origin,
+        row.address,
+        message,
+    )
+
+
+def settled_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
+    """In the order of `SETTLED`."""
+    # `_value_` because `.value` is a descriptor call, and this runs for every row of every batch.
+    return (
+        seq,
+        queue,
+        row.provider,
+        row.status._value_,
+        row.changes,
+        row.attempts,
+        row.failures_here,
+        row.last_delay_ms,
+        row.max_age_ms,
+        encode(row.holds) if row.holds else None,
+        row.due_at,
+        row.deadline_at,
+        row.reason._value_ if row.reason is not None else None,
+        clean(row.last_error),
+        clean(row.error_code),
+        row.last_attempt_at,
+        row.sent_at,
+        row.delivered_at,
+        row.failed_at,
+        row.cancel_requested,
+    )
+
+
+def clean(text: str | None) -> str | None:
+    """What others say may hold anything; PostgreSQL stores no NUL."""
+    return text.replace("\0", "\ufffd") if text and "\0" in text else text
+
+
+def is_id(text: str) -> bool:
+    """Whether a notification can have this id: everything else is simply not there."""
+    return _ID.fullmatch(text) is not None

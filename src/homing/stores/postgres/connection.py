@@ -1,0 +1,178 @@
+"""Connections, and the transactions that calls work in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import asyncpg
+from asyncpg import exceptions as said
+
+from homing.core.errors import StoreError
+from homing.stores.postgres.errors import RACES, lost_connection, translated
+from homing.stores.postgres.names import Address, in_schema
+from homing.stores.postgres.queues import Queues
+from homing.stores.postgres.statements import Tx
+
+R = TypeVar("R")
+_TRIES = 6
+"""Against deadlocks and the like, and against connections that died while nobody used them."""
+_NOW = "SELECT homing.now_ms()"
+_NOW_BESIDE = """
+SELECT homing.now_ms() FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held
+"""
+_ALONE = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+# Every statement on the line is written for an index. Told so, the planner keeps to them also before it has
+# statistics of a table that was empty a minute ago.
+_BEGIN = """
+BEGIN ISOLATION LEVEL READ COMMITTED{mode};
+SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off;
+SET LOCAL enable_mergejoin = off; SET LOCAL jit = off
+"""
+_WRITING, _READING = _BEGIN.format(mode=""), _BEGIN.format(mode=" READ ONLY")
+
+
+Action = Callable[[Tx], Awaitable[R]]
+
+
+async def alone_with(tx: Tx, lock: str) -> None:
+    """Waits until no transaction is under way that does its work `beside` this lock; new ones wait."""
+    await tx.one(_ALONE, f"{tx.schema} {lock}")
+
+
+class _Connection(asyncpg.Connection):
+    """Nothing is ever set on a connection, so nothing has to be reset when it goes back to the pool."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+class Database:
+    """The pool. Every call is one transaction; those that lost a race are done again."""
+
+    def __init__(self, address: Address, *, pool_size: int, timeout_s: float, cached_statements: int) -> None:
+        self.address = address
+        self.queues = Queues()
+        self._pool_size = pool_size
+        self._timeout_s = timeout_s
+        self._cached_statements = cached_statements
+        self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+
+    async def open(self) -> None:
+        """Connects, if that was not done before."""
+        if self._pool is not None:
+            return
+        try:
+            self._pool = await asyncpg.create_pool(
+                self.address.url,
+                min_size=1,
+                max_size=self._pool_size,
+                command_timeout=self._timeout_s,
+                timeout=self._timeout_s,
+                statement_cache_size=self._cached_statements,
+                max_cached_statement_lifetime=0,
+                connection_class=_Connection,
+                server_settings={"application_name": "homing"},
+            )
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+            if isinstance(error, ValueError):
+                raise StoreError(f"{self.address.where}: the URL cannot be read.") from None
+            raise translated(error, self.address.where) from None
+
+    async def close(self) -> None:
+        """Lets what is under way finish."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await pool.close()
+        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            pool.terminate()
+
+    async def do(
+        self,
+        action: Action[R],
+        subscribed: Collection[str] = (),
+        *,
+        read_only: bool = False,
+        timed: bool = True,
+        beside: str | None = None,
+    ) -> R:
+        """Runs the action in a transaction of its own; again, if it lost a race against another.
+
+        `timed` asks for the time, which only a schema that is there can tell. `beside` names a lock that
+        calls of one kind share, and that another kind takes alone (see `alone_with`).
+        """
+        begin = _READING if read_only else _WRITING
+        for tried in range(1, _TRIES + 1):
+            connection = await self._begun(begin)
+            try:
+                result = await action(await self._tx(connection, subscribed, timed, beside))
+                await connection.execute("COMMIT")
+            except RACES as error:
+                await self._give_up(connection)
+                if tried == _TRIES:
+                    raise translated(error, self.address.where) from error
+                await asyncio.sleep(0.002 * 2**tried)
+            except Exception as error:
+                await self._give_up(connection)
+                raise translated(error, self.address.where) from error
+            except BaseException:
+                await asyncio.shield(self._give_up(connection))
+                raise
+            else:
+                await self._released(connection)
+                return result
+        raise AssertionError("unreachable")
+
+    async def _tx(self, connection: Any, subscribed: Collection[str], timed: bool, beside: str | None) -> Tx:
+        now, schema = 0, self.address.schema
+        if beside is not None:
+            now = await connection.fetchval(in_schema(_NOW_BESIDE, schema), f"{schema} {beside}")
+        elif timed:
+            now = await connection.fetchval(in_schema(_NOW, schema))
+        return Tx(connection, now, self.address.schema, self.queues, subscribed)
+
+    async def _begun(self, begin: str) -> Any:
+        """A connection, in a transaction. One that died in the pool is replaced by the next."""
+        for tried in range(1, _TRIES + 1):
+            if self._pool is None:
+                raise StoreError(f"{self.address.where} is closed; open the store first.")
+            connection = None
+            try:
+                connection = await self._pool.acquire(timeout=self._timeout_s)
+                await connection.execute(begin)
+                return connection
+            except BaseException as error:
+                if connection is not None:
+                    await self._released(connection)
+                if not isinstance(error, Exception):
+                    raise
+                if not lost_connection(error) or isinstance(error, TimeoutError) or tried == _TRIES:
+                    raise translated(error, self.address.where) from error
+                await self._expire()
+                if connection is None:  # it cannot even be connected to: that is not mended by haste
+                    raise translated(error, self.address.where) from error
+        raise AssertionError("unreachable")
+
+    async def _expire(self) -> None:
+        """After a lost connection the others of the pool are likely dead too: each is made anew when used."""
+        if self._pool is not None:
+            await self._pool.expire_connections()
+
+    async def _give_up(self, connection: Any) -> None:
+        with suppress(said.PostgresError, said.InterfaceError, OSError, TimeoutError):
+            if not connection.is_closed():
+                await connection.execute("ROLLBACK", timeout=5)
+        await self._released(connection)
+
+    async def _released(self, connection: Any) -> None:
+        if self._pool is None:
+            with suppress(Exception):
+                connection.terminate()
+            return
+        with suppress(said.PostgresError, said.InterfaceError, OSError, TimeoutError):
+            await self._pool.release(connection, timeout=5)

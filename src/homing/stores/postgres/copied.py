@@ -1,0 +1,168 @@
+"""A PostgreSQL database as the target of a copy: pages by COPY, each with how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from homing.core.errors import StoreError
+from homing.core.states import LIVE
+from homing.stores.codec import Column, decode_ids, encode
+from homing.stores.copying import NOTIFICATIONS, PARTS, Part, Progress, Record
+from homing.stores.postgres import schema
+from homing.stores.postgres.codec import (
+    MESSAGE,
+    STATE,
+    clean,
+    is_id,
+    message_columns,
+    state_columns,
+)
+from homing.stores.postgres.connection import Database
+from homing.stores.postgres.names import read_address
+from homing.stores.postgres.rows import queue_of
+from homing.stores.postgres.statements import Tx
+
+_TIMEOUT_S = 120.0
+_TABLES = {"notifications": "messages"}
+"""Part → the table that has one row for each of its records, where the names differ."""
+_UUIDS = {"dedups": ("id",), "receipts": ("notification_id",)}
+_UNDER_WAY = "SELECT source, ended_at IS NOT NULL FROM homing.copies"
+_BEGIN = "INSERT INTO homing.copies (source, began_at) VALUES ($1, homing.now_ms())"
+_PROGRESS = "SELECT part, after, number FROM homing.copied_parts"
+_KEEP = """
+INSERT INTO homing.copied_parts AS p (part, after, number) VALUES ($1, $2, $3)
+ON CONFLICT (part) DO UPDATE SET after = excluded.after, number = excluded.number
+WHERE p.number < excluded.number
+"""
+_END = "UPDATE homing.copies SET ended_at = homing.now_ms() WHERE source = $1"
+_WORKERS = "SELECT worker FROM homing.leads WHERE lead_until > homing.now_ms() ORDER BY worker"
+_GO_ON = (
+    "SELECT setval('homing.seqs', (SELECT max(seq) FROM homing.messages)) FROM homing.messages LIMIT 1",
+    "SELECT setval(pg_get_serial_sequence('homing.receipts', 'number'), (SELECT max(number) FROM homing.receipts))"
+    " FROM homing.receipts LIMIT 1",
+    "SELECT setval(pg_get_serial_sequence('homing.outbox', 'number'), (SELECT max(number) FROM homing.outbox))"
+    " FROM homing.outbox LIMIT 1",
+)
+"""New numbers follow the copied ones."""
+
+
+class PostgresTarget:
+    """A `Target`. Migrates the schema when it is opened; workers find it closed until the copy has ended."""
+
+    def __init__(self, url: str) -> None:
+        self._database = Database(
+            read_address(url), pool_size=1, timeout_s=_TIMEOUT_S, cached_statements=100
+        )
+        self.where = self._database.address.where
+
+    async def open(self) -> None:
+        await self._database.open()
+        await self._database.do(lambda tx: schema.check_version(tx, self.where), timed=False)
+        await self._database.do(lambda tx: schema.migrate(tx, self.where), timed=False)
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def begin(self, source: str) -> Mapping[str, Progress] | None:
+        return await self._database.do(lambda tx: self._begin(tx, source))
+
+    async def take(self, part: Part, records: Sequence[Record], progress: Progress) -> None:
+        async def write(tx: Tx) -> None:
+            if part is NOTIFICATIONS:
+                await _take_notifications(tx, records)
+            else:
+                await _insert(tx, part.name, part.fields, [_converted(part, record) for record in records])
+            if await tx.run(_KEEP, part.name, encode(progress.after), progress.number) != 1:
+                raise StoreError(f"Another copy to {self.where} is under way; let one of them end.")
+
+        await self._database.do(write)
+
+    async def counts(self) -> Mapping[str, int]:
+        async def count(tx: Tx) -> dict[str, int]:
+            tables = {part.name: _TABLES.get(part.name, part.name) for part in PARTS}
+            return {
+                name: await tx.one(f"SELECT count(*) FROM homing.{table}")  # noqa: S608
+                for name, table in tables.items()
+            }
+
+        return await self._database.do(count)
+
+    async def end(self, source: str) -> None:
+        async def finish(tx: Tx) -> None:
+            for statement in _GO_ON:
+                await tx.rows(statement)
+            await tx.run(_END, source)
+            await tx.run("DELETE FROM homing.copied_parts")
+            await tx.script("ANALYZE homing.messages, homing.live, homing.settled, homing.attempts")
+
+        await self._database.do(finish)
+
+    async def _begin(self, tx: Tx, source: str) -> Mapping[str, Progress] | None:
+        known = dict(cast("Sequence[tuple[str, bool]]", await tx.rows(_UNDER_WAY)))
+        if known.get(source):
+            return None
+        if known and source not in known and not all(known.values()):
+            raise StoreError(
+                f"{self.where} holds a part of another source, or the source has changed since that copy began. "
+                f"Empty it (DROP SCHEMA {tx.schema} CASCADE) and copy again with everything stopped."
+            )
+        if source in known:
+            return {part: _progress(after, number) for part, after, number in await tx.rows(_PROGRESS)}
+        await self._refuse_other_data(tx)
+        await tx.run(_BEGIN, source)
+        return {}
+
+    async def _refuse_other_data(self, tx: Tx) -> None:
+        workers = [worker for (worker,) in await tx.rows(_WORKERS)]
+        if workers:
+            raise StoreError(f"{self.where} is in use by {workers[0]}. Stop its workers and copy again.")
+        for table in ("messages", "ledger", *(_TABLES.get(part.name, part.name) for part in PARTS)):
+            if await tx.one(f"SELECT EXISTS (SELECT 1 FROM homing.{table})"):  # noqa: S608
+                raise StoreError(
+                    f"{self.where} has data of its own ({table}). A copy needs an empty store: name another "
+                    "database or another schema (?schema=NAME)."
+                )
+
+
+async def _take_notifications(tx: Tx, records: Sequence[Record]) -> None:
+    """Each to `messages`, and its state to where its status belongs."""
+    queues = await tx.queues.find(tx, {queue_of(row) for _, row, _ in records})
+    messages, live, settled = [], [], []
+    for seq, row, message in records:
+        if not is_id(row.id):
+            raise StoreError(f"The notification {row.id} cannot be copied: PostgreSQL needs UUIDs as ids.")
+        messages.append((seq, row.tenant, *map(_clean, message_columns(row, message))))
+        state = tuple(map(_clean, state_columns(seq, row, queues[queue_of(row)])))
+        (live if row.status in LIVE else settled).append(state)
+    await _insert(tx, "messages", ("seq", "tenant", *MESSAGE), messages)
+    await _insert(tx, "live", tuple(STATE), live)
+    await _insert(tx, "settled", tuple(STATE), settled)
+
+
+async def _insert(tx: Tx, table: str, fields: Sequence[str], rows: Sequence[Record]) -> None:
+    connection = cast(Any, tx.connection)
+    if rows:
+        await connection.copy_records_to_table(
+            table, schema_name=tx.schema, columns=list(fields), records=rows
+        )
+
+
+def _converted(part: Part, record: Record) -> list[Any]:
+    values = dict(zip(part.fields, map(_clean, record), strict=True))
+    if "ids" in values:
+        values["ids"] = list(decode_ids(values["ids"]))
+    for name in _UUIDS.get(part.name, ()):
+        if values[name] is not None and not is_id(values[name]):
+            values[name] = None
+    return list(values.values())
+
+
+def _clean(value: Column) -> Column:
+    return clean(value) if isinstance(value, str) else value
+
+
+def _progress(after: str, number: int) -> Progress:
+    import msgspec
+
+    return Progress(msgspec.json.decode(after, type=tuple[str | int, ...]), number)

@@ -1,0 +1,86 @@
+"""The inbox that `homing.enqueue` and the operators' functions write to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homing.core.inbox import Enqueued, EnqueuedKind, Intaken
+from homing.core.model import AmendResult, Command
+from homing.stores.postgres import accept, amend
+from homing.stores.postgres.statements import Tx
+
+_TAKE = """
+WITH due AS MATERIALIZED (
+    SELECT number FROM homing.inbox WHERE lease_until <= $1 ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED
+)
+UPDATE homing.inbox AS i SET lease_until = $1 + $3 FROM due WHERE i.number = due.number
+RETURNING i.number, i.kind, i.tenant, i.id::text, i.notification_id::text, i.request, i.already_failed,
+    i.last_error, i.max_retries, i.who, i.why
+"""
+_LEAVE = "DELETE FROM homing.inbox WHERE number = ANY($1::bigint[]) RETURNING number"
+_TOLD = """
+WITH new AS (
+    SELECT retry - 1 AS retry, delay_ms FROM unnest($1::bigint[]) WITH ORDINALITY AS u(delay_ms, retry)
+), gone AS (
+    DELETE FROM homing.schedule WHERE retry >= cardinality($1::bigint[])
+)
+INSERT INTO homing.schedule AS s (retry, delay_ms) SELECT retry, delay_ms FROM new ORDER BY retry
+ON CONFLICT (retry) DO UPDATE SET delay_ms = excluded.delay_ms WHERE s.delay_ms <> excluded.delay_ms
+"""
+
+
+async def take(tx: Tx, limit: int, lease_ms: int) -> tuple[Enqueued, ...]:
+    """Leases the oldest entries."""
+    found = [
+        Enqueued(
+            number=number,
+            kind=EnqueuedKind(kind),
+            tenant=tenant,
+            id=id_,
+            notification_id=about,
+            request=request or "{}",
+            already_failed=failed,
+            last_error=error,
+            max_retries=most,
+            who=who,
+            why=why,
+        )
+        for number, kind, tenant, id_, about, request, failed, error, most, who, why in await tx.rows(
+            _TAKE, tx.now, limit, lease_ms
+        )
+    ]
+    return tuple(sorted(found, key=lambda entry: entry.number))
+
+
+async def accept_taken(tx: Tx, batch: Sequence[Intaken]) -> int:
+    """Accepts what is still there, and removes it; what another worker has taken in is left alone."""
+    mine = await _leave(tx, [one.number for one in batch])
+    kept = [one for one in batch if one.number in mine]
+    answers = await accept.accept(tx, [one.submission for one in kept])
+    conflicts = [
+        one.otherwise
+        for one, answer in zip(kept, answers, strict=True)
+        if answer.conflict and one.otherwise is not None
+    ]
+    await accept.accept(tx, conflicts)
+    return len(kept)
+
+
+async def amend_taken(tx: Tx, number: int, tenant: str, id_: str, command: Command) -> AmendResult | None:
+    """Gives the command, if nobody else did."""
+    if not await _leave(tx, [number]):
+        return None
+    return await amend.amend(tx, tenant, [id_], command, 1)
+
+
+async def remove(tx: Tx, numbers: Sequence[int]) -> None:
+    await _leave(tx, numbers)
+
+
+async def tell_schedule(tx: Tx, delays_ms: Sequence[int]) -> None:
+    """Written only where it differs: every worker tells the same."""
+    await tx.rows(_TOLD, list(delays_ms))
+
+
+async def _leave(tx: Tx, numbers: Sequence[int]) -> set[int]:
+    return {number for (number,) in await tx.rows(_LEAVE, sorted(numbers))}

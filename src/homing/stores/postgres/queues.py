@@ -1,0 +1,91 @@
+"""The dictionary of queues: (lane, tenant, outlet) ↔ a number, as far as this process has met them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from homing.stores.postgres.statements import Tx
+
+Queue = tuple[str, str, str]
+"""(lane, tenant, outlet)."""
+
+_MOST = 100_000
+"""Entries remembered: when there are more, it starts afresh."""
+_FIND = """
+SELECT q.id, q.lane, q.tenant, q.outlet
+FROM unnest($1::text[], $2::text[], $3::text[]) AS w(lane, tenant, outlet)
+JOIN homing.queues AS q ON q.lane = w.lane AND q.tenant = w.tenant AND q.outlet = w.outlet
+"""
+_ADD = """
+INSERT INTO homing.queues (lane, tenant, outlet)
+SELECT w.lane, w.tenant, w.outlet FROM unnest($1::text[], $2::text[], $3::text[]) AS w(lane, tenant, outlet)
+ORDER BY 1, 2, 3
+ON CONFLICT DO NOTHING
+"""
+_NAMED = "SELECT id, lane, tenant, outlet FROM homing.queues WHERE id = ANY($1::integer[])"
+
+
+class Queues:
+    """Numbers are never given twice and never taken back, so what was read once stays true.
+
+    One that a transaction has added and then rolled back is not remembered: it is learnt by reading only.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Queue, int] = {}
+        self._names: dict[int, Queue] = {}
+
+    def unknown(self, queues: Iterable[Queue]) -> list[Queue]:
+        """Those that have to be looked up, each once, in order."""
+        return sorted({queue for queue in queues if queue not in self._numbers})
+
+    def number(self, queue: Queue) -> int:
+        return self._numbers[queue]
+
+    def name(self, number: int) -> Queue:
+        return self._names[number]
+
+    def learn(self, number: int, queue: Queue) -> None:
+        if len(self._names) >= _MOST:
+            self._numbers.clear()
+            self._names.clear()
+        self._numbers[queue] = number
+        self._names[number] = queue
+
+    async def find(self, tx: Tx, queues: Iterable[Queue]) -> dict[Queue, int]:
+        """The numbers of these queues; those that do not exist yet are made."""
+        wanted = list(queues)
+        found = {queue: self._numbers[queue] for queue in wanted if queue in self._numbers}
+        missing = self.unknown(wanted)
+        if missing:
+            found |= await self._look_up(tx, missing)
+            new = [queue for queue in missing if queue not in found]
+            if new:
+                await tx.rows(_ADD, *columns(new))
+                added = await tx.rows(_FIND, *columns(new))
+                found |= {(lane, tenant, outlet): number for number, lane, tenant, outlet in added}
+        return found
+
+    async def names(self, tx: Tx, numbers: Iterable[int]) -> dict[int, Queue]:
+        """The queues of these numbers."""
+        wanted = set(numbers)
+        missing = sorted(number for number in wanted if number not in self._names)
+        found = {number: self._names[number] for number in wanted if number in self._names}
+        if missing:
+            for number, lane, tenant, outlet in await tx.rows(_NAMED, missing):
+                self.learn(number, (lane, tenant, outlet))
+                found[number] = (lane, tenant, outlet)
+        return found
+
+    async def _look_up(self, tx: Tx, missing: list[Queue]) -> dict[Queue, int]:
+        found = {}
+        for number, lane, tenant, outlet in await tx.rows(_FIND, *columns(missing)):
+            self.learn(number, (lane, tenant, outlet))
+            found[lane, tenant, outlet] = number
+        return found
+
+
+def columns(queues: list[Queue]) -> tuple[list[str], list[str], list[str]]:
+    return [q[0] for q in queues], [q[1] for q in queues], [q[2] for q in queues]

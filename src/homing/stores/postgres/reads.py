@@ -1,0 +1,194 @@
+"""Everything that only reads: notifications, counts, sums."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from homing.core import views
+from homing.core.model import (
+    Channel,
+    ErrorGroup,
+    Filter,
+    History,
+    Notification,
+    Page,
+    Reason,
+    RollUp,
+    Status,
+    Tally,
+)
+from homing.core.rows import CauseRecord
+from homing.stores.codec import CAUSE_FIELDS, Column
+from homing.stores.postgres.changes import HOUR_MS, SUMS, attempts_of, messages_of
+from homing.stores.postgres.codec import SELECTED, decode_message, is_id, rows_from
+from homing.stores.postgres.filters import query
+from homing.stores.postgres.rows import rows_by_id
+from homing.stores.postgres.statements import Tx
+
+_ORDER = {status: number for number, status in enumerate(Status)}
+_FOREVER = 2**62
+_CAUSES_OF = f"SELECT {', '.join(CAUSE_FIELDS)} FROM homing.causes WHERE seq = $1 ORDER BY change"  # noqa: S608
+_PAGE = f"""
+WITH chosen AS MATERIALIZED ({{chosen}})
+SELECT {SELECTED}, m.message
+FROM chosen JOIN homing.rows AS r ON r.seq = chosen.seq JOIN homing.messages AS m ON m.seq = chosen.seq
+ORDER BY {{order}}
+"""  # noqa: S608
+# The soonest of each of the tenant's queues, by the index that claims use, and of these the soonest.
+WAITING = """
+SELECT due.seq, due.due_at FROM homing.queues AS q
+CROSS JOIN LATERAL (
+  SELECT l.seq, l.due_at FROM homing.live AS l
+  WHERE l.queue = q.id AND l.due_at IS NOT NULL AND l.due_at > $2 AND l.due_at <= $3
+  ORDER BY l.due_at, l.seq LIMIT $4) AS due
+WHERE q.tenant = $1
+ORDER BY due.due_at, due.seq LIMIT $4
+"""
+ERROR_GROUPS = """
+WITH dead AS (
+  SELECT s.seq, s.reason, s.error_code, s.last_error, s.acknowledged_at, s.failed_at,
+    CASE WHEN coalesce(s.error_code, '') = '' THEN coalesce(s.last_error, '') ELSE '' END AS said
+  FROM homing.settled AS s WHERE s.tenant = $1 AND s.status = 'failed'
+), groups AS (
+  SELECT count(*) AS count, count(*) FILTER (WHERE acknowledged_at IS NULL) AS unacknowledged,
+    max(ARRAY[coalesce(failed_at, 0), seq]) AS newest
+  FROM dead GROUP BY coalesce(reason, ''), coalesce(error_code, ''), said
+  ORDER BY count(*) DESC, coalesce(reason, ''), coalesce(error_code, ''), said LIMIT $2
+)
+SELECT n.reason, n.error_code, n.last_error, g.count, g.unacknowledged, g.newest[1] AS newest_at,
+  m.id::text AS example_id
+FROM groups AS g
+JOIN homing.settled AS n ON n.seq = g.newest[2]
+JOIN homing.messages AS m ON m.seq = g.newest[2]
+ORDER BY g.count DESC, coalesce(n.reason, ''), coalesce(n.error_code, ''), coalesce(n.last_error, '')
+"""
+_TALLIES = """
+SELECT status, attempts, sum(count)::bigint AS count, sum(purged)::bigint AS purged
+FROM homing.all_tallies WHERE {whose}
+GROUP BY status, attempts HAVING sum(count) <> 0 OR sum(purged) <> 0
+"""
+_ROLL_UPS = f"""
+SELECT hour_at, tenant, channel, provider, {", ".join(SUMS)} FROM homing.all_roll_ups
+WHERE hour_at > $1 AND {{whose}} ORDER BY hour_at, tenant, channel, provider
+"""  # noqa: S608
+OLDEST_RETRY = "SELECT min(last_attempt_at) FROM homing.live WHERE status = 'retrying' AND {whose}"
+SILENT = """
+SELECT s.tenant, m.id::text FROM (
+  SELECT seq, tenant, updated_at FROM homing.settled
+  WHERE status = $1 AND updated_at > $2 AND updated_at <= $3 AND provider = ANY($4::text[])
+  ORDER BY updated_at LIMIT $5) AS s
+JOIN homing.messages AS m ON m.seq = s.seq ORDER BY s.updated_at, s.seq
+"""
+_TENANTS = "SELECT tenant FROM homing.tallies UNION SELECT tenant FROM homing.ledger ORDER BY tenant"
+
+
+async def get(tx: Tx, tenant: str, id: str) -> History | None:
+    """Everything about one notification; another tenant's is not there."""
+    found = (await rows_by_id(tx, (id,))).get(id) if is_id(id) else None
+    if found is None or found[1].tenant != tenant:
+        return None
+    seq, row = found
+    causes = [
+        CauseRecord(kind=kind, name=name, at=at, before=Status(before), after=Status(after), who=who, why=why)
+        for kind, name, at, before, after, who, why in await tx.rows(_CAUSES_OF, seq)
+    ]
+    messages, attempts = await messages_of(tx, (seq,)), await attempts_of(tx, (seq,))
+    return views.history(row, messages[seq], attempts[seq], causes)
+
+
+async def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
+    """Newest first."""
+    found = query(tenant, filter, filter.statuses)
+    if cursor is not None:
+        found = found.beyond(
+            "m.id < {}::text::uuid" if is_id(cursor) else 'm.id::text COLLATE "C" < {}', cursor
+        )
+    found = found.limited("m.id DESC", limit + 1)
+    items = await _page(tx, f"SELECT m.seq, m.id {found.text}", "chosen.id DESC", *found.parameters)
+    if len(items) <= limit:
+        return Page(items=items)
+    return Page(items=items[:limit], cursor=items[limit - 1].id if limit else None)
+
+
+async def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
+    """Soonest due first."""
+    first = tx.now if ready is False else -1
+    last = tx.now if ready is True else _FOREVER
+    return Page(items=await _page(tx, WAITING, "chosen.due_at, m.id", tenant, first, last, limit))
+
+
+async def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
+    """By status in the order of its life, then by attempts."""
+    whose, parameters = _whose(tenant, 1)
+    found = [
+        Tally(Status(status), attempts, count, purged)
+        for status, attempts, count, purged in await tx.rows(_TALLIES.format(whose=whose), *parameters)
+    ]
+    return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
+
+
+async def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
+    """Dead letters by what they died of, most first."""
+    found = await tx.rows(ERROR_GROUPS, tenant, limit)
+    return tuple(
+        ErrorGroup(
+            reason=None if reason is None else Reason(reason),
+            error_code=code,
+            last_error=text,
+            count=count,
+            unacknowledged=unacknowledged,
+            newest_at=views.when(newest_at),
+            example_id=example_id,
+        )
+        for reason, code, text, count, unacknowledged, newest_at, example_id in found
+    )
+
+
+async def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
+    """The hours that end after `since_ms` ago, oldest first."""
+    whose, parameters = _whose(tenant, 2)
+    found = await tx.rows(_ROLL_UPS.format(whose=whose), tx.now - since_ms - HOUR_MS, *parameters)
+    return tuple(
+        RollUp(
+            hour_at=views.when(hour_at),
+            tenant=whose_hour,
+            channel=Channel(channel),
+            provider=provider,
+            **dict(zip(SUMS, sums, strict=True)),
+        )
+        for hour_at, whose_hour, channel, provider, *sums in found
+    )
+
+
+async def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
+    """When the longest-waiting retry was last attempted."""
+    whose, parameters = _whose(tenant, 1)
+    at: int | None = await tx.one(OLDEST_RETRY.format(whose=whose), *parameters)
+    return views.when(at)
+
+
+async def silent(
+    tx: Tx, status: Status, providers: Collection[str], after: int, until: int, limit: int
+) -> tuple[tuple[str, str], ...]:
+    """(tenant, id) of those that have not changed since then, the longest silent first."""
+    found = await tx.rows(SILENT, status.value, after, until, list(providers), max(0, limit))
+    return tuple((tenant, id) for tenant, id in found)
+
+
+async def tenants(tx: Tx) -> tuple[str, ...]:
+    """All that have or had notifications."""
+    return tuple(tenant for (tenant,) in await tx.rows(_TENANTS))
+
+
+def _whose(tenant: str | None, number: int) -> tuple[str, tuple[str, ...]]:
+    """The condition for one tenant, or for all, with its parameter."""
+    return ("true", ()) if tenant is None else (f"tenant = ${number}", (tenant,))
+
+
+async def _page(tx: Tx, chosen: str, order: str, *parameters: Column) -> tuple[Notification, ...]:
+    records = await tx.rows(_PAGE.format(chosen=chosen, order=order), *parameters)
+    return tuple(
+        views.notification(row, decode_message(record[-1]))
+        for (_, row), record in zip(rows_from(records), records, strict=True)
+    )

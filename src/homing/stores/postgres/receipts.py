@@ -1,0 +1,216 @@
+"""receipt: what providers tell later, applied once, in any order, and kept where it comes too early.
+
+A receipt that is kept while the settlement it waits for is about to commit would be seen by neither. So
+who may make an attempt known (a settlement, a receipt) works beside the lock `RECEIPTS`, and a call that has
+kept something looks again in a second transaction that has it alone: by then all those have committed, and
+who comes later finds what was kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from msgspec import json
+from msgspec.structs import replace
+
+from homing.core.effects import has_effects
+from homing.core.model import AttemptRecord, OutcomeKind, Receipt, ReceiptResult
+from homing.stores.codec import ATTEMPT_FIELDS, encode
+from homing.stores.desk import Desk, File, Owners
+from homing.stores.postgres.changes import Book, messages_of, write_puts
+from homing.stores.postgres.codec import clean, is_id
+from homing.stores.postgres.connection import alone_with
+from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
+from homing.stores.postgres.statements import Record, Tx, columns_of
+
+RECEIPTS = "receipts"
+_NEW = """
+INSERT INTO homing.receipts (provider, event_id, provider_message_id, notification_id, attempt, received_at)
+SELECT e.provider, e.event_id, e.message_id, e.notification_id::uuid, e.attempt, $6
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[])
+  AS e (provider, event_id, message_id, notification_id, attempt)
+ORDER BY e.provider, e.event_id
+ON CONFLICT (provider, event_id) DO NOTHING
+RETURNING provider, event_id
+"""
+_KEEP = """
+UPDATE homing.receipts AS r SET kept = e.kept
+FROM unnest($1::text[], $2::text[], $3::text[]) AS e (provider, event_id, kept)
+WHERE r.provider = e.provider AND r.event_id = e.event_id
+"""
+_OWNERS = """
+SELECT a.provider, a.provider_message_id, min(a.seq)
+FROM unnest($1::text[], $2::text[]) AS m (provider, message_id)
+JOIN homing.attempts AS a ON a.provider_message_id = m.message_id AND a.provider = m.provider
+GROUP BY 1, 2
+"""
+_ATTEMPTS = f"""
+SELECT a.seq, a.change, a.receipt_rank, {", ".join(f"a.{name}" for name in ATTEMPT_FIELDS)}
+FROM homing.attempts AS a WHERE a.seq = ANY($1::bigint[]) ORDER BY a.seq, a.change
+"""  # noqa: S608
+# Looks only where something is kept: by the small indexes of those.
+EARLY_FOR = """
+SELECT r.number, r.kept FROM homing.receipts AS r
+WHERE r.kept IS NOT NULL AND r.number IN (
+  SELECT k.number FROM homing.attempts AS a JOIN homing.receipts AS k
+    ON k.provider_message_id = a.provider_message_id AND k.provider = a.provider
+  WHERE a.seq = ANY($1::bigint[]) AND k.kept IS NOT NULL AND k.notification_id IS NULL
+  UNION ALL
+  SELECT k.number FROM homing.messages AS m JOIN homing.receipts AS k ON k.notification_id = m.id
+  WHERE m.seq = ANY($1::bigint[]) AND k.kept IS NOT NULL AND k.notification_id IS NOT NULL)
+ORDER BY r.number FOR UPDATE
+"""
+_STILL_KEPT = """
+SELECT r.number, r.kept
+FROM unnest($1::text[], $2::text[]) AS e (provider, event_id)
+JOIN homing.receipts AS r ON r.provider = e.provider AND r.event_id = e.event_id
+WHERE r.kept IS NOT NULL ORDER BY r.number FOR UPDATE OF r
+"""
+_TAKEN = "UPDATE homing.receipts SET kept = NULL WHERE number = ANY($1::bigint[])"
+_RANKS = """
+UPDATE homing.attempts AS a SET receipt_rank = r.rank
+FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS r (seq, change, rank)
+WHERE a.seq = r.seq AND a.change = r.change
+"""
+_LEARNED = """
+UPDATE homing.attempts AS a SET provider_message_id = r.message_id
+FROM unnest($1::bigint[], $2::integer[], $3::text[]) AS r (seq, change, message_id)
+WHERE a.seq = r.seq AND a.change = r.change AND a.provider_message_id IS NULL
+"""
+
+_decode_receipt = json.Decoder(Receipt).decode
+_Kept = tuple[int, Receipt]
+"""A kept receipt and its number."""
+
+
+async def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
+    """Each event once: applied, kept for later, or without effect."""
+    heard = [_readable(receipt) for receipt in batch]
+    new = await _new(tx, heard)
+    desk, book = await _desk(tx, [receipt for receipt in heard if _event(receipt) in new])
+    applied, unchanged, orphaned, kept = [], [], [], []
+    for receipt in heard:
+        if _event(receipt) not in new:
+            unchanged.append(receipt.event_id)
+            continue
+        new.discard(_event(receipt))
+        if not desk.can_apply(receipt):
+            kept.append((*_event(receipt), encode(receipt)))
+            orphaned.append(receipt.event_id)
+        elif desk.apply(receipt):
+            applied.append(receipt.event_id)
+        else:
+            unchanged.append(receipt.event_id)
+    if kept:
+        await tx.rows(_KEEP, *columns_of(kept, 3))
+    await _write(tx, desk, book)
+    return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
+
+
+async def take_again(tx: Tx, batch: Sequence[Receipt], before: ReceiptResult) -> ReceiptResult:
+    """Looks once more at what `take` has kept, when nobody else is about to make attempts known."""
+    await alone_with(tx, RECEIPTS)
+    orphaned = set(before.orphaned)
+    events = sorted({_event(receipt) for receipt in map(_readable, batch) if receipt.event_id in orphaned})
+    taken = await _take_kept(tx, await tx.rows(_STILL_KEPT, *columns_of(events, 2)))
+    ids = {receipt.event_id for _, receipt in taken}
+    return ReceiptResult(
+        (*before.applied, *(id for id in before.orphaned if id in ids)),
+        before.unchanged,
+        tuple(id for id in before.orphaned if id not in ids),
+    )
+
+
+async def take_early(tx: Tx, seqs: Sequence[int]) -> None:
+    """Applies what was kept for any attempt of these notifications, of which something new is known."""
+    if seqs:
+        await _take_kept(tx, await tx.rows(EARLY_FOR, list(seqs)))
+
+
+async def _take_kept(tx: Tx, found: Sequence[Record]) -> list[_Kept]:
+    """Applies those whose time has come; they are no longer kept then."""
+    if not found:
+        return []
+    early = [(number, _decode_receipt(kept)) for number, kept in found]
+    desk, book = await _desk(tx, [receipt for _, receipt in early])
+    taken = [(number, receipt) for number, receipt in early if desk.can_apply(receipt)]
+    for _, receipt in taken:
+        desk.apply(receipt)
+    await tx.rows(_TAKEN, [number for number, _ in taken])
+    await _write(tx, desk, book)
+    return taken
+
+
+async def _new(tx: Tx, batch: Sequence[Receipt]) -> set[tuple[str, str]]:
+    """The events that nobody has told before, on record from here on."""
+    rows = [
+        (*_event(receipt), receipt.provider_message_id, _id(receipt), receipt.attempt) for receipt in batch
+    ]
+    if not rows:
+        return set()
+    return {(provider, id) for provider, id in await tx.rows(_NEW, *columns_of(rows, 5), tx.now)}
+
+
+async def _desk(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
+    """The notifications that these receipts are about, locked and read whole."""
+    ids = sorted({r.notification_id for r in receipts if r.notification_id is not None})
+    messages = sorted({(r.provider, r.provider_message_id) for r in receipts if r.notification_id is None})
+    named = {id: seq for id, (seq, _) in (await rows_by_id(tx, ids)).items()} if ids else {}
+    owners: Owners = {}
+    if messages:
+        # Should a provider give one id twice, the message is the one that had it first.
+        for provider, message_id, seq in await tx.rows(_OWNERS, *columns_of(messages, 2)):
+            owners[provider, message_id] = seq
+    seqs = [*named.values(), *owners.values()]
+    files = {seq: File(seq, row) for seq, row in (await rows_by_seq(tx, seqs, lock=True)).items()}
+    await _read_attempts(tx, files)
+    if any(has_effects(receipt) for receipt in receipts):
+        for seq, message in (await messages_of(tx, list(files))).items():
+            files[seq].recipient = message.recipient
+    book = Book(tx)
+    return Desk(files, named, owners, tx.now, book.record), book
+
+
+async def _read_attempts(tx: Tx, files: dict[int, File]) -> None:
+    if not files:
+        return
+    for seq, change, rank, *fields in await tx.rows(_ATTEMPTS, list(files)):
+        values = dict(zip(ATTEMPT_FIELDS, fields, strict=True))
+        values["outcome"] = OutcomeKind(values["outcome"])
+        file = files[seq]
+        file.changes.append(change)
+        file.ranks.append(rank)
+        file.attempts.append(AttemptRecord(**values))
+
+
+async def _write(tx: Tx, desk: Desk, book: Book) -> None:
+    if desk.changed:
+        await write_rows(tx, desk.changed)
+    if desk.ranked:
+        await tx.rows(_RANKS, *columns_of([(*place, rank) for place, rank in desk.ranked.items()], 3))
+    if desk.learned:
+        await tx.rows(_LEARNED, *columns_of([(*place, id) for place, id in desk.learned.items()], 3))
+    await book.write()
+    await write_puts(tx, desk.puts)
+    await take_early(tx, desk.learned_of())  # ends: each round fills in an id that is never taken back
+
+
+def _event(receipt: Receipt) -> tuple[str, str]:
+    return receipt.provider, receipt.event_id
+
+
+def _id(receipt: Receipt) -> str | None:
+    """The notification it names, where that can be one at all."""
+    named = receipt.notification_id
+    return named if named is not None and is_id(named) else None
+
+
+def _readable(receipt: Receipt) -> Receipt:
+    """Callbacks come from outside, and PostgreSQL stores no NUL."""
+    texts = {
+        name: clean(getattr(receipt, name))
+        for name in ("provider_message_id", "event_id", "error_code", "error")
+    }
+    if all(text == getattr(receipt, name) for name, text in texts.items()):
+        return receipt
+    return replace(receipt, **texts)

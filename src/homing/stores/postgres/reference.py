@@ -1,0 +1,156 @@
+"""Reference data, and what all workers share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from msgspec import json
+from msgspec.structs import replace
+
+from homing.core import limits
+from homing.core.breaker import Breaker
+from homing.core.limits import Bucket, RateLimit
+from homing.core.model import Entry
+from homing.core.ports import Taken
+from homing.stores.codec import decode_value, encode
+from homing.stores.postgres.statements import Record, Tx, columns_of
+
+_ENTRY = "r.tenant, r.kind, r.key, r.value, r.version, r.updated_at, r.updated_by"
+_GET_MANY = f"""
+SELECT {_ENTRY} FROM homing.registry AS r
+WHERE r.tenant = $1 AND r.kind = $2 AND r.key = ANY($3::text[])
+"""  # noqa: S608
+_LIST = f"""
+SELECT {_ENTRY} FROM homing.registry AS r
+WHERE r.tenant = $1 AND r.kind = $2 AND r.key >= $3 AND r.key > $4 AND starts_with(r.key, $3)
+ORDER BY r.key LIMIT $5
+"""  # noqa: S608
+# What is not there cannot be locked: an empty entry of version 0 is made first. Nobody else ever sees one.
+_MAKE_ROOM = """
+INSERT INTO homing.registry (tenant, kind, key, value, version, updated_at, updated_by)
+SELECT p.*, '{}', 0, 0, '' FROM unnest($1::text[], $2::text[], $3::text[]) AS p
+ON CONFLICT (tenant, kind, key) DO NOTHING
+"""
+_LOCK = """
+SELECT r.tenant, r.kind, r.key, r.version
+FROM unnest($1::text[], $2::text[], $3::text[]) AS p (tenant, kind, key)
+JOIN homing.registry AS r ON r.tenant = p.tenant AND r.kind = p.kind AND r.key = p.key
+ORDER BY r.tenant, r.kind, r.key
+FOR UPDATE OF r
+"""
+_CLEAR_ROOM = """
+DELETE FROM homing.registry AS r USING unnest($1::text[], $2::text[], $3::text[]) AS p (tenant, kind, key)
+WHERE r.tenant = p.tenant AND r.kind = p.kind AND r.key = p.key AND r.version = 0
+"""
+_WRITE = """
+UPDATE homing.registry AS r SET value = p.value, version = p.version, updated_at = $6, updated_by = $7
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[])
+  AS p (tenant, kind, key, value, version)
+WHERE r.tenant = p.tenant AND r.kind = p.kind AND r.key = p.key
+"""
+_DELETE = "DELETE FROM homing.registry WHERE tenant = $1 AND kind = $2 AND key = ANY($3::text[])"
+_FIRST_BREAKER = """
+INSERT INTO homing.breakers (provider, version, breaker) VALUES ($1, $2, $3) ON CONFLICT (provider) DO NOTHING
+"""
+_NEXT_BREAKER = """
+UPDATE homing.breakers SET version = $2, breaker = $3 WHERE provider = $1 AND version = $2 - 1
+"""
+# A full bucket if it is new; an update that changes nothing locks it and reads it in one step.
+_BUCKET = """
+INSERT INTO homing.buckets AS b (key, tokens, at) VALUES ($1, $2, $3)
+ON CONFLICT (key) DO UPDATE SET at = b.at RETURNING b.tokens, b.at
+"""
+_KEEP_BUCKET = "UPDATE homing.buckets SET tokens = $2, at = $3 WHERE key = $1"
+_LEAD = """
+INSERT INTO homing.leads AS l (task, worker, lead_until) VALUES ($1, $2, $3)
+ON CONFLICT (task) DO UPDATE SET worker = excluded.worker, lead_until = excluded.lead_until
+WHERE l.worker = excluded.worker OR l.lead_until <= $4
+"""
+
+_decode_breaker = json.Decoder(Breaker).decode
+
+Place = tuple[str, str, str]
+"""(tenant, kind, key)."""
+
+
+async def get_many(tx: Tx, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+    """The entries that are there."""
+    found = map(_entry, await tx.rows(_GET_MANY, tenant, kind, list(keys)))
+    return {entry.key: entry for entry in found}
+
+
+async def list_entries(
+    tx: Tx, tenant: str, kind: str, prefix: str, after: str, limit: int
+) -> tuple[Entry, ...]:
+    """By key, ascending."""
+    return tuple(map(_entry, await tx.rows(_LIST, tenant, kind, prefix, after, max(0, limit))))
+
+
+async def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
+    """All or nothing; None where one has moved on from its version."""
+    if not entries:
+        return ()
+    places = columns_of(sorted({_place(entry) for entry in entries}), 3)
+    await tx.run(_MAKE_ROOM, *places)
+    versions = {(t, kind, key): version for t, kind, key, version in await tx.rows(_LOCK, *places)}
+    written: list[Entry] = []
+    for entry in entries:
+        version = versions[_place(entry)]
+        if entry.version not in (version, -1):
+            await tx.run(_CLEAR_ROOM, *places)
+            return None
+        versions[_place(entry)] = version + 1
+        written.append(replace(entry, version=version + 1, updated_at=tx.now, updated_by=who))
+    newest = {_place(entry): entry for entry in written}
+    rows = [(*place, encode(entry.value), entry.version) for place, entry in newest.items()]
+    await tx.run(_WRITE, *columns_of(rows, 5), tx.now, who)
+    return tuple(written)
+
+
+async def delete(tx: Tx, tenant: str, kind: str, keys: Sequence[str]) -> int:
+    """How many of them were there."""
+    return await tx.run(_DELETE, tenant, kind, list(keys))
+
+
+async def breakers(tx: Tx) -> dict[str, Breaker]:
+    """All of them, by provider."""
+    found = await tx.rows("SELECT provider, breaker FROM homing.breakers")
+    return {provider: _decode_breaker(breaker) for provider, breaker in found}
+
+
+async def put_breaker(tx: Tx, provider: str, breaker: Breaker) -> bool:
+    """Compare-and-set on the version."""
+    stored = replace(breaker, version=breaker.version + 1)
+    statement = _NEXT_BREAKER if breaker.version else _FIRST_BREAKER
+    return await tx.run(statement, provider, stored.version, encode(stored)) == 1
+
+
+async def take_tokens(tx: Tx, key: str, limit: RateLimit, want: int) -> Taken:
+    """Up to `want` tokens of the bucket."""
+    full = limits.full(limit, tx.now)
+    [(tokens, at)] = await tx.rows(_BUCKET, key, full.tokens, full.at)
+    bucket, granted, wait_ms = limits.take(Bucket(tokens, at), limit, tx.now, want)
+    await tx.run(_KEEP_BUCKET, key, bucket.tokens, bucket.at)
+    return Taken(granted, wait_ms)
+
+
+async def lead(tx: Tx, task: str, worker: str, for_ms: int) -> bool:
+    """True for one worker at a time."""
+    return await tx.run(_LEAD, task, worker, tx.now + for_ms, tx.now) == 1
+
+
+def _place(entry: Entry) -> Place:
+    return entry.tenant, entry.kind, entry.key
+
+
+def _entry(row: Record) -> Entry:
+    tenant, kind, key, value, version, updated_at, updated_by = row
+    return Entry(
+        tenant=tenant,
+        kind=kind,
+        key=key,
+        value=decode_value(value),
+        version=version,
+        updated_at=updated_at,
+        updated_by=updated_by,
+    )

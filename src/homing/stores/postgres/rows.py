@@ -1,0 +1,102 @@
+"""Finding notifications, locking them, and writing them whole.
+
+A row lives in `live` while something is still to happen by itself, else in `settled`. Whoever locks rows does
+so in the order of `seq`, in `live` first, so that no two wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from homing.core.rows import Row
+from homing.core.states import LIVE
+from homing.stores.codec import StoredRow
+from homing.stores.postgres.codec import SELECTED, STATE, Found, is_id, rows_from, selected, state_columns
+from homing.stores.postgres.statements import Tx, columns_of, unnested
+
+_MOVES = 8
+"""How often a row may change its table while one waits for its lock."""
+_SEQS = "SELECT id::text, seq FROM homing.messages WHERE id = ANY($1::text[]::uuid[])"
+_BY_ID = f"SELECT {SELECTED} FROM homing.rows AS r WHERE r.id = ANY($1::text[]::uuid[])"  # noqa: S608
+_BY_SEQ = f"SELECT {SELECTED} FROM homing.rows AS r WHERE r.seq = ANY($1::bigint[])"  # noqa: S608
+_LOCK = "SELECT seq FROM homing.{table} WHERE seq = ANY($1::bigint[]) ORDER BY seq FOR UPDATE"
+LEASED = f"""
+SELECT {selected("m", "s", "q")}
+FROM homing.messages AS m
+JOIN homing.live AS s ON s.seq = m.seq
+JOIN homing.queues AS q ON q.id = s.queue
+WHERE m.id = ANY($1::text[]::uuid[])
+ORDER BY s.seq
+FOR UPDATE OF s
+"""  # noqa: S608
+_SET = ", ".join(f"{name} = u.{name}" for name in STATE if name != "seq")
+_UPDATE = """
+UPDATE homing.{table} AS s SET %s FROM %s WHERE s.seq = u.seq RETURNING s.seq
+""" % (_SET, unnested(STATE))  # noqa: UP031
+_MOVE = """
+WITH gone AS (DELETE FROM homing.{other} WHERE seq = ANY($1::bigint[]) RETURNING seq)
+INSERT INTO homing.{table} (%s) SELECT u.* FROM %s JOIN gone ON gone.seq = u.seq
+""" % (", ".join(STATE), unnested(STATE))  # noqa: UP031, S608
+
+
+async def rows_by_id(tx: Tx, ids: Collection[str], *, lock: bool = False) -> dict[str, Found]:
+    """The rows of these ids that are there, whoever they belong to; locked until the transaction ends."""
+    wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
+    if not lock:
+        return {found[1].id: found for found in rows_from(await tx.rows(_BY_ID, wanted))} if wanted else {}
+    seqs = [seq for _, seq in await tx.rows(_SEQS, wanted)]
+    found_rows = await rows_by_seq(tx, seqs, lock=True)
+    return {row.id: (seq, row) for seq, row in found_rows.items()}
+
+
+async def rows_by_seq(tx: Tx, seqs: Collection[int], *, lock: bool = False) -> dict[int, StoredRow]:
+    """The rows of these numbers, in their order."""
+    wanted = sorted(set(seqs))
+    if not wanted:
+        return {}
+    if lock:
+        await _lock(tx, wanted)
+    return dict(sorted(rows_from(await tx.rows(_BY_SEQ, wanted))))
+
+
+async def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
+    """The live ones among these ids, locked."""
+    wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
+    return {found[1].id: found for found in rows_from(await tx.rows(LEASED, wanted))}
+
+
+async def stored(tx: Tx, ids: Collection[str]) -> set[str]:
+    """Those ids that exist at all."""
+    wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
+    return {id for id, _ in await tx.rows(_SEQS, wanted)} if wanted else set()
+
+
+async def write_rows(tx: Tx, rows: Mapping[int, Row]) -> None:
+    """Writes everything that can change; a row whose status ends or revives it moves to its other table."""
+    queues = await tx.queues.find(tx, {queue_of(row) for row in rows.values()})
+    for table, other, is_live in (("live", "settled", True), ("settled", "live", False)):
+        here = {seq: row for seq, row in rows.items() if (row.status in LIVE) is is_live}
+        if not here:
+            continue
+        columns = [state_columns(seq, here[seq], queues[queue_of(here[seq])]) for seq in sorted(here)]
+        updated = await tx.rows(_UPDATE.format(table=table), *columns_of(columns, len(STATE)))
+        rest = set(here) - {seq for (seq,) in updated}
+        if rest:
+            moved = [values for values in columns if values[0] in rest]
+            await tx.rows(_MOVE.format(table=table, other=other), *columns_of(moved, len(STATE)))
+
+
+def queue_of(row: Row) -> tuple[str, str, str]:
+    """The queue that the row waits in, or would wait in."""
+    return row.lane, row.tenant, row.outlet
+
+
+async def _lock(tx: Tx, seqs: list[int]) -> None:
+    """Waits for each row until it is ours, wherever it has moved meanwhile."""
+    left = seqs
+    for _ in range(_MOVES):
+        for table in ("live", "settled"):
+            locked = {seq for (seq,) in await tx.rows(_LOCK.format(table=table), left)}
+            left = [seq for seq in left if seq not in locked]
+            if not left:
+                return

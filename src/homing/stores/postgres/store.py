@@ -1,0 +1,299 @@
+"""The store as the engine sees it: each method is one transaction (or one more, where it says so)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from homing.core.breaker import Breaker
+from homing.core.errors import ConfigError
+from homing.core.inbox import Enqueued, Intaken
+from homing.core.limits import RateLimit
+from homing.core.model import (
+    Acceptance,
+    AmendResult,
+    ClaimBatch,
+    ClaimRequest,
+    Command,
+    Entry,
+    ErrorGroup,
+    Event,
+    Filter,
+    History,
+    Lease,
+    Page,
+    Receipt,
+    ReceiptResult,
+    Retention,
+    RollUp,
+    Settlement,
+    SettleResult,
+    Status,
+    Submission,
+    Tally,
+)
+from homing.core.ports import Taken
+
+try:
+    import asyncpg  # noqa: F401
+except ImportError:
+    raise ConfigError("store", "is PostgreSQL, which needs: pip install 'homing[postgres]'") from None
+
+from homing.stores.postgres import (
+    accept,
+    amend,
+    callers,
+    inbox,
+    leases,
+    reads,
+    receipts,
+    reference,
+    schema,
+    settle,
+    upkeep,
+)
+from homing.stores.postgres.changes import fold, write_events
+from homing.stores.postgres.connection import Database
+from homing.stores.postgres.groups import Together
+from homing.stores.postgres.lookout import Lookout, Pace
+from homing.stores.postgres.names import read_address
+from homing.stores.postgres.queues import Queues
+from homing.stores.postgres.statements import Speaks, Tx
+
+R = TypeVar("R")
+
+_LATE_COMMITS_MS = 60_000
+"""A lease may have been written by a transaction that began this much before a reclaim looked."""
+
+
+class PostgresStore:
+    """A `Backend` in one schema of a PostgreSQL database, 14 or newer.
+
+    `open` connects; `migrate` makes the tables. Until then every other call raises `SchemaError`. Any number of
+    processes may share a schema. The database's clock decides.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        pool_size: int = 10,
+        timeout_ms: int = 30_000,
+        cached_statements: int = 200,
+    ) -> None:
+        """`schema` may also be given in the URL, as `?schema=NAME`; else it is `homing`.
+
+        `cached_statements=0` is for a pooler that gives each transaction another connection.
+        """
+        self._address = read_address(url, schema)
+        self._database = Database(
+            self._address,
+            pool_size=pool_size,
+            timeout_s=timeout_ms / 1000,
+            cached_statements=cached_statements,
+        )
+        self._subscribed: frozenset[str] = frozenset()
+        self._accepting: Together[Sequence[Submission], tuple[Acceptance, ...]] = Together(
+            self._accept_together
+        )
+        self._lookout = Lookout()
+        self._reclaiming = Pace()
+        self._reclaimed_at = 0
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self._address.where!r}, schema={self._address.schema!r})"
+
+    async def open(self) -> None:
+        """Connects; raises `SchemaError` for a schema newer than this program."""
+        await self._database.open()
+        try:
+            await self._database.do(
+                lambda tx: schema.check_version(tx, self._address.where), read_only=True, timed=False
+            )
+        except BaseException:
+            await self._database.close()
+            raise
+
+    async def close(self) -> None:
+        """Finishes what is under way and disconnects."""
+        await self._accepting.finish()
+        await self._database.close()
+
+    async def migrate(self) -> tuple[str, ...]:
+        """Brings the schema up to date; safe in several processes at once."""
+        return await self._database.do(lambda tx: schema.migrate(tx, self._address.where), timed=False)
+
+    async def now_ms(self) -> int:
+        async def now_of(tx: Tx) -> int:
+            return tx.now
+
+        return await self._read(now_of)
+
+    def subscribe(self, names: Collection[str]) -> None:
+        self._subscribed = frozenset(names)
+
+    # The line -----------------------------------------------------------------------------------
+
+    async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
+        """`tx` may be the caller's own connection to the same database (see `callers`)."""
+        if tx is not None:
+            return await callers.join(
+                tx, lambda speaks: self._accept_joined(speaks, batch), self._address.where
+            )
+        return await self._accepting.do(batch)
+
+    async def claim(self, request: ClaimRequest) -> ClaimBatch:
+        return await self._write(lambda tx: leases.claim(tx, request, self._lookout))
+
+    async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+        """Whoever reclaims also keeps the ledger short, in a transaction of its own."""
+        since = -1
+        if not self._reclaiming.due():
+            since = self._reclaimed_at - _LATE_COMMITS_MS
+        with self._reclaiming.sweep():
+            batch = await self._write(
+                lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since)
+            )
+        if len(batch.claims) < limit:  # else there may be more that passed as early
+            self._reclaimed_at = batch.now
+        await self._write(fold)
+        return batch
+
+    async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
+        return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
+
+    async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
+        fates = await self._write(lambda tx: settle.settle(tx, batch), beside=receipts.RECEIPTS)
+        return settle.result_of(batch, fates)
+
+    async def amend(
+        self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
+    ) -> AmendResult:
+        return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
+
+    async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
+        """What had to be kept is looked at once more, when all that was under way has ended."""
+        result = await self._write(lambda tx: receipts.take(tx, batch), beside=receipts.RECEIPTS)
+        if result.orphaned:
+            return await self._write(lambda tx: receipts.take_again(tx, batch, result))
+        return result
+
+    # Events --------------------------------------------------------------------------------------
+
+    async def emit(self, events: Sequence[Event]) -> None:
+        await self._write(lambda tx: write_events(tx, events))
+
+    async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+        return await self._write(lambda tx: upkeep.lease_events(tx, worker, limit, lease_ms))
+
+    async def published(self, ids: Sequence[str]) -> None:
+        await self._write(lambda tx: upkeep.remove_events(tx, ids))
+
+    # Reads ---------------------------------------------------------------------------------------
+
+    async def get(self, tenant: str, id: str) -> History | None:
+        return await self._read(lambda tx: reads.get(tx, tenant, id))
+
+    async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return await self._read(lambda tx: reads.list_page(tx, tenant, filter, limit, cursor))
+
+    async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
+        return await self._read(lambda tx: reads.waiting(tx, tenant, limit, ready))
+
+    async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
+        return await self._read(lambda tx: reads.tallies(tx, tenant))
+
+    async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
+        return await self._read(lambda tx: reads.error_groups(tx, tenant, limit))
+
+    async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
+        return await self._read(lambda tx: reads.roll_ups(tx, tenant, since_ms))
+
+    async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
+        return await self._read(lambda tx: reads.oldest_retry_at(tx, tenant))
+
+    async def silent(
+        self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
+    ) -> tuple[tuple[str, str], ...]:
+        return await self._read(lambda tx: reads.silent(tx, status, providers, after, until, limit))
+
+    async def tenants(self) -> tuple[str, ...]:
+        return await self._read(reads.tenants)
+
+    # Upkeep --------------------------------------------------------------------------------------
+
+    async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
+        return await self._write(lambda tx: upkeep.prune(tx, retention, limit))
+
+    async def size(self) -> Mapping[str, int]:
+        return await self._read(lambda tx: upkeep.size(tx))
+
+    # Registry ------------------------------------------------------------------------------------
+
+    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+        return await self._read(lambda tx: reference.get_many(tx, tenant, kind, keys))
+
+    async def list_entries(
+        self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
+    ) -> tuple[Entry, ...]:
+        return await self._read(lambda tx: reference.list_entries(tx, tenant, kind, prefix, after, limit))
+
+    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
+        return await self._write(lambda tx: reference.put(tx, entries, who))
+
+    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        return await self._write(lambda tx: reference.delete(tx, tenant, kind, keys))
+
+    # Shared --------------------------------------------------------------------------------------
+
+    async def breakers(self) -> dict[str, Breaker]:
+        return await self._read(reference.breakers)
+
+    async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
+        return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
+
+    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+        return await self._write(lambda tx: reference.take_tokens(tx, key, limit, want))
+
+    async def lead(self, task: str, worker: str, for_ms: int) -> bool:
+        return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))
+
+    # Inbox ---------------------------------------------------------------------------------------
+
+    async def take_inbox(self, limit: int, lease_ms: int) -> tuple[Enqueued, ...]:
+        return await self._write(lambda tx: inbox.take(tx, limit, lease_ms))
+
+    async def accept_inbox(self, batch: Sequence[Intaken]) -> int:
+        return await self._write(lambda tx: inbox.accept_taken(tx, batch))
+
+    async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
+        return await self._write(lambda tx: inbox.amend_taken(tx, number, tenant, id, command))
+
+    async def remove_inbox(self, numbers: Sequence[int]) -> None:
+        await self._write(lambda tx: inbox.remove(tx, numbers))
+
+    async def tell_schedule(self, delays_ms: Sequence[int]) -> None:
+        await self._write(lambda tx: inbox.tell_schedule(tx, delays_ms))
+
+    # Calls ---------------------------------------------------------------------------------------
+
+    async def _write(self, action: Callable[[Tx], Awaitable[R]], *, beside: str | None = None) -> R:
+        return await self._database.do(action, self._subscribed, beside=beside)
+
+    async def _read(self, action: Callable[[Tx], Awaitable[R]]) -> R:
+        return await self._database.do(action, read_only=True)
+
+    async def _accept_together(
+        self, batches: Sequence[Sequence[Submission]]
+    ) -> Sequence[tuple[Acceptance, ...]]:
+        everything = [submission for batch in batches for submission in batch]
+        answers = iter(await self._write(lambda tx: accept.accept(tx, everything)))
+        return [tuple(next(answers) for _ in batch) for batch in batches]
+
+    async def _accept_joined(self, speaks: Speaks, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
+        # Queues that the caller's transaction makes are not there for others before it commits, if it does.
+        tx = Tx(speaks, 0, self._address.schema, Queues(), self._subscribed)
+        tx.now = await tx.one("SELECT homing.now_ms()")
+        return await accept.accept(tx, batch)

@@ -1,0 +1,120 @@
+"""The outbox, what is past its age, and how big it all is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from homing.core.model import Event, Retention, Status
+from homing.core.states import FINAL
+from homing.stores.codec import decode_value
+from homing.stores.postgres.changes import HOUR_MS, fold
+from homing.stores.postgres.schema import version_of
+from homing.stores.postgres.statements import Tx, columns_of
+
+# Those that another relay is just taking are passed over, not waited for.
+OUTBOX = """
+UPDATE homing.outbox AS o SET leased_to = $2, lease_until = $3
+FROM (
+  SELECT number FROM homing.outbox WHERE lease_until <= $1
+  ORDER BY number LIMIT $4 FOR UPDATE SKIP LOCKED) AS free
+WHERE o.number = free.number
+RETURNING o.number, o.id, o.name, o.tenant, o.at, o.notification_id, o.payload
+"""
+PAST_AGE = """
+SELECT seq, tenant, attempts FROM homing.settled
+WHERE status = $1 AND updated_at <= $2
+ORDER BY updated_at LIMIT $3 FOR UPDATE SKIP LOCKED
+"""
+_PURGED = """
+INSERT INTO homing.ledger (hour_at, tenant, channel, provider, before, attempts_before, number, purged)
+SELECT $5, u.tenant, '', '', u.status, u.attempts, u.number, u.number
+FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) AS u (tenant, status, attempts, number)
+"""
+_OF_NOTIFICATION = ("settled", "messages", "attempts", "causes")
+_ROWS = {
+    "notifications": "SELECT coalesce(sum(count), 0)::bigint FROM homing.all_tallies",
+    "keys": "SELECT (SELECT count(*) FROM homing.requests) + (SELECT count(*) FROM homing.dedups)",
+    "receipts": "SELECT count(*) FROM homing.receipts",
+    "outbox": "SELECT count(*) FROM homing.outbox",
+}
+_BYTES = """
+SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
+FROM pg_class AS c WHERE c.relnamespace = to_regnamespace($1::text) AND c.relkind = 'r'
+"""
+
+
+async def lease_events(tx: Tx, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+    """The oldest events that no relay holds, leased to this one."""
+    found = await tx.rows(OUTBOX, tx.now, worker, tx.now + lease_ms, max(0, limit))
+    return tuple(
+        Event(
+            id=id,
+            name=name,
+            tenant=tenant,
+            at=at,
+            notification_id=notification_id,
+            payload=decode_value(payload),
+        )
+        for _, id, name, tenant, at, notification_id, payload in sorted(map(tuple, found))
+    )
+
+
+async def remove_events(tx: Tx, ids: Sequence[str]) -> None:
+    """Every sink has taken them."""
+    await tx.run("DELETE FROM homing.outbox WHERE id = ANY($1::text[])", list(ids))
+
+
+async def prune(tx: Tx, retention: Retention, limit: int) -> Mapping[str, int]:
+    """Removes what is past its age, at most `limit` of each kind, and folds the ledger on the way."""
+    until = tx.now - retention.keys_ms
+    keys = await _forget(tx, "requests", "created_at", until, limit)
+    keys += await _forget(tx, "dedups", "accepted_at", until, limit - keys)
+    receipts = await _forget(tx, "receipts", "received_at", until, limit)
+    notifications = await _purge(tx, retention, limit)
+    await fold(tx)
+    return {"notifications": notifications, "keys": keys, "receipts": receipts}
+
+
+async def size(tx: Tx) -> Mapping[str, int]:
+    """Rows by kind, bytes of tables with their indexes, and the schema's version."""
+    rows = {name: await tx.one(sql) for name, sql in _ROWS.items()}
+    return {**rows, "bytes": await tx.one(_BYTES, tx.schema), "schema_version": await version_of(tx)}
+
+
+async def _purge(tx: Tx, retention: Retention, limit: int) -> int:
+    removed: list[int] = []
+    purged: dict[tuple[str, str, int], int] = {}
+    for status in sorted(FINAL):
+        until = tx.now - _age_ms(status, retention)
+        past = await tx.rows(PAST_AGE, status.value, until, max(0, limit - len(removed)))
+        for seq, tenant, attempts in past:
+            removed.append(seq)
+            cell = (tenant, status.value, attempts)
+            purged[cell] = purged.get(cell, 0) + 1
+    if removed:
+        for table in _OF_NOTIFICATION:
+            await tx.run(f"DELETE FROM homing.{table} WHERE seq = ANY($1::bigint[])", removed)  # noqa: S608
+        cells = [(*cell, number) for cell, number in purged.items()]
+        await tx.run(_PURGED, *columns_of(cells, 4), tx.now - tx.now % HOUR_MS)
+    return len(removed)
+
+
+def _age_ms(status: Status, retention: Retention) -> int:
+    match status:
+        case Status.DELIVERED:
+            return retention.delivered_ms
+        case Status.SENT:
+            return retention.sent_ms
+        case _:
+            return retention.others_ms
+
+
+async def _forget(tx: Tx, table: str, age: str, until: int, limit: int) -> int:
+    # By the place of the row itself: it is locked first, so that it cannot have moved.
+    return await tx.run(
+        f"DELETE FROM homing.{table} WHERE ctid = ANY(ARRAY("  # noqa: S608
+        f" SELECT ctid FROM homing.{table} WHERE {age} <= $1 ORDER BY {age} LIMIT $2"
+        " FOR UPDATE SKIP LOCKED))",
+        until,
+        max(0, limit),
+    )

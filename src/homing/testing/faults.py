@@ -1,0 +1,271 @@
+"""A server that misbehaves as it is told to: over real sockets, one request after another.
+
+    async with FaultServer(script=lambda received: RESET_AFTER_READING) as server:
+        ...  # send to server.url
+        assert server.times("key-1") == 1
+
+What it does with a request is data (`Act`), so a test can say it in one line; what it received is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, Self
+
+from msgspec import Struct
+
+KEY_HEADERS = ("webhook-id", "idempotency-key", "x-idempotency-key")
+
+
+class Received(Struct, frozen=True, kw_only=True):
+    """One request as the server saw it."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes = b""
+    connection: int = 0
+    """Which connection it came on, from 1."""
+
+    @property
+    def key(self) -> str | None:
+        """Its idempotency key, by the usual headers."""
+        return next((self.headers[name] for name in KEY_HEADERS if name in self.headers), None)
+
+
+class Act(Struct, frozen=True, kw_only=True):
+    """What the server does with one request: read it or not, write something or not, and end somehow."""
+
+    reads: bool = True
+    """Reads the body too. If not, only the head: the request was not received."""
+    writes: bytes = b""
+    """Exactly these bytes, whatever they are."""
+    pause_ms: int = 0
+    """Drips: one byte, then this pause, and so on."""
+    then: Literal["keep", "close", "reset", "hang"] = "keep"
+
+
+def answer(
+    status: int = 200,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    *,
+    then: Literal["keep", "close", "reset"] = "keep",
+) -> Act:
+    """A correct answer."""
+    return Act(writes=_http(status, {"content-length": str(len(body)), **(headers or {})}) + body, then=then)
+
+
+def throttle(retry_after: str, status: int = 429, body: bytes = b"") -> Act:
+    """An answer that asks to be left alone, in either form of `Retry-After`."""
+    return answer(status, body, {"retry-after": retry_after})
+
+
+def lying(status: int = 200, body: bytes = b"ok", *, length: int) -> Act:
+    """An answer whose `Content-Length` is not that of its body."""
+    return Act(writes=_http(status, {"content-length": str(length)}) + body, then="close")
+
+
+def dripping(act: Act, pause_ms: int = 50) -> Act:
+    """The same answer, byte by byte."""
+    return Act(writes=act.writes, pause_ms=pause_ms, then=act.then)
+
+
+def after_continue(act: Act) -> Act:
+    """The same answer after `100 Continue`."""
+    return Act(writes=b"HTTP/1.1 100 Continue\r\n\r\n" + act.writes, then=act.then)
+
+
+def html(status: int = 200) -> Act:
+    """A page for people, as proxies and captive portals write it."""
+    page = b"<!doctype html><html><body><h1>Welcome</h1></body></html>"
+    return answer(status, page, {"content-type": "text/html; charset=utf-8"})
+
+
+def huge(status: int = 200, size: int = 4 * 1024 * 1024) -> Act:
+    """Far more than anybody wants to read."""
+    return answer(status, b'{"x":"' + b"a" * size + b'"}', {"content-type": "application/json"})
+
+
+def _http(status: int, headers: Mapping[str, str]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {status} Whatever\r\n{lines}\r\n".encode("latin-1")
+
+
+OK = answer(200, b"ok")
+RESET_BEFORE_READING = Act(reads=False, then="reset")
+RESET_AFTER_READING = Act(then="reset")
+HANG_BEFORE_READING = Act(reads=False, then="hang")
+HANG_AFTER_READING = Act(then="hang")
+EMPTY = Act(then="close")
+"""Closes without a word."""
+GARBAGE = Act(writes=bytes(range(256)) * 4, then="close")
+HALF_A_HEAD = Act(writes=b"HTTP/1.1 200 OK\r\nContent-Le", then="close")
+CHUNKED_NONSENSE = Act(
+    writes=_http(200, {"transfer-encoding": "chunked"}) + b"zz\r\nnot a chunk\r\n", then="close"
+)
+CLOSE_AFTER_ANSWER = answer(200, b"ok", then="close")
+"""Lets the client believe that the connection stays open, and closes it."""
+
+Script = Callable[[Received], Act]
+
+
+class FaultServer:
+    """Listens on a port of 127.0.0.1. `script` says what to do with each request.
+
+    Without a script, the acts of `play` are used up one by one, then `otherwise` holds.
+    """
+
+    def __init__(
+        self, script: Script | None = None, *, tls: ssl.SSLContext | None = None, otherwise: Act = OK
+    ) -> None:
+        self._script = script or self._next
+        self._tls = tls
+        self._otherwise = otherwise
+        self._acts: list[Act] = []
+        self.on_connect: Act | None = None
+        """Done with every new connection before anything of it is read."""
+        self.received: list[Received] = []
+        """Requests that were read whole, in order."""
+        self.refused: list[Received] = []
+        """Requests whose body was not read."""
+        self.connections = 0
+        self._heard = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls, limit=65536)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"{'https://localhost' if self._tls else 'http://127.0.0.1'}:{self.port}"
+
+    async def stop(self) -> None:
+        """Stops listening (from now on connections are refused) and drops who is connected."""
+        if self._server is not None:
+            self._server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._server.wait_closed()
+            self._server = None
+
+    def play(self, *acts: Act) -> None:
+        """What to do with the next requests."""
+        self._acts.extend(acts)
+
+    async def heard(self, count: int, within_s: float = 30.0) -> None:
+        """Waits until so many requests were received whole."""
+        async with asyncio.timeout(within_s), self._heard:
+            await self._heard.wait_for(lambda: len(self.received) >= count)
+
+    def times(self, key: str) -> int:
+        """How often a request with this idempotency key was received whole."""
+        return sum(1 for one in self.received if one.key == key)
+
+    @property
+    def by_key(self) -> Counter[str]:
+        """Whole requests by idempotency key."""
+        return Counter(one.key for one in self.received if one.key is not None)
+
+    def _next(self, received: Received) -> Act:
+        return self._acts.pop(0) if self._acts else self._otherwise
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        number = self.connections
+        try:
+            goes_on = self.on_connect is None or await self._perform(self.on_connect, writer)
+            while goes_on:
+                goes_on = await self._exchange(reader, writer, number)
+        except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
+            pass  # the client went away, or the server does
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+    ) -> bool:
+        head = await _head(reader, number)
+        act = self._script(head)
+        if act.reads:
+            whole = await _with_body(head, reader)
+            async with self._heard:
+                self.received.append(whole)
+                self._heard.notify_all()
+        else:
+            self.refused.append(head)
+        return await self._perform(act, writer)
+
+    async def _perform(self, act: Act, writer: asyncio.StreamWriter) -> bool:
+        """True: the connection stays open for the next request."""
+        for piece in _pieces(act):
+            writer.write(piece)
+            await writer.drain()
+            if act.pause_ms:
+                await asyncio.sleep(act.pause_ms / 1000)
+        if act.then == "hang":
+            await asyncio.Event().wait()
+        if act.then == "reset":
+            _reset(writer)
+        elif act.then == "close":
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        return act.then == "keep"
+
+
+async def _head(reader: asyncio.StreamReader, number: int) -> Received:
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    method, path, _ = lines[0].split(" ", 2)
+    headers = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.lower()] = value.strip()
+    return Received(method=method, path=path, headers=headers, connection=number)
+
+
+async def _with_body(head: Received, reader: asyncio.StreamReader) -> Received:
+    body = await reader.readexactly(int(head.headers.get("content-length", "0")))
+    return Received(
+        method=head.method, path=head.path, headers=head.headers, body=body, connection=head.connection
+    )
+
+
+def _pieces(act: Act) -> Iterable[bytes]:
+    if not act.writes:
+        return ()
+    return (bytes([byte]) for byte in act.writes) if act.pause_ms else (act.writes,)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Closes with RST instead of FIN."""
+    raw: socket.socket | None = writer.get_extra_info("socket")
+    if raw is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+def refusing_url() -> str:
+    """A URL on this machine where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"

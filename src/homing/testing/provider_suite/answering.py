@@ -1,0 +1,71 @@
+"""Every answer becomes the outcome that the contract says."""
+
+from __future__ import annotations
+
+import pytest
+
+from homing.core.model import Outcome, OutcomeKind
+from homing.testing import faults
+from homing.testing.faults import Act
+from homing.testing.provider_suite.harness import ProviderCase, stage
+
+ODD_ANSWERS: dict[str, Act] = {
+    "a page with 200": faults.html(200),
+    "a page with 503": faults.html(503),
+    "nothing with 200": faults.answer(200),
+    "nothing with 500": faults.answer(500),
+    "no JSON": faults.answer(200, b"\xff\xfe{{{", {"content-type": "application/json"}),
+    "other JSON": faults.answer(200, b'["x", {"error": [1, null]}, 3]', {"content-type": "application/json"}),
+    "deep JSON": faults.answer(200, b"[" * 60_000, {"content-type": "application/json"}),
+    "JSON with odd types": faults.answer(
+        200, b'{"id": {}, "name": [], "error": 5, "code": {"a": 1}, "errors": "x", "message": null}'
+    ),
+    "odd types with 400": faults.answer(400, b'{"error": [], "code": {}, "errors": {"a": 1}, "message": 7}'),
+    "huge": faults.huge(200),
+    "huge with 500": faults.huge(500),
+    "cut in its body": faults.lying(200, b'{"half', length=5_000),
+    "more than announced": faults.lying(200, b"ok and more", length=2),
+    "chunked nonsense": faults.CHUNKED_NONSENSE,
+    "a redirect": faults.answer(302, headers={"location": "http://127.0.0.1:1/"}),
+    "an unknown status": faults.answer(799),
+    "after 100 Continue": faults.after_continue(faults.answer(503)),
+}
+_HARMLESS = {
+    OutcomeKind.ACCEPTED,
+    OutcomeKind.AMBIGUOUS,
+    OutcomeKind.TRANSIENT,
+    OutcomeKind.THROTTLED,
+    OutcomeKind.PROVIDER_FAULT,
+}
+
+
+class AnsweringTests:
+    async def test_a_message_that_was_taken_is_accepted(self, case: ProviderCase) -> None:
+        async with stage(case) as scene:
+            outcome = await scene.provider.send(scene.delivery())
+            assert outcome.kind is OutcomeKind.ACCEPTED, outcome
+            assert outcome.provider_message_id == case.message_id
+            assert len(scene.messages) == 1
+
+    async def test_every_refusal_is_told_apart(self, case: ProviderCase) -> None:
+        for name, told in case.failures.items():
+            async with stage(case, told.act) as scene:
+                outcome = await scene.provider.send(scene.delivery())
+                assert outcome.kind is told.kind, (name, outcome)
+                assert told.code in (None, outcome.error_code), (name, outcome)
+                assert outcome.error, f"{name}: a refusal says why"
+
+    async def test_a_request_to_wait_says_how_long(self, case: ProviderCase) -> None:
+        async with stage(case, case.throttle.act) as scene:
+            outcome = await scene.provider.send(scene.delivery())
+            assert outcome.kind is case.throttle.kind, outcome
+            assert outcome.retry_after_ms == case.throttle.retry_after_ms
+
+    @pytest.mark.parametrize("name", ODD_ANSWERS)
+    async def test_odd_answers_do_not_raise_and_blame_nobody(self, case: ProviderCase, name: str) -> None:
+        """Nobody's address or content is given up for an answer that makes no sense."""
+        async with stage(case, ODD_ANSWERS[name]) as scene:
+            outcome = await scene.provider.send(scene.delivery())
+            assert isinstance(outcome, Outcome)
+            allowed = _HARMLESS | ({OutcomeKind.BAD_CONTENT} if "400" in name else set())
+            assert outcome.kind in allowed, outcome

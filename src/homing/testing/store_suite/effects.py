@@ -1,0 +1,152 @@
+"""What receipts write beside the notification itself: reference data, and the counts of a provider."""
+
+from __future__ import annotations
+
+import pytest
+
+from homing.core.effects import DEVICE, PREFERENCE, SUPPRESSION
+from homing.core.model import Channel, Content, Message, Reason, ReceiptEvent, Recipient, Status
+from homing.testing.builders import (
+    HOUR_MS,
+    a_notification,
+    a_receipt,
+    a_settlement,
+    an_attempt,
+    dead,
+)
+from homing.testing.store_suite.harness import Harness
+from homing.testing.store_suite.steps import claim_all, claim_one, see, send, status_of, take
+
+E = ReceiptEvent
+ADA = "email:ada@example.com"
+
+
+class ReceiptEffectTests:
+    """What a receipt writes into the reference data, from what the row knows."""
+
+    async def test_a_spam_report_suppresses_the_address_for_everything(self, harness: Harness) -> None:
+        store = harness.store
+        await send(store, "m-1", tenant="acme")
+        await store.receipt([a_receipt("m-1", E.SPAM_REPORT)])
+        entry = (await store.get_many("acme", SUPPRESSION, [f"{ADA}:*"]))[f"{ADA}:*"]
+        assert entry.updated_by == "homing"
+        assert entry.value == {
+            "channel": "email",
+            "address": "ada@example.com",
+            "category": "*",
+            "why": "spam_report",
+        }
+        assert await store.list_entries("default", SUPPRESSION) == ()
+
+    @pytest.mark.parametrize(("all", "category"), [(False, "news"), (True, "*")])
+    async def test_an_unsubscribe_holds_for_the_category_or_for_all(
+        self, harness: Harness, all: bool, category: str
+    ) -> None:
+        store = harness.store
+        id = await send(store, "m-1", a_notification(category="news"))
+        receipt = a_receipt("m-1", E.UNSUBSCRIBE, unsubscribed_from_all=all)
+        assert (await store.receipt([receipt])).applied == (receipt.event_id,)
+        assert await status_of(store, id) is Status.SENT
+        [suppressed] = await store.list_entries("default", SUPPRESSION)
+        assert suppressed.key == f"{ADA}:{category}"
+        [preference] = await store.list_entries("default", PREFERENCE)
+        assert (preference.key, preference.value) == (f"u-1:{category}:email", {"allowed": False})
+
+    async def test_an_unsubscribe_of_somebody_without_an_id_writes_no_preference(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        nameless = Message(Recipient(email="ada@example.com"), Content(body="Hello"))
+        await send(store, "m-1", a_notification(message=nameless))
+        await store.receipt([a_receipt("m-1", E.UNSUBSCRIBE)])
+        assert await store.list_entries("default", PREFERENCE) == ()
+        assert len(await store.list_entries("default", SUPPRESSION)) == 1
+
+    async def test_a_repeated_receipt_writes_no_reference_data_again(self, harness: Harness) -> None:
+        store = harness.store
+        await send(store, "m-1")
+        receipt = a_receipt("m-1", E.UNSUBSCRIBE)
+        await store.receipt([receipt, receipt])
+        await store.receipt([receipt])
+        [preference] = await store.list_entries("default", PREFERENCE)
+        assert preference.version == 1
+
+    @pytest.mark.parametrize("order", [(E.DELIVERED, E.FAILED), (E.FAILED, E.DELIVERED)])
+    async def test_a_dead_address_is_suppressed_whatever_else_is_heard(
+        self, harness: Harness, order: tuple[ReceiptEvent, ...]
+    ) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        for event in order:
+            await store.receipt([a_receipt("m-1", event, address_dead=event is E.FAILED)])
+        assert await status_of(store, id) is Status.DELIVERED
+        [entry] = await store.list_entries("default", SUPPRESSION)
+        assert (entry.key, entry.value["why"]) == (f"{ADA}:*", "dead_address")
+
+    async def test_a_dead_address_is_the_end_of_it(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.FAILED, address_dead=True)])
+        found = await see(store, id)
+        assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
+
+    async def test_where_bounces_always_fail_over_the_address_stays_in_use(self, harness: Harness) -> None:
+        store = harness.store
+        await send(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.FAILED, address_dead=True, always_failover=True)])
+        assert await store.list_entries("default", SUPPRESSION) == ()
+        assert (await claim_one(store)).provider == "acs"
+
+    async def test_a_dead_push_token_deactivates_its_device(self, harness: Harness) -> None:
+        store = harness.store
+        new = a_notification(channel=Channel.PUSH, provider="fcm", address="token-1")
+        await send(store, "m-1", new)
+        await store.receipt([a_receipt("m-1", E.FAILED, provider="fcm", address_dead=True)])
+        [device] = await store.list_entries("default", DEVICE)
+        assert device.value == {"token": "token-1", "active": False, "why": "dead at fcm"}
+
+    async def test_a_plain_failure_writes_nothing(self, harness: Harness) -> None:
+        store = harness.store
+        await send(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.FAILED, recipient_at_fault=True)])
+        assert await store.list_entries("default", SUPPRESSION) == ()
+
+
+class BounceCountTests:
+    """`bounced` in the roll-ups: what a breaker looks at."""
+
+    async def test_a_failure_through_no_fault_of_the_recipient_counts_at_its_provider(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        await send(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        sums = {s.provider: s for s in await store.roll_ups("default", since_ms=HOUR_MS)}
+        assert (sums["sendgrid"].bounced, sums["sendgrid"].retried, sums["sendgrid"].sent) == (1, 1, 1)
+        assert "acs" not in sums
+
+    async def test_a_fault_of_the_recipient_does_not_count(self, harness: Harness) -> None:
+        store = harness.store
+        for dead_address in (False, True):
+            for always in (False, True):
+                message = f"m-{dead_address}-{always}"
+                await send(store, message)
+                receipt = a_receipt(
+                    message,
+                    E.FAILED,
+                    recipient_at_fault=not dead_address,
+                    address_dead=dead_address,
+                    always_failover=always,
+                )
+                await store.receipt([receipt])
+                for claim in await claim_all(store):
+                    await store.settle([dead(claim)])
+        assert sum(s.bounced for s in await store.roll_ups(None, since_ms=HOUR_MS)) == 0
+
+    async def test_one_that_reopens_nothing_counts_too_and_only_once(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        record = an_attempt(claim, message_id="m-1")
+        await store.settle([a_settlement(claim, Status.FAILED, attempt=record)])
+        await store.receipt([a_receipt("m-1", E.FAILED), a_receipt("m-1", E.FAILED)])
+        assert sum(s.bounced for s in await store.roll_ups(None, since_ms=HOUR_MS)) == 1

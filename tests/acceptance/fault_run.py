@@ -1,0 +1,285 @@
+"""Sends webhooks to endpoints that misbehave in every way, over real sockets, and checks the books.
+
+    python tests/acceptance/fault_run.py --notifications 10000
+
+Each notification has a fate, which its URL names. Under `on_timeout = "hold"` nothing may be taken twice,
+nothing may be lost, and every fate has one right end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from email.utils import formatdate
+from pathlib import Path
+
+import msgspec
+
+from homing import Filter, Homing, SendResult, Status
+from homing.testing import faults
+from homing.testing.faults import Act, FaultServer, Received
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+TIMEOUT_MS = 2_000
+SERVERS = 16
+MAX_ATTEMPTS = 3
+SETTLED_WITHIN_S = 600.0
+
+CONFIG = """
+store = "{folder}/homing.db"
+
+[http]
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+
+[sinks.log]
+events = []
+
+[slots]
+standard = 256
+
+[providers.webhook]
+secret = "{secret}"
+max_in_flight = 256
+host_slots = 32
+
+[[rules]]
+name = "held"
+max_attempts = {attempts}
+base_ms = "50ms"
+cap_ms = "200ms"
+timeout_ms = {timeout_ms}
+on_timeout = "hold"
+"""
+
+
+class Fate(msgspec.Struct, frozen=True, kw_only=True):
+    """What the endpoint does with each attempt, and how it must end."""
+
+    acts: tuple[Callable[[], Act], ...]
+    """By attempt; the last one goes on."""
+    ends: Status
+    attempts: int
+    taken: int
+    """How often the endpoint has taken it, by its own books: never more than once."""
+    share: int = 4
+
+
+def _same(act: Act) -> Callable[[], Act]:
+    return lambda: act
+
+
+def _in_a_second() -> Act:
+    return faults.throttle(formatdate(time.time() + 1, usegmt=True), 503)
+
+
+_OK = _same(faults.OK)
+_NEVER = _same(faults.answer(500))
+
+FATES: dict[str, Fate] = {
+    "taken": Fate(acts=(_OK,), ends=Status.DELIVERED, attempts=1, taken=1, share=30),
+    "closes after its answer": Fate(
+        acts=(_same(faults.CLOSE_AFTER_ANSWER),), ends=Status.DELIVERED, attempts=1, taken=1
+    ),
+    "fails once": Fate(acts=(_NEVER, _OK), ends=Status.DELIVERED, attempts=2, taken=1),
+    "429 in seconds": Fate(
+        acts=(_same(faults.throttle("1")), _OK), ends=Status.DELIVERED, attempts=2, taken=1
+    ),
+    "503 with a date": Fate(acts=(_in_a_second, _OK), ends=Status.DELIVERED, attempts=2, taken=1),
+    "a page": Fate(acts=(_same(faults.html(200)),), ends=Status.DELIVERED, attempts=1, taken=1),
+    "huge": Fate(acts=(_same(faults.huge(200, 300_000)),), ends=Status.DELIVERED, attempts=1, taken=1),
+    "a length too long": Fate(
+        acts=(_same(faults.lying(200, b"ok", length=99)),), ends=Status.DELIVERED, attempts=1, taken=1
+    ),
+    "a length too short": Fate(
+        acts=(_same(faults.lying(200, b"ok and more", length=2)),),
+        ends=Status.DELIVERED,
+        attempts=1,
+        taken=1,
+    ),
+    "chunked nonsense": Fate(
+        acts=(_same(faults.CHUNKED_NONSENSE),), ends=Status.DELIVERED, attempts=1, taken=1
+    ),
+    "resets before reading": Fate(
+        acts=(_same(faults.RESET_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
+    ),
+    "resets after reading": Fate(
+        acts=(_same(faults.RESET_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
+    ),
+    "hangs before reading": Fate(
+        acts=(_same(faults.HANG_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
+    ),
+    "hangs after reading": Fate(
+        acts=(_same(faults.HANG_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
+    ),
+    "drips": Fate(acts=(_same(faults.dripping(faults.OK, 500)),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "empty": Fate(acts=(_same(faults.EMPTY),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "garbage": Fate(acts=(_same(faults.GARBAGE),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "half a head": Fate(acts=(_same(faults.HALF_A_HEAD),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "gone": Fate(acts=(_same(faults.answer(410)),), ends=Status.FAILED, attempts=1, taken=0),
+    "always fails": Fate(acts=(_NEVER,), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
+    "redirects": Fate(
+        acts=(_same(faults.answer(302, headers={"location": "/taken/0"})),),
+        ends=Status.FAILED,
+        attempts=MAX_ATTEMPTS,
+        taken=0,
+    ),
+    "nobody listens": Fate(acts=(), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
+    "no TLS where there should be": Fate(acts=(), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
+}
+_NOT_TAKEN = (b"HTTP/1.1 3", b"HTTP/1.1 4", b"HTTP/1.1 5")
+
+
+class Endpoints:
+    """The servers, and their own books of what they took."""
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        self.tries: Counter[str] = Counter()
+        self.refusing = faults.refusing_url()
+        self.servers: list[FaultServer] = []
+
+    def script(self, received: Received) -> Act:
+        fate = FATES[_named(received.path)]
+        key = received.headers["webhook-id"]
+        self.tries[key] += 1
+        act = fate.acts[min(self.tries[key], len(fate.acts)) - 1]()
+        if act.reads and not act.writes.startswith(_NOT_TAKEN):
+            self.taken[key] += 1
+        return act
+
+    def url(self, name: str, number: int) -> str:
+        base = self.servers[number % len(self.servers)].url
+        if name == "nobody listens":
+            base = self.refusing
+        elif name == "no TLS where there should be":
+            base = base.replace("http:", "https:")
+        return f"{base}/{name.replace(' ', '-')}/{number}"
+
+
+def _named(path: str) -> str:
+    return path.split("/")[1].replace("-", " ")
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a run found."""
+
+    accepted: int
+    ended: dict[str, int]
+    taken_twice: int
+    lost: int
+    """Accepted, and neither ended nor in doubt."""
+    wrong: dict[str, list[str]]
+    """Fate → what became of those that ended otherwise than it says."""
+    connections: int
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        return not (self.taken_twice or self.lost or self.wrong) and self.accepted > 0
+
+
+async def run(folder: Path, notifications: int, seed: int = 1, *, progress: bool = False) -> Report:
+    """One run. Bounded: it ends ten minutes after the last was accepted."""
+    config = folder / "homing.toml"
+    config.write_text(
+        CONFIG.format(folder=folder, secret=SECRET, attempts=MAX_ATTEMPTS, timeout_ms=TIMEOUT_MS)
+    )
+    fates = _deal(notifications, random.Random(seed))
+    ends = Endpoints()
+    began = time.monotonic()
+    async with AsyncExitStack() as stack:
+        for _ in range(SERVERS):
+            ends.servers.append(await stack.enter_async_context(FaultServer(ends.script)))
+        homing = await stack.enter_async_context(Homing(config_file=config, worker=True))
+        ids = await _send(homing, fates, ends)
+        await _settled(homing, len(ids), progress)
+        return await _count(homing, dict(zip(ids, fates, strict=True)), ends, began)
+
+
+def _deal(notifications: int, chance: random.Random) -> list[str]:
+    """Every fate at least once, where there are enough notifications."""
+    names = [*FATES]
+    some = chance.choices(names, [fate.share for fate in FATES.values()], k=notifications)
+    some[: len(names)] = names[: len(some)]
+    chance.shuffle(some)
+    return some
+
+
+async def _send(homing: Homing, fates: list[str], ends: Endpoints) -> list[str]:
+    requests = (
+        {"recipient": {"url": ends.url(name, n)}, "channel": "webhook", "content": {"data": {"n": n}}}
+        for n, name in enumerate(fates)
+    )
+    ids = []
+    async for result in homing.send_many(requests):
+        assert isinstance(result, SendResult), result
+        ids.append(result.id)
+    return ids
+
+
+async def _settled(homing: Homing, total: int, progress: bool) -> None:
+    until = time.monotonic() + SETTLED_WITHIN_S
+    over = {fate.ends.value for fate in FATES.values()}
+    while time.monotonic() < until:
+        counts = await homing.queue_counts()
+        ended = sum(count for status, count in counts.items() if status in over)
+        if progress:
+            print(f"\r{ended}/{total}", end="", file=sys.stderr)
+        if ended >= total:
+            return
+        await asyncio.sleep(0.2)
+
+
+async def _count(homing: Homing, fates: dict[str, str], ends: Endpoints, began: float) -> Report:
+    wrong: dict[str, list[str]] = defaultdict(list)
+    ended: Counter[str] = Counter()
+    lost = 0
+    cursor: str | None = None
+    seen: set[str] = set()
+    while True:
+        page = await homing.list(Filter(), limit=500, cursor=cursor)
+        for one in page.items:
+            seen.add(one.id)
+            fate = FATES[fates[one.id]]
+            ended[one.status.value] += 1
+            found = (one.status, one.attempt_count, ends.taken[one.id])
+            if found != (fate.ends, fate.attempts, fate.taken):
+                wrong[fates[one.id]].append(
+                    f"{one.status} after {found[1]}, taken {found[2]}: {one.last_error}"
+                )
+            lost += one.status in (Status.PENDING, Status.SENDING, Status.RETRYING)
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return Report(
+        accepted=len(fates),
+        ended=dict(ended),
+        taken_twice=sum(1 for count in ends.taken.values() if count > 1),
+        lost=lost + len(fates.keys() - seen),
+        wrong=dict(wrong),
+        connections=sum(server.connections for server in ends.servers),
+        seconds=time.monotonic() - began,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--notifications", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = asyncio.run(run(Path(folder), given.notifications, given.seed, progress=True))
+    print("\n" + msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    return 0 if report.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,148 @@
+"""`homing providers`: list, test, open, close, auto, as an operator runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_driver import Cli
+
+SETTINGS = """\
+store = "homing.db"
+[routes]
+sms = ["hawk", "pigeon"]
+[providers.pigeon]
+kind = "file"
+path = "pigeon.jsonl"
+channels = ["sms", "email"]
+weight = 1
+max_in_flight = 7
+rate_per_second = 2.5
+[providers.hawk]
+kind = "file"
+path = "hawk.jsonl"
+channels = ["sms"]
+weight = 3
+[providers.lost]
+kind = "file"
+path = "no/such/folder/lost.jsonl"
+channels = ["push"]
+"""
+ADDRESS = "+4930123456"
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    (tmp_path / "homing.toml").write_text(SETTINGS)
+    cli = Cli(tmp_path)
+    cli.ok("db", "migrate")
+    return cli
+
+
+def test_the_list_tells_routes_weights_limits_and_breakers(cli: Cli) -> None:
+    page, data = cli.many(["providers", "list"], ["providers", "list", "--json"])
+    lines = [line.split() for line in page.out.splitlines()]
+    assert lines[0] == ["PROVIDER", "KIND", "ROUTES", "WEIGHT", "IN", "FLIGHT", "RATE", "BREAKER"]
+    assert lines[1] == ["pigeon", "file", "sms", "2,", "email", "1", "1", "7", "2.5/s", "closed"]
+    assert lines[2] == ["hawk", "file", "sms", "1", "3", "128", "closed"]
+    pigeon, hawk, _ = data.json
+    assert pigeon == {
+        "id": "pigeon",
+        "kind": "file",
+        "channels": ["sms", "email"],
+        "routes": {"sms": 2, "email": 1},
+        "weight": 1,
+        "breaker": {"phase": "closed"},
+        "maxInFlight": 7,
+        "ratePerSecond": 2.5,
+        "rateBurst": 2,
+    }
+    assert (hawk["routes"], hawk["weight"]) == ({"sms": 1}, 3)
+
+
+def test_a_breaker_held_by_hand_is_shown_with_who_and_why_until_it_is_given_back(cli: Cli) -> None:
+    opened, listed, doctor, sent, processed, closed, back, after = cli.many(
+        ["providers", "open", "pigeon", "--who", "ada", "--why", "maintenance"],
+        ["providers", "list", "--json"],
+        ["doctor", "--json"],
+        ["send", "ada@example.org", "--channel", "email", "--body", "Hello", "--json"],
+        ["process", "--json"],
+        ["providers", "close", "pigeon", "--who", "bob", "--json"],
+        ["providers", "auto", "pigeon"],
+        ["providers", "list", "--json"],
+    )
+    assert opened.code == 0
+    assert opened.out.startswith("pigeon held open by ada ")
+    assert opened.out.endswith(": maintenance\n")
+    assert "`homing providers auto pigeon` gives it back" in opened.err
+    breaker = listed.json[0]["breaker"]
+    assert {**breaker, "since": "…"} == {
+        "phase": "open",
+        "forced": True,
+        "by": "ada",
+        "why": "maintenance",
+        "since": "…",
+    }
+    assert "pigeon is held open by ada" in doctor.out
+    assert sent.code == 0
+    assert processed.json["processed"] == 0
+    assert (closed.json["breaker"]["phase"], closed.json["breaker"]["by"]) == ("closed", "bob")
+    assert back.out == "pigeon closed\n"
+    assert after.json[0]["breaker"]["phase"] == "closed"
+    assert "forced" not in after.json[0]["breaker"]
+
+
+def test_a_test_asks_each_provider_and_says_what_is_wrong(cli: Cli) -> None:
+    everyone, data, one = cli.many(
+        ["providers", "test"], ["providers", "test", "--json"], ["providers", "test", "hawk"]
+    )
+    assert everyone.code == data.code == 1
+    assert "✓ pigeon usable\n✓ hawk usable\n✗ lost " in everyone.out
+    assert [(p["provider"], p["usable"]) for p in data.json] == [
+        ("pigeon", True),
+        ("hawk", True),
+        ("lost", False),
+    ]
+    assert (one.code, one.out) == (0, "✓ hawk usable\n")
+    assert not (cli.folder / "hawk.jsonl").exists() or (cli.folder / "hawk.jsonl").read_text() == ""
+
+
+def test_a_test_message_is_sent_only_where_it_was_said_twice(cli: Cli) -> None:
+    unsure, sent, data, listed = cli.many(
+        ["providers", "test", "hawk", "--send", ADDRESS],
+        ["providers", "test", "hawk", "--send", ADDRESS, "--yes"],
+        ["providers", "test", "hawk", "--send", ADDRESS, "--yes", "--json"],
+        ["list", "--json"],
+    )
+    assert unsure.code == 2
+    assert "--yes: is missing" in unsure.err
+    assert sent.code == 0
+    assert sent.out.startswith("accepted by hawk over sms in ")
+    assert (data.json["outcome"], data.json["provider"], data.json["channel"]) == ("accepted", "hawk", "sms")
+    assert ADDRESS not in sent.out + data.out
+    assert len((cli.folder / "hawk.jsonl").read_text().splitlines()) == 2
+    assert listed.json["items"] == []
+
+
+def test_a_test_message_that_was_not_taken_is_a_no(cli: Cli) -> None:
+    result = cli("providers", "test", "lost", "--send", "device-token-1", "--yes")
+    assert result.code == 1
+    assert "by lost over push in " in result.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["open", "nobody"], "provider: 'nobody' is not configured; known are pigeon, hawk, lost"),
+        (["test", "nobody"], "provider: 'nobody' is not configured"),
+        (["test", "--send", ADDRESS], "NAME: is missing; a test message goes through one provider"),
+        (["test", "hawk", "--channel", "sms"], "--channel: is for a test message; give --send"),
+        (["test", "pigeon", "--send", ADDRESS, "-y"], "channel: is missing; pigeon serves sms, email"),
+        (["test", "hawk", "--send", ADDRESS, "-y", "--channel", "email"], "email is not served by hawk"),
+        (["test", "hawk", "--send", ADDRESS, "--channel", "fax"], "--channel: "),
+    ],
+)
+def test_what_cannot_be_done_says_what_to_do_instead(cli: Cli, argv: list[str], says: str) -> None:
+    result = cli("providers", *argv)
+    assert result.code == 2
+    assert says in result.err

@@ -1,0 +1,100 @@
+"""The PostgreSQL store keeps the promises of the port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+
+from homing.core.ports import Backend
+from homing.stores.postgres import PostgresStore
+from homing.testing.store_suite import StoreSuite
+
+_SHIFTED = """
+CREATE SCHEMA test;
+CREATE TABLE test.clock (passed_ms bigint NOT NULL);
+INSERT INTO test.clock VALUES (0);
+CREATE OR REPLACE FUNCTION homing.now_ms() RETURNS bigint LANGUAGE sql STABLE AS
+$$ SELECT floor(extract(epoch FROM now()) * 1000)::bigint + (SELECT passed_ms FROM test.clock) $$;
+"""
+_TABLES = """
+SELECT string_agg(format('DELETE FROM %s', oid::regclass), ';') FROM pg_class
+WHERE relnamespace = 'homing'::regnamespace AND relkind = 'r' AND relname <> 'schema_versions'
+"""
+
+
+class PostgresHarness:
+    """A store in an emptied schema on the server's clock, shifted by what the test lets pass."""
+
+    def __init__(self, url: str, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        self._url = url
+        self._connection = connection
+        self._opened: list[PostgresStore] = []
+        self.store: Backend = self._make()
+
+    def _make(self) -> PostgresStore:
+        store = PostgresStore(self._url, pool_size=4)
+        self._opened.append(store)
+        return store
+
+    async def empty(self) -> None:
+        everything = await self._connection.fetchval(_TABLES)
+        await self._connection.execute(
+            f"UPDATE test.clock SET passed_ms = 0; {everything}"
+        )
+
+    async def advance(self, duration_ms: int) -> None:
+        await self._connection.execute("UPDATE test.clock SET passed_ms = passed_ms + $1", duration_ms)
+
+    async def second(self) -> Backend:
+        store = self._make()
+        await store.open()
+        return store
+
+    async def close(self) -> None:
+        for store in self._opened:
+            await store.close()
+
+
+async def _migrate(url: str) -> None:
+    store = PostgresStore(url)
+    await store.open()
+    await store.migrate()
+    await store.close()
+    await _execute(url, _SHIFTED)
+
+
+async def _execute(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    for statement in statements:
+        await connection.execute(statement)
+    await connection.close()
+
+
+@pytest.fixture(scope="session")
+def database(postgres_server: str) -> Iterator[str]:
+    """A database of this process's own, with the schema in it and its clock under control."""
+    name = f"homing_suite_{os.getpid()}"
+    url = f"{postgres_server.rpartition('/')[0]}/{name}"
+    unsafe = f"ALTER DATABASE {name} SET synchronous_commit = off"  # no test here pulls the plug
+    asyncio.run(_execute(postgres_server, f"CREATE DATABASE {name}", unsafe))
+    asyncio.run(_migrate(url))
+    yield url
+    asyncio.run(_execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+class TestPostgresStore(StoreSuite):
+    """The suite, against the PostgreSQL store."""
+
+    @pytest.fixture
+    async def harness(self, database: str) -> AsyncIterator[PostgresHarness]:
+        connection = await asyncpg.connect(database)
+        harness = PostgresHarness(database, connection)
+        await harness.empty()
+        await harness.store.open()
+        yield harness
+        await harness.close()
+        await connection.close()

@@ -1,0 +1,63 @@
+"""The Web Push provider runs the provider suite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing.core.model import Channel, OutcomeKind
+from homing.core.ports import Provider
+from homing.providers.http import Transport
+from homing.providers.webpush import WebPushProvider
+from homing.testing import faults
+from homing.testing.provider_suite import ProviderCase, ProviderSuite, Told, a_delivery
+
+VECTOR: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/webpush.json").read_text())[
+    "rfc8291"
+]
+PRIVATE_KEY = VECTOR["as_private"]
+SUBSCRIPTION = json.dumps(
+    {
+        "endpoint": "https://push.example.net/send/abc",
+        "keys": {"p256dh": VECTOR["ua_public"], "auth": VECTOR["auth_secret"]},
+    }
+)
+
+K = OutcomeKind
+
+
+def make(base_url: str, transport: Transport, now_ms: Callable[[], int]) -> Provider:
+    return WebPushProvider(
+        transport,
+        vapid_private_key=PRIVATE_KEY,
+        vapid_subject="mailto:push@example.com",
+        base_url=base_url,
+        now_ms=now_ms,
+    )
+
+
+class TestWebPushProvider(ProviderSuite):
+    @pytest.fixture
+    def case(self) -> ProviderCase:
+        return ProviderCase(
+            make=make,
+            delivery=a_delivery(Channel.PUSH, SUBSCRIPTION),
+            success=faults.answer(201, headers={"location": "https://push.example.net/m/1"}),
+            message_id="https://push.example.net/m/1",
+            failures={
+                "not understood": Told(act=faults.answer(400), kind=K.BAD_CONTENT, code="400"),
+                "another key": Told(act=faults.answer(403), kind=K.PROVIDER_FAULT, code="403"),
+                "unknown": Told(act=faults.answer(404), kind=K.DEAD_ADDRESS, code="404"),
+                "gone": Told(act=faults.answer(410), kind=K.DEAD_ADDRESS, code="410"),
+                "too large": Told(act=faults.answer(413), kind=K.BAD_CONTENT, code="413"),
+                "broken": Told(act=faults.answer(500), kind=K.TRANSIENT, code="500"),
+            },
+            throttle=Told(act=faults.throttle("7"), kind=K.THROTTLED, retry_after_ms=7_000),
+            secrets=(PRIVATE_KEY, "send/abc", VECTOR["auth_secret"]),
+            key=lambda received: received.headers["topic"],
+            signature=lambda received: received.body[:16].hex(),
+        )

@@ -1,0 +1,498 @@
+"""The HTTP client against a server that misbehaves, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trustme
+import uvloop
+
+from homing.providers.http import Answer, Failure, Request
+from homing.providers.transfer import ANSWER_CAP
+from homing.providers.transport import CurlTransport
+from homing.testing import faults
+from homing.testing.faults import Act, FaultServer
+
+BIG = b"x" * 20_000_000
+"""More than the buffers of both kernels take."""
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def transport() -> AsyncIterator[CurlTransport]:
+    made = CurlTransport()
+    yield made
+    await made.close()
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="session")
+def ca_file(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("ca") / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return str(path)
+
+
+def tls_for(authority: trustme.CA, name: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    return context
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def request(url: str, body: bytes = b'{"a":1}', **options: object) -> Request:
+    return Request(url=url, body=body, headers=(("Content-Type", "application/json"),), **options)  # type: ignore[arg-type]
+
+
+async def failure(transport: CurlTransport, asked: Request, timeout_ms: int = 5_000) -> Failure:
+    answer = await transport.send(asked, timeout_ms=timeout_ms)
+    assert isinstance(answer, Failure), answer
+    return answer
+
+
+async def answered(transport: CurlTransport, asked: Request, timeout_ms: int = 5_000) -> Answer:
+    answer = await transport.send(asked, timeout_ms=timeout_ms)
+    assert isinstance(answer, Answer), answer
+    return answer
+
+
+# What goes out and comes in --------------------------------------------------------------------
+
+
+async def test_a_request_arrives_as_it_was_built(server: FaultServer, transport: CurlTransport) -> None:
+    asked = Request(
+        url=f"{server.url}/v1/x?y=%20z", body=b"\x00\xff body", headers=(("X-One", "1"), ("X-Empty", ""))
+    )
+    assert (await answered(transport, asked)).body == b"ok"
+    [got] = server.received
+    assert (got.method, got.path, got.body) == ("POST", "/v1/x?y=%20z", b"\x00\xff body")
+    assert got.headers["x-one"] == "1"
+    assert got.headers["x-empty"] == ""
+    assert got.headers["user-agent"] == "homing"
+    assert {"expect", "content-type", "cookie", "accept-encoding", "authorization"}.isdisjoint(got.headers)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"])
+async def test_every_method_goes_out_by_its_name(
+    server: FaultServer, transport: CurlTransport, method: str
+) -> None:
+    server.play(faults.answer(204), faults.answer(204))
+    for one in (method, "POST"):  # and leaves nothing behind on the handle
+        body = b"" if one in ("GET", "HEAD") else b"b"
+        assert (await answered(transport, request(server.url, body, method=one))).status == 204
+    assert [got.method for got in server.received] == [method, "POST"]
+    assert server.received[-1].body == b"b"
+
+
+async def test_headers_have_small_names_and_of_repeated_ones_the_last_counts(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(Act(writes=b"HTTP/1.1 202 Yes\r\nX-Id: a\r\nX-ID: b\xe9\r\nContent-Length: 0\r\n\r\n"))
+    answer = await answered(transport, request(server.url))
+    assert (answer.status, answer.headers["x-id"]) == (202, "bé")
+
+
+async def test_an_answer_after_a_provisional_one_is_the_answer(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(faults.after_continue(faults.answer(201, b"made", {"x-a": "1"})))
+    answer = await answered(transport, request(server.url))
+    assert (answer.status, answer.body, answer.headers["x-a"]) == (201, b"made", "1")
+
+
+async def test_a_redirect_is_an_answer_and_is_not_followed(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(faults.answer(302, headers={"location": f"{server.url}/elsewhere"}))
+    assert (await answered(transport, request(server.url))).status == 302
+    assert len(server.received) == 1
+
+
+async def test_the_environment_has_no_say(
+    server: FaultServer, transport: CurlTransport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, faults.refusing_url())
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login spy password secret\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    server.play(faults.answer(200, headers={"set-cookie": "a=b"}))
+    await answered(transport, request(server.url))
+    await answered(transport, request(server.url))
+    assert all({"authorization", "cookie"}.isdisjoint(got.headers) for got in server.received)
+
+
+async def test_connections_are_used_again(server: FaultServer, transport: CurlTransport) -> None:
+    for _ in range(20):
+        await answered(transport, request(server.url))
+    assert server.connections == 1
+
+
+async def test_connections_to_one_host_are_bounded(server: FaultServer) -> None:
+    transport = CurlTransport(max_host_connections=3)
+    await asyncio.gather(*(answered(transport, request(server.url)) for _ in range(50)))
+    await transport.close()
+    assert server.connections <= 3
+    assert len(server.received) == 50
+
+
+async def test_who_waits_for_a_connection_does_not_wait_beyond_his_time(server: FaultServer) -> None:
+    transport = CurlTransport(max_host_connections=1)
+    server.play(faults.HANG_AFTER_READING)
+    first = asyncio.create_task(transport.send(request(server.url), timeout_ms=60_000))
+    await server.heard(1)
+    missed = await failure(transport, request(server.url), timeout_ms=100)
+    await transport.close()
+    await first
+    assert (missed.code, missed.written) == ("timeout", False)
+
+
+# Too much, too slow, nonsense ------------------------------------------------------------------
+
+
+async def test_an_answer_is_cut_at_its_cap(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(faults.huge())
+    answer = await answered(transport, request(server.url))
+    assert (answer.status, len(answer.body), answer.truncated) == (200, ANSWER_CAP, True)
+    server.play(faults.answer(200, b"y" * ANSWER_CAP))
+    answer = await answered(transport, request(server.url))
+    assert (len(answer.body), answer.truncated) == (ANSWER_CAP, False)
+
+
+async def test_compressed_answers_are_not_unpacked(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(faults.answer(200, b"\x1f\x8b\x08 bomb", {"content-encoding": "gzip"}))
+    assert (await answered(transport, request(server.url))).body == b"\x1f\x8b\x08 bomb"
+
+
+async def test_a_body_that_is_cut_leaves_the_status(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(faults.lying(202, b"half", length=100))
+    answer = await answered(transport, request(server.url))
+    assert (answer.status, answer.body, answer.truncated) == (202, b"half", True)
+
+
+async def test_more_body_than_announced_is_left_out(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(faults.lying(200, b"ok and more", length=2))
+    assert (await answered(transport, request(server.url))).body == b"ok"
+    assert (await answered(transport, request(server.url))).body == b"ok"
+
+
+async def test_a_dripping_body_ends_with_the_time_and_leaves_the_status(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    head = b"HTTP/1.1 503 Busy\r\nContent-Length: 1000\r\n\r\n"
+    server.play(Act(writes=head + b"a", then="hang"))
+    answer = await answered(transport, request(server.url), timeout_ms=150)
+    assert (answer.status, answer.body, answer.truncated) == (503, b"a", True)
+
+
+async def test_a_dripping_head_is_no_answer(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(faults.dripping(faults.OK, pause_ms=40))
+    missed = await failure(transport, request(server.url), timeout_ms=200)
+    assert (missed.code, missed.written) == ("timeout", True)
+
+
+@pytest.mark.parametrize(
+    ("act", "code"),
+    [
+        (faults.GARBAGE, "protocol"),
+        (faults.HALF_A_HEAD, "dropped"),
+        (faults.EMPTY, "dropped"),
+        (faults.RESET_AFTER_READING, "dropped"),
+        (Act(writes=b"SSH-2.0-OpenSSH\r\n", then="close"), "protocol"),
+        (Act(writes=b"HTTP/9.9 999999 x\r\n\r\n", then="close"), "protocol"),
+    ],
+)
+async def test_nonsense_after_the_request_was_written_leaves_doubt(
+    server: FaultServer, transport: CurlTransport, act: Act, code: str
+) -> None:
+    server.play(act)
+    missed = await failure(transport, request(server.url))
+    assert (missed.code, missed.written) == (code, True)
+
+
+async def test_chunked_nonsense_leaves_the_status(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(faults.CHUNKED_NONSENSE)
+    answer = await answered(transport, request(server.url))
+    assert (answer.status, answer.truncated) == (200, True)
+
+
+async def test_endless_headers_are_cut_off(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(Act(writes=b"HTTP/1.1 200 OK\r\n" + b"X-A: " + b"a" * 2_000_000, then="close"))
+    assert (await failure(transport, request(server.url))).written
+
+
+# Written, or not -------------------------------------------------------------------------------
+
+
+async def test_a_refused_connection_wrote_nothing(transport: CurlTransport) -> None:
+    missed = await failure(transport, request(faults.refusing_url()))
+    assert (missed.code, missed.written) == ("connect", False)
+
+
+async def test_a_name_that_does_not_exist_wrote_nothing(transport: CurlTransport) -> None:
+    missed = await failure(transport, request("http://nobody.invalid/"))
+    assert (missed.code, missed.written) == ("dns", False)
+
+
+async def test_a_silent_tls_server_wrote_nothing(server: FaultServer) -> None:
+    server.on_connect = faults.HANG_BEFORE_READING
+    transport = CurlTransport(connect_timeout_ms=150)
+    missed = await failure(transport, request(server.url.replace("http:", "https:")))
+    await transport.close()
+    assert (missed.code, missed.written) == ("timeout", False)
+
+
+async def test_a_plain_server_behind_https_wrote_nothing(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.on_connect = Act(writes=b"220 hello\r\n", then="close")
+    missed = await failure(transport, request(server.url.replace("http:", "https:")))
+    assert (missed.code, missed.written) == ("tls", False)
+
+
+async def test_a_silent_server_leaves_doubt(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(faults.HANG_AFTER_READING)
+    missed = await failure(transport, request(server.url), timeout_ms=150)
+    assert (missed.code, missed.written) == ("timeout", True)
+    assert len(server.received) == 1
+
+
+async def test_a_request_that_was_half_written_when_time_was_up_was_not_written(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(faults.HANG_BEFORE_READING)
+    missed = await failure(transport, request(server.url, BIG), timeout_ms=300)
+    assert (missed.code, missed.written) == ("timeout", False)
+
+
+async def test_a_request_that_was_half_written_when_the_connection_broke_was_not_written(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(faults.RESET_BEFORE_READING)
+    missed = await failure(transport, request(server.url, BIG))
+    assert (missed.code, missed.written) == ("dropped", False)
+
+
+async def test_an_early_answer_to_a_half_written_request_is_its_answer(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(Act(reads=False, writes=b"HTTP/1.1 413 Large\r\nContent-Length: 0\r\n\r\n", then="hang"))
+    assert (await answered(transport, request(server.url, BIG))).status == 413
+
+
+async def test_a_pooled_connection_that_breaks_after_the_request_is_not_written_to_again(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(faults.OK, faults.RESET_AFTER_READING)
+    await answered(transport, request(server.url))
+    missed = await failure(transport, request(server.url))
+    assert (missed.code, missed.written) == ("dropped", True)
+    assert len(server.received) == 2, "libcurl must not have sent it a second time"
+    server.play(faults.OK, faults.EMPTY)
+    await answered(transport, request(server.url))
+    assert (await failure(transport, request(server.url))).written
+    assert len(server.received) == 4
+
+
+async def test_a_pooled_connection_that_was_closed_in_between_is_left_alone(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(*[faults.CLOSE_AFTER_ANSWER] * 5)
+    for _ in range(5):
+        await answered(transport, request(server.url))
+        await asyncio.sleep(0.01)  # the server's FIN is under way
+    assert len(server.received) == server.connections == 5
+
+
+async def test_a_pooled_connection_that_breaks_under_half_a_request_is_replaced_once(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    server.play(faults.OK, faults.RESET_BEFORE_READING)
+    await answered(transport, request(server.url))
+    await answered(transport, request(server.url, BIG))
+    assert (len(server.refused), len(server.received)) == (1, 2)
+    server.play(faults.RESET_BEFORE_READING, faults.RESET_BEFORE_READING)
+    assert not (await failure(transport, request(server.url, BIG))).written
+    assert (len(server.refused), len(server.received)) == (3, 2)
+
+
+# Refused before anything is written ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "nonsense",
+        "ftp://example.org/",
+        "file:///etc/passwd",
+        "http://",
+        "http://exa mple.org/",
+        "http://example.org/\r\nX: y",
+        "http://example.org/\x00",
+        "http://example.org\\@evil.example/",
+        "http://exämple.org/",
+        "http://example.org:99999/",
+        "http://[::1/",
+        "gopher://127.0.0.1/",
+    ],
+)
+async def test_what_is_no_http_url_is_refused(transport: CurlTransport, url: str) -> None:
+    missed = await failure(transport, request(url))
+    assert (missed.code, missed.written) == ("bad_request", False)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("X-A", "b\r\nX-C: d"),
+        ("X-A", "b\nX-C: d"),
+        ("X-A", "b\x00"),
+        ("X-A\r\nX-B", "c"),
+        ("X A", "b"),
+        ("", "b"),
+        ("X-A", "日本"),
+        ("X-A:", "b"),
+    ],
+)
+async def test_headers_that_would_smuggle_are_refused(
+    server: FaultServer, transport: CurlTransport, header: tuple[str, str]
+) -> None:
+    missed = await failure(transport, Request(url=server.url, headers=(header,)))
+    assert (missed.code, missed.written) == ("bad_request", False)
+    assert server.connections == 0
+
+
+async def test_a_method_that_would_smuggle_is_refused(server: FaultServer, transport: CurlTransport) -> None:
+    missed = await failure(transport, Request(url=server.url, method="GET / HTTP/1.1\r\nX: y"))
+    assert (missed.code, missed.written) == ("bad_request", False)
+
+
+async def test_failures_do_not_say_where_to(transport: CurlTransport) -> None:
+    for url in (f"{faults.refusing_url()}/services/T0/SECRET", "http://secret.invalid/", "x://secret"):
+        missed = await failure(transport, request(url))
+        assert "secret" not in repr(missed).lower()
+    assert "SECRET" not in repr(request("https://h/SECRET"))
+
+
+# TLS -------------------------------------------------------------------------------------------
+
+
+async def test_a_certificate_of_a_known_authority_is_accepted(authority: trustme.CA, ca_file: str) -> None:
+    async with FaultServer(tls=tls_for(authority, "localhost")) as server:
+        transport = CurlTransport(ca_file=ca_file)
+        assert (await answered(transport, request(server.url))).body == b"ok"
+        await answered(transport, request(server.url))
+        await transport.close()
+        assert server.connections == 1
+
+
+async def test_a_certificate_of_an_unknown_authority_is_refused(
+    authority: trustme.CA, transport: CurlTransport
+) -> None:
+    async with FaultServer(tls=tls_for(authority, "localhost")) as server:
+        missed = await failure(transport, request(server.url))
+        assert (missed.code, missed.written) == ("tls", False)
+        assert server.received == []
+
+
+async def test_a_certificate_for_another_name_is_refused(authority: trustme.CA, ca_file: str) -> None:
+    async with FaultServer(tls=tls_for(authority, "other.example")) as server:
+        transport = CurlTransport(ca_file=ca_file)
+        missed = await failure(transport, request(server.url))
+        await transport.close()
+        assert (missed.code, missed.written) == ("tls", False)
+
+
+@pytest.mark.parametrize(
+    ("act", "body", "written"),
+    [
+        (faults.RESET_AFTER_READING, b"b", True),
+        (faults.EMPTY, b"b", True),
+        (faults.RESET_BEFORE_READING, BIG, False),
+    ],
+)
+async def test_over_tls_it_is_known_too_what_was_written(
+    authority: trustme.CA, ca_file: str, act: Act, body: bytes, written: bool
+) -> None:
+    async with FaultServer(tls=tls_for(authority, "localhost")) as server:
+        transport = CurlTransport(ca_file=ca_file)
+        server.play(faults.OK, act, act)
+        await answered(transport, request(server.url))
+        assert (await failure(transport, request(server.url, body))).written is written
+        await transport.close()
+        assert len(server.received) == 1 + written
+
+
+# Life ------------------------------------------------------------------------------------------
+
+
+async def test_cancelling_ends_the_transfer(server: FaultServer, transport: CurlTransport) -> None:
+    server.play(faults.HANG_AFTER_READING)
+    task = asyncio.create_task(transport.send(request(server.url), timeout_ms=60_000))
+    await server.heard(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await answered(transport, request(server.url))).body == b"ok"
+
+
+async def test_closing_ends_what_is_under_way_and_leaves_nothing_open(server: FaultServer) -> None:
+    gc.collect()
+    before = open_files()
+    transport = CurlTransport()
+    await asyncio.gather(*(answered(transport, request(server.url)) for _ in range(10)))
+    server.play(faults.HANG_AFTER_READING)
+    task = asyncio.create_task(transport.send(request(server.url), timeout_ms=60_000))
+    await server.heard(11)
+    await transport.close()
+    await transport.close()
+    missed = await task
+    assert isinstance(missed, Failure)
+    assert missed.written
+    await server.stop()
+    gc.collect()
+    assert open_files() < before  # the server's own socket is gone too
+
+
+def test_each_event_loop_has_its_own_connections() -> None:
+    transport = CurlTransport()
+
+    async def use() -> None:
+        async with FaultServer() as server:
+            await answered(transport, request(server.url))
+
+    asyncio.run(use())
+    asyncio.run(use())  # the first loop is closed by now
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(use())
+        runner.run(transport.close())
+
+
+def test_it_runs_on_uvloop() -> None:
+    async def use() -> None:
+        transport = CurlTransport()
+        async with FaultServer() as server:
+            await asyncio.gather(*(answered(transport, request(server.url)) for _ in range(200)))
+            server.play(faults.HANG_AFTER_READING)
+            assert (await failure(transport, request(server.url), timeout_ms=100)).written
+            await transport.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(use())

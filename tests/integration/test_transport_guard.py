@@ -1,0 +1,99 @@
+"""The guard against requests into our own network, at the moment of connecting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from homing.providers.guard import Guard, networks
+from homing.providers.http import Answer, Failure, Request
+from homing.providers.transport import CurlTransport
+from homing.testing import faults
+from homing.testing.faults import FaultServer
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FaultServer]:
+    async with FaultServer() as running:
+        yield running
+
+
+def guard(*allowed: str) -> Guard:
+    return Guard(networks=networks(allowed, "test"), http=True)
+
+
+async def ask(transport: CurlTransport, url: str, *, guarded: bool = True) -> Answer | Failure:
+    return await transport.send(Request(url=url, body=b"{}", guarded=guarded), timeout_ms=3_000)
+
+
+def refused(answer: Answer | Failure) -> bool:
+    return isinstance(answer, Failure) and answer.code == "refused_address" and not answer.written
+
+
+async def test_a_name_that_leads_to_this_machine_is_not_even_connected_to(server: FaultServer) -> None:
+    transport = CurlTransport(guard=guard())
+    assert refused(await ask(transport, f"http://localhost:{server.port}/"))
+    await transport.close()
+    assert server.connections == 0
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "10.0.0.1", "169.254.169.254"])
+async def test_a_name_is_refused_by_what_it_resolves_to(server: FaultServer, address: str) -> None:
+    place = f"innocent.example:{server.port}"
+    transport = CurlTransport(guard=guard(), resolve={place: f"[{address}]" if ":" in address else address})
+    assert refused(await ask(transport, f"http://{place}/"))
+    await transport.close()
+    assert server.connections == 0
+
+
+async def test_a_name_that_resolves_differently_the_second_time_gains_nothing(server: FaultServer) -> None:
+    place = f"rebind.example:{server.port}"
+    resolves = {place: "127.0.0.1"}
+    transport = CurlTransport(guard=guard("127.0.0.1/32"), resolve=resolves)
+    server.play(faults.CLOSE_AFTER_ANSWER)
+    assert isinstance(await ask(transport, f"http://{place}/"), Answer)
+    resolves[place] = "127.0.0.2"  # the server listens on 127.0.0.1 alone, but that is not what refuses it
+    assert refused(await ask(transport, f"http://{place}/"))
+    await transport.close()
+
+
+async def test_a_guarded_request_does_not_ride_on_a_connection_that_an_unguarded_one_made(
+    server: FaultServer,
+) -> None:
+    place = f"shared.example:{server.port}"
+    transport = CurlTransport(guard=guard(), resolve={place: "127.0.0.1"})
+    assert isinstance(await ask(transport, f"http://{place}/", guarded=False), Answer)
+    assert refused(await ask(transport, f"http://{place}/"))
+    assert isinstance(await ask(transport, f"http://{place}/", guarded=False), Answer)
+    await transport.close()
+    assert len(server.received) == 2
+
+
+async def test_a_redirect_into_our_own_network_leads_nowhere(server: FaultServer) -> None:
+    async with FaultServer() as inside:
+        server.play(faults.answer(302, headers={"location": f"{inside.url}/secret"}))
+        transport = CurlTransport(guard=guard("127.0.0.0/8"))
+        answer = await ask(transport, f"{server.url}/")
+        await transport.close()
+        assert isinstance(answer, Answer)
+        assert answer.status == 302
+        assert inside.connections == 0
+
+
+async def test_ports_are_looked_at_when_connecting_too(server: FaultServer) -> None:
+    transport = CurlTransport(guard=Guard(networks=guard("127.0.0.1/32").networks, http=True, ports=(443,)))
+    assert refused(await ask(transport, f"http://127.0.0.1:{server.port}/"))
+    await transport.close()
+    assert server.connections == 0
+
+
+async def test_what_is_allowed_works_and_is_pooled(server: FaultServer) -> None:
+    transport = CurlTransport(guard=guard("127.0.0.0/8"))
+    answers = [await ask(transport, f"http://localhost:{server.port}/") for _ in range(5)]
+    await asyncio.gather(*(ask(transport, f"http://localhost:{server.port}/") for _ in range(20)))
+    await transport.close()
+    assert all(isinstance(answer, Answer) for answer in answers)
+    assert len(server.received) == 25
+    assert server.connections <= 20

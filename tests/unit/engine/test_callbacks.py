@@ -1,0 +1,253 @@
+"""Callbacks: verified, completed, applied; in any order, with repeats, and never by a forger."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homing import Callback, CallbackRefused, CallbackUnreadable, Homing, InvalidRequest
+from homing.core.callbacks import Heard
+from homing.core.errors import StoreUnavailable
+from homing.core.model import ReceiptEvent, Status
+from homing.providers.scripted import ScriptedProvider
+from homing.sim.loop import VirtualLoop
+
+from .postman import LOST_ANSWER, Postman, signed, told
+from .support import ADA, World, mail, seconds, serving, status, steady
+
+E = ReceiptEvent
+HOLD = steady(on_timeout="hold")
+
+
+async def sent_mail(world: World, **settings: Any) -> tuple[Homing, Postman, str]:
+    """One email that the postman has taken."""
+    postman = Postman("post")
+    engine = await world.open({"post": postman}, **settings)
+    id = await mail(engine)
+    await seconds(1)
+    return engine, postman, id
+
+
+async def test_a_delivery_is_applied_and_counted(world: World) -> None:
+    engine, postman, id = await sent_mail(world)
+    events = [told(postman.sent[0], E.SENT), told(postman.sent[0], E.DELIVERED)]
+    result = await engine.hear("post", signed(events))
+    assert (result.applied, result.unchanged, result.orphaned) == (2, 0, 0)
+    assert await status(engine, id) is Status.DELIVERED
+    again = await engine.hear("POST", signed(events))
+    assert (again.applied, again.unchanged) == (0, 2)
+
+
+async def test_one_that_is_not_signed_changes_nothing(world: World) -> None:
+    engine, postman, id = await sent_mail(world)
+    before = await engine.history(id)
+    with pytest.raises(CallbackRefused):
+        await engine.hear("post", signed([told(postman.sent[0], E.DELIVERED)], secret=b"guessed"))
+    assert await engine.history(id) == before
+
+
+async def test_one_bad_event_never_fails_its_batch(world: World) -> None:
+    engine, postman, id = await sent_mail(world)
+    good = told(postman.sent[0], E.DELIVERED)
+    bad = [None, {"event": "ping"}, {**good, "event_id": "\x00"}, {**good, "event_id": "e" * 999}]
+    result = await engine.hear("post", signed([*bad, good]))
+    assert (result.applied, result.ignored, result.unreadable) == (1, 1, 3)
+    assert await status(engine, id) is Status.DELIVERED
+
+
+async def test_a_callback_that_the_provider_cannot_read_is_told_again_later(world: World) -> None:
+    engine, _, _ = await sent_mail(world)
+    with pytest.raises(CallbackUnreadable):
+        await engine.hear("post", signed([{"event": "no such event"}]))
+
+
+async def test_a_provider_that_does_not_call_back_says_so(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider(), "post": Postman()})
+    for name, problem in (("mail", "does not call back"), ("nobody", "is not configured")):
+        with pytest.raises(InvalidRequest, match=f"{name}.*{problem}.*post"):
+            await engine.hear(name, signed([]))
+
+
+async def test_a_bounce_goes_to_the_next_provider_at_once(world: World) -> None:
+    """Within the moment it is told: the worker is woken."""
+    first, second = Postman("first"), Postman("second")
+    engine = await world.open({"first": first, "second": second})
+    id = await mail(engine)
+    await seconds(1)
+    await engine.hear("first", signed([told(first.sent[0], E.FAILED, error="mailbox busy\x07")]))
+    await seconds(0.05)
+    assert [delivery.attempt for delivery in second.sent] == [2]
+    found = await engine.history(id)
+    assert found.causes[0].why == "mailbox busy "
+
+
+async def test_a_bounce_of_a_push_stays_with_the_provider_that_knows_the_device(world: World) -> None:
+    first, second = Postman("first"), Postman("second")
+    providers = {"first": serving("first", first, "push"), "second": serving("second", second, "push")}
+    engine = await world.open(providers)
+    await engine.send({"deviceToken": "t-1"}, channel="push", body="Hello")
+    await seconds(1)
+    await engine.hear("first", signed([told(first.sent[0], E.FAILED)]))
+    await seconds(1)
+    assert (len(first.sent), len(second.sent)) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "ends_as", "sends"), [("priority", Status.FAILED, 0), ("channel", Status.SENT, 1)]
+)
+async def test_a_hard_bounce_fails_over_only_where_the_preset_says_so(
+    world: World, preset: str, ends_as: Status, sends: int
+) -> None:
+    first, second = Postman("first"), Postman("second")
+    engine = await world.open({"first": first, "second": second}, preset=preset)
+    id = await mail(engine)
+    await seconds(1)
+    bounce = told(first.sent[0], E.FAILED, recipient_at_fault=True, address_dead=True)
+    await engine.hear("first", signed([bounce]))
+    await seconds(1)
+    assert (await status(engine, id), len(second.sent)) == (ends_as, sends)
+
+
+async def test_a_receipt_resolves_a_doubt_whose_answer_was_lost(world: World) -> None:
+    postman = Postman("post", [LOST_ANSWER])
+    engine = await world.open({"post": postman}, rules=HOLD)
+    id = await mail(engine)
+    await seconds(1)
+    assert await status(engine, id) is Status.IN_DOUBT
+    await engine.hear("post", signed([told(postman.sent[0], E.SENT)]))
+    found = await engine.get(id)
+    assert (found.status, found.provider_message_ids) == (Status.SENT, (f"m-{id}-1",))
+
+
+async def test_who_unsubscribes_hears_no_more_of_that_category(world: World) -> None:
+    engine, postman, _ = await sent_mail(world)
+    await engine.hear("post", signed([told(postman.sent[0], E.UNSUBSCRIBE)]))
+    same = await mail(engine)
+    other = await mail(engine, type="invoice")
+    await seconds(1)
+    assert await status(engine, same) is Status.SKIPPED
+    assert await status(engine, other) is Status.SENT
+
+
+async def test_who_unsubscribes_from_all_hears_nothing_at_any_address(world: World) -> None:
+    postman = Postman("post")
+    engine = await world.open({"post": postman})
+    await engine.send({"id": "u-1", "email": ADA}, channel="email", body="Hello")
+    await seconds(1)
+    event = told(postman.sent[0], E.UNSUBSCRIBE, unsubscribed_from_all=True)
+    await engine.hear("post", signed([event]))
+    other = await engine.send(
+        {"id": "u-1", "email": "ada@work.example"}, channel="email", type="invoice", body="Hello"
+    )
+    await seconds(1)
+    assert await status(engine, other.id) is Status.SKIPPED
+
+
+async def test_what_is_told_while_the_store_is_away_is_not_lost_by_a_repeat(world: World) -> None:
+    engine, postman, id = await sent_mail(world)
+    callback = signed([told(postman.sent[0], E.DELIVERED)])
+    receipt, world.store.receipt = world.store.receipt, _away  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        await engine.hear("post", callback)
+    world.store.receipt = receipt  # type: ignore[method-assign]
+    assert (await engine.hear("post", callback)).applied == 1
+    assert await status(engine, id) is Status.DELIVERED
+
+
+async def _away(batch: object) -> Any:
+    raise StoreUnavailable
+
+
+async def test_a_handshake_is_answered(world: World) -> None:
+    class Shaking(Postman):
+        def hear(self, callback: Callback, now_ms: int) -> Heard:
+            return Heard(reply=b"yes", reply_type="application/json", reply_headers={"Allow": "all"})
+
+    engine = await world.open({"post": Shaking("post")})
+    result = await engine.hear("post", Callback(url="https://us.example/cb", method="OPTIONS"))
+    assert (result.reply, result.reply_type) == (b"yes", "application/json")
+    assert result.reply_headers == {"Allow": "all"}
+
+
+async def test_a_big_callback_reaches_the_store_in_bounded_steps(world: World) -> None:
+    engine, postman, _ = await sent_mail(world)
+    sizes: list[int] = []
+    real = world.store.receipt
+
+    async def counting(batch: Any) -> Any:
+        sizes.append(len(batch))
+        return await real(batch)
+
+    world.store.receipt = counting  # type: ignore[method-assign]
+    events = [told(postman.sent[0], E.OPEN, number=number) for number in range(450)]
+    assert (await engine.hear("post", signed(events))).applied == 450
+    assert sizes == [200, 200, 50]
+
+
+# Any order, any repeats, any losses that are made up for ----------------------------------------------
+
+STORIES = (E.QUEUED, E.SENT, E.DELIVERED, E.SPAM_REPORT, E.OPEN, E.CLICK)
+
+
+class Telling(asyncio.Runner):
+    """Runs one world in virtual time."""
+
+    def __init__(self) -> None:
+        super().__init__(loop_factory=VirtualLoop)
+
+
+async def _end(
+    stories: list[list[ReceiptEvent]], doubts: list[bool], plan: list[Any]
+) -> list[tuple[Any, ...]]:
+    """Where each notification ends when its events come as the plan has it."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    world = World(loop)
+    try:
+        postman = Postman("post", [LOST_ANSWER if doubt else "accepted" for doubt in doubts])
+        engine = await world.open({"post": postman}, rules=HOLD)
+        ids = []
+        for _ in stories:
+            ids.append(await mail(engine))
+            await seconds(1)
+        events = [
+            told(postman.sent[which], event)
+            for which, story in enumerate(stories)
+            for event in dict.fromkeys(story)
+        ]
+        for order, lost, forged in plan:
+            for number in order:
+                if number >= len(events):
+                    continue
+                if forged:
+                    with pytest.raises(CallbackRefused):
+                        await engine.hear("post", signed([told(postman.sent[0], E.FAILED)], b"forged"))
+                if not lost:
+                    await engine.hear("post", signed([events[number]]))
+        await engine.hear("post", signed(events[::-1]))  # what was lost is told again
+        found = [await engine.get(id) for id in ids]
+        return [(n.status, n.reason, n.engagement, n.provider_message_ids) for n in found]
+    finally:
+        await world.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(STORIES), max_size=4), min_size=1, max_size=3),
+    st.lists(st.booleans(), min_size=3, max_size=3),
+    st.lists(st.tuples(st.permutations(range(8)), st.booleans(), st.booleans()), max_size=3),
+)
+def test_any_shuffle_repeat_or_loss_of_callbacks_ends_the_same_and_forgers_change_nothing(
+    stories: list[list[ReceiptEvent]], doubts: list[bool], plan: list[Any]
+) -> None:
+    doubts = doubts[: len(stories)]
+    with Telling() as runner:
+        straight = runner.run(_end(stories, doubts, []))
+    with Telling() as runner:
+        shuffled = runner.run(_end(stories, doubts, plan))
+    assert [ending[:3] for ending in shuffled] == [ending[:3] for ending in straight]
+    assert shuffled == straight

@@ -1,0 +1,124 @@
+"""A provider that takes everything while its receipts turn bad, or stop, is paused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from homing import Homing
+from homing.core.breaker import Phase
+from homing.core.model import ReceiptEvent
+
+from .postman import Postman, signed, told
+from .support import HOUR, MINUTE, World, mail, phase, seconds
+
+E = ReceiptEvent
+QUICK: dict[str, Any] = {"bad_of": 10, "stopped_of": 20, "stopped_after_ms": "30m"}
+
+
+async def send_and_tell(
+    engine: Homing, post: Postman, events: list[ReceiptEvent | None], **fields: Any
+) -> None:
+    """Sends one email for each event and has the provider tell it."""
+    first = len(post.sent)
+    for _ in events:
+        await mail(engine)
+    await seconds(1)
+    for delivery, event in zip(post.sent[first:], events, strict=False):
+        if event is not None:
+            await engine.hear(post.name, signed([told(delivery, event, **fields)]))
+
+
+async def open_two(world: World, **receipts: Any) -> tuple[Homing, Postman, Postman]:
+    post, spare = Postman("post"), Postman("spare")
+    engine = await world.open({"post": post, "spare": spare}, receipts={**QUICK, **receipts})
+    await seconds(2)
+    return engine, post, spare
+
+
+async def test_receipts_that_turn_bad_open_the_breaker_and_say_why(world: World) -> None:
+    engine, post, spare = await open_two(world)
+    await send_and_tell(engine, post, [E.FAILED] * 12)
+    assert await phase(world, "post") is Phase.CLOSED
+    await seconds(70)
+    assert await phase(world, "post") is Phase.OPEN
+    alert = next(a for a in world.alerts("BreakerChanged") if a["provider"] == "post")
+    assert "100 % of 12 receipts" in alert["message"]
+    taken = len(post.sent)
+    await mail(engine)
+    await seconds(1)
+    assert len(post.sent) == taken
+    assert spare.sent
+
+
+async def test_a_good_health_check_does_not_end_that_pause_but_time_does(world: World) -> None:
+    engine, post, _ = await open_two(world)
+    await send_and_tell(engine, post, [E.FAILED] * 12)
+    await seconds(70)
+    await seconds(8 * MINUTE)
+    assert await phase(world, "post") is Phase.OPEN
+    await seconds(3 * MINUTE)
+    await mail(engine, provider="post")
+    await seconds(2)
+    assert await phase(world, "post") is Phase.CLOSED
+    await seconds(5 * MINUTE)
+    assert await phase(world, "post") is Phase.CLOSED, "what was told before the pause counts no more"
+
+
+async def test_the_recipients_errors_never_open_a_breaker(world: World) -> None:
+    engine, post, _ = await open_two(world)
+    await send_and_tell(engine, post, [E.FAILED] * 30, recipient_at_fault=True)
+    await seconds(5 * MINUTE)
+    assert await phase(world, "post") is Phase.CLOSED
+
+
+async def test_some_bad_ones_among_good_ones_open_nothing(world: World) -> None:
+    engine, post, _ = await open_two(world)
+    await send_and_tell(engine, post, [E.FAILED, E.DELIVERED, E.DELIVERED] * 8)
+    await seconds(5 * MINUTE)
+    assert await phase(world, "post") is Phase.CLOSED
+
+
+async def test_a_few_say_nothing(world: World) -> None:
+    engine, post, _ = await open_two(world)
+    await send_and_tell(engine, post, [E.FAILED] * 9)
+    await seconds(5 * MINUTE)
+    assert await phase(world, "post") is Phase.CLOSED
+
+
+async def test_receipts_that_stop_open_the_breaker_of_who_used_to_send_them(world: World) -> None:
+    engine, post, _ = await open_two(world)
+    await send_and_tell(engine, post, [E.DELIVERED] * 40)
+    await seconds(HOUR)
+    assert await phase(world, "post") is Phase.CLOSED
+    await send_and_tell(engine, post, [None] * 30)
+    await seconds(25 * MINUTE)
+    assert await phase(world, "post") is not Phase.CLOSED
+    await seconds(10 * MINUTE)
+    assert await phase(world, "post") is not Phase.CLOSED
+    [alert] = [a for a in world.alerts("BreakerChanged") if "no receipt" in a["message"]]
+    assert alert["provider"] == "post"
+
+
+async def test_who_never_sent_receipts_is_not_missed(world: World) -> None:
+    engine, post, _ = await open_two(world)
+    await send_and_tell(engine, post, [None] * 40)
+    await seconds(HOUR)
+    await send_and_tell(engine, post, [None] * 30)
+    await seconds(40 * MINUTE)
+    assert await phase(world, "post") is Phase.CLOSED
+
+
+async def test_what_an_operator_chose_stays(world: World) -> None:
+    engine, post, _ = await open_two(world)
+    await engine.force_breaker("post", Phase.CLOSED, who="ada")
+    await send_and_tell(engine, post, [E.FAILED] * 12)
+    await seconds(5 * MINUTE)
+    state = (await world.store.breakers())["post"]
+    assert (state.forced, state.phase) == (Phase.CLOSED, Phase.CLOSED)
+
+
+async def test_a_pause_of_zero_turns_it_off(world: World) -> None:
+    engine, post, _ = await open_two(world, pause_ms=0)
+    await send_and_tell(engine, post, [E.FAILED] * 30)
+    await seconds(5 * MINUTE)
+    assert await phase(world, "post") is Phase.CLOSED

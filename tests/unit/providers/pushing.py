@@ -1,0 +1,72 @@
+"""What the tests of push providers share: a delivery, the vectors, an FCM that listens on a port."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from homing import Channel, Content, Delivery, Priority, Recipient
+from homing.providers.fcm import FcmProvider
+from homing.providers.http import Transport
+from homing.testing.faults import Act, Received, answer
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+FCM: dict[str, Any] = json.loads((VECTORS / "fcm.json").read_text())
+WEBPUSH: dict[str, Any] = json.loads((VECTORS / "webpush.json").read_text())
+
+NOW_MS = FCM["oauth"]["claims"]["iat"] * 1000
+
+KEY_FILE = json.dumps(
+    {
+        "type": "service_account",
+        "project_id": "demo-proj",
+        "private_key_id": FCM["oauth"]["key_id"],
+        "private_key": FCM["oauth"]["throwaway_test_private_key_pem"],
+        "client_email": FCM["oauth"]["claims"]["iss"],
+        "token_uri": "https://oauth2.googleapis.com/token",
+    }
+)
+
+NAME = FCM["send"]["success"]["body"]["name"]
+SENT = answer(200, json.dumps(FCM["send"]["success"]["body"]).encode())
+
+
+def a_push(**fields: Any) -> Delivery:
+    given: dict[str, Any] = {
+        "notification_id": "018d0c7e-5a00-7000-8000-000000000001",
+        "tenant": "acme",
+        "channel": Channel.PUSH,
+        "type": "order_confirmed",
+        "priority": Priority.HIGH,
+        "recipient": Recipient(device_token="tok1"),
+        "address": "tok1",
+        "content": Content(title="T", body="B", data={"k": "v"}),
+        "idempotency_key": "018d0c7e-5a00-7000-8000-000000000001",
+        "attempt": 1,
+        "timeout_ms": 5_000,
+        **fields,
+    }
+    return Delivery(**given)
+
+
+def an_fcm(transport: Transport, url: str = "http://127.0.0.1:1", **settings: Any) -> FcmProvider:
+    given: dict[str, Any] = {
+        "service_account": KEY_FILE,
+        "base_url": url,
+        "token_uri": f"{url}/token",
+        "now_ms": lambda: NOW_MS,
+        **settings,
+    }
+    return FcmProvider(transport, **given)
+
+
+def a_token(name: str = "ya29.test", lasts_s: object = 3599) -> Act:
+    """A token server's yes."""
+    return answer(
+        200, json.dumps({"access_token": name, "expires_in": lasts_s, "token_type": "Bearer"}).encode()
+    )
+
+
+def asks_for_a_token(received: Received) -> bool:
+    return received.path == "/token"

@@ -1,0 +1,282 @@
+"""Azure Communication Services: signatures of the vectors, what is sent, what answers and look-ups mean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.errors import ConfigError
+from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
+from homing.core.ports import LooksUp
+from homing.providers.acs import AcsProvider, looked_up, operation_id
+from homing.providers.acs_signature import AcsSigner, signed_host
+from homing.providers.http import Answer, Failure, Transport
+
+from .mailing import FULL, ID, NOBODY, NOW_MS, Carried, a_mail, vectors
+
+K = OutcomeKind
+HMAC: dict[str, Any] = vectors("azure_acs_hmac")
+KEY = HMAC["access_key_base64"]
+ENDPOINT = "https://contoso.unitedstates.communication.azure.com"
+
+
+def an_acs(transport: Transport = NOBODY, **options: Any) -> AcsProvider:
+    given: dict[str, Any] = {
+        "sender_address": "donotreply@example.com",
+        "base_url": ENDPOINT,
+        "access_key": KEY,
+    }
+    return AcsProvider(transport, now_ms=lambda: NOW_MS, **{**given, **options})
+
+
+# Signatures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", HMAC["cases"], ids=lambda case: str(case["id"]))
+def test_each_request_of_the_vectors_is_signed_as_the_sdk_signs_it(case: dict[str, Any]) -> None:
+    origin, slash, rest = case["url"].partition("/emails")
+    assert signed_host(origin) == case["host"]
+    signed = dict(
+        AcsSigner(KEY, case["host"]).headers(case["method"], slash + rest, case["body"].encode(), NOW_MS)
+    )
+    assert signed == {
+        "x-ms-date": case["x_ms_date"],
+        "x-ms-content-sha256": case["x_ms_content_sha256"],
+        "Authorization": case["authorization"],
+    }
+
+
+def test_the_provider_signs_what_it_sends() -> None:
+    case = HMAC["cases"][0]
+    request = an_acs().build(a_mail(), NOW_MS)
+    assert request.url == case["url"]
+    target = request.url.removeprefix(ENDPOINT)
+    assert AcsSigner(KEY, case["host"]).headers("POST", target, request.body, NOW_MS) == request.headers[:3]
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://a.example:443", "a.example"),
+        ("http://a.example:80", "a.example"),
+        ("http://a.example:443", "a.example:443"),
+        ("http://[::1]:8080", "[::1]:8080"),
+    ],
+)
+def test_the_signed_host_is_the_one_of_the_host_header(url: str, host: str) -> None:
+    assert signed_host(url) == host
+
+
+def test_each_attempt_is_signed_anew_and_names_the_same_operation() -> None:
+    provider = an_acs()
+    first, second = provider.build(a_mail(), NOW_MS), provider.build(a_mail(attempt=2), NOW_MS + 60_000)
+    assert first.body == second.body
+    assert dict(first.headers)["Operation-Id"] == dict(second.headers)["Operation-Id"] == ID
+    assert dict(first.headers)["Authorization"] != dict(second.headers)["Authorization"]
+    assert "Operation-Id" not in dict(an_acs(name_operations=False).build(a_mail(), NOW_MS).headers)
+
+
+def test_an_operation_is_a_uuid_whatever_the_key_is() -> None:
+    made = operation_id(a_mail(idempotency_key="order-17"))
+    assert str(UUID(made)) == made == operation_id(a_mail(idempotency_key="order-17", attempt=5))
+    assert made != operation_id(a_mail(idempotency_key="order-18"))
+
+
+# Requests and settings -------------------------------------------------------------------------------
+
+
+def test_a_mail_with_everything_is_put_as_the_service_wants_it() -> None:
+    provider = an_acs(
+        reply_to="help@example.com", reply_to_name="Help", engagement_tracking=False,
+        unsubscribe_mailto="unsub@example.com",
+    )  # fmt: skip
+    assert json.loads(provider.build(a_mail(FULL), NOW_MS).body) == {
+        "senderAddress": "donotreply@example.com",
+        "replyTo": [{"address": "help@example.com", "displayName": "Help"}],
+        "userEngagementTrackingDisabled": True,
+        "content": {"subject": FULL.subject, "plainText": FULL.text, "html": FULL.html},
+        "recipients": {"to": [{"address": "ada@example.org"}]},
+        "headers": {
+            **(FULL.headers or {}),
+            "List-Unsubscribe": f"<{FULL.unsubscribe_url}>, <mailto:unsub@example.com>",
+            "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
+        },
+        "attachments": [
+            {
+                "name": "rechnung.pdf",
+                "contentType": "application/pdf",
+                "contentInBase64": "JVBERi0xLjQKJcOkw7zDtsOfCg==",
+            },
+            {"name": 'Ünï "code".txt', "contentType": "text/plain", "contentInBase64": "w6TDtsO8"},
+        ],
+    }
+
+
+def test_a_connection_string_is_endpoint_and_key_in_one() -> None:
+    joined = an_acs(base_url="", access_key="", connection_string=f"endpoint={ENDPOINT}/;accesskey={KEY}")
+    assert joined.build(a_mail(), NOW_MS) == an_acs().build(a_mail(), NOW_MS)
+
+
+def test_an_older_version_is_a_setting() -> None:
+    request = an_acs(api_version="2023-03-31").build(a_mail(), NOW_MS)
+    assert request.url == HMAC["cases"][1]["url"]
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("access_key", {"access_key": ""}),
+        ("access_key", {"access_key": "not base64!"}),
+        ("base_url", {"base_url": ""}),
+        ("base_url", {"base_url": "contoso.communication.azure.com"}),
+        ("base_url", {"base_url": "https://x:99999999"}),
+        ("connection_string", {"connection_string": "accesskey=QQ=="}),
+        ("sender_address", {"sender_address": "nobody"}),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named_at_start(field: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=field) as error:
+        an_acs(**options)
+    assert KEY not in error.value.message
+
+
+# Answers ---------------------------------------------------------------------------------------------
+
+
+def error(code: str, message: str = "No.") -> bytes:
+    return json.dumps({"error": {"code": code, "message": message}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "code"),
+    [
+        (400, error("BadRequest"), K.BAD_CONTENT, "400"),
+        (400, error("InvalidEmailAddress"), K.BAD_RECIPIENT, "InvalidEmailAddress"),
+        (400, error("EmailDropped"), K.BAD_RECIPIENT, "EmailDropped"),
+        (401, error("Denied"), K.PROVIDER_FAULT, "Denied"),
+        (401, b"", K.PROVIDER_FAULT, "401"),
+        (403, b"<html>", K.PROVIDER_FAULT, "403"),
+        (404, error("DomainNotLinked"), K.PROVIDER_FAULT, "DomainNotLinked"),
+        (404, b"", K.PROVIDER_FAULT, "404"),
+        (409, b"", K.AMBIGUOUS, "409"),
+        (413, b"", K.BAD_CONTENT, "413"),
+        (429, error("TooManyRequests"), K.THROTTLED, "TooManyRequests"),
+        (500, b"\xff", K.TRANSIENT, "500"),
+        (503, b"", K.TRANSIENT, "503"),
+        (200, b"<html>", K.AMBIGUOUS, "200"),
+        (302, b"", K.PROVIDER_FAULT, "302"),
+        (
+            202,
+            b'{"id":"x","status":"Failed","error":{"code":"EmailDropped"}}',
+            K.BAD_RECIPIENT,
+            "EmailDropped",
+        ),
+    ],
+)
+def test_each_answer_has_its_outcome(status: int, body: bytes, kind: OutcomeKind, code: str) -> None:
+    outcome = an_acs().classify(Answer(status=status, headers={}, body=body), NOW_MS)
+    assert (outcome.kind, outcome.error_code) == (kind, code)
+    assert outcome.error
+
+
+def test_a_code_that_the_table_does_not_know_is_still_told() -> None:
+    outcome = an_acs().classify(Answer(status=400, headers={"x-ms-error-code": "Odd"}, body=b""), NOW_MS)
+    assert (outcome.error_code, outcome.error) == ("400", "Odd")
+
+
+def test_a_taken_mail_has_the_id_of_its_operation() -> None:
+    body = b'{"id":"8540c0de-899f-5cce-acb5-3ec493af3800","status":"Running"}'
+    taken = an_acs().classify(Answer(status=202, headers={"retry-after": "10"}, body=body), NOW_MS)
+    assert (taken.kind, taken.provider_message_id) == (K.ACCEPTED, "8540c0de-899f-5cce-acb5-3ec493af3800")
+    assert taken.retry_after_ms is None
+    where = {"operation-location": "https://x.example//emails/operations/abc-1?api-version=2025-09-01"}
+    assert an_acs().classify(Answer(status=202, headers=where), NOW_MS).provider_message_id == "abc-1"
+
+
+def test_the_wait_is_as_long_as_the_service_says() -> None:
+    answer = Answer(status=429, headers={"retry-after": "57"}, body=error("TooManyRequests"))
+    assert an_acs().classify(answer, NOW_MS).retry_after_ms == 57_000
+
+
+bodies = st.binary(max_size=300) | st.sampled_from(
+    [
+        b'{"error":7}',
+        b'{"error":{"code":[],"message":{}}}',
+        b'{"id":5,"status":[]}',
+        b"[" * 9000,
+        b'{"status":{}}',
+    ]
+)
+
+
+@given(st.integers(100, 999), bodies, st.text(max_size=40))
+def test_no_answer_makes_it_raise(status: int, body: bytes, header: str) -> None:
+    headers = dict.fromkeys(("operation-location", "x-ms-error-code", "retry-after"), header)
+    answer = Answer(status=status, headers=headers, body=body)
+    assert an_acs().classify(answer, NOW_MS).kind is not K.ACCEPTED or status == 202
+    receipt = looked_up(answer, "op", a_mail(), NOW_MS)
+    assert receipt is None or isinstance(receipt, Receipt)
+
+
+# Look-ups --------------------------------------------------------------------------------------------
+
+
+async def look_up(
+    body: object, status: int = 200, known: str | None = None
+) -> tuple[Receipt | None, Carried]:
+    transport = Carried(Answer(status=status, headers={}, body=json.dumps(body).encode()))
+    provider = an_acs(transport)
+    assert isinstance(provider, LooksUp)
+    return await provider.look_up(a_mail(attempt=2), known), transport
+
+
+@pytest.mark.parametrize(
+    ("status", "event"),
+    [
+        ("NotStarted", ReceiptEvent.QUEUED),
+        ("Running", ReceiptEvent.QUEUED),
+        ("Succeeded", ReceiptEvent.SENT),
+        ("Failed", ReceiptEvent.FAILED),
+        ("Canceled", ReceiptEvent.FAILED),
+    ],
+)
+async def test_a_look_up_says_where_the_operation_stands(status: str, event: ReceiptEvent) -> None:
+    receipt, transport = await look_up({"id": ID, "status": status})
+    assert receipt is not None
+    assert (receipt.event, receipt.notification_id, receipt.attempt) == (event, ID, 2)
+    again, _ = await look_up({"id": ID, "status": status})
+    assert again == receipt
+    (request,) = transport.requests
+    assert request.url == f"{ENDPOINT}/emails/operations/{ID}?api-version=2025-09-01"
+    assert (request.method, "Authorization" in dict(request.headers)) == ("GET", True)
+
+
+async def test_a_dropped_mail_is_the_recipients_fault() -> None:
+    receipt, _ = await look_up({"status": "Failed", "error": {"code": "EmailDropped", "message": "gone"}})
+    assert receipt is not None
+    assert (receipt.recipient_at_fault, receipt.error_code) == (True, "EmailDropped")
+
+
+async def test_a_look_up_asks_for_the_operation_that_is_known() -> None:
+    _, transport = await look_up({}, known="8540c0de")
+    assert "/operations/8540c0de?" in transport.requests[0].url
+
+
+@pytest.mark.parametrize("status", [404, 401, 429, 500, 202])
+async def test_a_look_up_without_a_good_answer_says_nothing(status: int) -> None:
+    receipt, _ = await look_up({"status": "Succeeded"}, status)
+    assert receipt is None
+
+
+async def test_a_look_up_that_cannot_be_made_says_nothing() -> None:
+    assert (
+        await an_acs(Carried(Failure(code="timeout", error="", written=True))).look_up(a_mail(), None) is None
+    )
+    assert await an_acs(name_operations=False).look_up(a_mail(), None) is None
+    odd, transport = await look_up({"status": "Succeeded"}, known="../../secrets")
+    assert (odd, transport.requests) == (None, [])

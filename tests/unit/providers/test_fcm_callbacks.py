@@ -1,0 +1,183 @@
+"""Reports of apps about FCM messages: signed by the official library, heard by us."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+
+from homing.core.callbacks import Callback, CallbackRefused, Heard
+from homing.core.errors import ConfigError
+from homing.core.model import Receipt, ReceiptEvent
+from homing.core.ports import Hears
+from homing.providers.fcm_callbacks import FcmCallbacks
+from homing.providers.transport import CurlTransport
+
+from .pushing import NAME, NOW_MS, an_fcm
+
+SECRET = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
+OTHER = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+DELIVERED = {"messageId": NAME, "event": "delivered", "timestamp": "2024-01-15T11:59:58Z"}
+
+CALLBACKS = FcmCallbacks("demo-proj", SECRET)
+
+
+def reported(report: Any, secret: str = SECRET, at_ms: int = NOW_MS, id: str = "evt_1") -> Callback:
+    """A report as an app's backend signs it, with the official library."""
+    body = report if isinstance(report, bytes) else json.dumps(report).encode()
+    signed = Webhook(secret).sign(id, datetime.fromtimestamp(at_ms / 1000, UTC), body.decode("latin-1"))
+    headers = {
+        "webhook-id": id,
+        "webhook-timestamp": str(at_ms // 1000),
+        "webhook-signature": signed,
+        "content-type": "application/json",
+    }
+    return Callback(
+        url="https://homing.example/api/v1/webhooks/fcm/delivery-status", headers=headers, body=body
+    )
+
+
+def heard(report: Any) -> Heard:
+    return CALLBACKS.hear(reported(report), NOW_MS)
+
+
+def receipt_of(**fields: Any) -> Receipt:
+    (receipt,) = heard({**DELIVERED, **fields}).receipts
+    return receipt
+
+
+def test_a_signed_report_of_a_delivery_is_heard() -> None:
+    assert receipt_of() == Receipt(
+        provider="fcm",
+        provider_message_id=NAME,
+        event=ReceiptEvent.DELIVERED,
+        event_id="evt_1",
+        at=NOW_MS - 2_000,
+    )
+
+
+def test_the_provider_hears_it_too() -> None:
+    provider = an_fcm(CurlTransport(), callback_secret=SECRET)
+    assert isinstance(provider, Hears)
+    assert provider.hear(reported(DELIVERED), NOW_MS) == heard(DELIVERED)
+
+
+def test_a_device_may_know_the_message_by_its_short_id() -> None:
+    assert receipt_of(messageId=NAME.rpartition("/")[2]).provider_message_id == NAME
+
+
+def test_a_failure_tells_its_error() -> None:
+    receipt = receipt_of(event="failed", error="the app could not show it")
+    assert (receipt.event, receipt.error) == (ReceiptEvent.FAILED, "the app could not show it")
+    assert not receipt.recipient_at_fault
+    assert receipt.error_code is None
+
+
+@pytest.mark.parametrize(
+    ("error", "at_fault", "dead"),
+    [
+        ("UNREGISTERED", True, True),
+        ("SENDER_ID_MISMATCH", True, False),
+        ("UNAVAILABLE", False, False),
+        ("SOMETHING_ELSE", False, False),
+    ],
+)
+def test_an_error_of_fcm_says_whose_fault_it_is(error: str, at_fault: bool, dead: bool) -> None:
+    receipt = receipt_of(event="failed", error=error, deviceToken="tok1")
+    assert (receipt.recipient_at_fault, receipt.address_dead) == (at_fault, dead)
+
+
+def test_a_delivery_has_no_error_whatever_it_says() -> None:
+    receipt = receipt_of(error="UNREGISTERED")
+    assert (receipt.error, receipt.address_dead) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "at"),
+    [
+        (NOW_MS - 5_000, NOW_MS - 5_000),
+        (NOW_MS // 1000 - 5, NOW_MS - 5_000),
+        ("2024-01-15T11:59:55+00:00", NOW_MS - 5_000),
+        ("2024-01-15T11:59:55", NOW_MS - 5_000),
+        ("yesterday", NOW_MS),
+        (None, NOW_MS),
+        (-1, NOW_MS),
+        (NOW_MS + 5_000, NOW_MS),
+        ("9999-12-31T23:59:59-23:59", NOW_MS),
+    ],
+)
+def test_the_time_is_the_apps_but_never_later_than_now(timestamp: Any, at: int) -> None:
+    assert receipt_of(timestamp=timestamp).at == at
+
+
+@pytest.mark.parametrize(
+    "report",
+    [b"", b"not json", [], {}, {"event": "delivered"}, {"messageId": 7, "event": "delivered"},
+     {**DELIVERED, "messageId": ""}],
+)  # fmt: skip
+def test_what_cannot_be_read_is_counted(report: Any) -> None:
+    assert heard(report) == Heard(unreadable=1)
+
+
+def test_other_events_are_no_business_of_ours() -> None:
+    assert heard({**DELIVERED, "event": "opened"}) == Heard(ignored=1)
+
+
+def test_either_secret_is_believed_while_they_are_changed() -> None:
+    both = FcmCallbacks("demo-proj", [OTHER, SECRET])
+    for secret in (SECRET, OTHER):
+        assert both.hear(reported(DELIVERED, secret), NOW_MS).receipts
+
+
+def test_a_report_without_a_secret_of_ours_is_refused() -> None:
+    with pytest.raises(CallbackRefused):
+        FcmCallbacks("demo-proj").hear(reported(DELIVERED), NOW_MS)
+    with pytest.raises(CallbackRefused):
+        CALLBACKS.hear(reported(DELIVERED, OTHER), NOW_MS)
+
+
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature", "body"])
+def test_a_report_that_was_tampered_with_is_refused(name: str) -> None:
+    honest = reported(DELIVERED)
+    headers, body = dict(honest.headers), honest.body
+    if name == "body":
+        body = body.replace(b"delivered", b"failed")
+    else:
+        headers[name] = headers[name].translate(str.maketrans("1ab", "2bc"))
+    with pytest.raises(CallbackRefused):
+        CALLBACKS.hear(Callback(url=honest.url, headers=headers, body=body), NOW_MS)
+
+
+@pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+def test_a_report_without_one_of_the_headers_is_refused(name: str) -> None:
+    honest = reported(DELIVERED)
+    headers = {key: value for key, value in honest.headers.items() if key != name}
+    with pytest.raises(CallbackRefused):
+        CALLBACKS.hear(Callback(url=honest.url, headers=headers, body=honest.body), NOW_MS)
+
+
+def test_a_report_of_long_ago_is_refused() -> None:
+    CALLBACKS.hear(reported(DELIVERED, at_ms=NOW_MS - 300_000), NOW_MS)
+    with pytest.raises(CallbackRefused):
+        CALLBACKS.hear(reported(DELIVERED, at_ms=NOW_MS - 301_000), NOW_MS)
+
+
+def test_a_secret_that_is_none_is_told_at_start() -> None:
+    with pytest.raises(ConfigError, match="callback_secret"):
+        FcmCallbacks("demo-proj", "whsec_not base64!")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["messageId", "event", "error", "deviceToken", "timestamp"]),
+        st.none() | st.text() | st.floats() | st.integers() | st.sampled_from(["delivered", "failed"]),
+    )
+)
+def test_no_signed_report_makes_it_raise(report: dict[str, Any]) -> None:
+    found = heard(report)
+    assert len(found.receipts) + found.ignored + found.unreadable == 1

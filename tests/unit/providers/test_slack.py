@@ -1,0 +1,91 @@
+"""Slack's incoming webhooks: what is posted where, and what an answer means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing.core.model import Channel, Content, OutcomeKind
+from homing.providers.answers import error_table
+from homing.providers.http import Answer
+from homing.providers.slack import SlackProvider, message
+from homing.providers.transport import CurlTransport
+from homing.providers.wire import Unsendable
+from homing.testing.provider_suite import NOW_MS, a_delivery
+
+HOOK = "https://hooks.slack.com/services/T0/B0/xyz"
+
+
+def provider(**settings: Any) -> SlackProvider:
+    return SlackProvider(CurlTransport(), **settings)
+
+
+def test_it_posts_text_to_the_webhook_of_the_settings() -> None:
+    request = provider(webhook_url=HOOK).build(
+        a_delivery(Channel.CHAT, "#alerts", Content(title="Alarm", body="Disk is full")), NOW_MS
+    )
+    assert request.url == HOOK
+    assert msgspec.json.decode(request.body) == {"text": "*Alarm*\nDisk is full"}
+    assert HOOK not in repr(request)
+
+
+def test_without_one_it_posts_to_the_recipients() -> None:
+    assert provider().build(a_delivery(Channel.CHAT, HOOK), NOW_MS).url == HOOK
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "#alerts",
+        "http://hooks.slack.com/services/x",
+        "https://evil.example/services/x",
+        "https://hooks.slack.com@evil.example/",
+        "https://hooks.slack.com.evil.example/",
+        "https://hooks.slack.com:8443/services/x",
+        "https://[::1/",
+        "",
+    ],
+)
+def test_a_recipients_url_must_be_slacks(address: str) -> None:
+    with pytest.raises(Unsendable) as refused:
+        provider().build(a_delivery(Channel.CHAT, address), NOW_MS)
+    assert refused.value.outcome.kind is OutcomeKind.BAD_RECIPIENT
+    assert "evil" not in str(refused.value)
+
+
+def test_nobody_is_called_by_somebodys_text() -> None:
+    content = Content(text="<!channel> & <b>", title="<x>")
+    assert message(content) == {"text": "*&lt;x&gt;*\n&lt;!channel&gt; &amp; &lt;b&gt;"}
+    assert message(content, escape=False) == {"text": "*<x>*\n<!channel> & <b>"}
+
+
+def test_blocks_go_along_as_they_are() -> None:
+    blocks = [{"type": "divider"}]
+    assert message(Content(body="x", data={"blocks": blocks})) == {"text": "x", "blocks": blocks}
+    assert message(Content(body="x", data={"blocks": "no"})) == {"text": "x"}
+
+
+def test_each_code_of_the_error_table_is_what_an_answer_becomes() -> None:
+    for code, meaning in error_table("slack").codes.items():
+        outcome = provider().classify(Answer(status=400, headers={}, body=code.encode() + b"\n"), NOW_MS)
+        assert (outcome.kind, outcome.error_code) == (meaning.outcome, code)
+
+
+def test_a_webhook_that_is_gone_is_the_recipients_or_ours() -> None:
+    gone = Answer(status=404, headers={}, body=b"no_service")
+    assert provider().classify(gone, NOW_MS).kind is OutcomeKind.DEAD_ADDRESS
+    assert provider(webhook_url=HOOK).classify(gone, NOW_MS).kind is OutcomeKind.PROVIDER_FAULT
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"okay", b"\xff"])
+def test_a_good_status_without_ok_leaves_doubt(body: bytes) -> None:
+    answer = Answer(status=200, headers={}, body=body)
+    assert provider().classify(answer, NOW_MS).kind is OutcomeKind.AMBIGUOUS
+
+
+def test_too_many_messages_wait_a_second_at_least() -> None:
+    assert provider().classify(Answer(status=429, headers={}), NOW_MS).retry_after_ms == 1_000
+    told = Answer(status=429, headers={"retry-after": "30"})
+    assert provider().classify(told, NOW_MS).retry_after_ms == 30_000

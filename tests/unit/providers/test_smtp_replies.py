@@ -1,0 +1,99 @@
+"""What an SMTP reply means: the vectors, and where in the conversation it came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.model import OutcomeKind
+from homing.providers.smtp_replies import Reply, Stage, classify, happened
+
+from .mailing import vectors
+
+K = OutcomeKind
+REPLIES: dict[str, Any] = vectors("smtp_replies")
+CLASSES = {
+    "accepted": {K.ACCEPTED},
+    "transient": {K.TRANSIENT},
+    "rate_limited": {K.THROTTLED},
+    "permanent": {K.BAD_CONTENT, K.BAD_RECIPIENT},
+    "permanent_address": {K.BAD_RECIPIENT},
+    "config": {K.PROVIDER_FAULT},
+}
+
+
+@pytest.mark.parametrize("case", REPLIES["cases"], ids=lambda case: f"{case['reply']}-{case['enhanced']}")
+def test_each_reply_of_the_vectors_is_of_its_class(case: dict[str, Any]) -> None:
+    reply = Reply(int(case["reply"]), f"{case['enhanced'] or ''} some words")
+    if case["class"] == "intermediate":
+        assert reply.goes_on
+        assert not reply.positive
+        return
+    for stage in (Stage.RECIPIENT, Stage.DOT):
+        if case["class"] == "accepted" and stage is not Stage.DOT:
+            assert reply.positive
+            continue
+        assert classify(reply, stage).kind in CLASSES[case["class"]], stage
+
+
+def test_the_situations_of_the_vectors_have_their_words() -> None:
+    classes = {case["situation"]: case["class"] for case in REPLIES["extra"]}
+    assert classes["connection refused / timeout / reset before any reply"] == "transient"
+    for word in ("connect", "timeout", "dropped"):
+        assert happened(word).kind is K.TRANSIENT
+    assert classes["connection lost after end-of-data dot was sent and before the reply"] == "unknown_outcome"
+    assert happened("dropped_after_dot").kind is happened("timeout_after_dot").kind is K.AMBIGUOUS
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "stage", "kind"),
+    [
+        (554, "5.7.1 no service for you", Stage.GREETING, K.PROVIDER_FAULT),
+        (535, "5.7.8 bad password", Stage.GREETING, K.PROVIDER_FAULT),
+        (454, "4.7.0 try later", Stage.GREETING, K.TRANSIENT),
+        (550, "5.7.1 sender refused", Stage.SENDER, K.PROVIDER_FAULT),
+        (530, "5.7.0 login first", Stage.SENDER, K.PROVIDER_FAULT),
+        (552, "too big", Stage.SENDER, K.BAD_CONTENT),
+        (500, "5.3.4 too big", Stage.SENDER, K.BAD_CONTENT),
+        (550, "no", Stage.RECIPIENT, K.BAD_RECIPIENT),
+        (554, "5.7.1 relay denied", Stage.RECIPIENT, K.BAD_RECIPIENT),
+        (550, "looks like spam", Stage.DOT, K.BAD_CONTENT),
+        (554, "5.7.1 looks like spam", Stage.DOT, K.BAD_CONTENT),
+        (550, "5.1.1 gone meanwhile", Stage.DOT, K.BAD_RECIPIENT),
+        (250, "ok", Stage.SENDER, K.TRANSIENT),
+        (354, "go on", Stage.DOT, K.AMBIGUOUS),
+        (99, "", Stage.DOT, K.AMBIGUOUS),
+        (-1, "", Stage.RECIPIENT, K.TRANSIENT),
+        (700, "", Stage.DATA, K.TRANSIENT),
+    ],
+)
+def test_the_same_code_means_something_else_elsewhere(
+    code: int, text: str, stage: Stage, kind: OutcomeKind
+) -> None:
+    assert classify(Reply(code, text), stage).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(450, "4.7.1 wait"), (451, "4.7.1 Greylisted"), (450, "Graylisting in effect"), (451, "grey-listed")],
+)
+def test_greylisting_is_waited_for(code: int, text: str) -> None:
+    outcome = classify(Reply(code, text), Stage.RECIPIENT)
+    assert (outcome.kind, outcome.retry_after_ms) == (K.TRANSIENT, 300_000)
+
+
+def test_the_code_and_the_words_are_kept_without_the_recipient() -> None:
+    outcome = classify(Reply(550, "5.1.1 <ada@example.org>: User unknown\n5.1.1 in table"), Stage.RECIPIENT)
+    assert outcome.error_code == "550 5.1.1"
+    assert "ada@" not in (outcome.error or "")
+    assert "User unknown" in (outcome.error or "")
+
+
+@given(st.integers(-10, 1000), st.text(max_size=60), st.sampled_from(Stage))
+def test_no_reply_makes_it_raise(code: int, text: str, stage: Stage) -> None:
+    outcome = classify(Reply(code, text), stage)
+    assert (outcome.kind is K.ACCEPTED) == (stage is Stage.DOT and 200 <= code <= 299)
+    assert (outcome.kind is K.AMBIGUOUS) == (stage is Stage.DOT and code // 100 not in (2, 4, 5))

@@ -1,0 +1,324 @@
+"""What SNS posts to us: signed, from our own topics, and read into receipts."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.hashes import SHA1, SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.callbacks import Callback, CallbackRefused, Heard
+from homing.core.model import ReceiptEvent
+from homing.providers.http import Answer, Failure, Request
+from homing.providers.sns_events import read_events
+
+from .texting import ENDPOINT, NOW_MS, TOPIC, an_sns
+
+CERTIFICATE_URL = "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0123abcd.pem"
+SUBSCRIBE_URL = "https://sns.us-east-1.amazonaws.com/?Action=ConfirmSubscription&TopicArn=t&Token=abc"
+KEY = rsa.generate_private_key(65537, 2048)
+OTHER = rsa.generate_private_key(65537, 2048)
+
+
+def certificate(key: Any = KEY, *, days: int = 30) -> bytes:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sns.amazonaws.com")])
+    now = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=60))
+        .not_valid_after(now + timedelta(days=days))
+        .sign(key, SHA256())
+    )
+    return made.public_bytes(Encoding.PEM)
+
+
+class Amazon:
+    """A transport at whose other end SNS keeps its certificate and waits for confirmations."""
+
+    def __init__(self, pem: bytes = b"", *, status: int = 200) -> None:
+        self.pem = pem or certificate()
+        self.status = status
+        self.asked: list[Request] = []
+
+    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+        self.asked.append(request)
+        if self.status == 0:
+            return Failure(code="connect", error="nobody there", written=False)
+        return Answer(status=self.status, headers={}, body=self.pem)
+
+    async def close(self) -> None: ...
+
+
+def posted(
+    key: rsa.RSAPrivateKey = KEY, *, version: str = "2", tamper: Any = None, **fields: Any
+) -> Callback:
+    """A message as SNS posts it, signed as its documentation says."""
+    message: dict[str, Any] = {
+        "Type": "Notification",
+        "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
+        "TopicArn": TOPIC,
+        "Message": "{}",
+        "Timestamp": "2024-01-15T12:00:00.000Z",
+        "SignatureVersion": version,
+        "SigningCertURL": CERTIFICATE_URL,
+        "UnsubscribeURL": "https://sns.us-east-1.amazonaws.com/?Action=Unsubscribe",
+        **fields,
+    }
+    names = ["Message", "MessageId", "Subject", "Timestamp", "TopicArn", "Type"]
+    if message["Type"] != "Notification":
+        names = ["Message", "MessageId", "SubscribeURL", "Timestamp", "Token", "TopicArn", "Type"]
+    text = "".join(f"{name}\n{message[name]}\n" for name in names if name in message)
+    signature = key.sign(text.encode(), PKCS1v15(), SHA1() if version == "1" else SHA256())
+    message["Signature"] = b64encode(signature).decode()
+    message.update(tamper or {})
+    return Callback(url="https://notify.example.org/sns", body=json.dumps(message).encode())
+
+
+def confirmation(**fields: Any) -> Callback:
+    given = {"Type": "SubscriptionConfirmation", "Token": "abc", "SubscribeURL": SUBSCRIBE_URL, **fields}
+    return posted(**given)
+
+
+async def hear(callback: Callback, amazon: Amazon | None = None, now_ms: int = NOW_MS) -> Heard:
+    provider = an_sns(amazon or Amazon(), callback_topics=[TOPIC])
+    await provider.prepare(callback, now_ms)
+    return provider.hear(callback, now_ms)
+
+
+def sms_event(status: str = "SUCCESS", response: str = "Message has been accepted by phone carrier") -> Any:
+    """As SNS writes it to CloudWatch Logs."""
+    return {
+        "notification": {"messageId": "34d9b400", "timestamp": "2024-01-15 11:59:00.558"},
+        "delivery": {"destination": "+1XXX5550100", "providerResponse": response, "dwellTimeMs": 599},
+        "status": status,
+    }
+
+
+# Verification -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+@pytest.mark.parametrize("subject", [{}, {"Subject": "Delivery status"}])
+async def test_both_signature_versions_are_believed(version: str, subject: dict[str, str]) -> None:
+    heard = await hear(posted(version=version, Message=json.dumps(sms_event()), **subject))
+    (receipt,) = heard.receipts
+    assert (receipt.provider_message_id, receipt.event) == ("34d9b400", ReceiptEvent.DELIVERED)
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        {"Message": json.dumps(sms_event("FAILURE"))},
+        {"MessageId": "another"},
+        {"Timestamp": "2024-01-15T12:00:01.000Z"},
+        {"Subject": "smuggled in"},
+        {"Type": "SubscriptionConfirmation", "Token": "t", "SubscribeURL": SUBSCRIBE_URL},
+        {"Type": "Nonsense"},
+        {"SignatureVersion": "1"},
+        {"SignatureVersion": "3"},
+        {"Signature": ""},
+        {"Signature": "not base64!"},
+        {"Signature": b64encode(b"x" * 256).decode()},
+    ],
+)
+async def test_a_message_that_was_tampered_with_is_refused(tamper: dict[str, str]) -> None:
+    with pytest.raises(CallbackRefused):
+        await hear(posted(tamper=tamper))
+
+
+async def test_another_key_than_the_certificates_is_refused() -> None:
+    with pytest.raises(CallbackRefused):
+        await hear(posted(OTHER))
+    with pytest.raises(CallbackRefused):
+        await hear(posted(), Amazon(certificate(ec.generate_private_key(ec.SECP256R1()))))
+
+
+async def test_a_certificate_that_has_expired_is_refused() -> None:
+    with pytest.raises(CallbackRefused, match="not valid now"):
+        await hear(posted(), Amazon(certificate(days=-1)))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://sns.us-east-1.amazonaws.com/SimpleNotificationService-0a.pem",
+        "https://sns.us-east-1.amazonaws.com.evil.org/SimpleNotificationService-0a.pem",
+        "https://evil.org/SimpleNotificationService-0a.pem",
+        "https://sns.us-east-1.amazonaws.com@evil.org/SimpleNotificationService-0a.pem",
+        "https://mybucket.s3.amazonaws.com/SimpleNotificationService-0a.pem",
+        "https://sns.us-east-1.amazonaws.com/../SimpleNotificationService-0a.pem",
+        "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0a.pem?x",
+        "https://sns.us-east-1.amazonaws.com:8443/SimpleNotificationService-0a.pem",
+        "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0a.pem\n",
+        "",
+    ],
+)
+async def test_a_certificate_from_elsewhere_is_not_even_fetched(url: str) -> None:
+    amazon = Amazon()
+    with pytest.raises(CallbackRefused):
+        await hear(posted(SigningCertURL=url), amazon)
+    assert amazon.asked == []
+
+
+async def test_a_topic_that_is_not_ours_is_refused_however_well_signed() -> None:
+    amazon = Amazon()
+    with pytest.raises(CallbackRefused, match="callback_topics"):
+        await hear(posted(TopicArn=TOPIC.replace("123456789012", "999999999999")), amazon)
+    assert amazon.asked == []
+
+
+async def test_the_certificate_is_fetched_once_through_the_guard() -> None:
+    amazon = Amazon()
+    provider = an_sns(amazon, callback_topics=TOPIC)
+    for _ in range(3):
+        await provider.prepare(posted(), NOW_MS)
+        provider.hear(posted(), NOW_MS)
+    assert [(one.method, one.url, one.guarded) for one in amazon.asked] == [("GET", CERTIFICATE_URL, True)]
+
+
+@pytest.mark.parametrize("amazon", [Amazon(status=0), Amazon(status=500), Amazon(b"<html>")])
+async def test_without_the_certificate_nothing_is_believed(amazon: Amazon) -> None:
+    with pytest.raises(CallbackRefused, match="could not be fetched"):
+        await hear(posted(), amazon)
+
+
+async def test_what_is_kept_of_certificates_is_bounded() -> None:
+    provider = an_sns(Amazon(), callback_topics=[TOPIC])
+    for number in range(40):
+        url = CERTIFICATE_URL.replace("0123abcd", f"{number:08x}")
+        await provider.prepare(posted(SigningCertURL=url), NOW_MS)
+    assert len(provider._certificates._kept) == 16
+
+
+# The handshake ------------------------------------------------------------------------------------------
+
+
+async def test_a_subscription_to_our_topic_is_confirmed() -> None:
+    amazon = Amazon()
+    assert await hear(confirmation(), amazon) == Heard(ignored=1)
+    assert [one.url for one in amazon.asked] == [CERTIFICATE_URL, SUBSCRIBE_URL]
+    assert all(one.guarded and one.method == "GET" for one in amazon.asked)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://evil.org/?Action=ConfirmSubscription", "http://sns.us-east-1.amazonaws.com/?a", ""]
+)
+async def test_a_confirmation_leads_nowhere_else(url: str) -> None:
+    amazon = Amazon()
+    assert await hear(confirmation(SubscribeURL=url), amazon) == Heard(ignored=1)
+    assert [one.url for one in amazon.asked] == [CERTIFICATE_URL]
+
+
+async def test_a_confirmation_that_is_not_signed_is_not_answered() -> None:
+    amazon = Amazon()
+    with pytest.raises(CallbackRefused):
+        await hear(confirmation(tamper={"Token": "other"}), amazon)
+    assert [one.url for one in amazon.asked] == [CERTIFICATE_URL]
+
+
+async def test_a_farewell_is_heard_and_nothing_is_done() -> None:
+    farewell = posted(Type="UnsubscribeConfirmation", Token="abc", SubscribeURL=SUBSCRIBE_URL)
+    amazon = Amazon()
+    assert await hear(farewell, amazon) == Heard(ignored=1)
+    assert len(amazon.asked) == 1
+
+
+@given(
+    st.binary()
+    | st.dictionaries(st.sampled_from(["Type", "TopicArn", "Message"]), st.text()).map(
+        lambda value: json.dumps(value).encode()
+    )
+)
+async def test_no_body_makes_it_raise_anything_but_a_refusal(body: bytes) -> None:
+    with pytest.raises(CallbackRefused):
+        await hear(Callback(url="https://notify.example.org/sns", body=body))
+
+
+# Events -------------------------------------------------------------------------------------------------
+
+
+def test_an_sms_that_succeeded_has_arrived_when_the_event_says() -> None:
+    (receipt,) = read_events(json.dumps(sms_event()), NOW_MS).receipts
+    assert (receipt.event, receipt.event_id) == (ReceiptEvent.DELIVERED, "34d9b400:SUCCESS")
+    assert receipt.at == 1_705_319_940_558 + 599
+
+
+def test_a_push_that_succeeded_was_taken_by_its_platform() -> None:
+    event = sms_event()
+    event["delivery"] = {"destination": ENDPOINT, "statusCode": 200, "providerResponse": "{}"}
+    (receipt,) = read_events(json.dumps(event), NOW_MS).receipts
+    assert receipt.event is ReceiptEvent.SENT
+
+
+@pytest.mark.parametrize(
+    ("response", "at_fault", "dead", "code"),
+    [
+        ("Unknown error attempting to reach phone", False, False, None),
+        ("Invalid phone number", True, False, None),
+        ("Phone carrier has blocked this message.", False, False, "Phone carrier has blocked this message"),
+        ('{"reason":"Unregistered"}', True, True, "Unregistered"),
+        ('{"results":[{"error":"NotRegistered"}]}', True, True, "NotRegistered"),
+        ('{"error":{"status":"UNREGISTERED"}}', True, True, "UNREGISTERED"),
+        ("something that nobody has heard of", False, False, "FAILURE"),
+        ("unreadable", False, False, "unreadable"),
+        (None, False, False, "FAILURE"),
+        ({"results": 7}, False, False, "FAILURE"),
+    ],
+)
+def test_a_failure_blames_the_right_one(response: Any, at_fault: bool, dead: bool, code: str | None) -> None:
+    (failed,) = read_events(json.dumps(sms_event("FAILURE", response)), NOW_MS).receipts
+    assert failed.event is ReceiptEvent.FAILED
+    assert (failed.recipient_at_fault, failed.address_dead) == (at_fault, dead)
+    assert failed.error_code == (code or response)
+
+
+def test_a_phone_that_opted_out_is_suppressed_too() -> None:
+    heard = read_events(json.dumps(sms_event("FAILURE", "Phone number is opted out")), NOW_MS)
+    failed, suppressed = heard.receipts
+    assert failed.recipient_at_fault
+    assert (suppressed.event, suppressed.unsubscribed_from_all) == (ReceiptEvent.UNSUBSCRIBE, True)
+    assert failed.event_id != suppressed.event_id
+
+
+def test_one_bad_event_does_not_spoil_its_batch() -> None:
+    events = [7, sms_event(), {"status": "SUCCESS"}, sms_event("PENDING"), [], sms_event("FAILURE")]
+    heard = read_events(json.dumps(events), NOW_MS)
+    assert (len(heard.receipts), heard.ignored, heard.unreadable) == (2, 1, 3)
+
+
+@pytest.mark.parametrize("stamp", ["tomorrow", None, 7, "9999-12-31 23:59:59", "0001-01-01 00:00:00"])
+def test_a_time_that_makes_no_sense_is_now(stamp: Any) -> None:
+    event = sms_event()
+    event["notification"]["timestamp"] = stamp
+    (receipt,) = read_events(json.dumps(event), NOW_MS).receipts
+    assert receipt.at == NOW_MS
+
+
+@given(
+    st.text()
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["notification", "messageId", "status", "delivery", "timestamp", "dwellTimeMs"]
+                ),
+                inner,
+            )
+        ),
+        max_leaves=12,
+    ).map(json.dumps)
+)
+def test_no_event_makes_it_raise(text: str) -> None:
+    assert isinstance(read_events(text, NOW_MS), Heard)

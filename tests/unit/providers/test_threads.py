@@ -1,0 +1,111 @@
+"""The pool for calls that block: bounded, and not held up by those that never end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from homing.providers.threads import Threads
+
+
+async def test_a_call_runs_in_a_thread_of_the_pool() -> None:
+    pool: Threads[str] = Threads("pool", 2)
+    future = await pool.run(lambda: threading.current_thread().name, place_within_ms=1000)
+    assert await future == "pool-1"
+    await pool.close(1000)
+
+
+async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
+    pool: Threads[int] = Threads("pool", 3)
+    lock, running, most = threading.Lock(), 0, 0
+    gate = threading.Barrier(3)
+
+    def call() -> int:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        gate.wait(10)  # all three places are in use at the same time
+        with lock:
+            running -= 1
+        return 7
+
+    async def one() -> int:
+        return await (await pool.run(call, place_within_ms=10_000))
+
+    assert await asyncio.gather(*(one() for _ in range(30))) == [7] * 30
+    assert most == 3
+    await pool.close(1000)
+
+
+async def test_a_full_pool_says_so_in_time() -> None:
+    pool: Threads[bool] = Threads("pool", 1)
+    end = threading.Event()
+    busy = await pool.run(lambda: end.wait(10), place_within_ms=1000)
+    with pytest.raises(TimeoutError):
+        await pool.run(lambda: True, place_within_ms=20)
+    end.set()
+    assert await busy
+    assert await (await pool.run(lambda: True, place_within_ms=1000))
+    await pool.close(1000)
+
+
+async def test_a_call_that_is_given_up_keeps_its_place_until_it_ends() -> None:
+    pool: Threads[bool] = Threads("pool", 1)
+    end = threading.Event()
+    given_up = await pool.run(lambda: end.wait(10), place_within_ms=1000)
+    given_up.cancel()
+    with pytest.raises(TimeoutError):
+        await pool.run(lambda: True, place_within_ms=20)
+    end.set()
+    assert await (await pool.run(lambda: True, place_within_ms=1000))
+    await pool.close(1000)
+
+
+async def test_an_error_of_a_call_is_told_to_who_waits() -> None:
+    pool: Threads[None] = Threads("pool", 1)
+
+    def call() -> None:
+        raise LookupError("no")
+
+    with pytest.raises(LookupError):
+        await (await pool.run(call, place_within_ms=1000))
+    await pool.close(1000)
+
+
+async def test_closing_does_not_wait_for_a_call_that_hangs() -> None:
+    pool: Threads[bool] = Threads("pool", 1)
+    end = threading.Event()
+    hanging = await pool.run(lambda: end.wait(60), place_within_ms=1000)
+    await asyncio.wait_for(pool.close(20), 5)
+    assert not hanging.done()
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("pool-"))
+    end.set()
+    assert await hanging
+
+
+async def test_idle_threads_end_when_it_closes() -> None:
+    pool: Threads[threading.Thread] = Threads("pool", 1)
+    thread = await (await pool.run(threading.current_thread, place_within_ms=1000))
+    await pool.close(1000)
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()
+
+
+def test_a_call_that_outlives_its_loop_disturbs_nobody() -> None:
+    end, ended = threading.Event(), threading.Event()
+
+    async def leave() -> None:
+        pool: Threads[None] = Threads("pool", 1)
+
+        def call() -> None:
+            end.wait(10)
+            ended.set()
+
+        await pool.run(call, place_within_ms=1000)
+
+    asyncio.run(leave())
+    end.set()
+    assert ended.wait(10)

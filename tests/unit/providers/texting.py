@@ -1,0 +1,96 @@
+"""What the tests of Twilio and SNS share: deliveries, vectors, providers with the settings of an example."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from homing import Channel, Content, Delivery, Priority, Recipient
+from homing.core.model import OutcomeKind
+from homing.providers.http import Answer, Failure, Request
+from homing.providers.sns import SnsProvider
+from homing.providers.twilio import TwilioProvider
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+
+NOW_MS = 1_705_320_000_000
+"""2024-01-15T12:00:00Z, the moment of the vectors."""
+
+ACCOUNT = "AC" + "b" * 32
+SERVICE = "MG" + "c" * 32
+SID = "SM" + "a" * 32
+TOKEN = "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
+ENDPOINT = "arn:aws:sns:us-east-1:123456789012:endpoint/GCM/app/5e3e9847-3183-3f18-a7e8-671c3a57d4b3"
+TOPIC = "arn:aws:sns:us-east-1:123456789012:delivery-status"
+
+KINDS = {
+    "permanent": {OutcomeKind.BAD_CONTENT, OutcomeKind.BAD_RECIPIENT},
+    "permanent_address": {OutcomeKind.BAD_RECIPIENT},
+    "token_dead": {OutcomeKind.DEAD_ADDRESS},
+    "opt_out": {OutcomeKind.OPTED_OUT},
+    "transient": {OutcomeKind.TRANSIENT},
+    "rate_limited": {OutcomeKind.THROTTLED},
+    "config": {OutcomeKind.PROVIDER_FAULT},
+    "auth_refresh": {OutcomeKind.PROVIDER_FAULT},  # once the provider itself has tried to refresh
+}
+"""The classes of the contracts as outcomes."""
+
+
+def vectors(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((VECTORS / f"{name}.json").read_text())
+    return found
+
+
+def a_delivery(**fields: Any) -> Delivery:
+    given: dict[str, Any] = {
+        "notification_id": "018d0c7e-5a00-7000-8000-000000000001",
+        "tenant": "acme",
+        "channel": Channel.SMS,
+        "type": "order_confirmed",
+        "priority": Priority.MEDIUM,
+        "recipient": Recipient(phone="+15558675310"),
+        "address": "+15558675310",
+        "content": Content(text="Your parcel is here"),
+        "idempotency_key": "018d0c7e-5a00-7000-8000-000000000001",
+        "attempt": 2,
+        "timeout_ms": 5_000,
+        **fields,
+    }
+    return Delivery(**given)
+
+
+def a_push(**fields: Any) -> Delivery:
+    content = Content(title="T", body="B", data={"k": "v"})
+    return a_delivery(**{"channel": Channel.PUSH, "address": ENDPOINT, "content": content, **fields})
+
+
+class Nobody:
+    """A transport for tests that send nothing."""
+
+    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+        raise AssertionError("nothing is sent here")
+
+    async def close(self) -> None: ...
+
+
+def a_twilio(transport: Any = None, **settings: Any) -> TwilioProvider:
+    given: dict[str, Any] = {
+        "account_sid": ACCOUNT,
+        "auth_token": TOKEN,
+        "sender": "+15017122661",
+        "now_ms": lambda: NOW_MS,
+        **settings,
+    }
+    return TwilioProvider(transport or Nobody(), **given)
+
+
+def an_sns(transport: Any = None, **settings: Any) -> SnsProvider:
+    given: dict[str, Any] = {
+        "region": "us-east-1",
+        "access_key_id": "AKIDEXAMPLE",
+        "secret_access_key": "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY",
+        "now_ms": lambda: NOW_MS,
+        **settings,
+    }
+    return SnsProvider(transport or Nobody(), **given)
