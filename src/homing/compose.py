@@ -32,7 +32,11 @@ from homing.engine.worker import WorkerSettings
 from homing.making import PROVIDERS, SINKS, Shared, load, make
 
 # kind → "module:class"; imported when used, so that nothing costs anything before.
-_STORES = {"memory": "homing.stores.memory:MemoryStore", "sqlite": "homing.stores.sqlite:SqliteStore"}
+_STORES = {
+    "memory": "homing.stores.memory:MemoryStore",
+    "sqlite": "homing.stores.sqlite:SqliteStore",
+    "postgres": "homing.stores.postgres:PostgresStore",
+}
 _LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
 
 Given = Provider | Listed | Callable[..., Any]
@@ -113,13 +117,14 @@ def engine_settings(settings: Settings) -> EngineSettings:
 
 
 def store(address: str, clock: Clock | None = None) -> Backend:
-    """A store from its address: a file's path, `sqlite:PATH` or `memory:`."""
+    """A store from its address: a file's path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`."""
     if address == "memory:":
         made = load(_STORES["memory"])(clock or SystemClock())
+    elif address.startswith(("postgresql://", "postgres://")):
+        made = load(_STORES["postgres"])(address)
     elif "://" in address:
-        raise ConfigError(
-            "store", f"{address.partition('://')[0]}:// is not supported; give a file or memory:"
-        )
+        kind = address.partition("://")[0]
+        raise ConfigError("store", f"{kind}:// is not supported; give a file, postgresql:// or memory:")
     else:
         path = address.removeprefix("sqlite:")
         if not path:

@@ -27,7 +27,7 @@ from homing.testing import faults
 from homing.testing.faults import Act, FaultServer, Received
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-TIMEOUT_MS = 2_000
+TIMEOUT_MS = 5_000
 SERVERS = 16
 MAX_ATTEMPTS = 3
 SETTLED_WITHIN_S = 600.0
@@ -36,6 +36,7 @@ CONFIG = """
 store = "{folder}/homing.db"
 
 [http]
+connect_timeout_ms = "1s"
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
 
@@ -43,11 +44,11 @@ allow_networks = ["127.0.0.0/8"]
 events = []
 
 [slots]
-standard = 256
+standard = 96
 
 [providers.webhook]
 secret = "{secret}"
-max_in_flight = 256
+max_in_flight = 96
 host_slots = 32
 
 [[rules]]

@@ -42,9 +42,7 @@ class PostgresHarness:
 
     async def empty(self) -> None:
         everything = await self._connection.fetchval(_TABLES)
-        await self._connection.execute(
-            f"UPDATE test.clock SET passed_ms = 0; {everything}"
-        )
+        await self._connection.execute(f"UPDATE test.clock SET passed_ms = 0; {everything}")
 
     async def advance(self, duration_ms: int) -> None:
         await self._connection.execute("UPDATE test.clock SET passed_ms = passed_ms + $1", duration_ms)

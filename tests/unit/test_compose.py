@@ -44,9 +44,20 @@ def test_a_path_is_a_sqlite_file(address: str) -> None:
     assert type(store(address)).__name__ == "SqliteStore"
 
 
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_a_url_is_a_postgres_database_and_its_password_is_not_shown(scheme: str) -> None:
+    made = store(f"{scheme}://ada:secret@db.example.com:5433/app?schema=outbox")
+    assert repr(made) == "PostgresStore('db.example.com:5433/app', schema='outbox')"
+
+
 @pytest.mark.parametrize(
     ("address", "says"),
-    [("postgresql://host/db", "postgresql:// is not supported"), ("sqlite:", "is empty"), ("", "is empty")],
+    [
+        ("mysql://host/db", "mysql:// is not supported"),
+        ("postgresql://host/db?schema=No+name", "schema"),
+        ("sqlite:", "is empty"),
+        ("", "is empty"),
+    ],
 )
 def test_what_is_no_store_is_refused(address: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"store: .*{says}"):

@@ -105,7 +105,7 @@ async def _force(
     if json:
         print_json(msgspec.to_builtins(found))
     else:
-        options.screen.line(found.id, *_breaker(found.breaker))
+        options.screen.line(found.id, _breaker(found.breaker))
         if phase is not None:
             options.notes.line(f"`homing providers auto {found.id}` gives it back", style="bright_black")
     return ExitCode.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
@@ -23,6 +24,8 @@ log = logging.getLogger("homing.callbacks")
 
 _STEP = 200
 _LONGEST_ID = 255
+_MOST_ATTEMPTS = 1_000_000
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class CallbackResult(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -120,6 +123,8 @@ class Callbacks:
                 replace(
                     receipt,
                     provider=listed.id,
+                    notification_id=_ours(receipt.notification_id),
+                    attempt=receipt.attempt if 0 < receipt.attempt < _MOST_ATTEMPTS else 0,
                     error=plain(receipt.error),
                     error_code=plain(receipt.error_code, 100),
                     routes=routes if failed else {},
@@ -143,6 +148,11 @@ class Callbacks:
             is BounceFailover.ALWAYS
             for channel in listed.channels
         )
+
+
+def _ours(id: str | None) -> str | None:
+    """An id that can be one of ours: others may use the same account, with words of their own."""
+    return id if id is not None and _UUID.fullmatch(id) else None
 
 
 def _storable(id: str) -> bool:

@@ -21,7 +21,7 @@ from homing.providers.http import Answer, Request, Transport
 from homing.providers.reading import as_object, error_text, json_object, text_of
 from homing.providers.retry_after import retry_after_ms
 from homing.providers.secret import Secret, secret
-from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
+from homing.providers.wire import HttpProvider, NowMs, inside, wall_clock_ms
 
 _TABLE = error_table("acs")
 _OPERATION = re.compile(r"[A-Za-z0-9-]{1,100}")
@@ -131,7 +131,7 @@ class AcsProvider(HttpProvider):
             return None
         now_ms = self._now_ms()
         answer = await self._transport.send(
-            self._status_request(operation, now_ms), timeout_ms=delivery.timeout_ms
+            self._status_request(operation, now_ms), timeout_ms=inside(delivery.timeout_ms)
         )
         if not isinstance(answer, Answer) or answer.status != 200:
             return None

@@ -8,6 +8,9 @@ from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import apprise as lib
+from apprise.attachment.memory import AttachMemory
+
 from homing.core.errors import ConfigError
 from homing.core.model import Content, Outcome, OutcomeKind
 from homing.core.ports import Delivery
@@ -17,12 +20,6 @@ from homing.providers.refusals import refusal
 from homing.providers.secret import Secret, secret
 from homing.providers.threads import Threads
 from homing.providers.wire import Unsendable, inside
-
-try:
-    import apprise as lib
-    from apprise.attachment.memory import AttachMemory
-except ImportError:  # pragma: no cover
-    raise ConfigError("kind", "needs apprise: pip install 'homing[apprise]'") from None
 
 _MOST_THREADS = 256
 _CLOSE_MS = 5_000

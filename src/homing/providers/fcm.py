@@ -13,6 +13,7 @@ from homing.core.errors import ConfigError
 from homing.core.model import Outcome
 from homing.core.ports import Delivery
 from homing.providers import fcm_answers
+from homing.providers.base_url import checked_base_url
 from homing.providers.fcm_callbacks import FcmCallbacks, Secrets
 from homing.providers.fcm_message import FcmMessages, Table
 from homing.providers.fcm_token import AccessTokens, ServiceAccount
@@ -56,9 +57,11 @@ class FcmProvider(HttpProvider):
             raise ConfigError("project_id", "is not a Firebase project's id; the key file has none either")
         if target not in ("token", "fid"):
             raise ConfigError("target", f"is {target!r}; allowed are token, fid")
-        self._url = f"{base_url.rstrip('/')}/v1/projects/{project}/messages:send"
-        self._check_url = f"{base_url.rstrip('/')}/"
-        self._tokens = AccessTokens(account, transport, token_uri or account.token_uri, now_ms)
+        origin = checked_base_url(base_url)
+        self._url = f"{origin}/v1/projects/{project}/messages:send"
+        self._check_url = f"{origin}/"
+        token_uri = checked_base_url(token_uri or account.token_uri, "token_uri")
+        self._tokens = AccessTokens(account, transport, token_uri, now_ms)
         self._messages = FcmMessages(
             target=target,
             image_key=image_key,

@@ -7,6 +7,8 @@ import re
 from typing import Any
 from urllib.parse import urlencode
 
+from google.auth import jwt
+from google.auth.crypt import RSASigner
 from msgspec import Struct
 
 from homing.core.errors import ConfigError
@@ -17,12 +19,6 @@ from homing.providers.reading import error_text, json_object
 from homing.providers.retry_after import retry_after_ms
 from homing.providers.secret import Secret
 from homing.providers.wire import NowMs
-
-try:
-    from google.auth import jwt
-    from google.auth.crypt import RSASigner
-except ImportError:  # pragma: no cover
-    raise ConfigError("kind", "needs google-auth: pip install 'homing[fcm]'") from None
 
 SCOPE = "https://www.googleapis.com/auth/firebase.messaging"
 AUDIENCE = "https://oauth2.googleapis.com/token"
@@ -128,8 +124,6 @@ class AccessTokens:
         request = token_request(self._uri, self._account.assertion(asked_at))
         answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
         if isinstance(answer, Failure):
-            if answer.code in ("bad_request", "refused_address"):
-                return _refused(f"token_uri cannot be asked: {answer.code}")
             error = f"the token server gave no answer: {answer.error}"
             return Outcome(OutcomeKind.TRANSIENT, error_code=answer.code, error=error)
         found = read_token(answer, asked_at)

@@ -14,7 +14,7 @@ from homing.core.model import Outcome, OutcomeKind
 from homing.core.ports import Delivery
 from homing.providers.answers import error_table
 from homing.providers.email import DEFAULT_SUBJECT, Mail, Mailbox, mail_of, mail_style, mailbox
-from homing.providers.http import Answer, Request, Transport
+from homing.providers.http import Answer, Headers, Request, Transport
 from homing.providers.reading import as_object, error_text, json_object, text_of
 from homing.providers.retry_after import retry_after_ms
 from homing.providers.secret import Secret, secret
@@ -27,6 +27,7 @@ from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
 
 _TABLE = error_table("sendgrid")
 _LONGEST_WAIT_MS = 24 * 3_600_000
+_JSON = ("Content-Type", "application/json")
 _INDEX = re.compile(r"\.\d+")
 _encode = msgspec.json.Encoder().encode
 
@@ -61,12 +62,8 @@ class SendGridProvider(HttpProvider):
         super().__init__(transport, now_ms)
         if isinstance(categories, str) or len(categories) > 10:
             raise ConfigError("categories", "must be a list of at most 10")
-        key = secret("api_key", api_key).reveal()
-        self._headers = (
-            ("Authorization", f"Bearer {key}"),
-            ("Content-Type", "application/json"),
-            *((("on-behalf-of", on_behalf_of),) if on_behalf_of else ()),
-        )
+        self._key = secret("api_key", api_key)
+        self._as_subuser = (("on-behalf-of", on_behalf_of),) if on_behalf_of else ()
         self._url = f"{base_url.rstrip('/')}/v3/mail/send"
         self._check_url = f"{base_url.rstrip('/')}/v3/scopes"
         self._sandbox = sandbox
@@ -110,7 +107,7 @@ class SendGridProvider(HttpProvider):
                 }
                 for a in mail.attachments
             ]
-        return Request(url=self._url, body=_encode(body), headers=self._headers)
+        return Request(url=self._url, body=_encode(body), headers=(*self._headers(), _JSON))
 
     def classify(self, answer: Answer, now_ms: int) -> Outcome:
         if answer.status == 202 or (answer.status == 200 and self._sandbox):
@@ -123,11 +120,14 @@ class SendGridProvider(HttpProvider):
         return _TABLE.outcome(code, answer.status, message, retry_after_ms=wait_ms)
 
     def check_request(self) -> Request:
-        return Request(url=self._check_url, method="GET", headers=self._headers)
+        return Request(url=self._check_url, method="GET", headers=self._headers())
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         """A batch of events."""
         return self._callbacks.hear(callback, now_ms)
+
+    def _headers(self) -> Headers:
+        return (("Authorization", f"Bearer {self._key.reveal()}"), *self._as_subuser)
 
 
 def _named(box: Mailbox) -> dict[str, str]:

@@ -15,7 +15,7 @@ from homing.providers.email import DEFAULT_SUBJECT, mail_of, mail_style, mailbox
 from homing.providers.mime import message_id, mime
 from homing.providers.secret import Secret, secret
 from homing.providers.smtp_replies import Stage, happened
-from homing.providers.wire import NowMs, Unsendable, wall_clock_ms
+from homing.providers.wire import NowMs, Unsendable, inside, wall_clock_ms
 
 try:
     from homing.providers.smtp_pool import SmtpPool
@@ -27,7 +27,6 @@ except ImportError as missing:
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 _CHECK_S = 5.0
-_LEAST_MARGIN_MS = 100
 
 
 class SmtpProvider:
@@ -104,7 +103,7 @@ class SmtpProvider:
             return refusal.outcome
         progress = Progress()
         try:
-            async with asyncio.timeout(_own_timeout_s(delivery.timeout_ms)):
+            async with asyncio.timeout(inside(delivery.timeout_ms) / 1000):
                 return await self._send(letter, progress)
         except TimeoutError:
             return _late(progress.stage)
@@ -148,11 +147,6 @@ def _late(stage: Stage) -> Outcome:
     if stage is Stage.WAITING:
         return happened("pool")
     return happened("timeout_after_dot" if stage is Stage.DOT else "timeout")
-
-
-def _own_timeout_s(timeout_ms: int) -> float:
-    """A little less than the attempt has: we know better than the engine how far it came."""
-    return max(timeout_ms - _LEAST_MARGIN_MS, timeout_ms * 0.9) / 1000
 
 
 def _context(ca_file: str) -> ssl.SSLContext:

@@ -12,6 +12,7 @@ from homing.core.errors import ConfigError
 from homing.core.model import Outcome, OutcomeKind, Priority
 from homing.core.ports import Delivery
 from homing.providers.answers import error_table
+from homing.providers.base_url import checked_base_url
 from homing.providers.http import Answer, Request, Transport
 from homing.providers.push import (
     MAX_TTL_S,
@@ -63,7 +64,7 @@ class WebPushProvider(HttpProvider):
     ) -> None:
         super().__init__(transport, now_ms)
         self._vapid = Vapid(secret("vapid_private_key", vapid_private_key), vapid_subject)
-        self._base_url = base_url.rstrip("/")
+        self._base_url = checked_base_url(base_url) if base_url else ""
         self._ttl_s = checked_ttl(ttl_seconds)
         self._collapse = checked_collapse(collapse)
         self._urgency = {**_URGENCY, **_checked_urgency(urgency or {})}

@@ -7,22 +7,18 @@ from binascii import Error as NotBase64
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import http_ece  # type: ignore[import-untyped]
 import msgspec
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from msgspec import Struct
 
 from homing.core.errors import ConfigError
 from homing.providers.refusals import refusal
 from homing.providers.secret import Secret
 from homing.providers.wire import Unsendable
-
-try:
-    import http_ece  # type: ignore[import-untyped]
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-except ImportError:  # pragma: no cover
-    raise ConfigError("kind", "needs http-ece and cryptography: pip install 'homing[webpush]'") from None
 
 MAX_PLAINTEXT_BYTES = 3993
 """With 86 bytes of header, 16 of tag and one delimiter: the 4096 that every push service takes."""

@@ -59,6 +59,14 @@ async def test_one_bad_event_never_fails_its_batch(world: World) -> None:
     assert await status(engine, id) is Status.DELIVERED
 
 
+async def test_what_cannot_be_an_id_of_ours_is_none_and_the_message_id_tells(world: World) -> None:
+    engine, postman, id = await sent_mail(world)
+    event = told(postman.sent[0], E.DELIVERED, notification_id="order-7\x00", attempt=10**12)
+    event["provider_message_id"] = "post-1"
+    assert (await engine.hear("post", signed([event]))).applied == 1
+    assert await status(engine, id) is Status.DELIVERED
+
+
 async def test_a_callback_that_the_provider_cannot_read_is_told_again_later(world: World) -> None:
     engine, _, _ = await sent_mail(world)
     with pytest.raises(CallbackUnreadable):

@@ -227,6 +227,12 @@ async def test_what_says_nothing_is_refused(server: FaultServer) -> None:
     assert (outcome.kind, server.received) == (K.BAD_CONTENT, [])
 
 
+async def test_an_attachment_that_is_not_base64_is_refused(server: FaultServer) -> None:
+    content = Content(body="B", attachments=(Attachment(filename="a.txt", content="a"),))
+    outcome = await sent(AppriseProvider(urls=url(server)), content=content)
+    assert (outcome.kind, outcome.error_code, server.received) == (K.BAD_CONTENT, "attachment", [])
+
+
 async def test_a_redirect_is_not_followed(server: FaultServer) -> None:
     server.play(answer(307, headers={"location": f"{server.url}/there"}))
     assert (await sent(AppriseProvider(urls=url(server)))).kind is K.AMBIGUOUS

@@ -195,6 +195,15 @@ async def test_a_fresh_token_that_is_refused_too_is_our_fault(fcm: FcmProvider, 
     assert (len(google.tokens_asked), len(google.sends)) == (2, 2)
 
 
+async def test_a_refused_token_that_cannot_be_replaced_leaves_nothing_in_doubt(
+    fcm: FcmProvider, google: Google
+) -> None:
+    google.token_acts = [a_token(), html(503)]
+    google.send_acts = [UNAUTHENTICATED]
+    outcome = await fcm.send(a_push())
+    assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "token_unavailable")
+
+
 async def test_fifty_sends_with_a_revoked_token_replace_it_once(fcm: FcmProvider, google: Google) -> None:
     await fcm.send(a_push())
     google.send_acts = [UNAUTHENTICATED] * 50

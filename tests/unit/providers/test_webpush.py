@@ -387,6 +387,7 @@ async def test_an_endpoint_inside_the_network_is_not_reached() -> None:
         ("vapid_private_key", text(bytes(32))),
         ("vapid_private_key", "-----BEGIN PRIVATE KEY-----\nsecret\n-----END PRIVATE KEY-----"),
         ("vapid_subject", "push@example.com"),
+        ("base_url", "ftp://push.example.net"),
         ("ttl_seconds", -1),
         ("collapse", "always"),
         ("urgency", {"low": "lazy"}),

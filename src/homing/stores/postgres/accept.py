@@ -46,7 +46,8 @@ SELECT id::text, seq FROM stored
 _TAKE_KEYS = """
 INSERT INTO homing.requests (tenant, idempotency_key, fingerprint, batch_id, ids, created_at)
 SELECT u.tenant, u.idempotency_key, u.fingerprint, u.batch_id, '{}', $5::bigint
-FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS u(tenant, idempotency_key, fingerprint, batch_id)
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
+  AS u(tenant, idempotency_key, fingerprint, batch_id)
 ORDER BY u.tenant, u.idempotency_key
 ON CONFLICT (tenant, idempotency_key) DO NOTHING
 RETURNING tenant, idempotency_key
@@ -246,7 +247,8 @@ async def insert_rows(tx: Tx, rows: Sequence[tuple[Row, str]]) -> dict[str, int]
         (*state_columns(0, row, queues[queue_of(row)])[1:], *message_columns(row, message))
         for row, message in sorted(rows, key=lambda new: new[0].id)  # what is due together goes by id
     ]
-    return {id: seq for id, seq in await tx.rows(INSERT, *columns_of(columns, len(_NEW)))}
+    stored = await tx.rows(INSERT, *columns_of(columns, len(_NEW)))
+    return {id: seq for id, seq in stored}  # noqa: C416
 
 
 def queues_of(batch: Iterable[Submission]) -> set[Queue]:

@@ -252,7 +252,9 @@ async def messages_of(tx: Tx, seqs: Collection[int]) -> dict[int, Message]:
 
 async def fold(tx: Tx, limit: int = 50_000) -> int:
     """Moves ledger rows into the tallies and roll-ups; how many. One process at a time, the others pass."""
-    if not await tx.one("SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", f"homing fold {tx.schema}"):
+    if not await tx.one(
+        "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", f"homing fold {tx.schema}"
+    ):
         return 0
     folded: int = await tx.one(_FOLD, limit)
     return folded

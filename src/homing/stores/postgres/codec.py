@@ -1,8 +1,8 @@
 """Rows as columns of `live` and `settled`, and back.
 
-Reading: a row comes as its columns in the order of `ROW_FIELDS` and is converted at once. Writing: each set of
-columns that a transition writes has its names and types and, next to it, the function that takes the values
-from a row in the same order. `holds` and `engagement` are JSON; NULL stands for an empty one.
+Reading: a row comes as its columns in the order of `ROW_FIELDS` and is converted at once. Writing: each set
+of columns that a transition writes has its names and types and, next to it, the function that takes the
+values from a row in the same order. `holds` and `engagement` are JSON; NULL stands for an empty one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,73 @@ _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 decode_message = msgspec.json.Decoder(Message).decode
 
 _OF_MESSAGE = frozenset(
-    ["id", "tenant", "batch_id", "channel", "mode", "type", "category", "priority", "origin", "address", "created_at", "send_at", "resend_of"]
+    [
+        "id",
+        "tenant",
+        "batch_id",
+        "channel",
+        "mode",
+        "type",
+        "category",
+        "priority",
+        "origin",
+        "address",
+        "created_at",
+        "send_at",
+        "resend_of",
+    ]
 )
 
 STATE: dict[str, str] = {
     **dict.fromkeys(
-        ["seq", "updated_at", "aged_from", "max_age_ms", "last_delay_ms", "started_at", "due_at", "deadline_at", "lease_until", "expires_at", "last_attempt_at", "sent_at", "delivered_at", "failed_at", "acknowledged_at"],
+        [
+            "seq",
+            "updated_at",
+            "aged_from",
+            "max_age_ms",
+            "last_delay_ms",
+            "started_at",
+            "due_at",
+            "deadline_at",
+            "lease_until",
+            "expires_at",
+            "last_attempt_at",
+            "sent_at",
+            "delivered_at",
+            "failed_at",
+            "acknowledged_at",
+        ],
         "bigint",
     ),
     **dict.fromkeys(
-        ["queue", "token", "changes", "attempts", "attempts_before", "max_attempts", "attempt_floor", "bounce_floor", "failures_here"],
+        [
+            "queue",
+            "token",
+            "changes",
+            "attempts",
+            "attempts_before",
+            "max_attempts",
+            "attempt_floor",
+            "bounce_floor",
+            "failures_here",
+        ],
         "integer",
     ),
     **dict.fromkeys(["pinned", "overdue", "cancel_requested", "unhurried"], "boolean"),
     **dict.fromkeys(
-        ["tenant", "status", "provider", "worker", "holds", "reason", "error_code", "last_error", "acknowledged_by", "acknowledged_why", "engagement"],
+        [
+            "tenant",
+            "status",
+            "provider",
+            "worker",
+            "holds",
+            "reason",
+            "error_code",
+            "last_error",
+            "acknowledged_by",
+            "acknowledged_why",
+            "engagement",
+        ],
         "text",
     ),
     "resent_as": "uuid",
@@ -57,13 +109,37 @@ MESSAGE: dict[str, str] = {
     "send_at": "bigint",
     "id": "uuid",
     "resend_of": "uuid",
-    **dict.fromkeys(["batch_id", "channel", "mode", "type", "category", "priority", "origin", "address", "message"], "text"),
+    **dict.fromkeys(
+        ["batch_id", "channel", "mode", "type", "category", "priority", "origin", "address", "message"],
+        "text",
+    ),
 }
 """The columns of `messages` besides `seq` and `tenant`."""
 
 SETTLED: dict[str, str] = {
     name: STATE[name]
-    for name in ["seq", "queue", "provider", "status", "changes", "attempts", "failures_here", "last_delay_ms", "max_age_ms", "holds", "due_at", "deadline_at", "reason", "last_error", "error_code", "last_attempt_at", "sent_at", "delivered_at", "failed_at", "cancel_requested"]
+    for name in [
+        "seq",
+        "queue",
+        "provider",
+        "status",
+        "changes",
+        "attempts",
+        "failures_here",
+        "last_delay_ms",
+        "max_age_ms",
+        "holds",
+        "due_at",
+        "deadline_at",
+        "reason",
+        "last_error",
+        "error_code",
+        "last_attempt_at",
+        "sent_at",
+        "delivered_at",
+        "failed_at",
+        "cancel_requested",
+    ]
 }
 """What a settlement changes, besides what ends with every lease."""
 

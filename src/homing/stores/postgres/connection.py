@@ -31,7 +31,7 @@ BEGIN ISOLATION LEVEL READ COMMITTED{mode};
 SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off;
 SET LOCAL enable_mergejoin = off; SET LOCAL jit = off
 """
-_WRITING, _READING = _BEGIN.format(mode=""), _BEGIN.format(mode=" READ ONLY")
+WRITING, _READING = _BEGIN.format(mode=""), _BEGIN.format(mode=" READ ONLY")
 
 
 Action = Callable[[Tx], Awaitable[R]]
@@ -106,7 +106,7 @@ class Database:
         `timed` asks for the time, which only a schema that is there can tell. `beside` names a lock that
         calls of one kind share, and that another kind takes alone (see `alone_with`).
         """
-        begin = _READING if read_only else _WRITING
+        begin = _READING if read_only else WRITING
         for tried in range(1, _TRIES + 1):
             connection = await self._begun(begin)
             try:

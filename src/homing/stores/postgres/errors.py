@@ -51,14 +51,16 @@ def translated(error: Exception, where: str) -> Exception:
         case _ if isinstance(error, _NOT_LET_IN):
             return StoreError(f"{where} does not let Homing in: check the user, password and database.")
         case _ if lost_connection(error):
-            return StoreUnavailable(f"{where} cannot be reached right now ({type(error).__name__}). Try again.")
+            return StoreUnavailable(
+                f"{where} cannot be reached right now ({type(error).__name__}). Try again."
+            )
         case said.DiskFullError():
             return StoreFull(f"No space left at {where}. Nothing was changed; free some space and try again.")
         case said.InsufficientResourcesError():
             return StoreUnavailable(f"{where} is out of resources ({type(error).__name__}). Try again.")
         case _ if isinstance(error, _NOT_ALLOWED):
             return StoreReadOnly(
-                f"{where} does not allow this ({error}). Check the grants of the user, or whether it is a standby."
+                f"{where} does not allow this ({error}). Check the user's grants, or whether it is a standby."
             )
         case _ if isinstance(error, _NO_SCHEMA):
             return SchemaError(f"{where} has no Homing schema yet, or another one. Run `homing db migrate`.")

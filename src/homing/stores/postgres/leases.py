@@ -232,9 +232,10 @@ class _Claiming:
                 continue
             lane, tenant, outlet = names[place.queue]
             room = self.request.lanes.get(lane)
-            if room is not None and room.slots > 0 and self.outlets.open(outlet):
-                if room.tenant_room.get(tenant, 1) > 0:
-                    times.append(place.next_at)
+            if room is None or room.slots <= 0 or room.tenant_room.get(tenant, 1) <= 0:
+                continue
+            if self.outlets.open(outlet):
+                times.append(place.next_at)
         return min(times, default=None)
 
 

@@ -2,9 +2,9 @@
 
 A claimed row leaves a dead entry in the index until no transaction can see it any more. A claim that began at
 the oldest entry would walk over all of them, every time, for as long as somebody holds an old snapshot open.
-So a claim begins where the last one of this process found the first row (the low-water mark of the queue), and
-a sweep from the beginning finds what came in below: with every claim while that is cheap, and so rarely that it
-takes a twentieth of the time at most when it is not.
+So a claim begins where the last one of this process found the first row (the low-water mark of the queue),
+and a sweep from the beginning finds what came in below: with every claim while that is cheap, and so rarely
+that it takes a twentieth of the time at most when it is not.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Speaks(Protocol):
 
 
 class Tx:
-    """What one call works with: a connection in an open transaction, its time, and who wants to hear of it."""
+    """What one call works with: a connection in an open transaction, and its time."""
 
     __slots__ = ("connection", "now", "queues", "schema", "subscribed")
 

@@ -70,8 +70,8 @@ _LATE_COMMITS_MS = 60_000
 class PostgresStore:
     """A `Backend` in one schema of a PostgreSQL database, 14 or newer.
 
-    `open` connects; `migrate` makes the tables. Until then every other call raises `SchemaError`. Any number of
-    processes may share a schema. The database's clock decides.
+    `open` connects; `migrate` makes the tables. Until then every other call raises `SchemaError`. Any
+    number of processes may share a schema. The database's clock decides.
     """
 
     def __init__(
@@ -109,9 +109,7 @@ class PostgresStore:
         """Connects; raises `SchemaError` for a schema newer than this program."""
         await self._database.open()
         try:
-            await self._database.do(
-                lambda tx: schema.check_version(tx, self._address.where), read_only=True, timed=False
-            )
+            await self._database.do(self._check_schema, read_only=True, timed=False)
         except BaseException:
             await self._database.close()
             raise
@@ -153,9 +151,7 @@ class PostgresStore:
         if not self._reclaiming.due():
             since = self._reclaimed_at - _LATE_COMMITS_MS
         with self._reclaiming.sweep():
-            batch = await self._write(
-                lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since)
-            )
+            batch = await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since))
         if len(batch.claims) < limit:  # else there may be more that passed as early
             self._reclaimed_at = batch.now
         await self._write(fold)
@@ -278,6 +274,10 @@ class PostgresStore:
         await self._write(lambda tx: inbox.tell_schedule(tx, delays_ms))
 
     # Calls ---------------------------------------------------------------------------------------
+
+    async def _check_schema(self, tx: Tx) -> None:
+        await schema.check_version(tx, self._address.where)
+        await schema.check_whole(tx, self._address.where)
 
     async def _write(self, action: Callable[[Tx], Awaitable[R]], *, beside: str | None = None) -> R:
         return await self._database.do(action, self._subscribed, beside=beside)

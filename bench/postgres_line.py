@@ -1,0 +1,286 @@
+"""How fast the PostgreSQL store is, how big a notification gets, and what a backlog or an old snapshot costs.
+
+    python bench/postgres_line.py postgresql://postgres@127.0.0.1/postgres
+    python bench/postgres_line.py URL --rows 5000000 --only buffers
+
+It makes databases of its own (`homing_bench_…`) and drops them. Only ratios within one run mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+
+from homing.core.ids import uuid7
+from homing.core.model import (
+    AttemptRecord,
+    Channel,
+    Claim,
+    ClaimRequest,
+    Content,
+    LaneRoom,
+    Message,
+    Mode,
+    NewNotification,
+    OutcomeKind,
+    Priority,
+    Recipient,
+    Settlement,
+    Status,
+    Submission,
+)
+from homing.stores.postgres import PostgresStore, leases
+from homing.stores.postgres.connection import WRITING
+
+DAY_MS = 86_400_000
+LANE = "standard.email"
+MESSAGE = Message(
+    recipient=Recipient(id="u-1", email="ada@example.com"),
+    content=Content(subject="Your order is on its way", text="x" * 300),
+)
+_SIZES = """
+SELECT c.relname, pg_total_relation_size(c.oid) FROM pg_class AS c
+WHERE c.relnamespace = 'homing'::regnamespace AND c.relkind = 'r' ORDER BY 2 DESC
+"""
+
+
+def a_submission(size: int, number: int, send_at: int | None = None) -> Submission:
+    now = time.time_ns() // 1_000_000
+    return Submission(
+        tenant="default",
+        batch_id=uuid7(now, int.from_bytes(os.urandom(9), "big")),
+        notifications=tuple(
+            NewNotification(
+                id=uuid7(now, int.from_bytes(os.urandom(9), "big")),
+                channel=Channel.EMAIL,
+                mode=Mode.STANDARD,
+                lane=LANE,
+                type="order",
+                category="transactional",
+                priority=Priority.MEDIUM,
+                origin="api",
+                provider="sendgrid",
+                outlet="sendgrid",
+                address=f"user-{number}-{position}@example.com",
+                message=MESSAGE,
+                send_at=send_at,
+                max_age_ms=DAY_MS,
+            )
+            for position in range(size)
+        ),
+    )
+
+
+def a_request(slots: int) -> ClaimRequest:
+    room = LaneRoom(slots=slots, tenant_slots=slots)
+    return ClaimRequest(worker="host:4711", lease_ms=30_000, lanes={LANE: room}, outlet_slots=slots)
+
+
+def sent(claim: Claim) -> Settlement:
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=Status.SENT,
+        attempt=AttemptRecord(
+            number=claim.attempt,
+            provider=claim.provider,
+            outcome=OutcomeKind.ACCEPTED,
+            started_at=claim.started_at,
+            latency_ms=120,
+            worker=claim.worker,
+            provider_message_id=f"sg-{claim.id}",
+        ),
+        provider=claim.provider,
+        outlet=claim.outlet,
+        max_age_ms=DAY_MS,
+    )
+
+
+@asynccontextmanager
+async def fresh(server: str, name: str) -> AsyncIterator[tuple[PostgresStore, Any]]:
+    """A store in a database of its own, and a connection to it."""
+    database = f"homing_bench_{os.getpid()}_{name}"
+    admin = await asyncpg.connect(server)
+    await admin.execute(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
+    await admin.execute(f"CREATE DATABASE {database}")
+    url = f"{server.rpartition('/')[0]}/{database}"
+    store = PostgresStore(url)
+    await store.open()
+    await store.migrate()
+    connection = await asyncpg.connect(url)
+    try:
+        yield store, connection
+    finally:
+        await connection.close()
+        await store.close()
+        await admin.execute(f"DROP DATABASE {database} WITH (FORCE)")
+        await admin.close()
+
+
+async def accept(store: PostgresStore, rows: int, size: int, send_at: int | None = None) -> float:
+    """Rows per second; making the submissions is not counted."""
+    took = 0.0
+    for number in range(rows // size):
+        submission = a_submission(size, number, send_at)
+        begun = time.perf_counter()
+        await store.accept([submission])
+        took += time.perf_counter() - begun
+    return rows / took
+
+
+async def deliver(store: PostgresStore, rows: int, size: int) -> tuple[float, float]:
+    """Seconds spent on claims and on settlements of so many rows."""
+    claiming = settling = 0.0
+    done = 0
+    while done < rows:
+        begun = time.perf_counter()
+        claims = (await store.claim(a_request(size))).claims
+        claimed = time.perf_counter()
+        result = await store.settle([sent(claim) for claim in claims])
+        settling += time.perf_counter() - claimed
+        claiming += claimed - begun
+        done += len(result.applied)
+        if not claims:
+            break
+    return claiming, settling
+
+
+async def rates(server: str, rows: int, size: int) -> None:
+    async with fresh(server, "rates") as (store, connection):
+        accepted = await accept(store, rows, size)
+        claiming, settling = await deliver(store, rows, size)
+        print(f"line, batches of {size}, {rows:,} rows, one process")
+        print(f"  accept {accepted:>10,.0f} rows/s")
+        print(f"  claim  {rows / claiming:>10,.0f} rows/s")
+        print(f"  settle {rows / settling:>10,.0f} rows/s")
+        print(f"  both   {rows / (claiming + settling):>10,.0f} rows/s")
+        waiting = [a_submission(1, number) for number in range(4_000)]
+
+        async def caller() -> None:
+            while waiting:
+                await store.accept([waiting.pop()])
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(caller() for _ in range(64)))
+        print(f"  accept one each, 64 callers {4_000 / (time.perf_counter() - begun):>10,.0f} rows/s")
+        await deliver(store, 4_000, size)
+        await sizes(store, connection, rows + 4_000)
+
+
+async def sizes(store: PostgresStore, connection: Any, rows: int) -> None:
+    await store.reclaim("bench", 1, 1_000)
+    await connection.execute("VACUUM ANALYZE")
+    found = await connection.fetch(_SIZES)
+    total = sum(size for _, size in found)
+    print(f"bytes of one settled notification, all tables and indexes, after VACUUM: {total / rows:,.0f}")
+    for name, size in found:
+        if size / rows >= 1:
+            print(f"  {name:<16} {size / rows:>8,.0f}")
+
+
+async def buffers(server: str, backlogs: Sequence[int], batch: int) -> None:
+    print(f"buffers touched by a claim of {batch}, for each row claimed")
+    first = 0.0
+    for backlog in backlogs:
+        async with fresh(server, f"backlog_{backlog}") as (store, connection):
+            await accept(store, backlog, min(backlog, 5_000))
+            await connection.execute("VACUUM ANALYZE")
+            touched, plans = await explained(connection, batch)
+            first = first or touched
+            print(f"  {backlog:>10,} waiting: {touched:>7.2f} a row, {touched / first:.2f} times the first")
+            if backlog == backlogs[-1]:
+                for name, plan in plans.items():
+                    print(f"  {name}")
+                    print("\n".join(f"    {line}" for line in lines_of(plan)))
+
+
+async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]:
+    """The statements of a claim, just as they run, and taken back; buffers for each row."""
+    now = time.time_ns() // 1_000_000 + 60_000
+    plans: dict[str, Any] = {}
+    await connection.execute(WRITING)
+    queue = await connection.fetchval("SELECT id FROM homing.queues")
+    seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
+    ones, taken = [1] * batch, [seq for (seq,) in seqs]
+    leased = (taken, ones, ones, ones, ones, [False] * batch, [""] * batch, now, now)
+    for name, sql, parameters in (
+        ("sweep", leases.SWEEP, (now,)),
+        ("due rows", leases.DUE_ROWS, ([queue], [0], [-1], now, batch)),
+        ("lease", leases.LEASE, leased),
+    ):
+        explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}"
+        plans[name] = json.loads(await connection.fetchval(explain, *parameters))[0]["Plan"]
+    await connection.execute("ROLLBACK")
+    touched = sum(p["Shared Hit Blocks"] + p["Shared Read Blocks"] for p in plans.values())
+    return touched / batch, plans
+
+
+def lines_of(plan: dict[str, Any], depth: int = 0) -> list[str]:
+    what = " ".join(str(plan[key]) for key in ("Node Type", "Index Name", "Index Cond") if key in plan)
+    found = [f"{'  ' * depth}{what} (rows {plan['Actual Rows']} × {plan['Actual Loops']})"]
+    for part in plan.get("Plans", ()):
+        found += lines_of(part, depth + 1)
+    return found
+
+
+async def snapshot(server: str, rows: int, size: int) -> None:
+    """Throughput by quarters while an old snapshot is open, and after it is closed."""
+    async with fresh(server, "snapshot") as (store, connection):
+        await accept(store, 2_000, size)
+        await deliver(store, 2_000, size)
+        await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await connection.fetchval("SELECT count(*) FROM homing.live")
+        windows = [await window(store, size) for _ in range(rows // (10 * size))]
+        await connection.execute("COMMIT")
+        await connection.execute("VACUUM homing.live")
+        after = [await window(store, size) for _ in range(10)]
+    quarter = len(windows) // 4
+    medians = [statistics.median(windows[n * quarter : (n + 1) * quarter]) for n in range(4)]
+    print(f"an old snapshot while {rows:,} notifications pass: rows/s by quarter (median of windows)")
+    print("  " + "  ".join(f"{median:,.0f}" for median in medians))
+    print(f"  last / first {medians[3] / medians[0]:.2f}; closed and vacuumed {statistics.median(after):,.0f}")
+
+
+async def window(store: PostgresStore, size: int) -> float:
+    """Ten batches, accepted and delivered in turn."""
+    begun = time.perf_counter()
+    for _ in range(10):
+        await accept(store, size, size)
+        await deliver(store, size, size)
+    return 10 * size / (time.perf_counter() - begun)
+
+
+async def run(options: argparse.Namespace) -> None:
+    connection = await asyncpg.connect(options.url)
+    print(f"PostgreSQL {await connection.fetchval('SHOW server_version')}")
+    await connection.close()
+    if options.only in (None, "rates"):
+        await rates(options.url, options.settled, options.batch)
+    if options.only in (None, "buffers"):
+        await buffers(options.url, [10_000, options.rows], options.batch)
+    if options.only in (None, "snapshot"):
+        await snapshot(options.url, options.passing, options.batch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("url", help="of a server where databases may be made")
+    parser.add_argument("--batch", type=int, default=500)
+    parser.add_argument("--settled", type=int, default=100_000, help="rows for rates and sizes")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="the large backlog")
+    parser.add_argument("--passing", type=int, default=200_000, help="rows that pass an old snapshot")
+    parser.add_argument("--only", choices=["rates", "buffers", "snapshot"])
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

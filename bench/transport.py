@@ -1,0 +1,123 @@
+"""How many requests a second the transport carries against a local sink, next to bare libcurl.
+
+    python bench/transport.py
+
+The sink runs in a process of its own and answers every POST with 200. "Bare" is pycurl's own loop
+(`CurlMulti.perform` and `select`) with nothing else in the process: no event loop, no futures, no guard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import sys
+import time
+from multiprocessing.connection import Connection
+from typing import cast
+
+import pycurl  # type: ignore[import-untyped]
+import uvloop
+
+from homing.providers.http import Answer, Request
+from homing.providers.transport import CurlTransport
+
+BODY = b'{"type":"order_confirmed","data":{"text":"' + b"x" * 400 + b'"}}'
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"id":"m-12345"}'[:15]
+
+
+class Sink(asyncio.Protocol):
+    """Answers each request that has come whole."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._had = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._had += data
+        while (at := self._had.find(b"\r\n\r\n")) >= 0 and len(self._had) >= at + 4 + len(BODY):
+            self._had = self._had[at + 4 + len(BODY) :]
+            self._transport.write(OK)
+
+
+def sink(say: Connection) -> None:
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(Sink, "127.0.0.1", 0)
+        say.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+
+
+async def ours(url: str, requests: int, at_once: int) -> float:
+    """Requests a second through the transport."""
+    transport = CurlTransport(max_host_connections=at_once)
+    left = iter(range(requests))
+
+    async def carry() -> None:
+        for _ in left:
+            asked = Request(url=url, body=BODY, headers=(("content-type", "application/json"),))
+            assert isinstance(await transport.send(asked, timeout_ms=30_000), Answer)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(carry() for _ in range(at_once)))
+    took = time.perf_counter() - began
+    await transport.close()
+    return requests / took
+
+
+def bare(url: str, requests: int, at_once: int) -> float:
+    """Requests a second by pycurl alone."""
+    multi = pycurl.CurlMulti()
+    idle = []
+    for _ in range(at_once):
+        handle = pycurl.Curl()
+        handle.setopt(pycurl.URL, url)
+        handle.setopt(pycurl.POSTFIELDS, BODY)
+        handle.setopt(pycurl.HTTPHEADER, ["content-type: application/json"])
+        handle.setopt(pycurl.WRITEFUNCTION, lambda piece: None)
+        idle.append(handle)
+    begun = done = 0
+    began = time.perf_counter()
+    while done < requests:
+        while idle and begun < requests:
+            multi.add_handle(idle.pop())
+            begun += 1
+        multi.perform()
+        _, ended, failed = multi.info_read()
+        assert not failed, failed
+        for handle in ended:
+            multi.remove_handle(handle)
+            idle.append(handle)
+            done += 1
+        if not ended:
+            multi.select(1.0)
+    return requests / (time.perf_counter() - began)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--at-once", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    hear, say = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.Process(target=sink, args=(say,), daemon=True)
+    process.start()
+    url = f"http://127.0.0.1:{hear.recv()}/send"
+    best = {"bare": 0.0, "asyncio": 0.0, "uvloop": 0.0}
+    for _ in range(given.rounds):  # in turns, so that a busy moment hits all of them
+        best["bare"] = max(best["bare"], bare(url, given.requests, given.at_once))
+        for name, loop in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
+            with asyncio.Runner(loop_factory=loop) as runner:
+                best[name] = max(best[name], runner.run(ours(url, given.requests, given.at_once)))
+    process.terminate()
+    process.join()
+    for name, rate in best.items():
+        print(f"{name:8} {rate:9,.0f} requests/s   {rate / best['bare']:.2f} of bare")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
