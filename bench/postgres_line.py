@@ -215,7 +215,7 @@ async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]
     for name, sql, parameters in (
         ("sweep", leases.SWEEP, (now,)),
         ("due rows", leases.DUE_ROWS, ([queue], [0], [-1], now, batch)),
-        ("lease", leases.LEASE, leased),
+        ("lease", leases.LEASE.text, leased),
     ):
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}"
         plans[name] = json.loads(await connection.fetchval(explain, *parameters))[0]["Plan"]
@@ -247,7 +247,9 @@ async def snapshot(server: str, rows: int, size: int) -> None:
     medians = [statistics.median(windows[n * quarter : (n + 1) * quarter]) for n in range(4)]
     print(f"an old snapshot while {rows:,} notifications pass: rows/s by quarter (median of windows)")
     print("  " + "  ".join(f"{median:,.0f}" for median in medians))
-    print(f"  last / first {medians[3] / medians[0]:.2f}; closed and vacuumed {statistics.median(after):,.0f}")
+    print(
+        f"  last / first {medians[3] / medians[0]:.2f}; closed and vacuumed {statistics.median(after):,.0f}"
+    )
 
 
 async def window(store: PostgresStore, size: int) -> float:

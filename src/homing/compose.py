@@ -7,7 +7,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
@@ -30,6 +30,9 @@ from homing.engine.roster import Listed, Roster
 from homing.engine.upkeep import Thresholds, UpkeepSettings
 from homing.engine.worker import WorkerSettings
 from homing.making import PROVIDERS, SINKS, Shared, load, make
+
+if TYPE_CHECKING:
+    from homing.stores.copying import Copying
 
 # kind → "module:class"; imported when used, so that nothing costs anything before.
 _STORES = {
@@ -132,6 +135,20 @@ def store(address: str, clock: Clock | None = None) -> Backend:
         made = load(_STORES["sqlite"])(path)
     backend: Backend = made
     return backend
+
+
+def copying(source: str, target: str, *, page: int) -> Copying:
+    """What `homing db copy` works with: from a SQLite file to a PostgreSQL database."""
+    if "://" in source or source == "memory:":
+        raise ConfigError("source", "must be a SQLite file")
+    if not target.startswith(("postgresql://", "postgres://")):
+        raise ConfigError("target", "must be postgresql://HOST/DATABASE")
+    made: Copying = load("homing.stores.copying:Copying")(
+        load("homing.stores.sqlite.copied:SqliteSource")(source.removeprefix("sqlite:")),
+        load("homing.stores.postgres.copied:PostgresTarget")(target),
+        page=page,
+    )
+    return made
 
 
 def roster(

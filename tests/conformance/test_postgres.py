@@ -36,7 +36,7 @@ class PostgresHarness:
         self.store: Backend = self._make()
 
     def _make(self) -> PostgresStore:
-        store = PostgresStore(self._url, pool_size=4)
+        store = PostgresStore(f"{self._url}?pool_size=4")
         self._opened.append(store)
         return store
 

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
-import boto3
+import boto3  # type: ignore[import-untyped]
 import pytest
 from moto.server import ThreadedMotoServer
 from moto.sns.models import sns_backends

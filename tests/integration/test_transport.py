@@ -144,6 +144,21 @@ async def test_connections_are_used_again(server: FaultServer, transport: CurlTr
     assert server.connections == 1
 
 
+async def test_who_sends_one_after_another_beside_others_gets_each_answer(
+    server: FaultServer, transport: CurlTransport
+) -> None:
+    """A handle goes from hand to hand: what one is told must never be another's."""
+
+    async def send_some(who: int) -> None:
+        for number in range(60):
+            server_path = f"{server.url}/{who}/{number}"
+            assert (await answered(transport, request(server_path))).body == b"ok"
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(send_some(who) for who in range(8)))
+    assert len({got.path for got in server.received}) == len(server.received) == 480
+
+
 async def test_connections_to_one_host_are_bounded(server: FaultServer) -> None:
     transport = CurlTransport(max_host_connections=3)
     await asyncio.gather(*(answered(transport, request(server.url)) for _ in range(50)))

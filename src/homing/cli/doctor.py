@@ -14,7 +14,7 @@ from homing.cli.db import existing_store
 from homing.cli.exits import ExitCode, one_line
 from homing.cli.root import app
 from homing.cli.screen import print_json, styled
-from homing.cli.shared import Json, Options, backend, command
+from homing.cli.shared import Json, Options, backend, command, shown
 from homing.cli.words import plural, span
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ async def _about_store(settings: Settings, store: Backend) -> AsyncIterator[Find
     size = await store.size()
     rows = plural(size["notifications"], "notification")
     bytes_ = f"{size['bytes'] / 1_048_576:.1f} MB"
-    detail = f"{settings.store}, schema version {size['schema_version']}, {rows}, {bytes_}"
+    detail = f"{shown(settings.store)}, schema version {size['schema_version']}, {rows}, {bytes_}"
     yield Finding(name="store", ok=True, detail=detail)
     for check in (_writable, _clock, _breakers, _late, _backlog, _leases, _outbox):
         yield await _guarded(check, settings, store)

@@ -38,7 +38,7 @@ Config = Annotated[
     typer.Option("--config", metavar="FILE", envvar="HOMING_CONFIG", help="Settings; default: homing.toml."),
 ]
 Store = Annotated[
-    str | None, typer.Option("--store", metavar="STORE", help="A SQLite file, or memory: for trying.")
+    str | None, typer.Option("--store", metavar="STORE", help="A SQLite file, postgresql://, or memory:.")
 ]
 Tenant = Annotated[
     str | None, typer.Option("--tenant", metavar="NAME", help="Whose notifications; default: default.")
@@ -205,6 +205,12 @@ def is_new(address: str) -> bool:
     """Whether the store is a file that is not there yet."""
     path = address.removeprefix("sqlite:")
     return bool(path) and path != "memory:" and "://" not in path and not Path(path).exists()
+
+
+def shown(address: str) -> str:
+    """The store's address without the user, the password and the settings in it."""
+    scheme, found, rest = address.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if found else address
 
 
 def _option(name: str, kind: Any) -> inspect.Parameter:

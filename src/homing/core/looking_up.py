@@ -17,7 +17,9 @@ class LookUpPolicy(Struct, frozen=True, kw_only=True):
     until_ms: int = 24 * 3_600_000
     """Whoever was silent for longer is not asked about any more."""
     per_round: int = 50
-    """Look-ups in one minute at most, over all providers."""
+    """Look-ups in one round at most, over all providers."""
+    every_ms: int = 60_000
+    """From one round to the next."""
 
 
 def moments_ms(after_ms: int, until_ms: int) -> Iterator[int]:

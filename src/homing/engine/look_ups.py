@@ -22,7 +22,6 @@ from homing.engine.roster import Roster
 
 log = logging.getLogger("homing.look_ups")
 
-_EVERY_MS = 60_000
 _TIMEOUT_MS = 10_000
 _AT_ONCE = 5
 
@@ -60,12 +59,12 @@ class LookUps:
         """Looks up until cancelled."""
         while True:
             await self.run_once()
-            await self._clock.sleep_ms(_EVERY_MS)
+            await self._clock.sleep_ms(self._policy.every_ms)
 
     async def run_once(self) -> None:
         """One round; a store that is away is asked again in the next."""
         try:
-            if await self._backend.lead("look_ups", self._worker, 3 * _EVERY_MS):
+            if await self._backend.lead("look_ups", self._worker, 3 * self._policy.every_ms):
                 await self.look_up()
         except StoreError as error:
             log.warning("look-ups wait for the store: %s", error)
@@ -76,7 +75,7 @@ class LookUps:
         """Asks about those whose silence has just come to one of its moments; how many were asked about."""
         now = await self._backend.now_ms()
         since, self._looked_at = self._looked_at, now
-        asked = await self._silent(now - _EVERY_MS if since is None else since, now)
+        asked = await self._silent(now - self._policy.every_ms if since is None else since, now)
         await asyncio.gather(*(self._ask(tenant, id) for tenant, id in asked))
         return len(asked)
 

@@ -16,6 +16,7 @@ from homing.core.ports import Delivery
 from homing.providers.acs_callbacks import AcsCallbacks
 from homing.providers.acs_signature import AcsSigner, signed_host
 from homing.providers.answers import error_table
+from homing.providers.base_url import checked_base_url
 from homing.providers.email import DEFAULT_SUBJECT, mail_of, mail_style, mailbox
 from homing.providers.http import Answer, Request, Transport
 from homing.providers.reading import as_object, error_text, json_object, text_of
@@ -66,7 +67,7 @@ class AcsProvider(HttpProvider):
         super().__init__(transport, now_ms)
         if connection_string:
             base_url, access_key = _connection(secret("connection_string", connection_string))
-        self._origin = base_url.rstrip("/")
+        self._origin = checked_base_url(base_url)
         self._signer = AcsSigner(secret("access_key", access_key).reveal(), signed_host(self._origin))
         self._path = urlsplit(self._origin).path
         self._version = f"api-version={quote(api_version, safe='')}"

@@ -43,12 +43,7 @@ class AcsSigner:
 
 def signed_host(base_url: str) -> str:
     """The Host header of requests to it: with its port, unless that is the usual one."""
-    try:
-        parts = urlsplit(base_url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or parts.scheme not in _USUAL_PORT or parts.query or parts.fragment:
-        raise ConfigError("base_url", "is not an endpoint like https://name.europe.communication.azure.com")
+    parts = urlsplit(base_url)
+    host, port = parts.hostname or "", parts.port
     shown = f"[{host}]" if ":" in host else host
     return shown if port in (None, _USUAL_PORT[parts.scheme]) else f"{shown}:{port}"

@@ -26,6 +26,6 @@ def check_segments(provider: str, text: str, most: int) -> None:
 
 def checked_segments(given: int) -> int:
     """The setting `max_segments`."""
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+    if type(given) is not int or given < 0:
         raise ConfigError("max_segments", f"is {given!r}; give a whole number, or 0 for no limit")
     return given

@@ -6,8 +6,18 @@ import re
 from datetime import UTC, datetime
 
 _SECONDS = re.compile(r"[0-9]{1,10}")
-_FORMS = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
-_LONGEST = 40
+_DAY = r"(?:Mon|Tues?|Wed(?:nes)?|Thu(?:rs)?|Fri|Sat(?:ur)?|Sun)(?:day)?"
+_TIME = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)"
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTH = rf"(?P<month>{'|'.join(_MONTHS)})"
+_DATES = tuple(
+    re.compile(form, re.ASCII)
+    for form in (
+        rf"{_DAY}, (?P<day>\d\d) {_MONTH} (?P<year>\d{{4}}) {_TIME} GMT",
+        rf"{_DAY}, (?P<day>\d\d)-{_MONTH}-(?P<year>\d\d) {_TIME} GMT",
+        rf"{_DAY} {_MONTH} (?P<day>[ \d]\d) {_TIME} (?P<year>\d{{4}})",
+    )
+)
 
 
 def retry_after_ms(value: str | None, now_ms: int) -> int | None:
@@ -18,12 +28,31 @@ def retry_after_ms(value: str | None, now_ms: int) -> int | None:
     text = (value or "").strip(" \t")
     if _SECONDS.fullmatch(text):
         return int(text) * 1000
-    if len(text) > _LONGEST or not text.isascii():
+    if not text:
         return None
-    for form in _FORMS:
-        try:
-            at = datetime.strptime(text, form).replace(tzinfo=UTC)
-        except ValueError:
-            continue
-        return max(0, int(at.timestamp() * 1000) - now_ms)
-    return None
+    found = next((match for date in _DATES if (match := date.fullmatch(text))), None)
+    at_ms = _epoch_ms(found, now_ms) if found else None
+    return None if at_ms is None else max(0, at_ms - now_ms)
+
+
+def _epoch_ms(found: re.Match[str], now_ms: int) -> int | None:
+    year = int(found["year"])
+    if len(found["year"]) == 2:  # never more than 50 years ahead
+        this = datetime.fromtimestamp(now_ms / 1000, UTC).year
+        year += this // 100 * 100
+        year -= 100 if year > this + 50 else 0
+    try:
+        return int(
+            datetime(
+                year,
+                _MONTHS.index(found["month"]) + 1,
+                int(found["day"]),
+                int(found["hour"]),
+                int(found["minute"]),
+                min(int(found["second"]), 59),  # a leap second
+                tzinfo=UTC,
+            ).timestamp()
+            * 1000
+        )
+    except (ValueError, OverflowError):  # the 31st of February
+        return None

@@ -13,6 +13,7 @@ from homing.core.errors import ConfigError
 from homing.core.model import Outcome, OutcomeKind
 from homing.core.ports import Delivery
 from homing.providers.answers import error_table
+from homing.providers.base_url import checked_base_url
 from homing.providers.email import DEFAULT_SUBJECT, Mail, Mailbox, mail_of, mail_style, mailbox
 from homing.providers.http import Answer, Headers, Request, Transport
 from homing.providers.reading import as_object, error_text, json_object, text_of
@@ -64,8 +65,9 @@ class SendGridProvider(HttpProvider):
             raise ConfigError("categories", "must be a list of at most 10")
         self._key = secret("api_key", api_key)
         self._as_subuser = (("on-behalf-of", on_behalf_of),) if on_behalf_of else ()
-        self._url = f"{base_url.rstrip('/')}/v3/mail/send"
-        self._check_url = f"{base_url.rstrip('/')}/v3/scopes"
+        origin = checked_base_url(base_url)
+        self._url = f"{origin}/v3/mail/send"
+        self._check_url = f"{origin}/v3/scopes"
         self._sandbox = sandbox
         self._style = mail_style(default_subject, unsubscribe_mailto)
         self._usual: dict[str, Any] = {

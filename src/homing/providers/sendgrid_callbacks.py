@@ -76,15 +76,11 @@ class SendGridCallbacks:
 
 def verifier(public_key: str) -> Verify:
     """From the key as SendGrid shows it: base64 of its DER form, or that as PEM."""
-    try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.serialization import load_der_public_key
-    except ImportError:
-        raise ConfigError(
-            "webhook_public_key", "needs a library to verify with: pip install 'homing[providers]'"
-        ) from None
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
     body = "".join(line for line in public_key.split("\n") if "-----" not in line)
     try:
         key: Any = load_der_public_key(b64decode("".join(body.split()), validate=True))

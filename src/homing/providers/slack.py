@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from homing.core.model import Channel, Content, Outcome, OutcomeKind
 from homing.core.ports import Delivery
 from homing.providers.answers import error_table
+from homing.providers.base_url import checked_base_url
 from homing.providers.http import Answer, Request, Transport
 from homing.providers.retry_after import retry_after_ms
 from homing.providers.secret import Secret, secret
@@ -33,7 +34,7 @@ class SlackProvider(HttpProvider):
     ) -> None:
         super().__init__(transport, now_ms)
         self._own = Secret(_path(secret("webhook_url", webhook_url).reveal())) if webhook_url else None
-        self._base_url = base_url.rstrip("/")
+        self._base_url = checked_base_url(base_url)
         self._escape = escape
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:

@@ -14,16 +14,10 @@ from homing.core.ports import Delivery
 from homing.providers.email import DEFAULT_SUBJECT, mail_of, mail_style, mailbox
 from homing.providers.mime import message_id, mime
 from homing.providers.secret import Secret, secret
+from homing.providers.smtp_pool import SmtpPool
 from homing.providers.smtp_replies import Stage, happened
+from homing.providers.smtp_session import Door, Letter, Progress, converse, open_session, outcome_of
 from homing.providers.wire import NowMs, Unsendable, inside, wall_clock_ms
-
-try:
-    from homing.providers.smtp_pool import SmtpPool
-    from homing.providers.smtp_session import Door, Letter, Progress, converse, open_session, outcome_of
-except ImportError as missing:
-    if missing.name != "aiosmtplib":
-        raise
-    raise ConfigError("providers", "smtp needs aiosmtplib: pip install 'homing[smtp]'") from None
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 _CHECK_S = 5.0

@@ -92,10 +92,10 @@ async def open_session(door: Door) -> aiosmtplib.SMTP:
 async def _greet(client: aiosmtplib.SMTP) -> None:
     try:
         await client.ehlo()
-    except aiosmtplib.SMTPHeloError:
-        if not client.is_connected:
+    except aiosmtplib.SMTPHeloError as error:
+        if error.code // 100 != 5 or not client.is_connected:
             raise
-        await client.helo()
+        await client.helo()  # a server from before ESMTP
 
 
 async def _log_in(client: aiosmtplib.SMTP, door: Door) -> None:
@@ -148,8 +148,8 @@ async def _hand_over(client: aiosmtplib.SMTP, data: bytes, progress: Progress) -
         if reply.done():
             return _interrupted(client, _reply(reply.result()))
         drained.result()
+        protocol.write(b".\r\n")  # raises only where nothing was written
         progress.stage = Stage.DOT
-        protocol.write(b".\r\n")
         return _reply(await reply)
     finally:
         for task in (reply, drained):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from time import monotonic
+
+from msgspec.structs import replace
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.errors import ConfigError
 from homing.core.model import Outcome
 from homing.core.ports import Delivery
 from homing.providers import sns_answers
+from homing.providers.base_url import checked_base_url
 from homing.providers.http import Answer, Request, Transport
 from homing.providers.refusals import checked_segments
 from homing.providers.secret import Secret
@@ -53,7 +57,7 @@ class SnsProvider(HttpProvider):
         if not _REGION.fullmatch(region):
             raise ConfigError("region", f"is {region!r}; give one like eu-west-1")
         china = ".cn" if region.startswith("cn-") else ""
-        self._url = (base_url or f"https://sns.{region}.amazonaws.com{china}").rstrip("/") + "/"
+        self._url = checked_base_url(base_url or f"https://sns.{region}.amazonaws.com{china}") + "/"
         self._keys = AwsKeys(access_key_id, secret_access_key, session_token)
         self._signer = SigV4Signer(self._keys, "sns", region)
         self._messages = SnsMessages(
@@ -73,11 +77,12 @@ class SnsProvider(HttpProvider):
 
     async def send(self, delivery: Delivery) -> Outcome:
         """Expired credentials are read once more: what was refused for them was not published."""
-        used = self._keys.credentials
+        used, began = self._keys.credentials, monotonic()
         outcome = await super().send(delivery)
-        if outcome.error_code == "ExpiredToken" and self._keys.newer_than(used):
-            return await super().send(delivery)
-        return outcome
+        if outcome.error_code != "ExpiredToken" or not self._keys.newer_than(used):
+            return outcome
+        left_ms = delivery.timeout_ms - int((monotonic() - began) * 1000)
+        return await super().send(replace(delivery, timeout_ms=max(1, left_ms)))
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         """Delivery-status events from one of our topics; `prepare` comes first."""

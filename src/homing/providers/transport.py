@@ -101,16 +101,24 @@ class _Line:
         self._under_way[transfer.curl] = (transfer, future)
         self._multi.add_handle(transfer.curl)
         # libcurl lets what waits for a connection wait on beyond its time.
-        limit = self._loop.call_later(
-            timeout_ms / 1000, self._end, transfer.curl, pycurl.E_OPERATION_TIMEDOUT
-        )
+        limit = self._loop.call_later(timeout_ms / 1000, self._time_is_up, transfer, future)
         try:
             return await future
         finally:
             limit.cancel()
-            if self._under_way.pop(transfer.curl, None):  # cancelled: its connection is given up
+            if self._is_under_way(transfer, future):  # cancelled: its connection is given up
+                del self._under_way[transfer.curl]
                 self._multi.remove_handle(transfer.curl)
                 transfer.close()
+
+    def _is_under_way(self, transfer: Transfer, future: asyncio.Future[Answer | Failure]) -> bool:
+        """Whether the handle still works for who waits for this; once it has ended, others may use it."""
+        entry = self._under_way.get(transfer.curl)
+        return entry is not None and entry[1] is future
+
+    def _time_is_up(self, transfer: Transfer, future: asyncio.Future[Answer | Failure]) -> None:
+        if self._is_under_way(transfer, future):
+            self._end(transfer.curl, pycurl.E_OPERATION_TIMEDOUT)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -189,8 +197,6 @@ class _Line:
                 return
 
     def _end(self, curl: pycurl.Curl, errno: int) -> None:
-        if curl not in self._under_way:
-            return
         self._multi.remove_handle(curl)
         transfer, future = self._under_way.pop(curl)
         if errno and transfer.may_go_again():

@@ -11,6 +11,7 @@ from homing.core.errors import ConfigError
 from homing.core.model import Outcome, OutcomeKind, Receipt
 from homing.core.ports import Delivery
 from homing.providers.answers import error_table
+from homing.providers.base_url import checked_base_url
 from homing.providers.http import Answer, Headers, Request, Transport
 from homing.providers.reading import error_text, json_object, text_of
 from homing.providers.refusals import checked_segments
@@ -19,7 +20,7 @@ from homing.providers.secret import Secret, secret
 from homing.providers.twilio_callbacks import TwilioCallbacks
 from homing.providers.twilio_lookup import found_among, list_query, receipt_of
 from homing.providers.twilio_message import TwilioMessages, as_whatsapp, checked_callback_url
-from homing.providers.wire import HttpProvider, NowMs, Unsendable, wall_clock_ms
+from homing.providers.wire import HttpProvider, NowMs, Unsendable, inside, wall_clock_ms
 
 _FORM = ("Content-Type", "application/x-www-form-urlencoded")
 _ACCOUNT = re.compile(r"AC[0-9a-fA-F]{32}")
@@ -60,7 +61,7 @@ class TwilioProvider(HttpProvider):
         if bool(sender) == bool(messaging_service_sid):
             raise ConfigError("sender", "or messaging_service_sid: give one of them, and not both")
         token = secret("auth_token", auth_token) if auth_token or not api_key_sid else None
-        account = f"{base_url.rstrip('/')}/2010-04-01/Accounts/{account_sid}"
+        account = f"{checked_base_url(base_url)}/2010-04-01/Accounts/{account_sid}"
         self._account_url = f"{account}.json"
         self._messages_url = f"{account}/Messages"
         self._authorization = _basic(account_sid, token, api_key_sid, api_key_secret)
@@ -106,7 +107,7 @@ class TwilioProvider(HttpProvider):
     async def _ask(self, url: str, timeout_ms: int) -> dict[str, Any]:
         """The object that a GET answers with; empty where it does not."""
         request = Request(url=url, headers=self._headers(), method="GET")
-        answer = await self._transport.send(request, timeout_ms=timeout_ms)
+        answer = await self._transport.send(request, timeout_ms=inside(timeout_ms))
         return json_object(answer.body) if isinstance(answer, Answer) and answer.status == 200 else {}
 
     def check_request(self) -> Request:

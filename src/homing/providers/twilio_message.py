@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -13,6 +13,7 @@ from msgspec import Struct
 from homing.core.errors import ConfigError
 from homing.core.model import Channel, Content
 from homing.core.ports import Delivery
+from homing.providers.forms import form
 from homing.providers.refusals import check_segments, refusal
 
 MAX_BODY = 1600
@@ -54,7 +55,7 @@ class TwilioMessages(Struct, frozen=True, kw_only=True):
         validity_s = _validity_s(delivery, now_ms)
         if validity_s is not None:
             fields.append(("ValidityPeriod", str(validity_s)))
-        return urlencode((*fields, *self.extras)).encode("ascii")
+        return form((*fields, *self.extras)).encode("ascii")
 
     def _sender(self, whatsapp: bool) -> Field:
         if whatsapp and self.whatsapp_sender:

@@ -16,6 +16,7 @@ from homing.core.ids import made_at
 from homing.core.model import Channel, Content, Outcome, OutcomeKind
 from homing.core.ports import Delivery
 from homing.providers.answers import error_table
+from homing.providers.base_url import checked_base_url
 from homing.providers.http import Answer, Request, Transport
 from homing.providers.retry_after import retry_after_ms
 from homing.providers.secret import Secret, secret
@@ -45,7 +46,7 @@ class WebhookProvider(HttpProvider):
     ) -> None:
         super().__init__(transport, now_ms)
         self._keys = _keys([*([secret] if secret else []), *secrets])
-        self._base_url = base_url.rstrip("/")
+        self._base_url = checked_base_url(base_url) if base_url else ""
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:
         body = payload(delivery)

@@ -7,7 +7,7 @@ power cut, a lost connection), the next one goes on where the last page was comm
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from msgspec import Struct
 
@@ -20,7 +20,6 @@ Key = tuple[Any, ...]
 Told = Callable[[int, str], None]
 """Hears how many records are there so far, and of which part the last ones were."""
 
-_PAGE = 2000
 _HOUR_KEY = ("hour_at", "tenant", "channel", "provider")
 _SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounced")
 
@@ -106,35 +105,75 @@ class Target(Protocol):
         """The copy is whole: workers may use the store."""
 
 
-class Copied(Struct, frozen=True):
-    """What a copy has come to. `fresh` is how many records this run has written."""
+class Begun(Struct, frozen=True):
+    """A copy that is about to go on from where it is."""
 
+    identity: str
     counts: Mapping[str, int]
-    fresh: int
-    done_before: bool = False
+    """What the source has."""
+    progress: Mapping[str, Progress] | None
+    """None: the copy was whole before."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def there(self) -> int:
+        """How much is in the target already."""
+        if self.progress is None:
+            return self.total
+        return sum(progress.number for progress in self.progress.values())
 
 
-async def copy(source: Source, target: Target, *, heard: Told, page: int = _PAGE) -> Copied:
-    """Copies what is not there yet, and compares the counts of both sides before it says so."""
-    await _refuse_while_at_work(source)
-    identity = await source.identity()
-    expected = await source.counts()
-    begun = await target.begin(identity)
-    if begun is None:
-        return Copied(counts=expected, fresh=0, done_before=True)
-    there = sum(progress.number for progress in begun.values())
-    fresh = 0
-    for part in PARTS:
-        progress = begun.get(part.name, Progress())
-        while records := await source.page(part, progress.after, page):
-            last = tuple(records[-1][: len(part.key)])
-            progress = Progress(last, progress.number + len(records))
-            await target.take(part, records, progress)
-            fresh += len(records)
-            heard(there + fresh, part.name)
-    _compare(expected, await target.counts(), source.where, target.where)
-    await target.end(identity)
-    return Copied(counts=expected, fresh=fresh)
+class Copying:
+    """A source and a target, open while the context is."""
+
+    def __init__(self, source: Source, target: Target, *, page: int) -> None:
+        self._source = source
+        self._target = target
+        self._page = page
+
+    async def __aenter__(self) -> Self:
+        await self._source.open()
+        try:
+            await self._target.open()
+        except BaseException:
+            await self._source.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._target.close()
+        await self._source.close()
+
+    @property
+    def where(self) -> str:
+        """The target, as it may be shown."""
+        return self._target.where
+
+    async def begin(self) -> Begun:
+        """Looks at both sides; raises where one of them is in use, or the target has data of its own."""
+        await _refuse_while_at_work(self._source)
+        identity = await self._source.identity()
+        return Begun(identity, await self._source.counts(), await self._target.begin(identity))
+
+    async def go_on(self, begun: Begun, *, heard: Told) -> int:
+        """Copies what is not there yet, and compares the counts of both sides; how many were copied."""
+        if begun.progress is None:
+            return 0
+        copied = 0
+        for part in PARTS:
+            progress = begun.progress.get(part.name, Progress())
+            while records := await self._source.page(part, progress.after, self._page):
+                last = tuple(records[-1][: len(part.key)])
+                progress = Progress(last, progress.number + len(records))
+                await self._target.take(part, records, progress)
+                copied += len(records)
+                heard(begun.there + copied, part.name)
+        _compare(begun.counts, await self._target.counts(), self._source.where, self._target.where)
+        await self._target.end(begun.identity)
+        return copied
 
 
 async def _refuse_while_at_work(source: Source) -> None:
@@ -142,8 +181,8 @@ async def _refuse_while_at_work(source: Source) -> None:
     if workers:
         names = ", ".join(workers[:3]) + (" and others" if len(workers) > 3 else "")
         raise StoreError(
-            f"{source.where} is in use by {names}. Stop all workers and senders, wait until their leases have "
-            "ended (a minute at most after a clean stop), and copy again."
+            f"{source.where} is in use by {names}. Stop all workers and senders, wait until what they hold "
+            "is free (a minute at most after a clean stop), and copy again."
         )
 
 

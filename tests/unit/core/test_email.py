@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -158,6 +159,13 @@ def test_headers_are_few_different_and_count_as_content() -> None:
     assert refused(replace(MAIL, headers={"X-A": "v", "x-a": "w"})).field == "content.headers.x-a"
     with pytest.raises(InvalidRequest, match="allowed are 500"):
         check_content(replace(MAIL, headers={"X-A": "v" * 600}), Channel.EMAIL, SendLimits(content_bytes=500))
+
+
+def test_the_docs_name_every_header_that_is_reserved() -> None:
+    page = (Path(__file__).parents[3] / "docs/reference/email-content.md").read_text()
+    paragraph = page.partition("These headers are written for you")[2].partition("\n\n")[0]
+    named = {name.lower() for name in re.findall(r"`([\w-]+)`", paragraph)}
+    assert named == RESERVED_HEADERS | set(RESERVED_PREFIXES)
 
 
 def test_usual_headers_pass() -> None:

@@ -70,6 +70,6 @@ class Answering(Postman):
         if isinstance(answer, Exception):
             raise answer
         if not isinstance(answer, ReceiptEvent):
-            return answer  # type: ignore[no-any-return]
+            return answer
         event = told(delivery, answer)
         return msgspec.convert({"provider": "whoever", "at": 0, **event}, Receipt)

@@ -31,3 +31,13 @@ def test_no_header_is_no_delay() -> None:
 def test_no_value_makes_it_raise(value: str) -> None:
     found = retry_after_ms(value, NOW_MS)
     assert found is None or found >= 0
+
+
+@pytest.mark.parametrize("value", ["Sat, 31 Feb 2024 12:02:00 GMT", "Mon, 15 Jan 2024 99:02:00 GMT"])
+def test_a_day_or_time_that_does_not_exist_is_unusable(value: str) -> None:
+    assert retry_after_ms(value, NOW_MS) is None
+
+
+def test_a_year_of_two_digits_is_never_far_ahead() -> None:
+    assert retry_after_ms("Friday, 31-Dec-99 23:59:59 GMT", NOW_MS) == 0
+    assert retry_after_ms("Wednesday, 15-Jan-25 12:00:00 GMT", NOW_MS) == 366 * 86_400_000

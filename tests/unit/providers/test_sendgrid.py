@@ -126,6 +126,7 @@ def test_custom_arguments_lead_events_home_and_the_key_stays_out_of_sight() -> N
         ("api_key", {"api_key": ""}),
         ("from_email", {"from_email": "nobody"}),
         ("reply_to", {"reply_to": "a b@c"}),
+        ("base_url", {"base_url": "api.sendgrid.com"}),
         ("categories", {"categories": "orders"}),
         ("categories", {"categories": ["x"] * 11}),
         ("webhook_public_key", {"webhook_public_key": "not a key"}),

@@ -17,9 +17,9 @@ from homing.core.model import Channel, Content, OutcomeKind
 from homing.core.ports import Provider
 from homing.providers.secret import Secret
 from homing.providers.smtp import SmtpProvider
+from smtp_server import Kept, Told, ToldSmtp, aiosmtpd_server, only
 
 from .mailing import FULL, ID, NOW_MS, a_mail
-from .smtp_server import Kept, Told, ToldSmtp, aiosmtpd_server, only
 
 K = OutcomeKind
 
@@ -218,6 +218,7 @@ async def test_a_server_that_interrupts_the_mail_is_heard() -> None:
         ("greeting", b"HTTP/1.1 400 Bad Request\r\n", K.TRANSIENT),
         ("greeting", b"\xff\xfe\x00garbage\r\n", K.TRANSIENT),
         ("EHLO", b"250" + b"-x" * 40_000 + b"\r\n", K.TRANSIENT),
+        ("EHLO", b"451 4.3.0 later\r\n", K.TRANSIENT),
         ("MAIL", b"550 5.7.1 not from you\r\n", K.PROVIDER_FAULT),
         ("MAIL", b"421 4.7.0 too many\r\n", K.THROTTLED),
         ("RCPT", b"550-5.1.1 no such user\r\n550 5.1.1 really\r\n", K.BAD_RECIPIENT),
@@ -242,6 +243,14 @@ async def test_whatever_a_server_says_it_has_an_outcome(step: str, said: bytes, 
         outcome = await provider.send(a_mail(timeout_ms=800))
         await provider.close()
     assert outcome.kind is kind
+
+
+async def test_a_server_from_before_esmtp_is_greeted_as_it_wants() -> None:
+    old = {"EHLO": b"500 what?\r\n", "HELO": b"250 hello\r\n"}
+    async with ToldSmtp(lambda number, step: old.get(step)) as server:
+        provider = an_smtp(server.port)
+        assert (await provider.send(a_mail())).kind is K.ACCEPTED
+        await provider.close()
 
 
 async def test_nobody_there_is_transient() -> None:

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl
 
-import boto3
+import boto3  # type: ignore[import-untyped]
 import pytest
-from botocore.awsrequest import AWSRequest
-from botocore.config import Config
+from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,10 +123,10 @@ def attributes(fields: dict[str, str]) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("case", WIRE["requests"], ids=lambda case: case["id"])
 def test_every_request_of_the_contract(case: dict[str, Any]) -> None:
     call = dict(case["call"])
-    given: list[Attribute] = [
+    given: tuple[Attribute, ...] = tuple(
         (name, value["DataType"], value["StringValue"])
         for name, value in call.pop("MessageAttributes", {}).items()
-    ]
+    )
     assert publish_form(call, given).decode() == case["body"]
 
 
@@ -230,6 +230,7 @@ def test_a_text_may_not_cost_more_sms_than_allowed() -> None:
         ({"region": "Paris"}, "region"),
         ({"access_key_id": ""}, "access_key_id"),
         ({"secret_access_key": ""}, "secret_access_key"),
+        ({"base_url": "sns"}, "base_url"),
         ({"sender_id": "12345"}, "sender_id"),
         ({"sender_id": "MuchTooLongName"}, "sender_id"),
         ({"sms_type": "Urgent"}, "sms_type"),

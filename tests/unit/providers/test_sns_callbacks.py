@@ -109,7 +109,7 @@ def sms_event(status: str = "SUCCESS", response: str = "Message has been accepte
 
 @pytest.mark.parametrize("version", ["1", "2"])
 @pytest.mark.parametrize("subject", [{}, {"Subject": "Delivery status"}])
-async def test_both_signature_versions_are_believed(version: str, subject: dict[str, str]) -> None:
+async def test_both_signature_versions_are_believed(version: str, subject: dict[str, Any]) -> None:
     heard = await hear(posted(version=version, Message=json.dumps(sms_event()), **subject))
     (receipt,) = heard.receipts
     assert (receipt.provider_message_id, receipt.event) == ("34d9b400", ReceiptEvent.DELIVERED)

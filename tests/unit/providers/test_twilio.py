@@ -161,6 +161,7 @@ def test_a_text_of_1600_characters_is_sent() -> None:
         ({"sender": "", "messaging_service_sid": "MGx"}, "messaging_service_sid"),
         ({"api_key_sid": "SKx", "api_key_secret": "s"}, "api_key_sid"),
         ({"api_key_sid": "SK" + "e" * 32}, "api_key_secret"),
+        ({"base_url": "api.twilio.com"}, "base_url"),
         ({"max_segments": -1}, "max_segments"),
         ({"max_segments": True}, "max_segments"),
         ({"callback_url": "ftp://example.org"}, "callback_url"),

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from twilio.request_validator import RequestValidator
+from twilio.request_validator import RequestValidator  # type: ignore[import-untyped]
 from werkzeug.datastructures import MultiDict
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard

@@ -21,28 +21,17 @@ from homing.stores.postgres.changes import Book
 from homing.stores.postgres.codec import MESSAGE, STATE, is_id, message_columns, state_columns
 from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.rows import queue_of
-from homing.stores.postgres.statements import Tx, columns_of, unnested
+from homing.stores.postgres.statements import Batch, Tx, columns_of, insertion
 
-_NEW = {**{name: kind for name, kind in STATE.items() if name != "seq"}, **MESSAGE}
-_LIVE = sorted(status.value for status in LIVE)
-_STATE_LIST = ", ".join(STATE)
-_MESSAGE_LIST = ", ".join(("seq", "tenant", *MESSAGE))
-INSERT = f"""
-WITH new AS MATERIALIZED (
-  SELECT nextval('homing.seqs') AS seq, u.* FROM {unnested(_NEW)}),
-stored AS (
-  INSERT INTO homing.messages ({_MESSAGE_LIST}) SELECT {_MESSAGE_LIST} FROM new
-  ON CONFLICT (id) DO NOTHING RETURNING seq, id),
-waiting AS (
-  INSERT INTO homing.live ({_STATE_LIST})
-  SELECT {", ".join(f"new.{name}" for name in STATE)} FROM new JOIN stored ON stored.seq = new.seq
-  WHERE new.status = ANY(ARRAY{_LIVE})),
-refused AS (
-  INSERT INTO homing.settled ({_STATE_LIST})
-  SELECT {", ".join(f"new.{name}" for name in STATE)} FROM new JOIN stored ON stored.seq = new.seq
-  WHERE new.status <> ALL(ARRAY{_LIVE}))
-SELECT id::text, seq FROM stored
-"""  # noqa: S608
+MESSAGES = Batch(
+    f"""
+INSERT INTO homing.messages (seq, {", ".join(MESSAGE)})
+SELECT nextval('homing.seqs'), u.* FROM {{rows}}
+ON CONFLICT (id) DO NOTHING RETURNING id::text, seq
+""",  # noqa: S608
+    MESSAGE,
+)
+STATES = {table: insertion(table, STATE) for table in ("live", "settled")}
 _TAKE_KEYS = """
 INSERT INTO homing.requests (tenant, idempotency_key, fingerprint, batch_id, ids, created_at)
 SELECT u.tenant, u.idempotency_key, u.fingerprint, u.batch_id, '{}', $5::bigint
@@ -242,13 +231,20 @@ async def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
 
 async def insert_rows(tx: Tx, rows: Sequence[tuple[Row, str]]) -> dict[str, int]:
     """Stores new rows, each with its message as JSON; id → seq of those that were not there before."""
-    queues = await tx.queues.find(tx, {queue_of(row) for row, _ in rows})
-    columns = [
-        (*state_columns(0, row, queues[queue_of(row)])[1:], *message_columns(row, message))
-        for row, message in sorted(rows, key=lambda new: new[0].id)  # what is due together goes by id
-    ]
-    stored = await tx.rows(INSERT, *columns_of(columns, len(_NEW)))
-    return {id: seq for id, seq in stored}  # noqa: C416
+    by_id = sorted(rows, key=lambda new: new[0].id)  # what is due together goes by id
+    messages = [message_columns(row, message) for row, message in by_id]
+    seqs: dict[str, int] = dict(await MESSAGES.run(tx, messages))  # type: ignore[arg-type]
+    new = [row for row, _ in by_id if row.id in seqs]
+    queues = await tx.queues.find(tx, {queue_of(row) for row in new})
+    for table, is_live in (("live", True), ("settled", False)):
+        states = [
+            state_columns(seqs[row.id], row, queues[queue_of(row)])
+            for row in new
+            if (row.status in LIVE) is is_live
+        ]
+        if states:
+            await STATES[table].run(tx, states)
+    return seqs
 
 
 def queues_of(batch: Iterable[Submission]) -> set[Queue]:

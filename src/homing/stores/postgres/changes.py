@@ -28,7 +28,7 @@ from homing.core.model import (
 from homing.core.rows import Change, events_of, sums_of
 from homing.stores.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns, encode
 from homing.stores.postgres.codec import clean, decode_message
-from homing.stores.postgres.statements import Tx, columns_of, unnested
+from homing.stores.postgres.statements import Tx, insertion
 
 HOUR_MS = 3_600_000
 _KEY = ("hour_at", "tenant", "channel", "provider")
@@ -85,11 +85,6 @@ _PUTS = {
     "updated_at": "bigint",
     "updated_by": "text",
 }
-
-
-def insertion(table: str, columns: Mapping[str, str], tail: str = "") -> str:
-    """INSERT of rows given as arrays; `tail` is what to do on a conflict."""
-    return f"INSERT INTO homing.{table} ({', '.join(columns)}) SELECT u.* FROM {unnested(columns)} {tail}"  # noqa: S608
 
 
 WRITE_LEDGER = insertion("ledger", _LEDGER)
@@ -178,11 +173,11 @@ class Book:
         tx = self._tx
         events = await self._events() if self._told else []
         if self._attempts:
-            await tx.rows(WRITE_ATTEMPTS, *columns_of(self._attempts, len(ATTEMPTS)))
+            await WRITE_ATTEMPTS.run(tx, self._attempts)
         if self._causes:
-            await tx.rows(_WRITE_CAUSES, *columns_of(self._causes, len(_CAUSES)))
+            await _WRITE_CAUSES.run(tx, self._causes)
         if self._kinds:
-            await tx.rows(WRITE_LEDGER, *columns_of(self._ledger(), len(_LEDGER)))
+            await WRITE_LEDGER.run(tx, list(self._ledger()))
         await write_events(tx, events)
 
     def _ledger(self) -> Iterable[tuple[Any, ...]]:
@@ -222,7 +217,7 @@ async def write_events(tx: Tx, events: Iterable[Event]) -> None:
     """To the outbox; one whose id waits there already is the same event told again."""
     rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
     if rows:
-        await tx.rows(_WRITE_EVENTS, *columns_of(rows, len(_EVENTS)))
+        await _WRITE_EVENTS.run(tx, rows)
 
 
 async def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -> None:
@@ -234,7 +229,7 @@ async def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -
         merged[place] = ({**before, **put.value}, writes + 1)
     rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in sorted(merged.items())]
     if rows:
-        await tx.rows(_WRITE_PUTS, *columns_of(rows, len(_PUTS)))
+        await _WRITE_PUTS.run(tx, rows)
 
 
 async def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:

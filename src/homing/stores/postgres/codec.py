@@ -105,16 +105,17 @@ STATE: dict[str, str] = {
 _PLAIN = tuple(name for name in STATE if name in ROW_FIELDS)
 
 MESSAGE: dict[str, str] = {
+    "id": "uuid",
     "created_at": "bigint",
     "send_at": "bigint",
-    "id": "uuid",
     "resend_of": "uuid",
+    "tenant": "text",
     **dict.fromkeys(
         ["batch_id", "channel", "mode", "type", "category", "priority", "origin", "address", "message"],
         "text",
     ),
 }
-"""The columns of `messages` besides `seq` and `tenant`."""
+"""The columns of `messages` besides `seq`."""
 
 SETTLED: dict[str, str] = {
     name: STATE[name]
@@ -204,10 +205,11 @@ def _state(name: str, seq: int, row: Row, queue: int) -> Any:
 def message_columns(row: Row, message: str) -> tuple[Any, ...]:
     """In the order of `MESSAGE`."""
     return (
+        row.id,
         row.created_at,
         row.send_at,
-        row.id,
         row.resend_of,
+        row.tenant,
         row.batch_id,
         row.channel._value_,
         row.mode._value_,

@@ -52,12 +52,10 @@ class _Connection(asyncpg.Connection):
 class Database:
     """The pool. Every call is one transaction; those that lost a race are done again."""
 
-    def __init__(self, address: Address, *, pool_size: int, timeout_s: float, cached_statements: int) -> None:
+    def __init__(self, address: Address, *, timeout_s: float) -> None:
         self.address = address
         self.queues = Queues()
-        self._pool_size = pool_size
         self._timeout_s = timeout_s
-        self._cached_statements = cached_statements
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
 
     async def open(self) -> None:
@@ -68,10 +66,10 @@ class Database:
             self._pool = await asyncpg.create_pool(
                 self.address.url,
                 min_size=1,
-                max_size=self._pool_size,
+                max_size=self.address.pool_size,
                 command_timeout=self._timeout_s,
                 timeout=self._timeout_s,
-                statement_cache_size=self._cached_statements,
+                statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
                 server_settings={"application_name": "homing"},

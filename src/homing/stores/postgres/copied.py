@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from msgspec import json
+
 from homing.core.errors import StoreError
 from homing.core.states import LIVE
 from homing.stores.codec import Column, decode_ids, encode
@@ -23,6 +25,7 @@ from homing.stores.postgres.names import read_address
 from homing.stores.postgres.rows import queue_of
 from homing.stores.postgres.statements import Tx
 
+_decode_key = json.Decoder(tuple[str | int, ...]).decode
 _TIMEOUT_S = 120.0
 _TABLES = {"notifications": "messages"}
 """Part → the table that has one row for each of its records, where the names differ."""
@@ -37,14 +40,14 @@ WHERE p.number < excluded.number
 """
 _END = "UPDATE homing.copies SET ended_at = homing.now_ms() WHERE source = $1"
 _WORKERS = "SELECT worker FROM homing.leads WHERE lead_until > homing.now_ms() ORDER BY worker"
-_GO_ON = (
-    "SELECT setval('homing.seqs', (SELECT max(seq) FROM homing.messages)) FROM homing.messages LIMIT 1",
-    "SELECT setval(pg_get_serial_sequence('homing.receipts', 'number'), (SELECT max(number) FROM homing.receipts))"
-    " FROM homing.receipts LIMIT 1",
-    "SELECT setval(pg_get_serial_sequence('homing.outbox', 'number'), (SELECT max(number) FROM homing.outbox))"
-    " FROM homing.outbox LIMIT 1",
+_NEWEST = "SELECT max({column}) FROM homing.{table}"
+_GO_ON = "SELECT setval({sequence}, $1::bigint)"
+_NUMBERED = (
+    ("messages", "seq", "'homing.seqs'"),
+    ("receipts", "number", "pg_get_serial_sequence('homing.receipts', 'number')"),
+    ("outbox", "number", "pg_get_serial_sequence('homing.outbox', 'number')"),
 )
-"""New numbers follow the copied ones."""
+"""(table, column, sequence): new numbers follow the copied ones."""
 
 
 class PostgresTarget:
@@ -88,8 +91,10 @@ class PostgresTarget:
 
     async def end(self, source: str) -> None:
         async def finish(tx: Tx) -> None:
-            for statement in _GO_ON:
-                await tx.rows(statement)
+            for table, column, sequence in _NUMBERED:
+                newest = await tx.one(_NEWEST.format(table=table, column=column))
+                if newest is not None:
+                    await tx.one(_GO_ON.format(sequence=sequence), newest)
             await tx.run(_END, source)
             await tx.run("DELETE FROM homing.copied_parts")
             await tx.script("ANALYZE homing.messages, homing.live, homing.settled, homing.attempts")
@@ -102,8 +107,8 @@ class PostgresTarget:
             return None
         if known and source not in known and not all(known.values()):
             raise StoreError(
-                f"{self.where} holds a part of another source, or the source has changed since that copy began. "
-                f"Empty it (DROP SCHEMA {tx.schema} CASCADE) and copy again with everything stopped."
+                f"{self.where} holds a part of another source, or the source has changed since that copy "
+                f"began. Empty it (DROP SCHEMA {tx.schema} CASCADE) and copy again with everything stopped."
             )
         if source in known:
             return {part: _progress(after, number) for part, after, number in await tx.rows(_PROGRESS)}
@@ -126,14 +131,16 @@ class PostgresTarget:
 async def _take_notifications(tx: Tx, records: Sequence[Record]) -> None:
     """Each to `messages`, and its state to where its status belongs."""
     queues = await tx.queues.find(tx, {queue_of(row) for _, row, _ in records})
-    messages, live, settled = [], [], []
+    messages: list[Record] = []
+    live: list[Record] = []
+    settled: list[Record] = []
     for seq, row, message in records:
         if not is_id(row.id):
             raise StoreError(f"The notification {row.id} cannot be copied: PostgreSQL needs UUIDs as ids.")
-        messages.append((seq, row.tenant, *map(_clean, message_columns(row, message))))
+        messages.append((seq, *map(_clean, message_columns(row, message))))
         state = tuple(map(_clean, state_columns(seq, row, queues[queue_of(row)])))
         (live if row.status in LIVE else settled).append(state)
-    await _insert(tx, "messages", ("seq", "tenant", *MESSAGE), messages)
+    await _insert(tx, "messages", ("seq", *MESSAGE), messages)
     await _insert(tx, "live", tuple(STATE), live)
     await _insert(tx, "settled", tuple(STATE), settled)
 
@@ -147,7 +154,7 @@ async def _insert(tx: Tx, table: str, fields: Sequence[str], rows: Sequence[Reco
 
 
 def _converted(part: Part, record: Record) -> list[Any]:
-    values = dict(zip(part.fields, map(_clean, record), strict=True))
+    values: dict[str, Any] = dict(zip(part.fields, map(_clean, record), strict=True))
     if "ids" in values:
         values["ids"] = list(decode_ids(values["ids"]))
     for name in _UUIDS.get(part.name, ()):
@@ -161,6 +168,4 @@ def _clean(value: Column) -> Column:
 
 
 def _progress(after: str, number: int) -> Progress:
-    import msgspec
-
-    return Progress(msgspec.json.decode(after, type=tuple[str | int, ...]), number)
+    return Progress(_decode_key(after), number)

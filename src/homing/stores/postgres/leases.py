@@ -16,7 +16,7 @@ from homing.stores.postgres.codec import STATE, decode_message, rows_from, selec
 from homing.stores.postgres.lookout import Lookout
 from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.rows import leased_by_id, queue_of
-from homing.stores.postgres.statements import Record, Tx, columns_of, unnested
+from homing.stores.postgres.statements import Batch, Record, Tx
 
 _QUEUES_PER_LANE = 2000
 """Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
@@ -78,12 +78,15 @@ _LEASED = {
     "overdue": "boolean",
     "worker": "text",
 }
-LEASE = f"""
+LEASE = Batch(
+    f"""
 UPDATE homing.live AS s SET status = 'sending', due_at = NULL, deadline_at = NULL,
   updated_at = $8::bigint, lease_until = $9::bigint,
   {", ".join(f"{name} = u.{name}" for name in _LEASED if name != "seq")}
-FROM {unnested(_LEASED)} WHERE s.seq = u.seq
-"""  # noqa: S608
+FROM {{rows}} WHERE s.seq = u.seq
+""",  # noqa: S608
+    _LEASED,
+)
 _EXTENDED = {
     "seq": "bigint",
     "lease_until": "bigint",
@@ -91,10 +94,13 @@ _EXTENDED = {
     "queue": "integer",
     "failures_here": "integer",
 }
-EXTEND = f"""
+EXTEND = Batch(
+    f"""
 UPDATE homing.live AS s SET {", ".join(f"{name} = u.{name}" for name in _EXTENDED if name != "seq")}
-FROM {unnested(_EXTENDED)} WHERE s.seq = u.seq
-"""  # noqa: S608
+FROM {{rows}} WHERE s.seq = u.seq
+""",  # noqa: S608
+    _EXTENDED,
+)
 # Whose turn it is matters little enough that nobody waits for it: who is just being served by another worker
 # gets that worker's time.
 TURNS = """
@@ -278,12 +284,12 @@ async def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> froze
             (seq, row.lease_until, row.provider, queues[queue_of(row)], row.failures_here)
             for seq, row in held.values()
         ]
-        await tx.rows(EXTEND, *columns_of(rows, len(_EXTENDED)))
+        await EXTEND.run(tx, rows)
     return frozenset(held)
 
 
 async def _write_leases(tx: Tx, written: Sequence[tuple[Any, ...]], lease_ms: int, book: Book) -> None:
-    await tx.rows(LEASE, *columns_of(written, len(_LEASED)), tx.now, tx.now + lease_ms)
+    await LEASE.run(tx, written, tx.now, tx.now + lease_ms)
     await book.write()
 
 

@@ -12,7 +12,7 @@ from homing.core.rows import Row
 from homing.core.states import LIVE
 from homing.stores.codec import StoredRow
 from homing.stores.postgres.codec import SELECTED, STATE, Found, is_id, rows_from, selected, state_columns
-from homing.stores.postgres.statements import Tx, columns_of, unnested
+from homing.stores.postgres.statements import Batch, Tx
 
 _MOVES = 8
 """How often a row may change its table while one waits for its lock."""
@@ -30,13 +30,23 @@ ORDER BY s.seq
 FOR UPDATE OF s
 """  # noqa: S608
 _SET = ", ".join(f"{name} = u.{name}" for name in STATE if name != "seq")
-_UPDATE = """
-UPDATE homing.{table} AS s SET %s FROM %s WHERE s.seq = u.seq RETURNING s.seq
-""" % (_SET, unnested(STATE))  # noqa: UP031
-_MOVE = """
-WITH gone AS (DELETE FROM homing.{other} WHERE seq = ANY($1::bigint[]) RETURNING seq)
-INSERT INTO homing.{table} (%s) SELECT u.* FROM %s JOIN gone ON gone.seq = u.seq
-""" % (", ".join(STATE), unnested(STATE))  # noqa: UP031, S608
+_UPDATE = f"UPDATE homing.TABLE AS s SET {_SET} FROM {{rows}} WHERE s.seq = u.seq RETURNING s.seq"  # noqa: S608
+_MOVE = f"""
+WITH gone AS (DELETE FROM homing.OTHER AS s USING {{rows}} WHERE s.seq = u.seq RETURNING u.*)
+INSERT INTO homing.TABLE ({", ".join(STATE)}) SELECT * FROM gone
+"""  # noqa: S608
+
+
+def _for_both(text: str) -> dict[str, Batch]:
+    """The statement for each of the two tables; the other is where a row may come from."""
+    both = (("live", "settled"), ("settled", "live"))
+    return {
+        table: Batch(text.replace("TABLE", table).replace("OTHER", other), STATE) for table, other in both
+    }
+
+
+_UPDATES = _for_both(_UPDATE)
+_MOVED = _for_both(_MOVE)
 
 
 async def rows_by_id(tx: Tx, ids: Collection[str], *, lock: bool = False) -> dict[str, Found]:
@@ -74,16 +84,15 @@ async def stored(tx: Tx, ids: Collection[str]) -> set[str]:
 async def write_rows(tx: Tx, rows: Mapping[int, Row]) -> None:
     """Writes everything that can change; a row whose status ends or revives it moves to its other table."""
     queues = await tx.queues.find(tx, {queue_of(row) for row in rows.values()})
-    for table, other, is_live in (("live", "settled", True), ("settled", "live", False)):
+    for table, is_live in (("live", True), ("settled", False)):
         here = {seq: row for seq, row in rows.items() if (row.status in LIVE) is is_live}
         if not here:
             continue
         columns = [state_columns(seq, here[seq], queues[queue_of(here[seq])]) for seq in sorted(here)]
-        updated = await tx.rows(_UPDATE.format(table=table), *columns_of(columns, len(STATE)))
+        updated = await _UPDATES[table].run(tx, columns)
         rest = set(here) - {seq for (seq,) in updated}
         if rest:
-            moved = [values for values in columns if values[0] in rest]
-            await tx.rows(_MOVE.format(table=table, other=other), *columns_of(moved, len(STATE)))
+            await _MOVED[table].run(tx, [values for values in columns if values[0] in rest])
 
 
 def queue_of(row: Row) -> tuple[str, str, str]:

@@ -9,7 +9,7 @@ from homing.stores.postgres.statements import Tx
 
 MIGRATIONS = migrations("postgres")
 
-_OLDEST = 140000
+OLDEST = 140000
 _EXISTS = "SELECT to_regclass($1::text) IS NOT NULL"
 _VERSION = "SELECT coalesce(max(version), 0) FROM homing.schema_versions"
 _HALF_COPIED = "SELECT EXISTS (SELECT 1 FROM homing.copies WHERE ended_at IS NULL)"
@@ -37,7 +37,7 @@ async def version_of(tx: Tx) -> int:
 async def check_version(tx: Tx, where: str) -> None:
     """Raises `SchemaError` for a server that is too old, or a schema newer than this program."""
     server: int = await tx.one("SELECT current_setting('server_version_num')::integer")
-    if server < _OLDEST:
+    if server < OLDEST:
         raise SchemaError(f"{where} is PostgreSQL {server // 10000}; Homing needs 14 or newer.")
     check(MIGRATIONS, await version_of(tx), where)
 

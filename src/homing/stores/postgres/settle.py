@@ -12,35 +12,41 @@ from homing.stores.postgres.changes import Book, write_puts
 from homing.stores.postgres.codec import SETTLED, STATE, settled_columns
 from homing.stores.postgres.receipts import take_early
 from homing.stores.postgres.rows import leased_by_id, queue_of, stored
-from homing.stores.postgres.statements import Tx, columns_of, unnested
+from homing.stores.postgres.statements import Batch, Tx
 
 _WRITTEN = tuple(name for name in SETTLED if name != "seq")
 _UPDATED = len(SETTLED) + 1
 # What ends with every lease: nobody holds it, and the time of the change is the transaction's.
 _ALWAYS = {
-    "lease_until": "NULL",
+    "lease_until": "NULL::bigint",
     "overdue": "false",
     "worker": "''",
     "updated_at": f"${_UPDATED}::bigint",
 }
-WAITS_ON = f"""
+WAITS_ON = Batch(
+    f"""
 UPDATE homing.live AS s
 SET {", ".join(f"{name} = u.{name}" for name in _WRITTEN)},
     {", ".join(f"{name} = {value}" for name, value in _ALWAYS.items())}
-FROM {unnested(SETTLED)} WHERE s.seq = u.seq
-"""  # noqa: S608
+FROM {{rows}} WHERE s.seq = u.seq
+""",  # noqa: S608
+    SETTLED,
+)
 
 
 def _moved(name: str) -> str:
     return _ALWAYS.get(name) or (f"u.{name}" if name in SETTLED else f"s.{name}")
 
 
-ENDS = f"""
-WITH s AS (DELETE FROM homing.live WHERE seq = ANY($1::bigint[]) RETURNING *)
-INSERT INTO homing.settled ({", ".join(STATE)})
-SELECT {", ".join(_moved(name) for name in STATE)}
-FROM {unnested(SETTLED)} JOIN s ON s.seq = u.seq
-"""  # noqa: S608
+ENDS = Batch(
+    f"""
+WITH gone AS (
+  DELETE FROM homing.live AS s USING {{rows}} WHERE s.seq = u.seq
+  RETURNING {", ".join(f"{_moved(name)} AS {name}" for name in STATE)})
+INSERT INTO homing.settled ({", ".join(STATE)}) SELECT * FROM gone
+""",  # noqa: S608
+    SETTLED,
+)
 EARLY = "SELECT EXISTS (SELECT 1 FROM homing.receipts WHERE kept IS NOT NULL)"
 
 
@@ -85,7 +91,7 @@ async def settle(tx: Tx, batch: Sequence[Settlement]) -> list[Fate]:
             if (row.status in LIVE) is stays
         ]
         if written:
-            await tx.rows(statement, *columns_of(written, len(SETTLED)), tx.now)
+            await statement.run(tx, written, tx.now)
     await book.write()
     await write_puts(tx, puts)
     if await tx.one(EARLY):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from homing.core.breaker import Breaker
 from homing.core.errors import ConfigError
+from homing.core.examining import Finding
 from homing.core.inbox import Enqueued, Intaken
 from homing.core.limits import RateLimit
 from homing.core.model import (
@@ -44,6 +45,7 @@ from homing.stores.postgres import (
     accept,
     amend,
     callers,
+    examine,
     inbox,
     leases,
     reads,
@@ -56,6 +58,7 @@ from homing.stores.postgres import (
 from homing.stores.postgres.changes import fold, write_events
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.groups import Together
+from homing.stores.postgres.listening import listening
 from homing.stores.postgres.lookout import Lookout, Pace
 from homing.stores.postgres.names import read_address
 from homing.stores.postgres.queues import Queues
@@ -74,26 +77,10 @@ class PostgresStore:
     number of processes may share a schema. The database's clock decides.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str | None = None,
-        pool_size: int = 10,
-        timeout_ms: int = 30_000,
-        cached_statements: int = 200,
-    ) -> None:
-        """`schema` may also be given in the URL, as `?schema=NAME`; else it is `homing`.
-
-        `cached_statements=0` is for a pooler that gives each transaction another connection.
-        """
-        self._address = read_address(url, schema)
-        self._database = Database(
-            self._address,
-            pool_size=pool_size,
-            timeout_s=timeout_ms / 1000,
-            cached_statements=cached_statements,
-        )
+    def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
+        """The URL may say more than where: `?schema=NAME`, `pool_size`, `cached_statements`, `listen`."""
+        self._address = read_address(url)
+        self._database = Database(self._address, timeout_s=timeout_ms / 1000)
         self._subscribed: frozenset[str] = frozenset()
         self._accepting: Together[Sequence[Submission], tuple[Acceptance, ...]] = Together(
             self._accept_together
@@ -131,6 +118,11 @@ class PostgresStore:
 
     def subscribe(self, names: Collection[str]) -> None:
         self._subscribed = frozenset(names)
+
+    async def listen(self, wake: Callable[[], None]) -> None:
+        """Calls `wake` when something was accepted, wherever; until it is cancelled."""
+        if self._address.listen:
+            await listening(self._address, accept.channel(self._address.schema), wake)
 
     # The line -----------------------------------------------------------------------------------
 
@@ -225,6 +217,13 @@ class PostgresStore:
 
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx))
+
+    async def examine(self, *, now_ms: int) -> tuple[Finding, ...]:
+        """Server, schema, grants and clock; changes nothing."""
+        where = self._address.where
+        return await self._database.do(
+            lambda tx: examine.examine(tx, where, now_ms), read_only=True, timed=False
+        )
 
     # Registry ------------------------------------------------------------------------------------
 

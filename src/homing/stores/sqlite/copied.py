@@ -31,7 +31,8 @@ UNION SELECT worker FROM homing_leads WHERE lead_until > ?1
 _IDENTITY = """
 SELECT (SELECT min(applied_at) FROM homing_schema) || ' ' || count(*) || ' ' || coalesce(max(seq), 0)
   || ' ' || coalesce(sum(changes), 0) || ' ' || (SELECT count(*) FROM homing_requests)
-  || ' ' || (SELECT count(*) FROM homing_receipts) || ' ' || (SELECT coalesce(sum(version), 0) FROM homing_registry)
+  || ' ' || (SELECT count(*) FROM homing_receipts)
+  || ' ' || (SELECT coalesce(sum(version), 0) FROM homing_registry)
 FROM homing_notifications
 """
 

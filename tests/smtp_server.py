@@ -121,32 +121,33 @@ class ToldSmtp:
     async def _converse(
         self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if not await self._do(number, "greeting", reader, writer):
+        if not await self._do("greeting", self._told(number, "greeting"), reader, writer):
             return
         while line := await reader.readline():
             step = line.split()[0].decode("ascii", "replace").upper() if line.split() else ""
-            if not await self._do(number, step, reader, writer) or step == "QUIT":
+            told = self._told(number, step)
+            if not await self._do(step, told, reader, writer) or step == "QUIT":
                 return
-            if step == "DATA" and self._at(number, "DATA") == USUAL["DATA"]:
-                if self.script(number, "body") is not None:
-                    if not await self._do(number, "body", reader, writer):
-                        return
-                    continue
-                self.mails.append(await reader.readuntil(b"\r\n.\r\n"))
-                self.took.set()
-                if not await self._do(number, "dot", reader, writer):
-                    return
+            if step == "DATA" and told == USUAL["DATA"] and not await self._take(number, reader, writer):
+                return
 
-    def _at(self, number: int, step: str) -> Told:
+    async def _take(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if (interruption := self.script(number, "body")) is not None:
+            return await self._do("body", interruption, reader, writer)
+        self.mails.append(await reader.readuntil(b"\r\n.\r\n"))
+        self.took.set()
+        return await self._do("dot", self._told(number, "dot"), reader, writer)
+
+    def _told(self, number: int, step: str) -> Told:
+        """Asked once for each step: a script may be moody."""
         told = self.script(number, step)
         return USUAL.get(step, b"502 5.5.1 what?\r\n") if told is None else told
 
     async def _do(
-        self, number: int, step: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, step: str, told: Told, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Whether the conversation goes on."""
         self.steps.append(step)
-        told = self._at(number, step)
         if isinstance(told, bytes):
             writer.write(told)
             await writer.drain()

@@ -1,0 +1,69 @@
+"""Whether a server, a schema, a role and a clock are such that Homing can work with them."""
+
+from __future__ import annotations
+
+from homing.core.examining import Finding
+from homing.stores.migrate import pending
+from homing.stores.postgres.schema import MIGRATIONS, OLDEST, version_of
+from homing.stores.postgres.statements import Tx
+
+_MOST_SKEW_MS = 2_000
+_SERVER = "SELECT current_setting('server_version_num')::integer, current_setting('server_version')"
+# Row-level security lets the owner pass, its members, and who has BYPASSRLS; others would see nothing.
+_ROLE = """
+SELECT current_user::text,
+  coalesce(bool_and(pg_has_role(current_user, c.relowner, 'USAGE')), true) OR r.rolbypassrls,
+  coalesce(bool_and(
+    has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
+    AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE')), true)
+FROM pg_roles AS r
+LEFT JOIN pg_class AS c ON c.relnamespace = to_regnamespace($1::text) AND c.relkind = 'r'
+WHERE r.rolname = current_user
+GROUP BY r.rolbypassrls
+"""
+_MAY_MIGRATE = """
+SELECT CASE WHEN to_regnamespace($1::text) IS NULL
+  THEN has_database_privilege(current_database(), 'CREATE')
+  ELSE has_schema_privilege($1::text, 'CREATE') END
+"""
+_NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+
+
+async def examine(tx: Tx, where: str, now_ms: int) -> tuple[Finding, ...]:
+    """Server, schema, role and clock, each with what to do where it does not do."""
+    return (await _server(tx), await _schema(tx, where), await _role(tx), await _clock(tx, now_ms))
+
+
+async def _server(tx: Tx) -> Finding:
+    [(number, name)] = await tx.rows(_SERVER)
+    advice = "" if number >= OLDEST else "Homing needs PostgreSQL 14 or newer"
+    return Finding(name="server", ok=not advice, detail=f"PostgreSQL {name}", advice=advice)
+
+
+async def _schema(tx: Tx, where: str) -> Finding:
+    version = await version_of(tx)
+    missing = pending(MIGRATIONS, version, where)
+    detail = f"{tx.schema} at version {version} of {MIGRATIONS[-1].version}"
+    if not missing:
+        return Finding(name="schema", ok=True, detail=detail)
+    names = ", ".join(migration.name for migration in missing)
+    return Finding(name="schema", ok=False, detail=detail, advice=f"`homing db migrate` applies {names}")
+
+
+async def _role(tx: Tx) -> Finding:
+    [(role, unconfined, granted)] = await tx.rows(_ROLE, tx.schema)
+    may_migrate = await tx.one(_MAY_MIGRATE, tx.schema)
+    detail = f"{role} {'may' if may_migrate else 'may not'} migrate"
+    advice = ""
+    if not granted:
+        advice = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {tx.schema} TO {role}"
+    elif not unconfined:
+        advice = f"row-level security hides all rows from {role}: make it a member of the tables' owner"
+    return Finding(name="role", ok=not advice, detail=detail, advice=advice)
+
+
+async def _clock(tx: Tx, now_ms: int) -> Finding:
+    skew_ms = (await tx.one(_NOW)) - now_ms
+    ok = abs(skew_ms) <= _MOST_SKEW_MS
+    advice = "" if ok else "the server's clock decides; set one of the two, or times in logs will not fit"
+    return Finding(name="clock", ok=ok, detail=f"{skew_ms:+,} ms from here", advice=advice)

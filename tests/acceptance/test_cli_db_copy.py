@@ -1,0 +1,278 @@
+"""`homing db copy`: a SQLite file moves to PostgreSQL whole, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncpg
+import pytest
+from cli_driver import Cli
+
+from homing.core.breaker import Breaker
+from homing.core.model import CommandName, Entry, Filter, ReceiptEvent, Retention, Status
+from homing.core.ports import Backend
+from homing.stores.postgres import PostgresStore
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import (
+    DAY_MS,
+    a_notification,
+    a_receipt,
+    a_submission,
+    dead,
+    everything,
+    in_doubt,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.steps import everyone, order, status_of
+
+R = TypeVar("R")
+PARTS = (
+    *("notifications", "attempts", "causes", "requests", "dedups", "receipts", "outbox"),
+    *("tallies", "roll_ups", "registry", "breakers"),
+)
+KEYED = a_submission(a_notification(dedup_key="once", dedup_window_ms=DAY_MS), key="k-1")
+KNOWN, EARLY = a_receipt("m-0", ReceiptEvent.DELIVERED), a_receipt("m-later", ReceiptEvent.DELIVERED)
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+def in_store(store: Backend, work: Callable[[Backend], Awaitable[R]]) -> R:
+    """Works with a store that is opened for it."""
+
+    async def run() -> R:
+        await store.open()
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def make(folder: Path, number: int = 12) -> Path:
+    """A file with notifications of every status, and of everything else something."""
+    path = folder / "homing.db"
+    in_store(SqliteStore(path), lambda store: _fill(store, number))
+    return path
+
+
+async def _fill(store: Backend, number: int) -> None:
+    await store.migrate()
+    store.subscribe(("StatusChanged", "NotificationFailed"))
+    await store.accept([KEYED, a_submission(*(a_notification() for _ in range(number)))])
+    claims = (await store.claim(everything())).claims
+    await store.settle(
+        [
+            *(sent(claim, f"m-{position}") for position, claim in enumerate(claims[4:])),
+            *(dead(claims[0]), dead(claims[1]), retry_in(claims[2], DAY_MS), in_doubt(claims[3], "m-doubt")),
+        ]
+    )
+    [again] = [claims[1].id]
+    await store.amend("default", [again], order(CommandName.RESEND, [again]))
+    await store.accept([a_submission(a_notification(), tenant="other")])
+    await store.receipt([KNOWN, EARLY, a_receipt("m-1", ReceiptEvent.OPEN)])
+    await store.put([Entry(tenant="other", kind="template", key="hi", value={"body": "Hello"})], who="ada")
+    await store.put_breaker("sendgrid", Breaker())
+
+
+async def snapshot(store: Backend) -> dict[str, Any]:
+    """Everything that the ports can tell of a store."""
+    whose = await store.tenants()
+    items = {tenant: await everyone(store, tenant) for tenant in whose}
+    return {
+        "tenants": whose,
+        "items": items,
+        "histories": [await store.get(tenant, one.id) for tenant in whose for one in items[tenant]],
+        "tallies": [await store.tallies(tenant) for tenant in (None, *whose)],
+        "waiting": [await store.waiting(tenant) for tenant in whose],
+        "groups": [await store.error_groups(tenant) for tenant in whose],
+        "sums": await store.roll_ups(None, since_ms=DAY_MS),
+        "entries": [await store.list_entries(tenant, "template") for tenant in whose],
+        "breakers": await store.breakers(),
+        "events": await store.outbox("relay", 1000, 1),
+    }
+
+
+def test_a_copy_has_everything_that_the_file_has(cli: Cli, postgres_url: str) -> None:
+    path = make(cli.folder)
+    before = in_store(SqliteStore(path), snapshot)
+    assert all(before.values())
+    result = cli.ok("db", "copy", str(path), postgres_url, "--json")
+    assert set(result.json["records"]) == set(PARTS)
+    assert all(result.json["records"].values()), "of everything something"
+    assert result.json["copied"] == sum(result.json["records"].values())
+    assert in_store(PostgresStore(postgres_url), snapshot) == before
+
+
+def test_the_copy_goes_on_where_the_file_stopped(cli: Cli, postgres_url: str) -> None:
+    path = make(cli.folder)
+    cli.ok("db", "copy", str(path), postgres_url)
+
+    async def use(store: Backend) -> None:
+        [answer] = await store.accept([KEYED])
+        assert answer.duplicates == set(answer.ids), "an idempotency key is known"
+        same = a_submission(a_notification(dedup_key="once", dedup_window_ms=DAY_MS))
+        [answer] = await store.accept([same])
+        assert answer.duplicates, "a dedup window is open"
+        assert (await store.receipt([KNOWN])).unchanged == (KNOWN.event_id,), "an event is known"
+        claims = (await store.claim(everything())).claims
+        assert {claim.tenant for claim in claims} == {"default", "other"}
+        await store.settle([sent(claims[0], "m-later")])
+        assert await status_of(store, claims[0].id, claims[0].tenant) is Status.DELIVERED, "a kept one waited"
+        new = a_notification()
+        await store.accept([a_submission(new)])
+        assert (await store.receipt([a_receipt("m-new")])).orphaned
+        assert await status_of(store, new.id) is Status.PENDING
+        assert await store.prune(Retention(delivered_ms=0, sent_ms=0, others_ms=0, keys_ms=0), 1000)
+
+    in_store(PostgresStore(postgres_url), use)
+
+
+def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_url: str) -> None:
+    path = make(cli.folder, 1500)
+    before = in_store(SqliteStore(path), snapshot)
+    command = ("db", "copy", str(path), postgres_url, "--page", "20")
+    there = 0
+    for least in (200, 1700):
+        there = _kill_after(cli, command, postgres_url, least)
+        refused = cli("db", "check", "--store", postgres_url)
+        assert refused.code == 4
+        assert "a copy that has not ended" in refused.err
+    result = cli.ok(*command, "--json")
+    assert f"going on: {there:,} of" in result.err
+    assert result.json["copied"] + there == sum(result.json["records"].values())
+    assert in_store(PostgresStore(postgres_url), snapshot) == before
+    again = cli.ok(*command, "--json")
+    assert again.json["copied"] == 0
+
+
+def _kill_after(cli: Cli, command: tuple[str, ...], url: str, least: int) -> int:
+    """Kills the copy when so many records are there; how many there are then."""
+    process = cli.start(*command)
+    try:
+        deadline = time.monotonic() + 60
+        while asyncio.run(_copied(url)) < least:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    # The server may still be about to commit what it was sent last.
+    return asyncio.run(_at_rest(url))
+
+
+async def _copied(url: str) -> int:
+    connection = await asyncpg.connect(url)
+    try:
+        if not await connection.fetchval("SELECT to_regclass('homing.copied_parts') IS NOT NULL"):
+            return 0
+        return int(await connection.fetchval("SELECT coalesce(sum(number), 0) FROM homing.copied_parts"))
+    finally:
+        await connection.close()
+
+
+async def _at_rest(url: str) -> int:
+    connection = await asyncpg.connect(url)
+    # Waits for the lock of a page that is being committed; nobody else writes there.
+    await connection.execute("BEGIN; LOCK TABLE homing.copied_parts IN EXCLUSIVE MODE; COMMIT")
+    await connection.close()
+    return await _copied(url)
+
+
+def test_a_store_that_has_data_of_its_own_is_left_alone(cli: Cli, postgres_url: str) -> None:
+    path = make(cli.folder)
+    cli.ok("db", "migrate", "--store", postgres_url)
+    mine = a_submission(a_notification())
+    in_store(PostgresStore(postgres_url), lambda store: store.accept([mine]))
+    result = cli("db", "copy", str(path), postgres_url)
+    assert result.code == 4
+    assert "has data of its own" in result.err
+    assert len(in_store(PostgresStore(postgres_url), everyone)) == 1
+
+
+def test_a_half_copy_of_another_file_is_left_alone(cli: Cli, postgres_url: str) -> None:
+    path = make(cli.folder, 400)
+    _kill_after(cli, ("db", "copy", str(path), postgres_url, "--page", "10"), postgres_url, 50)
+    in_store(SqliteStore(path), lambda store: store.accept([a_submission(a_notification())]))
+    result = cli("db", "copy", str(path), postgres_url)
+    assert result.code == 4
+    assert "the source has changed since" in result.err
+
+
+def test_a_file_in_use_is_not_copied(cli: Cli, postgres_url: str) -> None:
+    path = make(cli.folder)
+    in_store(SqliteStore(path), lambda store: store.claim(everything(worker="busy-1")))
+    result = cli("db", "copy", str(path), postgres_url)
+    assert result.code == 4
+    assert "in use by busy-1" in result.err
+    assert "Stop all workers" in result.err
+
+
+def test_a_lease_that_was_lost_is_copied_as_it_is(cli: Cli, postgres_url: str) -> None:
+    path = make(cli.folder)
+    in_store(SqliteStore(path), lambda store: store.claim(everything(worker="gone")))
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE homing_notifications SET lease_until = 1 WHERE lease_until IS NOT NULL")
+    connection.close()
+    cli.ok("db", "copy", str(path), postgres_url)
+    lost = in_store(PostgresStore(postgres_url), lambda store: store.reclaim("w", 100, 60_000)).claims
+    sending = Filter(statuses=(Status.SENDING,))
+    assert lost
+    assert len(lost) == len(
+        [
+            one
+            for tenant in ("default", "other")
+            for one in in_store(PostgresStore(postgres_url), lambda s, t=tenant: everyone(s, t, sending))
+        ]
+    )
+
+
+def test_wrong_addresses_are_named(cli: Cli, postgres_url: str) -> None:
+    path = make(cli.folder)
+    missing, memory, file = cli.many(
+        ["db", "copy", "no-such.db", postgres_url],
+        ["db", "copy", "memory:", postgres_url],
+        ["db", "copy", str(path), "other.db"],
+    )
+    assert (missing.code, memory.code, file.code) == (4, 2, 2)
+    assert "no-such.db does not exist" in missing.err
+    assert "source: must be a SQLite file" in memory.err
+    assert "target: must be postgresql://" in file.err
+    assert not (cli.folder / "no-such.db").exists()
+
+
+def test_check_and_migrate_work_on_postgres_and_show_no_password(cli: Cli, postgres_url: str) -> None:
+    scheme, _, rest = postgres_url.partition("://")
+    user, _, place = rest.rpartition("@")
+    url = f"{scheme}://{user.partition(':')[0]}:hush@{place}" if "@" in rest else postgres_url
+    before, migrated, again, after, told = cli.many(
+        ["db", "check", "--store", url],
+        ["db", "migrate", "--store", url],
+        ["db", "migrate", "--store", url],
+        ["db", "check", "--store", url],
+        ["db", "check", "--store", url, "--json"],
+    )
+    assert before.code == 4
+    assert "`homing db migrate` applies 0001_initial" in before.out
+    assert migrated.out.startswith("applied 0001_initial")
+    assert "already at schema version" in again.out
+    assert after.code == 0
+    for name in ("server", "schema", "role", "clock"):
+        assert f"✓ {name}" in after.out
+    assert [check["ok"] for check in told.json["checks"]] == [True] * 4
+    everything_said = "".join(r.out + r.err for r in (before, migrated, again, after, told))
+    assert "hush" not in everything_said
+    assert place.partition("?")[0] in everything_said
