@@ -56,6 +56,9 @@ def _databases(postgres_server: str) -> Iterator[tuple[str, str]]:
 def postgres_url(_databases: tuple[str, str]) -> Iterator[str]:
     """An empty database: Homing's schema and what a test puts beside it are gone afterwards."""
     yield _databases[0]
+    left = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+    left += " AND pid <> pg_backend_pid()"  # what a failed test left open must not hold up the next
+    asyncio.run(_execute(_databases[0], left))
     emptied = ("DROP SCHEMA IF EXISTS homing CASCADE", "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     asyncio.run(_execute(_databases[0], *emptied))
 

@@ -36,7 +36,7 @@ CONFIG = """
 store = "{folder}/homing.db"
 
 [http]
-connect_timeout_ms = "1s"
+connect_timeout_ms = "3s"
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
 
@@ -71,6 +71,12 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     taken: int
     """How often the endpoint has taken it, by its own books: never more than once."""
     share: int = 4
+    races: bool = False
+    """Its endpoint closes connections that look open: what is written just then is in doubt, not taken."""
+
+    def met_by(self, status: Status, attempts: int, taken: int) -> bool:
+        raced = self.races and (status, attempts, taken) == (Status.IN_DOUBT, 1, 0)
+        return raced or (status, attempts, taken) == (self.ends, self.attempts, self.taken)
 
 
 def _same(act: Act) -> Callable[[], Act]:
@@ -87,7 +93,7 @@ _NEVER = _same(faults.answer(500))
 FATES: dict[str, Fate] = {
     "taken": Fate(acts=(_OK,), ends=Status.DELIVERED, attempts=1, taken=1, share=30),
     "closes after its answer": Fate(
-        acts=(_same(faults.CLOSE_AFTER_ANSWER),), ends=Status.DELIVERED, attempts=1, taken=1
+        acts=(_same(faults.CLOSE_AFTER_ANSWER),), ends=Status.DELIVERED, attempts=1, taken=1, races=True
     ),
     "fails once": Fate(acts=(_NEVER, _OK), ends=Status.DELIVERED, attempts=2, taken=1),
     "429 in seconds": Fate(
@@ -104,6 +110,7 @@ FATES: dict[str, Fate] = {
         ends=Status.DELIVERED,
         attempts=1,
         taken=1,
+        races=True,
     ),
     "chunked nonsense": Fate(
         acts=(_same(faults.CHUNKED_NONSENSE),), ends=Status.DELIVERED, attempts=1, taken=1
@@ -158,7 +165,9 @@ class Endpoints:
 
     def url(self, name: str, number: int) -> str:
         base = self.servers[number % len(self.servers)].url
-        if name == "nobody listens":
+        if FATES[name].races:
+            base = base.replace("127.0.0.1", "localhost")  # connections of its own: no other fate is hit
+        elif name == "nobody listens":
             base = self.refusing
         elif name == "no TLS where there should be":
             base = base.replace("http:", "https:")
@@ -252,7 +261,7 @@ async def _count(homing: Homing, fates: dict[str, str], ends: Endpoints, began: 
             fate = FATES[fates[one.id]]
             ended[one.status.value] += 1
             found = (one.status, one.attempt_count, ends.taken[one.id])
-            if found != (fate.ends, fate.attempts, fate.taken):
+            if not fate.met_by(*found):
                 wrong[fates[one.id]].append(
                     f"{one.status} after {found[1]}, taken {found[2]}: {one.last_error}"
                 )

@@ -68,11 +68,11 @@ async def test_what_was_rolled_back_was_never_asked(homing: Homing, db: asyncpg.
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        ("'email', '{}'", "recipient"),
+        ("'email', '{}', '{\"body\": \"x\"}'", "recipient"),
         ("'email', '[]', '{\"body\": \"x\"}'", "recipient"),
         ('\'fax\', \'{"phone": "+1"}\', \'{"body": "x"}\'', "channel"),
         ("'email', '{\"email\": \"a@example.org\"}'", "content"),
-        ("NULL, NULL", "recipient"),
+        ("NULL, NULL", "content"),
         (f"{MAIL}, type => 'otp'", "synchronous"),
         (f"{MAIL}, max_retries => -5", "maxAttempts"),
     ],

@@ -5,6 +5,7 @@ With the real libraries, each against the store's own database.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -133,10 +134,12 @@ class SyncWay:
     def _sqlalchemy_scoped(self, commit: bool) -> Iterator[Any]:
         engine = sqlalchemy.create_engine(self.url.replace("postgresql:", "postgresql+psycopg:"))
         sessions = scoped_session(sessionmaker(engine))
-        yield sessions
-        (sessions.commit if commit else sessions.rollback)()
-        sessions.remove()
-        engine.dispose()
+        try:
+            yield sessions
+            (sessions.commit if commit else sessions.rollback)()
+        finally:
+            sessions.remove()
+            engine.dispose()
 
     @contextmanager
     def _django(self, commit: bool) -> Iterator[Any]:
@@ -245,6 +248,18 @@ async def test_the_same_request_is_known_inside_and_outside_of_the_transaction(p
         later = await homing.send("a@example.org", idempotency_key="k", **MAIL)
         assert (again.id, later.id) == (first.id, first.id)
         assert (again.duplicate, later.duplicate) == (True, True)
+
+
+async def test_nobody_waits_for_the_callers_transaction(postgres_url: str) -> None:
+    """Also not for the first notification of its kind, which makes the queue that both wait in."""
+    async with (
+        Homing(postgres_url, providers={"mail": quiet}) as homing,
+        AsyncWay("asyncpg", postgres_url).begun(commit=True) as connection,
+    ):
+        await homing.send("a@example.org", connection=connection, **MAIL)
+        async with asyncio.timeout(20):
+            await homing.send("b@example.org", **MAIL)
+            assert (await homing.process()).succeeded == 1
 
 
 async def test_a_rollback_does_not_spoil_what_the_store_remembers(postgres_url: str) -> None:

@@ -194,7 +194,7 @@ async def test_a_function_that_tells_what_it_is_shown_hears_only_the_own(
     owner: Connection, acme: Connection
 ) -> None:
     """A cheap function of one's own in WHERE is tried on no row that is not shown."""
-    await owner.execute(f"GRANT CREATE ON SCHEMA public TO {ROLE}")
+    await owner.execute(f"GRANT USAGE, CREATE ON SCHEMA public TO {ROLE}")
     await acme.execute(
         "CREATE FUNCTION public.tell(text) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS"
         " $$ BEGIN RAISE NOTICE 'seen %', $1; RETURN true; END $$"

@@ -13,10 +13,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 from moto.sns.models import sns_backends
 
-from homing import Channel, Content, Delivery, Priority, Recipient
+from homing import Channel, Content, Delivery
 from homing.core.model import OutcomeKind
 from homing.providers.sns import SnsProvider
 from homing.providers.transport import CurlTransport
+from homing.testing.provider_suite import a_delivery
 
 KEYS = {"aws_access_key_id": "AKIDEXAMPLE", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
 
@@ -52,22 +53,8 @@ async def sns(moto_url: str) -> AsyncIterator[SnsProvider]:
     await transport.close()
 
 
-def a_delivery(channel: Channel, address: str, **fields: Any) -> Delivery:
-    given: dict[str, Any] = {
-        "notification_id": "018d0c7e-5a00-7000-8000-000000000001",
-        "tenant": "default",
-        "channel": channel,
-        "type": "t",
-        "priority": Priority.MEDIUM,
-        "recipient": Recipient(phone=address),
-        "address": address,
-        "content": Content(title="Title", body="Olá 👍 & bye", data={"k": "v"}),
-        "idempotency_key": "018d0c7e-5a00-7000-8000-000000000001",
-        "attempt": 1,
-        "timeout_ms": 5_000,
-        **fields,
-    }
-    return Delivery(**given)
+def a_message(channel: Channel, address: str) -> Delivery:
+    return a_delivery(channel, address, Content(title="Title", body="Olá 👍 & bye", data={"k": "v"}))
 
 
 def an_endpoint(client: Any, token: str, platform: str = "GCM", **attributes: str) -> str:
@@ -85,7 +72,7 @@ def moto_state() -> Any:
 
 
 async def test_an_sms_arrives_with_its_text(sns: SnsProvider) -> None:
-    outcome = await sns.send(a_delivery(Channel.SMS, "+15550100"))
+    outcome = await sns.send(a_message(Channel.SMS, "+15550100"))
     assert outcome.kind is OutcomeKind.ACCEPTED, outcome
     number, text = moto_state().sms_messages[outcome.provider_message_id][:2]
     assert (number, text) == ("+15550100", "Olá 👍 & bye")
@@ -94,7 +81,7 @@ async def test_an_sms_arrives_with_its_text(sns: SnsProvider) -> None:
 @pytest.mark.parametrize("platform", ["GCM", "APNS"])
 async def test_a_push_arrives_at_its_endpoint(sns: SnsProvider, client: Any, platform: str) -> None:
     arn = an_endpoint(client, f"token-{platform}", platform)
-    outcome = await sns.send(a_delivery(Channel.PUSH, arn))
+    outcome = await sns.send(a_message(Channel.PUSH, arn))
     assert outcome.kind is OutcomeKind.ACCEPTED, outcome
     kept = moto_state().platform_endpoints[arn].messages[outcome.provider_message_id]
     message = json.loads(kept)
@@ -103,7 +90,7 @@ async def test_a_push_arrives_at_its_endpoint(sns: SnsProvider, client: Any, pla
 
 
 async def test_a_number_that_is_none_is_the_recipients_fault(sns: SnsProvider) -> None:
-    outcome = await sns.send(a_delivery(Channel.SMS, "15550100-x"))
+    outcome = await sns.send(a_message(Channel.SMS, "15550100-x"))
     assert outcome.kind is OutcomeKind.BAD_RECIPIENT, outcome
     assert "15550100" not in str(outcome.error)
 
@@ -111,13 +98,13 @@ async def test_a_number_that_is_none_is_the_recipients_fault(sns: SnsProvider) -
 async def test_an_endpoint_that_is_gone_is_a_bad_recipient(sns: SnsProvider, client: Any) -> None:
     arn = an_endpoint(client, "token-gone")
     client.delete_endpoint(EndpointArn=arn)
-    outcome = await sns.send(a_delivery(Channel.PUSH, arn))
+    outcome = await sns.send(a_message(Channel.PUSH, arn))
     assert outcome.kind in (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS), outcome
 
 
 async def test_a_disabled_endpoint_is_a_dead_address(sns: SnsProvider, client: Any) -> None:
     arn = an_endpoint(client, "token-off", Enabled="false")
-    outcome = await sns.send(a_delivery(Channel.PUSH, arn))
+    outcome = await sns.send(a_message(Channel.PUSH, arn))
     assert (outcome.kind, outcome.error_code) == (OutcomeKind.DEAD_ADDRESS, "EndpointDisabled")
 
 
@@ -165,6 +152,6 @@ async def test_signatures_are_looked_at(
     transport = CurlTransport()
     keys: dict[str, Any] = {**user, **changes}
     provider = SnsProvider(transport, region="us-east-1", base_url=moto_url, **keys)
-    outcome = await provider.send(a_delivery(Channel.SMS, "+15550100"))
+    outcome = await provider.send(a_message(Channel.SMS, "+15550100"))
     assert (outcome.kind, outcome.error_code) == (kind, code), outcome
     await transport.close()

@@ -82,6 +82,18 @@ async def test_a_redirect_into_our_own_network_leads_nowhere(server: FaultServer
         assert inside.connections == 0
 
 
+async def test_a_name_with_one_address_that_is_refused_fails_as_the_other_does(server: FaultServer) -> None:
+    """A private address among public ones is passed over; it does not make the recipient a bad one."""
+    place = f"two.example:{server.port}"
+    transport = CurlTransport(guard=guard("127.0.0.1/32"), resolve={place: "[::1],127.0.0.1"})
+    assert isinstance(await ask(transport, f"http://{place}/"), Answer)
+    await server.stop()
+    missed = await ask(transport, f"http://{place}/")
+    await transport.close()
+    assert isinstance(missed, Failure)
+    assert missed.code == "connect"
+
+
 async def test_ports_are_looked_at_when_connecting_too(server: FaultServer) -> None:
     transport = CurlTransport(guard=Guard(networks=guard("127.0.0.1/32").networks, http=True, ports=(443,)))
     assert refused(await ask(transport, f"http://127.0.0.1:{server.port}/"))

@@ -10,11 +10,12 @@ from urllib.parse import parse_qsl
 import pytest
 from twilio.rest import Client  # type: ignore[import-untyped]
 
-from homing import Channel, Content, Delivery, Priority, Recipient
+from homing import Channel, Content
 from homing.core.model import OutcomeKind
 from homing.providers.transport import CurlTransport
 from homing.providers.twilio import TwilioProvider
 from homing.testing.faults import FaultServer, Received, answer
+from homing.testing.provider_suite import a_delivery
 from openapi import OpenApi
 
 ACCOUNT, TOKEN, SID = "AC" + "0" * 32, "token", "SM" + "1" * 32
@@ -23,6 +24,13 @@ NOW_MS = 1_705_320_000_000
 URL = "https://notify.example.org/twilio"
 ID = "018d0c7e-5a00-7000-8000-000000000001"
 CORRELATED = f"{URL}?delivery={ID}&attempt=1"
+
+DELIVERY: dict[str, Any] = {
+    "channel": Channel.SMS,
+    "address": "+15550100",
+    "content": Content(text="Hello"),
+    "notification_id": ID,
+}
 
 # What a delivery and the settings ask for, and the same as a call of the SDK.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
@@ -66,24 +74,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def a_delivery(**fields: Any) -> Delivery:
-    given: dict[str, Any] = {
-        "notification_id": ID,
-        "tenant": "default",
-        "channel": Channel.SMS,
-        "type": "t",
-        "priority": Priority.MEDIUM,
-        "recipient": Recipient(phone="+15550100"),
-        "address": "+15550100",
-        "content": Content(text="Hello"),
-        "idempotency_key": ID,
-        "attempt": 1,
-        "timeout_ms": 5_000,
-        **fields,
-    }
-    return Delivery(**given)
-
-
 def sdk_sends(url: str, call: dict[str, Any]) -> Any:
     client = Client(ACCOUNT, TOKEN)
     client.api.base_url = url
@@ -104,7 +94,7 @@ async def test_our_request_is_the_one_that_the_sdk_makes(name: str) -> None:
     async with FaultServer(otherwise=success) as server:
         given = {"account_sid": ACCOUNT, "auth_token": TOKEN, "sender": "+15550000", **settings}
         provider = TwilioProvider(transport, base_url=server.url, now_ms=lambda: NOW_MS, **given)
-        outcome = await provider.send(a_delivery(**asked))
+        outcome = await provider.send(a_delivery(**{**DELIVERY, **asked}))
         assert (outcome.kind, outcome.provider_message_id) == (OutcomeKind.ACCEPTED, SID)
         assert await asyncio.to_thread(sdk_sends, server.url, call) == SID
         await transport.close()

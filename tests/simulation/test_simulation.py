@@ -68,6 +68,12 @@ def test_the_faults_really_happen() -> None:
     assert endings <= totals.statuses.keys()
 
 
+def test_providers_are_asked_about_what_is_silent() -> None:
+    trace = Trace(None)
+    run_world(plan_of(2, 150), trace)
+    assert any("is asked about" in line for line in trace.lines)
+
+
 def test_without_faults_almost_everything_is_delivered() -> None:
     report = run_world(calm(3, 300))
     good = report.statuses.get("sent", 0) + report.statuses.get("delivered", 0)

@@ -142,9 +142,7 @@ def trip(breaker: Breaker, why: str, pause_ms: int, now: int) -> Breaker:
     """Opens a closed breaker for another reason than failed sends; what an operator chose stays."""
     if breaker.forced is not None or breaker.phase is not Phase.CLOSED:
         return breaker
-    return replace(
-        breaker, phase=Phase.OPEN, open_until=now + pause_ms, ramp_from=0, why=why, changed_at=now
-    )
+    return replace(breaker, phase=Phase.OPEN, open_until=now + pause_ms, ramp_from=0, why=why, changed_at=now)
 
 
 def begin_trial(breaker: Breaker, worker: str, now: int, trial_ms: int) -> Breaker:

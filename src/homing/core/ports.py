@@ -270,6 +270,14 @@ class Hears(Protocol):
 
 
 @runtime_checkable
+class Prepares(Protocol):
+    """A provider that must fetch something (a certificate) before it can verify a callback."""
+
+    async def prepare(self, callback: Callback, now_ms: int) -> None:
+        """Called before `hear`, which then finds what it needs, or refuses. Never raises."""
+
+
+@runtime_checkable
 class LooksUp(Protocol):
     """A provider that can be asked what became of a message."""
 
@@ -315,6 +323,14 @@ class Waker(Protocol):
 
     async def wait(self, timeout_ms: int) -> None:
         """Returns when woken, or after `timeout_ms` at the latest."""
+
+
+@runtime_checkable
+class Listens(Protocol):
+    """A store that hears of what others have accepted. Like a `Waker`: losing it only costs time."""
+
+    async def listen(self, wake: Callable[[], None]) -> None:
+        """Calls `wake` when there may be something to claim; until it is cancelled, or returns at once."""
 
 
 EventCall = Callable[[Event], Awaitable[None] | None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from homing.core.errors import CallbackRefused, CallbackUnreadable, InvalidReque
 from homing.core.failover import Route
 from homing.core.model import Channel, Mode, Priority, Receipt, ReceiptEvent
 from homing.core.policy import BounceFailover, Keys
-from homing.core.ports import Backend, Clock, Hears
+from homing.core.ports import Backend, Clock, Hears, Prepares
 from homing.core.request import provider_id
 from homing.engine.deliverer import plain
 from homing.engine.policies import Policies
@@ -23,6 +24,7 @@ from homing.engine.roster import Listed, Roster
 log = logging.getLogger("homing.callbacks")
 
 _STEP = 200
+_PREPARE_S = 10
 _LONGEST_ID = 255
 _MOST_ATTEMPTS = 1_000_000
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -64,6 +66,7 @@ class Callbacks:
     async def hear(self, provider: str, callback: Callback) -> CallbackResult:
         """Verify → complete → apply. Raises `CallbackRefused` where the provider did not sign it."""
         listed = self._listed(provider)
+        await self._prepared(listed, callback)
         heard = self._heard(listed, callback)
         counted = await self.apply(listed, heard.receipts)
         return replace(
@@ -96,6 +99,16 @@ class Callbacks:
         known = ", ".join(hearing) or "none"
         problem = "is not configured" if listed is None else "does not call back"
         raise InvalidRequest("provider", f"{provider!r} {problem}; those that do are: {known}")
+
+    async def _prepared(self, listed: Listed, callback: Callback) -> None:
+        """What the provider must fetch first. Where that fails, it refuses what it cannot verify."""
+        if not isinstance(listed.provider, Prepares):
+            return
+        try:
+            async with asyncio.timeout(_PREPARE_S):
+                await listed.provider.prepare(callback, self._clock.now_ms())
+        except Exception as error:  # a provider may fail in any way, and hang
+            log.warning("%s could not prepare for a callback: %s", listed.id, type(error).__name__)
 
     def _heard(self, listed: Listed, callback: Callback) -> Heard:
         assert isinstance(listed.provider, Hears), "checked by the caller"

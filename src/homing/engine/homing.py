@@ -17,7 +17,7 @@ from homing.core.looking_up import LookUpPolicy
 from homing.core.model import DEFAULT_TENANT, Mode, Notification, Settlement, Submission
 from homing.core.modes import MODE_INFO
 from homing.core.policy import Preset, Rule
-from homing.core.ports import Backend, Chance, Clock, Directory, Renderer, Sink
+from homing.core.ports import Backend, Chance, Clock, Directory, Listens, Renderer, Sink
 from homing.core.presets import PRIORITY
 from homing.core.receipt_health import ReceiptPolicy
 from homing.engine.alerts import Alerts
@@ -212,6 +212,8 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             self._running.append(asyncio.create_task(self._look_ups.run(), name="homing-look-ups"))
         if self._inbox is not None:
             self._running.append(asyncio.create_task(self._inbox.run(), name="homing-inbox"))
+        if isinstance(self._backend, Listens):
+            self._running.append(asyncio.create_task(self._backend.listen(self._wake), name="homing-listen"))
         self._work = self._running[0]
 
     async def stop_worker(self, *, hard: bool = False) -> None:

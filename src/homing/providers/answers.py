@@ -54,5 +54,9 @@ _UNKNOWN = Meaning(OutcomeKind.TRANSIENT, "an answer that the contract does not 
 @cache
 def error_table(name: str) -> ErrorTable:
     """The table of that provider."""
-    text = (files("homing.providers") / "errors" / f"{name}.toml").read_text(encoding="utf-8")
-    return convert(tomllib.loads(text), ErrorTable)
+    return table_of((files("homing.providers") / "errors" / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def table_of(toml: str) -> ErrorTable:
+    """A table from its text: for providers of other packages."""
+    return convert(tomllib.loads(toml), ErrorTable)

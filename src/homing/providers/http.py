@@ -40,7 +40,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     """Names in lower case; of a repeated header the last one."""
     body: bytes = b""
     truncated: bool = False
-    """There was more than the cap; `body` is its beginning."""
+    """`body` is only its beginning: there was more than the cap, or the rest never came."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):

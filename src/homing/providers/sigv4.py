@@ -13,8 +13,8 @@ from homing.providers.secret import Secret, secret
 try:
     from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
     from botocore.credentials import Credentials  # type: ignore[import-untyped]
-except ImportError:
-    raise ConfigError("kind", "sns needs botocore; pip install 'homing[sns]'") from None
+except ImportError:  # pragma: no cover
+    raise ConfigError("kind", "sns needs botocore: pip install 'homing[sns]'") from None
 
 
 class AwsKeys:

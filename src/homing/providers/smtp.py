@@ -73,7 +73,9 @@ class SmtpProvider:
             context=None if tls == "none" else _context(ca_file),
             username=username,
             password=secret("password", password) if username else None,
-            local_hostname=local_hostname or None,
+            local_hostname=_checked_host(
+                local_hostname or self._sender.address.rpartition("@")[2], "local_hostname"
+            ),
         )
         self._pool = SmtpPool(
             lambda: open_session(self._door),
@@ -150,9 +152,9 @@ def _context(ca_file: str) -> ssl.SSLContext:
         raise ConfigError("ca_file", f"cannot be read: {type(error).__name__}") from None
 
 
-def _checked_host(host: str) -> str:
+def _checked_host(host: str, field: str = "host") -> str:
     if not host.strip() or any(c.isspace() or not c.isprintable() for c in host):
-        raise ConfigError("host", "is not a server's name or address")
+        raise ConfigError(field, "is not a server's name or address")
     return host
 
 

@@ -42,7 +42,8 @@ class Door(Struct, frozen=True, kw_only=True):
     context: ssl.SSLContext | None
     username: str
     password: Secret | None
-    local_hostname: str | None
+    local_hostname: str
+    """What EHLO says; looking it up at each connection would cost a thread and a DNS question."""
 
 
 class Progress:

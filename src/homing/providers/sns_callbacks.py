@@ -25,7 +25,7 @@ try:
     from cryptography.hazmat.primitives.hashes import SHA1, SHA256
     from cryptography.x509 import Certificate, load_pem_x509_certificate
 except ImportError:  # pragma: no cover
-    raise ConfigError("kind", "sns needs cryptography; pip install 'homing[sns]'") from None
+    raise ConfigError("kind", "sns needs cryptography: pip install 'homing[sns]'") from None
 
 NOTIFICATION = "Notification"
 CONFIRMATION = "SubscriptionConfirmation"

@@ -16,10 +16,9 @@ class Connections:
     An entry may be older than the connection. Then a good one may be called dead, which costs a new one.
     """
 
-    _MOST = 4096
-
     def __init__(self) -> None:
         self._by_port: dict[int, int] = {}
+        self._swept_at = 1024
 
     def alive(self, local_port: int, made: list[int]) -> bool:
         """Whether the other side has left the connection open, as far as this machine has heard.
@@ -28,9 +27,8 @@ class Connections:
         """
         for descriptor in made:
             if _local_port(descriptor) == local_port:
-                if len(self._by_port) >= self._MOST:
-                    self._by_port.clear()
                 self._by_port[local_port] = descriptor
+                self._sweep()
                 return True
         known = self._by_port.get(local_port)
         if known is None:
@@ -38,6 +36,12 @@ class Connections:
         asked = select.poll()
         asked.register(known, _HUNG_UP)
         return not asked.poll(0)
+
+    def _sweep(self) -> None:
+        """Now and then, forgets connections that are closed."""
+        if len(self._by_port) >= self._swept_at:
+            self._by_port = {port: one for port, one in self._by_port.items() if _local_port(one) == port}
+            self._swept_at = max(1024, 2 * len(self._by_port))
 
 
 def _local_port(descriptor: int) -> int:

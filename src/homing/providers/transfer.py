@@ -166,7 +166,8 @@ class Transfer:
         if self._headers_whole:
             cut = errno != pycurl.E_OK
             return Answer(status=self._status, headers=self._headers, body=bytes(self._body), truncated=cut)
-        code = "refused_address" if self._refused else _CODES.get(errno, "dropped")
+        nowhere = self._turned_away and not self._made  # of its addresses, none may be connected to
+        code = "refused_address" if self._refused or nowhere else _CODES.get(errno, "dropped")
         error = _SAYS[code].format(timeout_ms=self._timeout_ms)
         return Failure(code=code, error=error, written=self._written())
 
@@ -197,7 +198,7 @@ class Transfer:
         self._headers_whole = False
         self._body = bytearray()
         self._body_size = 0
-        self._guarded = self._refused = False
+        self._guarded = self._refused = self._turned_away = False
         self._started = False
         self._stopped = False
         self._went_again = False
@@ -223,7 +224,7 @@ class Transfer:
         """Before a connection is made for a guarded request: by the address that the name resolved to."""
         family, kind, protocol, place = address
         if not self._options.guard.allows(place[0], place[1]):
-            self._refused = True
+            self._turned_away = True
             return pycurl.SOCKET_BAD
         return Handed(socket.socket(family, kind, protocol))
 

@@ -179,9 +179,7 @@ def _weather(chance: Random) -> Weather:
 def _naming(carrier: CarrierPlan, seed: int) -> CarrierPlan:
     chance = Random(f"{seed}/{carrier.id}/naming")
     drawn = chance.random()
-    return replace(
-        carrier, names_ours=drawn < 0.6, names_attempts=drawn < 0.4, answers=chance.random() < 0.5
-    )
+    return replace(carrier, names_ours=drawn < 0.6, names_attempts=drawn < 0.4, answers=chance.random() < 0.5)
 
 
 def _weighed(carriers: list[CarrierPlan], seed: int, channel: Channel) -> list[CarrierPlan]:

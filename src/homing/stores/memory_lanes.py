@@ -46,7 +46,6 @@ class Agenda:
             heappop(heap)
         return None
 
-
     def within(self, after: int, until: int) -> list[tuple[int, str]]:
         """All that hold with a time in (`after`, `until`], in order. It looks at every entry."""
         return sorted({e for e in self._heap if after < e[0] <= until and self._holds(*e)})

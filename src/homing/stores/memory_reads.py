@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from heapq import nsmallest
+from itertools import islice
 
 from msgspec import msgpack
 

@@ -181,6 +181,35 @@ async def test_a_handshake_is_answered(world: World) -> None:
     assert result.reply_headers == {"Allow": "all"}
 
 
+@pytest.mark.parametrize("trouble", [None, "raise", "hang"])
+async def test_a_provider_that_must_fetch_something_first_may(world: World, trouble: str | None) -> None:
+    class Fetching(Postman):
+        fetched = False
+
+        async def prepare(self, callback: Callback, now_ms: int) -> None:
+            if trouble == "raise":
+                raise ConnectionError
+            if trouble == "hang":
+                await asyncio.Event().wait()
+            self.fetched = True
+
+        def hear(self, callback: Callback, now_ms: int) -> Heard:
+            if not self.fetched:
+                raise CallbackRefused
+            return super().hear(callback, now_ms)
+
+    postman = Fetching("post")
+    engine = await world.open({"post": postman})
+    await mail(engine)
+    await seconds(1)
+    callback = signed([told(postman.sent[0], E.DELIVERED)])
+    if trouble is None:
+        assert (await engine.hear("post", callback)).applied == 1
+    else:
+        with pytest.raises(CallbackRefused):
+            await engine.hear("post", callback)
+
+
 async def test_a_big_callback_reaches_the_store_in_bounded_steps(world: World) -> None:
     engine, postman, _ = await sent_mail(world)
     sizes: list[int] = []

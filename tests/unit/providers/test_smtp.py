@@ -367,6 +367,7 @@ async def test_a_cancelled_send_gives_its_connection_up() -> None:
     [
         ("host", {"host": " "}),
         ("tls", {"tls": "ssl"}),
+        ("local_hostname", {"local_hostname": "my host"}),
         ("tls", {"host": "mail.example.com"}),
         ("from_email", {"from_email": "nobody"}),
         ("envelope_from", {"envelope_from": "a b"}),

@@ -170,6 +170,20 @@ def test_a_push_to_apple_has_its_data_beside_aps(platform: str) -> None:
     assert json.loads(message[platform]) == {"k": 1, "aps": {"content-available": 1}}
 
 
+def test_an_image_is_left_to_the_apple_app_to_fetch() -> None:
+    content = Content(body="B", data={"image": "https://example.org/i.png"})
+    apple = a_push(address=ENDPOINT.replace("GCM", "APNS"), content=content)
+    assert json.loads(json.loads(form(an_sns(), apple)["Message"])["APNS"]) == {
+        "image": "https://example.org/i.png",
+        "aps": {"alert": {"body": "B"}, "sound": "default", "mutable-content": 1},
+    }
+
+
+def test_a_push_of_data_alone_is_silent() -> None:
+    message = json.loads(form(an_sns(), a_push(content=Content(data={"k": "v"})))["Message"])
+    assert message == {"default": '{"k":"v"}', "GCM": '{"data":{"k":"v"}}'}
+
+
 def test_a_platform_that_is_not_known_shows_the_default_text() -> None:
     fields = form(an_sns(), a_push(address=ENDPOINT.replace("GCM", "ADM")))
     assert json.loads(fields["Message"]) == {"default": "B"}

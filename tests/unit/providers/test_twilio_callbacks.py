@@ -203,6 +203,10 @@ def test_no_request_makes_it_raise_anything_but_a_refusal(
 
 
 def test_a_flood_of_fields_is_refused() -> None:
+    url = URL + "?" + "&".join(["a=b"] * 501)
+    plain = Callback(url=url, headers={"content-type": "text/plain"}, body=b"x")
+    with pytest.raises(CallbackRefused):
+        a_twilio().hear(plain, NOW_MS)
     with pytest.raises(CallbackRefused):
         a_twilio().hear(a_form(URL, [("a", "b")] * 501), NOW_MS)
 

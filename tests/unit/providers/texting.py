@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from homing import Channel, Content, Delivery, Priority, Recipient
+from homing import Channel, Content, Delivery
 from homing.core.model import OutcomeKind
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.sns import SnsProvider
 from homing.providers.twilio import TwilioProvider
+from homing.testing import provider_suite as suite
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 
@@ -44,20 +45,14 @@ def vectors(name: str) -> dict[str, Any]:
 
 def a_delivery(**fields: Any) -> Delivery:
     given: dict[str, Any] = {
-        "notification_id": "018d0c7e-5a00-7000-8000-000000000001",
-        "tenant": "acme",
         "channel": Channel.SMS,
-        "type": "order_confirmed",
-        "priority": Priority.MEDIUM,
-        "recipient": Recipient(phone="+15558675310"),
         "address": "+15558675310",
         "content": Content(text="Your parcel is here"),
-        "idempotency_key": "018d0c7e-5a00-7000-8000-000000000001",
+        "notification_id": "018d0c7e-5a00-7000-8000-000000000001",
         "attempt": 2,
-        "timeout_ms": 5_000,
         **fields,
     }
-    return Delivery(**given)
+    return suite.a_delivery(**given)
 
 
 def a_push(**fields: Any) -> Delivery:

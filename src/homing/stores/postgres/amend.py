@@ -89,10 +89,11 @@ async def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, lim
     possible: list[Found] = []
     if not statuses:
         return possible
-    matching = query(tenant, filter, statuses)
+    matching = await query(tx, tenant, filter, statuses)
     page = matching
     while len(possible) < limit:
-        chosen = page.limited("m.id", _PAGE)
+        size = min(_PAGE, limit - len(possible))
+        chosen = page.limited("m.id", size)
         found = await tx.rows(f"SELECT m.seq, m.id::text {chosen.text}", *chosen.parameters)
         # Read again under the lock: another may have changed some of them since.
         rows = await rows_by_seq(tx, [seq for seq, _ in found], lock=True)
@@ -100,10 +101,10 @@ async def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, lim
             row = rows.get(seq)
             if row is not None and row.status in statuses and _allows(row, command):
                 possible.append((seq, row))
-        if len(found) < _PAGE:
+        if len(found) < size:
             break
         page = matching.beyond("m.id > {}::text::uuid", found[-1][1])
-    return possible[:limit]
+    return possible
 
 
 def _allows(row: Row, command: Command) -> bool:

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import lru_cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from homing.core.errors import HomingError, SchemaError, StoreError, StoreUnavailable
 from homing.core.joining import CallersConnection
@@ -27,8 +27,10 @@ _KNOWN = "asyncpg, psycopg, SQLAlchemy or Django"
 class Caller(Speaks, Protocol):
     """A caller's connection, spoken to in one way."""
 
-    blocking: bool
+    blocking: ClassVar[bool]
     """It is used on the thread that it belongs to; its answers need no event loop."""
+
+    def __init__(self, connection: Any) -> None: ...
 
     async def check(self) -> None:
         """Raises where there is no transaction to join."""
@@ -37,11 +39,11 @@ class Caller(Speaks, Protocol):
 async def join(given: object, action: Callable[[Speaks], Coroutine[Any, Any, R]], where: str) -> R:
     """Runs the action inside the caller's transaction."""
     if not isinstance(given, CallersConnection):
-        return await _inside(_caller(given), action, where)
-    caller = _caller(given.connection)
-    if not caller.blocking:
+        return await _inside(_kind(given)(given), action, where)
+    kind, connection = _kind(given.connection), given.connection
+    if not kind.blocking:
         raise StoreError("An async connection belongs to an event loop; use it with Homing, not SyncHoming.")
-    result: R = await given.run(lambda: _driven(_inside(caller, action, where)))
+    result: R = await given.run(lambda: _driven(_inside(kind(connection), action, where)))
     return result
 
 
@@ -74,12 +76,12 @@ def _driven(work: Coroutine[Any, Any, R]) -> R:
     raise AssertionError("a blocking connection made somebody wait")
 
 
-def _caller(connection: object) -> Caller:
+def _kind(connection: object) -> type[Caller]:
     """The way to speak to this connection. Its library is loaded, or it could not be here."""
     for module, names, kind in _KINDS:
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(connection, tuple(getattr(loaded, name) for name in names)):
-            return kind(connection)
+            return kind
     raise StoreError(
         f"connection is a {type(connection).__module__}.{type(connection).__qualname__}; "
         f"give one of {_KNOWN} to the store's own database."
@@ -87,7 +89,7 @@ def _caller(connection: object) -> Caller:
 
 
 class _Asyncpg:
-    blocking = False
+    blocking: ClassVar[bool] = False
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -106,7 +108,7 @@ class _Asyncpg:
 class _Psycopg:
     """psycopg begins a transaction by itself at the first statement, unless it is in autocommit."""
 
-    blocking = True
+    blocking: ClassVar[bool] = True
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -122,7 +124,7 @@ class _Psycopg:
 
 
 class _PsycopgAsync:
-    blocking = False
+    blocking: ClassVar[bool] = False
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -140,10 +142,10 @@ class _PsycopgAsync:
 class _Alchemy:
     """A Connection, or a Session (of which the connection is taken); SQLAlchemy begins by itself."""
 
-    blocking = True
+    blocking: ClassVar[bool] = True
 
     def __init__(self, given: Any) -> None:
-        self._connection = given.connection() if callable(getattr(given, "connection", None)) else given
+        self._connection = given.connection() if _is_session(given) else given
 
     async def check(self) -> None:
         _check_alchemy(self._connection)
@@ -155,14 +157,14 @@ class _Alchemy:
 
 
 class _AlchemyAsync:
-    blocking = False
+    blocking: ClassVar[bool] = False
 
     def __init__(self, given: Any) -> None:
         self._given = given
         self._connection = given
 
     async def check(self) -> None:
-        if callable(getattr(self._given, "connection", None)):
+        if _is_session(self._given):
             self._connection = await self._given.connection()
         _check_alchemy(self._connection)
 
@@ -173,7 +175,7 @@ class _AlchemyAsync:
 
 
 class _Django:
-    blocking = True
+    blocking: ClassVar[bool] = True
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -191,7 +193,7 @@ class _Django:
             return found
 
 
-_KINDS: tuple[tuple[str, tuple[str, ...], Callable[[Any], Caller]], ...] = (
+_KINDS: tuple[tuple[str, tuple[str, ...], type[Caller]], ...] = (
     ("asyncpg", ("Connection",), _Asyncpg),
     ("asyncpg.pool", ("PoolConnectionProxy",), _Asyncpg),
     ("psycopg", ("Connection",), _Psycopg),
@@ -216,6 +218,10 @@ def _check_alchemy(connection: Any) -> None:
     options = connection.get_execution_options() if hasattr(connection, "get_execution_options") else {}
     if options.get("isolation_level") == "AUTOCOMMIT":
         raise StoreError(_NO_TRANSACTION.format(hint="it is in AUTOCOMMIT"))
+
+
+def _is_session(given: Any) -> bool:
+    return not hasattr(type(given), "exec_driver_sql")
 
 
 def _tuples() -> Any:

@@ -54,7 +54,7 @@ class PostgresTarget:
     """A `Target`. Migrates the schema when it is opened; workers find it closed until the copy has ended."""
 
     def __init__(self, url: str) -> None:
-        self._database = Database(read_address(url), pool_size=1, timeout_s=_TIMEOUT_S, cached_statements=100)
+        self._database = Database(read_address(url), timeout_s=_TIMEOUT_S)
         self.where = self._database.address.where
 
     async def open(self) -> None:

@@ -99,7 +99,7 @@ async def get(tx: Tx, tenant: str, id: str) -> History | None:
 
 async def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
     """Newest first."""
-    found = query(tenant, filter, filter.statuses)
+    found = await query(tx, tenant, filter, filter.statuses)
     if cursor is not None:
         found = found.beyond(
             "m.id < {}::text::uuid" if is_id(cursor) else 'm.id::text COLLATE "C" < {}', cursor

@@ -61,7 +61,6 @@ from homing.stores.postgres.groups import Together
 from homing.stores.postgres.listening import listening
 from homing.stores.postgres.lookout import Lookout, Pace
 from homing.stores.postgres.names import read_address
-from homing.stores.postgres.queues import Queues
 from homing.stores.postgres.statements import Speaks, Tx
 
 R = TypeVar("R")
@@ -127,8 +126,13 @@ class PostgresStore:
     # The line -----------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        """`tx` may be the caller's own connection to the same database (see `callers`)."""
+        """`tx` may be the caller's own connection to the same database (see `callers`).
+
+        Queues are made beforehand: were they new in the caller's transaction, everybody who sends the same
+        way would wait for its end.
+        """
         if tx is not None:
+            await self._write(lambda own: own.queues.find(own, accept.queues_of(batch)))
             return await callers.join(
                 tx, lambda speaks: self._accept_joined(speaks, batch), self._address.where
             )
@@ -292,7 +296,6 @@ class PostgresStore:
         return [tuple(next(answers) for _ in batch) for batch in batches]
 
     async def _accept_joined(self, speaks: Speaks, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
-        # Queues that the caller's transaction makes are not there for others before it commits, if it does.
-        tx = Tx(speaks, 0, self._address.schema, Queues(), self._subscribed)
+        tx = Tx(speaks, 0, self._address.schema, self._database.queues, self._subscribed)
         tx.now = await tx.one("SELECT homing.now_ms()")
         return await accept.accept(tx, batch)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from msgspec import Struct, field, json
-from msgspec.structs import replace
+from msgspec import json
 
-from homing.core.effects import has_effects, receipt_effects
-from homing.core.model import AttemptRecord, Receipt, ReceiptResult, RegistryPut, Status
-from homing.core.receipts import absorb, attempt_of
-from homing.core.rows import receive, standing_of
+from homing.core.effects import has_effects
+from homing.core.model import Receipt, ReceiptResult
 from homing.stores.codec import (
     ATTEMPT_FIELDS,
     MUTABLE_FIELDS,
     StoredAttempt,
-    StoredRow,
     encode,
     mutable_columns,
 )
@@ -76,87 +72,32 @@ _decode_attempts = json.Decoder(list[tuple[int, int, int, StoredAttempt]]).decod
 _decode_early = json.Decoder(list[tuple[int, Receipt]]).decode
 
 
-class _File(Struct):
-    """One notification with its attempts, and what was heard about each of them."""
+def _desk(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
+    """The notifications that these receipts are about, ready for them."""
+    named, owners, files = _files(tx, receipts)
+    book = Book(tx)
+    waited = {seq: queue_of(file.row) for seq, file in files.items()}
 
-    seq: int
-    row: StoredRow
-    changes: list[int] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    attempts: list[AttemptRecord] = field(default_factory=list)
+    def record(seq: int, change: Change) -> None:
+        book.record(seq, change, waited[seq])
+        waited[seq] = queue_of(change.row)
+
+    return Desk(files, named, owners, tx.now, record), book
 
 
-class _Desk:
-    """Applies receipts to the rows they are about, and writes what changed at the end."""
-
-    def __init__(self, tx: Tx, receipts: Collection[Receipt]) -> None:
-        self._tx = tx
-        self._book = Book(tx)
-        self._named, self._owners, self._files = _files(tx, receipts)
-        self._changed: dict[int, StoredRow] = {}
-        self._ranked: dict[tuple[int, int], int] = {}
-        self._learned: dict[tuple[int, int], str] = {}
-        self._puts: list[RegistryPut] = []
-
-    @property
-    def learned(self) -> list[int]:
-        """The notifications of which a message is known by now that was not before."""
-        return list(dict.fromkeys(seq for seq, _ in self._learned))
-
-    def can_apply(self, receipt: Receipt) -> bool:
-        """False: its message is unknown so far, or its notification is under way."""
-        file = self._file(receipt)
-        if file is None or file.row.status is Status.SENDING:
-            return False
-        return attempt_of(receipt, file.attempts) is not None
-
-    def apply(self, receipt: Receipt) -> bool:
-        """False: it changes nothing."""
-        file = self._file(receipt)
-        index = attempt_of(receipt, file.attempts) if file is not None else None
-        assert file is not None, "only what can be applied gets here"
-        assert index is not None, "only what can be applied gets here"
-        self._learn(file, receipt, index)
-        verdict = absorb(standing_of(file.row, file.attempts, file.ranks, index), receipt)
-        if verdict is None:
-            return False
-        if verdict.rank != file.ranks[index]:
-            file.ranks[index] = self._ranked[file.seq, file.changes[index]] = verdict.rank
-        was = queue_of(file.row)
-        self._book.record(file.seq, receive(file.row, verdict, receipt, self._tx.now), was)
-        self._changed[file.seq] = file.row
-        if has_effects(receipt):
-            recipient = messages_of(self._tx, (file.seq,))[file.seq].recipient
-            self._puts += receipt_effects(file.row, recipient, receipt)
-        return True
-
-    def write(self) -> None:
-        MUTABLE.run(self._tx, {seq: mutable_columns(row) for seq, row in self._changed.items()})
-        _RANKS.run(self._tx, [(*place, rank) for place, rank in self._ranked.items()])
-        _LEARNED.run(self._tx, [(*place, message) for place, message in self._learned.items()])
-        self._book.write()
-        write_puts(self._tx, self._puts)
-
-    def _file(self, receipt: Receipt) -> _File | None:
-        if receipt.notification_id is not None:
-            seq = self._named.get(receipt.notification_id)
-        else:
-            seq = self._owners.get((receipt.provider, receipt.provider_message_id))
-        return None if seq is None else self._files[seq]
-
-    def _learn(self, file: _File, receipt: Receipt, index: int) -> None:
-        """Fills in the message id that the attempt never came back with."""
-        attempt, message_id = file.attempts[index], receipt.provider_message_id
-        if attempt.provider_message_id is None and message_id:
-            file.attempts[index] = replace(attempt, provider_message_id=message_id)
-            self._learned[file.seq, file.changes[index]] = message_id
-            self._owners.setdefault((receipt.provider, message_id), file.seq)
+def _write(tx: Tx, desk: Desk, book: Book) -> None:
+    MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in desk.changed.items()})
+    _RANKS.run(tx, [(*place, rank) for place, rank in desk.ranked.items()])
+    _LEARNED.run(tx, [(*place, message) for place, message in desk.learned.items()])
+    book.write()
+    write_puts(tx, desk.puts)
+    take_early(tx, desk.learned_of())  # ends: each round fills in a message id that is never taken back
 
 
 def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
     """Each event once: applied, kept for later, or without effect."""
     heard = set(_decode_heard(tx.one(_HEARD, encode([(r.provider, r.event_id) for r in batch]))))
-    desk = _Desk(tx, batch)
+    desk, book = _desk(tx, batch)
     applied, unchanged, orphaned, new = [], [], [], []
     for receipt in batch:
         event = (receipt.provider, receipt.event_id)
@@ -174,8 +115,7 @@ def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
             unchanged.append(receipt.event_id)
         new.append((*event, receipt.provider_message_id, receipt.notification_id, tx.now, kept))
     _RECEIPTS.run(tx, new)
-    desk.write()
-    take_early(tx, desk.learned)
+    _write(tx, desk, book)
     return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
 
 
@@ -186,31 +126,26 @@ def take_early(tx: Tx, seqs: Sequence[int]) -> None:
     early = _decode_early(tx.one(_EARLY, encode(seqs)))
     if not early:
         return
-    desk = _Desk(tx, [receipt for _, receipt in early])
+    desk, book = _desk(tx, [receipt for _, receipt in early])
     applicable = [(number, receipt) for number, receipt in early if desk.can_apply(receipt)]
     for _, receipt in applicable:
         desk.apply(receipt)
     numbers = encode([number for number, _ in applicable])
     tx.run("UPDATE homing_receipts SET kept = NULL WHERE number IN (SELECT value FROM json_each(?))", numbers)
-    desk.write()
-    take_early(tx, desk.learned)  # ends: each round fills in a message id that is never taken back
+    _write(tx, desk, book)
 
 
-_Owners = dict[tuple[str, str], int]
-"""(provider, provider message id) → seq."""
-
-
-def _files(tx: Tx, receipts: Collection[Receipt]) -> tuple[dict[str, int], _Owners, dict[int, _File]]:
+def _files(tx: Tx, receipts: Collection[Receipt]) -> tuple[dict[str, int], Owners, dict[int, File]]:
     """The notifications that these receipts are about: by their ids, by their messages, and whole."""
     ids = {r.notification_id for r in receipts if r.notification_id is not None}
     named = {id: seq for id, (seq, _) in rows_by_id(tx, sorted(ids)).items()} if ids else {}
-    owners: _Owners = {}
+    owners: Owners = {}
     messages = sorted({(r.provider, r.provider_message_id) for r in receipts if r.notification_id is None})
     for provider, message_id, seq in _decode_owners(tx.one(_OWNERS, encode(messages))):
         # Should a provider give one id twice, the message is the one that had it first.
         owners[provider, message_id] = min(seq, owners.get((provider, message_id), seq))
     files = {
-        seq: _File(seq, row) for seq, row in rows_by_seq(tx, [*named.values(), *owners.values()]).items()
+        seq: File(seq, row) for seq, row in rows_by_seq(tx, [*named.values(), *owners.values()]).items()
     }
     for seq, change, rank, attempt in sorted(
         _decode_attempts(tx.one(_ATTEMPTS, encode(list(files)))), key=lambda found: found[:2]
@@ -219,4 +154,7 @@ def _files(tx: Tx, receipts: Collection[Receipt]) -> tuple[dict[str, int], _Owne
         file.changes.append(change)
         file.ranks.append(rank)
         file.attempts.append(attempt)
+    if any(has_effects(receipt) for receipt in receipts):
+        for seq, message in messages_of(tx, list(files)).items():
+            files[seq].recipient = message.recipient
     return named, owners, files

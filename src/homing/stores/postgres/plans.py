@@ -1,0 +1,25 @@
+"""The hot statements by name, for whoever wants to look at their query plans."""
+
+from __future__ import annotations
+
+from homing.stores.postgres import accept, changes, leases, rows, settle
+
+
+def hot_statements() -> dict[str, str]:
+    """Everything that runs for each batch of accept, claim, reclaim and settle."""
+    return {
+        "accept: messages": accept.MESSAGES.text,
+        "accept: states": accept.STATES["live"].text,
+        "claim: sweep": leases.SWEEP,
+        "claim: look": leases.LOOK,
+        "claim: due rows": leases.DUE_ROWS,
+        "claim: lease": leases.LEASE.text,
+        "claim: turns": leases.TURNS,
+        "reclaim: what has passed": leases.PASSED,
+        "settle: rows by id": rows.LEASED,
+        "settle: what waits on": settle.WAITS_ON.text,
+        "settle: what ends": settle.ENDS.text,
+        "settle: attempts": changes.WRITE_ATTEMPTS.text,
+        "settle: early receipts": settle.EARLY,
+        "ledger": changes.WRITE_LEDGER.text,
+    }

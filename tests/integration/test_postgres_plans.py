@@ -1,0 +1,131 @@
+"""What the hot statements touch: an index, and no more of it than the rows they are about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from homing.stores.postgres import PostgresStore, leases
+from homing.stores.postgres.connection import WRITING
+from homing.stores.postgres.plans import hot_statements
+from homing.testing.builders import a_notification, a_submission, everything, sent
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url)
+    await store.open()
+    await store.migrate()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def connection(store: PostgresStore, postgres_url: str) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(postgres_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def old_snapshot(
+    store: PostgresStore, postgres_url: str
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Takes one, and holds it until the test is over."""
+    reader = await asyncpg.connect(postgres_url)
+
+    async def take() -> None:
+        await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await reader.fetchval("SELECT count(*) FROM homing.live")
+
+    yield take
+    await reader.close()
+
+
+async def test_no_hot_statement_scans_a_table(store: PostgresStore, connection: Connection) -> None:
+    await _accept(store, 1_000)
+    await connection.execute("VACUUM ANALYZE")
+    await connection.execute(WRITING)
+    await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+    for name, sql in hot_statements().items():
+        plan = await _generic_plan(connection, sql)
+        scanned = [node for node in _nodes(plan) if node["Node Type"] == "Seq Scan"]
+        assert not scanned, f"{name} scans {[node['Relation Name'] for node in scanned]}"
+    await connection.execute("ROLLBACK")
+
+
+async def test_a_claim_touches_as_much_behind_a_long_backlog_as_behind_a_short_one(
+    store: PostgresStore, connection: Connection
+) -> None:
+    touched = []
+    for further in (1_000, 19_000):
+        await _accept(store, further)
+        await connection.execute("VACUUM ANALYZE")
+        touched.append(await _touched_by_a_claim(store, connection, 200))
+    assert touched[1] <= 1.5 * touched[0]
+
+
+async def test_what_an_old_snapshot_keeps_is_not_walked_over_by_every_claim(
+    store: PostgresStore, connection: Connection, old_snapshot: Callable[[], Awaitable[None]]
+) -> None:
+    await _accept(store, 6_000)
+    await old_snapshot()
+    for _ in range(11):
+        claims = (await store.claim(everything(slots=500))).claims
+        assert len((await store.settle([sent(claim) for claim in claims])).applied) == 500
+    now, queue = await store.now_ms(), await connection.fetchval("SELECT id FROM homing.queues")
+    first = await connection.fetchval("SELECT min(due_at) FROM homing.live")
+    from_start = await _touched(connection, leases.SWEEP, now)
+    from_mark = await _touched(connection, leases.LOOK, [queue], [first], now)
+    assert from_start > 100  # the dead are still there
+    assert from_mark < from_start / 5
+
+
+async def _accept(store: PostgresStore, rows: int) -> None:
+    for _ in range(rows // 1_000):
+        await store.accept([a_submission(*(a_notification() for _ in range(1_000)))])
+
+
+async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batch: int) -> int:
+    now, queue = await store.now_ms(), await connection.fetchval("SELECT id FROM homing.queues")
+    seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
+    taken, ones = [seq for (seq,) in seqs], [1] * batch
+    leased = (taken, ones, ones, ones, ones, [False] * batch, [""] * batch, now, now)
+    return (
+        await _touched(connection, leases.SWEEP, now)
+        + await _touched(connection, leases.DUE_ROWS, [queue], [0], [-1], now, batch)
+        + await _touched(connection, leases.LEASE.text, *leased)
+    )
+
+
+async def _touched(connection: Connection, sql: str, *parameters: Any) -> int:
+    """Buffers, in a transaction that is taken back."""
+    await connection.execute(WRITING)
+    explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *parameters)
+    await connection.execute("ROLLBACK")
+    plan: dict[str, int] = json.loads(explained)[0]["Plan"]
+    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+async def _generic_plan(connection: Connection, sql: str) -> dict[str, Any]:
+    await connection.execute(f"PREPARE hot AS {sql}")
+    parameters = await connection.fetchval(
+        "SELECT cardinality(parameter_types) FROM pg_prepared_statements WHERE name = 'hot'"
+    )
+    nulls = ", ".join(["NULL"] * parameters)
+    explained = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE hot{f'({nulls})' if nulls else ''}")
+    await connection.execute("DEALLOCATE hot")
+    plan: dict[str, Any] = json.loads(explained)[0]["Plan"]
+    return plan
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from _nodes(part)

@@ -1,0 +1,283 @@
+"""Several programs on one PostgreSQL: what they agree on, and what survives when connections do not."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from homing.core.errors import SchemaError, StoreUnavailable
+from homing.core.model import Command, CommandName, Filter, Status
+from homing.stores.postgres import PostgresStore
+from homing.testing.builders import (
+    HOUR_MS,
+    MINUTE_MS,
+    a_notification,
+    a_submission,
+    everything,
+    retry_in,
+    sent,
+)
+from private_postgres import NoServer, PrivatePostgres
+from servers import missing
+
+_WORKER = """
+import asyncio, sys, time
+ahead_ms = int(sys.argv[2])
+real = time.time_ns
+time.time_ns = lambda: real() + ahead_ms * 1_000_000
+time.time = lambda: time.time_ns() / 1e9
+from homing.stores.postgres import PostgresStore
+from homing.testing.builders import everything
+
+async def main():
+    store = PostgresStore(sys.argv[1])
+    await store.open()
+    while claims := (await store.claim(everything(worker=sys.argv[3], slots=7))).claims:
+        for claim in claims:
+            print(claim.id, claim.started_at, flush=True)
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url)
+    await store.open()
+    await store.migrate()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def another(store: PostgresStore, postgres_url: str) -> AsyncIterator[PostgresStore]:
+    another = PostgresStore(postgres_url)
+    await another.open()
+    yield another
+    await another.close()
+
+
+@pytest.fixture
+async def admin(postgres_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    connection = await asyncpg.connect(postgres_url)
+    yield connection
+    await connection.close()
+
+
+async def test_processes_ten_minutes_apart_agree_and_share_without_overlap(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    accepted = await store.accept([a_submission(*(a_notification() for _ in range(200)))])
+    ahead = 10 * MINUTE_MS
+    workers = [
+        await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", _WORKER, postgres_url, str(shift), f"w{shift}"),
+            stdout=subprocess.PIPE,
+        )
+        for shift in (-ahead, ahead)
+    ]
+    out = await asyncio.wait_for(asyncio.gather(*(worker.communicate() for worker in workers)), 60)
+    lines = [line.split() for text, _ in out for line in text.decode().splitlines()]
+    assert all(worker.returncode == 0 for worker in workers)
+    assert Counter(id for id, _ in lines) == Counter(accepted[0].ids)
+    now = await store.now_ms()
+    assert all(abs(now - int(started)) < MINUTE_MS for _, started in lines)
+    assert (await store.reclaim("w", 500, HOUR_MS)).claims == ()
+
+
+async def test_the_same_key_at_once_over_two_connections_is_stored_once(
+    store: PostgresStore, another: PostgresStore
+) -> None:
+    submissions = [a_submission(key="k") for _ in range(20)]
+    answers = await asyncio.gather(
+        *((store, another)[number % 2].accept([one]) for number, one in enumerate(submissions))
+    )
+    assert len({answer.ids for (answer,) in answers}) == 1
+    assert sum(not answer.duplicates for (answer,) in answers) == 1
+    assert [tally.count for tally in await store.tallies(None)] == [1]
+
+
+async def test_a_key_that_a_transaction_still_holds_is_waited_for(
+    store: PostgresStore, admin: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """Rolled back, it is free; the one that waited stores its own."""
+    held = admin.transaction()
+    await held.start()
+    await store.accept([a_submission(key="k")], tx=admin)
+    waiting = asyncio.create_task(store.accept([a_submission(key="k")]))
+    while not await _waits_for_a_lock(admin):
+        assert not waiting.done()
+    await held.rollback()
+    [answer] = await asyncio.wait_for(waiting, 10)
+    assert not answer.duplicates
+    assert await store.get("default", answer.ids[0]) is not None
+
+
+async def test_the_same_dedup_key_at_once_is_stored_once(
+    store: PostgresStore, another: PostgresStore
+) -> None:
+    news = [a_notification(dedup_key="d", dedup_window_ms=HOUR_MS) for _ in range(20)]
+    answers = await asyncio.gather(
+        *((store, another)[n % 2].accept([a_submission(new)]) for n, new in enumerate(news))
+    )
+    assert len({answer.ids for (answer,) in answers}) == 1
+
+
+async def test_accepts_claims_settlements_and_commands_at_once_end_in_balanced_books(
+    store: PostgresStore, another: PostgresStore
+) -> None:
+    rounds = 25
+
+    async def feed() -> int:
+        for _ in range(rounds):
+            await store.accept([a_submission(*(a_notification() for _ in range(8)))])
+        return 8 * rounds
+
+    async def work(mine: PostgresStore, name: str) -> None:
+        for _ in range(rounds):
+            claims = (await mine.claim(everything(worker=name, slots=10))).claims
+            await mine.settle([retry_in(c, 0) if n % 3 == 0 else sent(c) for n, c in enumerate(claims)])
+
+    async def command(mine: PostgresStore) -> None:
+        for name in (CommandName.CANCEL, CommandName.RETRY) * (rounds // 2):
+            await mine.amend("default", Filter(), Command(name=name, who="ada"), limit=20)
+
+    accepted, *_ = await asyncio.gather(
+        feed(), work(store, "w-1"), work(another, "w-2"), command(store), command(another)
+    )
+    tallies = await another.tallies(None)
+    assert all(tally.count > 0 for tally in tallies)
+    assert sum(tally.count for tally in tallies) == accepted
+    found = Counter(item.status for item in (await store.list("default", Filter(), limit=1000)).items)
+    counted: Counter[Status] = Counter()
+    for tally in tallies:
+        counted[tally.status] += tally.count
+    assert found == counted
+
+
+async def test_the_books_are_the_same_after_the_ledger_was_folded(store: PostgresStore) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(5)))])
+    claims = (await store.claim(everything(slots=3))).claims
+    await store.settle([sent(claim) for claim in claims])
+    before = await store.tallies(None), await store.roll_ups(None, since_ms=HOUR_MS)
+    await store.reclaim("w", 10, HOUR_MS)
+    assert (await store.tallies(None), await store.roll_ups(None, since_ms=HOUR_MS)) == before
+
+
+async def test_cut_connections_are_replaced_without_anybody_noticing(
+    store: PostgresStore, admin: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    await asyncio.gather(*(store.tallies(None) for _ in range(8)))
+    await _cut(admin)
+    [answer] = await store.accept([a_submission()])
+    assert await store.get("default", answer.ids[0]) is not None
+
+
+async def test_a_call_that_loses_its_connection_says_so_and_can_be_repeated(
+    store: PostgresStore, admin: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    submission = a_submission()
+    async with admin.transaction():
+        await admin.execute("LOCK TABLE homing.messages IN ACCESS EXCLUSIVE MODE")
+        waiting = asyncio.create_task(store.accept([submission]))
+        while not await _waits_for_a_lock(admin):
+            assert not waiting.done()
+        await _cut(admin)
+        with pytest.raises(StoreUnavailable):
+            await waiting
+    [answer] = await store.accept([submission])
+    assert answer.ids == tuple(new.id for new in submission.notifications)
+
+
+async def test_a_restart_of_the_server_is_an_outage_and_then_over() -> None:
+    try:
+        server = PrivatePostgres()
+    except NoServer:
+        missing("programs of PostgreSQL to start a server of our own")
+    with server:
+        store = PostgresStore(server.url)
+        await store.open()
+        await store.migrate()
+        [before] = await store.accept([a_submission()])
+        await asyncio.to_thread(server.stop)
+        with pytest.raises(StoreUnavailable):
+            await store.accept([a_submission()])
+        await asyncio.to_thread(server.start)
+        [after] = await store.accept([a_submission()])
+        claims = (await store.claim(everything())).claims
+        assert {claim.id for claim in claims} == {*before.ids, *after.ids}
+        await store.close()
+
+
+async def test_who_listens_is_woken_by_another_programs_acceptance(
+    store: PostgresStore, another: PostgresStore
+) -> None:
+    woken = asyncio.Event()
+    listener = asyncio.create_task(store.listen(woken.set))
+    await asyncio.wait_for(woken.wait(), 10)  # it listens now
+    woken.clear()
+    await another.accept([a_submission()])
+    await asyncio.wait_for(woken.wait(), 10)
+    listener.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await listener
+
+
+async def test_two_schemas_in_one_database_know_nothing_of_each_other(postgres_url: str) -> None:
+    stores = [PostgresStore(f"{postgres_url}?schema={name}") for name in ("one", "two")]
+    for store in stores:
+        await store.open()
+        with pytest.raises(SchemaError, match="migrate"):
+            await store.tallies(None)
+        await store.migrate()
+    one, two = stores
+    await one.accept([a_submission()])
+    assert (await two.claim(everything())).claims == ()
+    assert len((await one.claim(everything())).claims) == 1
+    for store in stores:
+        await store.close()
+    connection = await asyncpg.connect(postgres_url)
+    await connection.execute("DROP SCHEMA one CASCADE; DROP SCHEMA two CASCADE")
+    await connection.close()
+
+
+async def test_migrating_twice_at_once_applies_everything_once(postgres_url: str) -> None:
+    stores = [PostgresStore(postgres_url) for _ in range(3)]
+    for store in stores:
+        await store.open()
+    applied = await asyncio.gather(*(store.migrate() for store in stores))
+    assert sorted(map(len, applied))[:2] == [0, 0]
+    assert await stores[0].migrate() == ()
+    for store in stores:
+        await store.close()
+
+
+async def test_an_error_shows_no_password() -> None:
+    store = PostgresStore("postgresql://ada:secret@127.0.0.1:1/nowhere")
+    with pytest.raises(StoreUnavailable) as caught:
+        await store.open()
+    assert "127.0.0.1:1/nowhere" in str(caught.value)
+    assert "secret" not in f"{caught.value} {store!r}"
+
+
+async def _waits_for_a_lock(admin: asyncpg.Connection[asyncpg.Record]) -> bool:
+    waits: bool = await admin.fetchval(
+        "SELECT EXISTS (SELECT 1 FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock')"
+    )
+    return waits
+
+
+async def _cut(admin: asyncpg.Connection[asyncpg.Record]) -> None:
+    await admin.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )

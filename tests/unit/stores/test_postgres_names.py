@@ -1,0 +1,49 @@
+"""URLs and schema names."""
+
+from __future__ import annotations
+
+import pytest
+
+from homing.core.errors import ConfigError
+from homing.stores.postgres.names import in_schema, read_address
+from homing.stores.postgres.statements import Batch
+
+
+def test_what_is_homings_own_is_taken_out_of_the_url() -> None:
+    address = read_address(
+        "postgresql://ada:secret@db:5433/app?schema=outbox&sslmode=require&pool_size=3&listen=false"
+        "&cached_statements=0"
+    )
+    assert address.url == "postgresql://ada:secret@db:5433/app?sslmode=require"
+    assert (address.schema, address.pool_size, address.cached_statements, address.listen) == (
+        "outbox",
+        3,
+        0,
+        False,
+    )
+    assert address.where == "db:5433/app"
+    assert "secret" not in repr(address)
+
+
+@pytest.mark.parametrize(
+    "query", ["schema=Homing", "schema=a-b", "schema=", "pool_size=0", "pool_size=x", "listen=maybe"]
+)
+def test_a_setting_that_does_not_fit_is_named(query: str) -> None:
+    name = query.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"store: has a {name}"):
+        read_address(f"postgresql://db/app?{query}")
+
+
+def test_only_names_in_the_schema_are_rewritten() -> None:
+    sql = "SELECT homing.now_ms(), nextval('homing.seqs') FROM homing.live WHERE x = 'homing'"
+    assert in_schema(sql, "homing") is sql
+    assert in_schema(sql, "outbox") == (
+        "SELECT outbox.now_ms(), nextval('outbox.seqs') FROM outbox.live WHERE x = 'homing'"
+    )
+
+
+def test_a_batch_without_anything_shared_has_an_array_for_each_column() -> None:
+    batch = Batch("SELECT * FROM {rows}", {"seq": "bigint", "id": "uuid"})
+    assert batch.text == (
+        "SELECT * FROM (SELECT a.seq, a.id FROM unnest($1::bigint[], $2::text[]::uuid[]) AS a(seq, id)) AS u"
+    )

@@ -1,0 +1,167 @@
+"""Providers from their kinds: what they get, what their class says of itself, what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing import Channel, ConfigError, SyncHoming, making
+from homing.compose import list_provider, roster
+from homing.config import load
+from homing.engine.roster import Roster
+from homing.making import PROVIDERS
+from homing.providers.transport import CurlTransport
+from homing.providers.webhook import WebhookProvider
+from homing.testing.faults import FaultServer
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def wired(providers: dict[str, Any], **flags: Any) -> Roster:
+    return roster(load(flags={"providers": providers, **flags}))
+
+
+def test_all_providers_share_one_transport() -> None:
+    found = wired(
+        {"webhook": {"secret": SECRET}, "slack": {}, "second": {"kind": "webhook", "secret": SECRET}}
+    )
+    transports = {id(vars(listed.provider)["_transport"]) for listed in found}
+    assert len(transports) == 1
+
+
+def test_a_kind_has_channels_slots_and_a_breaker_of_its_own_and_settings_win() -> None:
+    found = wired(
+        {"webhook": {"secret": SECRET}, "slow": {"kind": "webhook", "secret": SECRET, "host_slots": 2}}
+    )
+    assert found["webhook"].channels == (Channel.WEBHOOK,)
+    assert found["webhook"].host_slots == WebhookProvider.host_slots
+    assert found["webhook"].breaker_policy == WebhookProvider.breaker
+    assert found["slow"].host_slots == 2
+    assert wired({"slack": {"channels": ["chat", "queue"]}})["slack"].channels == (
+        Channel.CHAT,
+        Channel.QUEUE,
+    )
+
+
+def test_a_provider_from_python_keeps_what_its_class_says() -> None:
+    listed = list_provider("hooks", WebhookProvider(CurlTransport(), secret=SECRET))
+    assert (listed.channels, listed.host_slots) == ((Channel.WEBHOOK,), 8)
+    assert list_provider("hooks", listed.provider, host_slots=3).host_slots == 3
+
+
+@pytest.mark.parametrize("kind", ["AWS_SNS", "aws_sns", "SNS", "sns"])
+def test_a_kind_may_be_spelled_as_the_sources_do(kind: str) -> None:
+    keys = {"region": "eu-west-1", "access_key_id": "a", "secret_access_key": "b"}
+    [listed] = wired({"out": {"kind": kind, **keys}})
+    assert type(listed.provider).__name__ == "SnsProvider"
+
+
+@pytest.mark.parametrize("option", ["transport", "now_ms"])
+def test_what_is_injected_is_not_a_setting(option: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"providers\.webhook\.{option}: is not a setting of webhook; its own"
+    ):
+        wired({"webhook": {"secret": SECRET, option: "mine"}})
+
+
+def test_a_wrong_setting_is_named_with_its_provider_and_without_its_value() -> None:
+    with pytest.raises(ConfigError, match=r"^providers\.hooks\.secret: is not base64") as raised:
+        wired({"hooks": {"kind": "webhook", "secret": "whsec_!my-secret!"}})
+    assert "my-secret" not in str(raised.value)
+
+
+def test_a_missing_setting_says_which() -> None:
+    with pytest.raises(ConfigError, match=r"^providers\.twilio: .*account_sid"):
+        wired({"twilio": {}})
+
+
+def told(code: str) -> str:
+    """What a fresh interpreter prints."""
+    lines = f"import sys; from homing.compose import roster; from homing.config import load\n{code}"
+    done = subprocess.run([sys.executable, "-c", lines], check=False, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "library", "extra"),
+    [
+        ("webhook", {"secret": SECRET}, "pycurl", "providers"),
+        ("smtp", {"host": "mail.example.org", "from_email": "a@example.org"}, "aiosmtplib", "smtp"),
+        ("apprise", {"urls": ["json://localhost"]}, "apprise", "apprise"),
+        ("sns", {"region": "r", "access_key_id": "a", "secret_access_key": "b"}, "botocore", "sns"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it(
+    kind: str, settings: dict[str, Any], library: str, extra: str
+) -> None:
+    flags = {"providers": {kind: settings}}
+    said = told(f"sys.modules[{library!r}] = None; roster(load(flags={flags!r}))")
+    assert "ConfigError: providers." in said
+    assert f"pip install 'homing[{extra}]'" in said
+    assert library in said
+
+
+def test_nothing_of_a_provider_is_imported_before_it_is_used() -> None:
+    seen = "print(*[m for m in sys.modules if m.startswith('homing.providers.') or m == 'pycurl'])"
+    assert told(f"roster(load()); {seen}").split() == ["homing.providers.console"]
+
+
+@pytest.mark.parametrize(
+    ("http", "says"),
+    [
+        ({"allow_networks": ["intranet"]}, r"http\.allow_networks: names 'intranet'"),
+        ({"connect_timeout_ms": 0}, r"http\.connect_timeout_ms: is 0; it must be at least 1"),
+        ({"max_connections": 0}, r"http\.max_connections: is 0"),
+        ({"proxy": "x"}, r"http\.proxy"),
+    ],
+)
+def test_wrong_settings_of_the_client_are_named(http: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        wired({"webhook": {"secret": SECRET}}, http=http)
+
+
+def test_the_synchronous_library_sends_too() -> None:
+    """In the event loop of its own thread, and it closes what it opened."""
+    started, stop = threading.Event(), threading.Event()
+    port: list[int] = []
+
+    async def serve() -> None:
+        async with FaultServer() as server:
+            port.append(server.port)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    started.wait()
+    try:
+        Path("homing.toml").write_text(
+            f'[providers.webhook]\nsecret = "{SECRET}"\nbase_url = "http://127.0.0.1:{port[0]}"\n'
+        )
+        with SyncHoming("memory:") as homing:
+            sent = homing.send(
+                {"url": "https://example.org/x"}, channel="webhook", content={"data": {"a": 1}}
+            )
+            homing.process()
+            found = homing.get(sent.id)
+            assert found.status == "delivered", found.last_error
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_every_kind_names_a_class_with_its_promises() -> None:
+    for kind, address in PROVIDERS.items():
+        made: Any = making.load(address)
+        assert all(callable(getattr(made, name)) for name in ("send", "check", "close")), kind

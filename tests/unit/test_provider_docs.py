@@ -1,0 +1,66 @@
+"""The page of each provider tells its settings and its error table as they are in the code."""
+
+from __future__ import annotations
+
+import re
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from homing.core.model import Channel
+from homing.making import PROVIDERS, load
+from homing.providers.answers import error_table
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs/reference/providers"
+WITH_A_PAGE = [kind for kind in PROVIDERS if kind not in ("console", "file", "scripted")]
+INJECTED = {"self", "transport", "now_ms"}
+
+
+def section(kind: str, heading: str) -> str:
+    text = (PAGES / f"{kind}.md").read_text(encoding="utf-8")
+    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"{kind}.md has no section {heading!r}"
+    return found[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the section's last table, without its head."""
+    table = re.findall(r"(?:^\|.*\|\n?)+", text, re.MULTILINE)[-1]
+    return [[cell.strip() for cell in line.strip("| \n").split(" | ")] for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("kind", WITH_A_PAGE)
+def test_the_error_table_of_a_page_is_that_of_the_code(kind: str) -> None:
+    table = error_table(kind)
+    told = [
+        (code.strip("`"), outcome.strip("`"), means) for code, outcome, means in rows(section(kind, "Errors"))
+    ]
+    meant = [
+        (key, one.outcome.value, one.means) for key, one in (*table.codes.items(), *table.statuses.items())
+    ]
+    assert told == meant
+
+
+@pytest.mark.parametrize("kind", WITH_A_PAGE)
+def test_the_settings_of_a_page_are_those_of_the_class(kind: str) -> None:
+    told = {name for row in rows(section(kind, "Settings")) for name in re.findall(r"`(\w+)`", row[0])}
+    assert told == set(signature(load(PROVIDERS[kind])).parameters) - INJECTED
+
+
+def test_the_list_of_providers_has_all_with_their_channels() -> None:
+    text = (PAGES / "README.md").read_text(encoding="utf-8").partition("`console`")[0]
+    told = {re.findall(r"`(\w+)`", row[0])[0]: row[1] for row in rows(text)}
+    assert set(told) == set(WITH_A_PAGE)
+    for kind, channels in told.items():
+        served = getattr(load(PROVIDERS[kind]), "channels", tuple(Channel))
+        assert channels == ("all" if set(served) == set(Channel) else ", ".join(served)), kind
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "src/homing/providers/errors").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_every_error_table_belongs_to_a_provider_and_can_be_read(path: Path) -> None:
+    assert path.stem in PROVIDERS
+    assert error_table(path.stem).statuses or error_table(path.stem).codes
