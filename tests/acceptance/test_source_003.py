@@ -147,7 +147,7 @@ def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_res
 
 
 def test_a_dead_letter_is_acknowledged_by_name(scene: Scene) -> None:
-    scene.sql("SELECT homing.enqueue('carrier pigeon', '{\"deviceToken\": \"t\"}', type => 'odd')")
+    scene.sql('SELECT homing.enqueue(\'pigeon\', \'{"deviceToken": "t"}\', \'{"body": "x"}\')')
     scene.process()
     (dead,) = scene.sql("SELECT * FROM homing.dead_letters")
     assert (dead["reason"], dead["acknowledged"]) == ("BAD_CONTENT", False)

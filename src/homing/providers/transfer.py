@@ -26,6 +26,7 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _URL = re.compile(r"https?://[\x21\x23-\x5b\x5d\x5f\x61-\x7a\x7e|%]+", re.IGNORECASE)
 _METHOD = re.compile(r"[A-Z]{1,20}")
+_LIGHT = 64 * 1024
 _IDLE_S = 30
 """A connection that was idle for longer is not used again: its other end may be closing it right now."""
 _GO_ON: int = pycurl.PREREQFUNC_OK
@@ -185,6 +186,12 @@ class Transfer:
         self.curl.setopt(pycurl.TIMEOUT_MS, left_ms)
         return True
 
+    def rests(self) -> bool:
+        """Lets go of what it carried. False: the handle itself holds a large body on, so it is not kept."""
+        light = self._body_size <= _LIGHT
+        self._forget()
+        return light
+
     def close(self) -> None:
         self.curl.close()
 
@@ -226,7 +233,10 @@ class Transfer:
         if not self._options.guard.allows(place[0], place[1]):
             self._turned_away = True
             return pycurl.SOCKET_BAD
-        return Handed(socket.socket(family, kind, protocol))
+        try:
+            return Handed(socket.socket(family, kind, protocol))
+        except OSError:  # no more files: a failure to connect
+            return pycurl.SOCKET_BAD
 
     def _on_made(self, descriptor: int, purpose: int) -> int:
         self._made.append(descriptor)

@@ -126,9 +126,10 @@ class _Line:
             self._timer = None
         for transfer, future in self._under_way.values():
             self._multi.remove_handle(transfer.curl)
+            result = transfer.result(pycurl.E_ABORTED_BY_CALLBACK)
             transfer.close()
             if not future.done() and not self._loop.is_closed():
-                future.set_result(Failure(code="dropped", error="the transport was closed", written=True))
+                future.set_result(result)
         self._under_way.clear()
         for transfer in self._spare:
             transfer.close()
@@ -204,7 +205,7 @@ class _Line:
             self._multi.add_handle(curl)
             return
         result = transfer.result(errno)
-        if len(self._spare) < _SPARE_HANDLES:
+        if len(self._spare) < _SPARE_HANDLES and transfer.rests():
             self._spare.append(transfer)
         else:
             transfer.close()

@@ -8,6 +8,7 @@ from msgspec import json
 
 from homing.core.effects import has_effects
 from homing.core.model import Receipt, ReceiptResult
+from homing.core.rows import Change
 from homing.stores.codec import (
     ATTEMPT_FIELDS,
     MUTABLE_FIELDS,
@@ -15,6 +16,7 @@ from homing.stores.codec import (
     encode,
     mutable_columns,
 )
+from homing.stores.desk import Desk, File, Owners
 from homing.stores.sqlite.changes import Book, messages_of, queue_of, write_puts
 from homing.stores.sqlite.rows import rows_by_id, rows_by_seq
 from homing.stores.sqlite.statements import Many, Tx, Update, insert
@@ -144,9 +146,7 @@ def _files(tx: Tx, receipts: Collection[Receipt]) -> tuple[dict[str, int], Owner
     for provider, message_id, seq in _decode_owners(tx.one(_OWNERS, encode(messages))):
         # Should a provider give one id twice, the message is the one that had it first.
         owners[provider, message_id] = min(seq, owners.get((provider, message_id), seq))
-    files = {
-        seq: File(seq, row) for seq, row in rows_by_seq(tx, [*named.values(), *owners.values()]).items()
-    }
+    files = {seq: File(seq, row) for seq, row in rows_by_seq(tx, [*named.values(), *owners.values()]).items()}
     for seq, change, rank, attempt in sorted(
         _decode_attempts(tx.one(_ATTEMPTS, encode(list(files)))), key=lambda found: found[:2]
     ):

@@ -219,4 +219,4 @@ SELECT a.tenant, a.attempts, sum(a.count + a.purged)::bigint AS count,
     sum(a.count + a.purged) FILTER (WHERE a.status = 'failed')::bigint AS failed_count
 FROM homing.all_tallies AS a
 WHERE a.tenant = coalesce((SELECT homing.callers_tenant()), a.tenant)
-GROUP BY a.tenant, a.attempts;
+GROUP BY a.tenant, a.attempts HAVING sum(a.count + a.purged) > 0;
