@@ -143,7 +143,7 @@ class SyncWay:
 
     @contextmanager
     def _django(self, commit: bool) -> Iterator[Any]:
-        from django.db import transaction
+        from django.db import transaction  # type: ignore[import-untyped]
 
         connection = _django_connection(self.url)
         with transaction.atomic():
@@ -154,8 +154,8 @@ class SyncWay:
 
 
 def _django_connection(url: str) -> Any:
-    import django
-    from django.conf import settings
+    import django  # type: ignore[import-untyped]
+    from django.conf import settings  # type: ignore[import-untyped]
     from django.db import connections
 
     given = psycopg.conninfo.conninfo_to_dict(url)

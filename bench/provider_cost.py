@@ -1,6 +1,6 @@
 """What each HTTP provider costs in Python per notification: building the request and reading the answer.
 
-    python bench/providers.py
+    python bench/provider_cost.py
 
 Signing and encryption are what they are; they are replaced by what they gave once, and shown apart. The bar
 is 100 µs for the rest. The best of several rounds counts, and the share of the machine that others take does
