@@ -233,23 +233,31 @@ def lines_of(plan: dict[str, Any], depth: int = 0) -> list[str]:
 
 
 async def snapshot(server: str, rows: int, size: int) -> None:
-    """Throughput by quarters while an old snapshot is open, and after it is closed."""
-    async with fresh(server, "snapshot") as (store, connection):
-        await accept(store, 2_000, size)
-        await deliver(store, 2_000, size)
+    """Throughput by quarters while an old snapshot is open, beside a database where none is.
+
+    The windows of the two take turns, so that what else the machine does weighs on both.
+    """
+    async with fresh(server, "held") as (held, connection), fresh(server, "free") as (free, _):
+        for store in (held, free):
+            await window(store, size)
         await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         await connection.fetchval("SELECT count(*) FROM homing.live")
-        windows = [await window(store, size) for _ in range(rows // (10 * size))]
+        windows = [(await window(held, size), await window(free, size)) for _ in range(rows // (10 * size))]
         await connection.execute("COMMIT")
         await connection.execute("VACUUM homing.live")
-        after = [await window(store, size) for _ in range(10)]
+        after = [(await window(held, size), await window(free, size)) for _ in range(10)]
     quarter = len(windows) // 4
-    medians = [statistics.median(windows[n * quarter : (n + 1) * quarter]) for n in range(4)]
-    print(f"an old snapshot while {rows:,} notifications pass: rows/s by quarter (median of windows)")
-    print("  " + "  ".join(f"{median:,.0f}" for median in medians))
-    print(
-        f"  last / first {medians[3] / medians[0]:.2f}; closed and vacuumed {statistics.median(after):,.0f}"
-    )
+    print(f"an old snapshot while {rows:,} notifications pass: rows/s, median of windows")
+    print(f"  {'':<12} {'held open':>10} {'without':>10} {'ratio':>6}")
+    for number in range(4):
+        tell(f"quarter {number + 1}", windows[number * quarter : (number + 1) * quarter])
+    tell("closed", after)
+
+
+def tell(name: str, windows: Sequence[tuple[float, float]]) -> None:
+    held, free = (statistics.median(column) for column in zip(*windows, strict=True))
+    ratio = statistics.median(one / other for one, other in windows)
+    print(f"  {name:<12} {held:>10,.0f} {free:>10,.0f} {ratio:>6.2f}")
 
 
 async def window(store: PostgresStore, size: int) -> float:

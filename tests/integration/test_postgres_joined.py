@@ -262,6 +262,18 @@ async def test_nobody_waits_for_the_callers_transaction(postgres_url: str) -> No
             assert (await homing.process()).succeeded == 1
 
 
+async def test_a_transaction_that_began_before_the_first_notification_of_its_kind_can_join(
+    postgres_url: str,
+) -> None:
+    async with Homing(postgres_url, providers={"mail": quiet}) as homing:
+        connection = await asyncpg.connect(postgres_url)
+        async with connection.transaction(isolation="repeatable_read"):
+            assert await connection.fetchval("SELECT count(*) FROM homing.queues") == 0
+            kept = await homing.send("a@example.org", connection=connection, **MAIL)
+        await connection.close()
+        assert (await homing.get(kept.id)).status is Status.PENDING
+
+
 async def test_a_rollback_does_not_spoil_what_the_store_remembers(postgres_url: str) -> None:
     """The first notification of a new lane makes a queue; if it is rolled back, so is the queue."""
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:

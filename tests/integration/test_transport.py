@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -484,6 +485,15 @@ async def test_closing_ends_what_is_under_way_and_leaves_nothing_open(server: Fa
     await server.stop()
     gc.collect()
     assert open_files() < before  # the server's own socket is gone too
+
+
+async def test_a_large_body_is_let_go_once_it_is_sent(server: FaultServer, transport: CurlTransport) -> None:
+    body = bytes(200_000)
+    held = sys.getrefcount(body)
+    asked = request(server.url, body)
+    await answered(transport, asked)
+    del asked
+    assert sys.getrefcount(body) == held
 
 
 def test_each_event_loop_has_its_own_connections() -> None:

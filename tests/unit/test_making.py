@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from homing import Channel, ConfigError, SyncHoming, making
+from homing import Channel, ConfigError, Delivery, Outcome, OutcomeKind, SyncHoming, making
 from homing.compose import list_provider, roster
 from homing.config import load
 from homing.engine.roster import Roster
@@ -84,6 +84,31 @@ def test_a_wrong_setting_is_named_with_its_provider_and_without_its_value() -> N
 def test_a_missing_setting_says_which() -> None:
     with pytest.raises(ConfigError, match=r"^providers\.twilio: .*account_sid"):
         wired({"twilio": {}})
+
+
+async def test_what_providers_share_is_closed_after_them_even_if_one_fails_at_it() -> None:
+    closed = []
+
+    class Part:
+        channels = (Channel.CHAT,)
+
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        async def send(self, delivery: Delivery) -> Outcome:
+            return Outcome(OutcomeKind.ACCEPTED)
+
+        async def check(self) -> bool:
+            return True
+
+        async def close(self) -> None:
+            closed.append(self._name)
+            if self._name == "first":
+                raise OSError
+
+    listed = [list_provider(name, Part(name)) for name in ("first", "second")]
+    await Roster(listed, shared=Part("shared")).close()
+    assert closed == ["first", "second", "shared"]
 
 
 def told(code: str) -> str:

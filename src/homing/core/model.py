@@ -653,6 +653,16 @@ class Retention(Struct, frozen=True, kw_only=True):
     others_ms: int = 30 * 24 * 3_600_000
     keys_ms: int = 7 * 24 * 3_600_000
 
+    def age_ms(self, status: Status) -> int:
+        """How long a notification is kept that has had this final status all the time."""
+        match status:
+            case Status.DELIVERED:
+                return self.delivered_ms
+            case Status.SENT:
+                return self.sent_ms
+            case _:
+                return self.others_ms
+
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Something a sink may want to hear of, written in the transaction of the change itself."""

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
+from homing.core.errors import ConfigError
 from homing.core.model import Channel, Content, Outcome, OutcomeKind
 from homing.core.ports import Delivery
 from homing.providers.answers import error_table
@@ -16,6 +17,8 @@ from homing.providers.http import Answer, Request, Transport
 from homing.providers.retry_after import retry_after_ms
 from homing.providers.secret import Secret, secret
 from homing.providers.wire import HttpProvider, NowMs, Unsendable, wall_clock_ms
+
+_HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
 
 
 class SlackProvider(HttpProvider):
@@ -28,21 +31,20 @@ class SlackProvider(HttpProvider):
         transport: Transport,
         *,
         webhook_url: str | Secret = "",
-        base_url: str = "https://hooks.slack.com",
+        base_url: str = "",
         escape: bool = True,
         now_ms: NowMs = wall_clock_ms,
     ) -> None:
         super().__init__(transport, now_ms)
-        self._own = Secret(_path(secret("webhook_url", webhook_url).reveal())) if webhook_url else None
-        self._base_url = checked_base_url(base_url)
+        self._own = _checked(secret("webhook_url", webhook_url)) if webhook_url else None
+        self._base_url = checked_base_url(base_url) if base_url else ""
         self._escape = escape
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:
-        path = self._own.reveal() if self._own else self._path_of(delivery.address)
+        hook = self._own.reveal() if self._own else _recipients(delivery.address)
+        url = self._base_url + urlsplit(hook).path if self._base_url else hook
         body = msgspec.json.encode(message(delivery.content, escape=self._escape))
-        return Request(
-            url=f"{self._base_url}{path}", body=body, headers=(("content-type", "application/json"),)
-        )
+        return Request(url=url, body=body, headers=(("content-type", "application/json"),))
 
     def classify(self, answer: Answer, now_ms: int) -> Outcome:
         said = answer.body[:200].decode("utf-8", "replace").strip()
@@ -58,18 +60,6 @@ class SlackProvider(HttpProvider):
         if self._own and outcome.kind is OutcomeKind.DEAD_ADDRESS:
             return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
         return outcome
-
-    def _path_of(self, address: str) -> str:
-        """Only Slack's own host: a recipient's URL must not lead anywhere else."""
-        try:
-            parts = urlsplit(address)
-            ours = parts.scheme == "https" and parts.netloc.lower() in _hosts(self._base_url)
-        except ValueError:
-            ours = False
-        if not ours:
-            error = "the recipient's url is not a Slack webhook; give https://hooks.slack.com/services/…"
-            raise Unsendable(OutcomeKind.BAD_RECIPIENT, "not_slack", error)
-        return parts.path
 
 
 def message(content: Content, *, escape: bool = True) -> dict[str, Any]:
@@ -89,9 +79,21 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _hosts(base_url: str) -> tuple[str, ...]:
-    return ("hooks.slack.com", urlsplit(base_url).netloc.lower())
+def _recipients(address: str) -> str:
+    """Only Slack's own hosts: a recipient's URL must not lead anywhere else."""
+    try:
+        parts = urlsplit(address)
+        fine = parts.scheme == "https" and parts.netloc.lower() in _HOSTS
+    except ValueError:
+        fine = False
+    if not fine:
+        error = "the recipient's url is not a Slack webhook; give https://hooks.slack.com/services/…"
+        raise Unsendable(OutcomeKind.BAD_RECIPIENT, "not_slack", error)
+    return address
 
 
-def _path(url: str) -> str:
-    return urlsplit(url).path
+def _checked(hook: Secret) -> Secret:
+    parts = urlsplit(hook.reveal())
+    if parts.scheme not in ("https", "http") or not parts.hostname or len(parts.path) < 2:
+        raise ConfigError("webhook_url", "is not a webhook's URL; give https://hooks.slack.com/services/…")
+    return hook

@@ -118,16 +118,9 @@ class Schedule:
     def past_retention(self, retention: Retention, now: int) -> Iterator[str]:
         """Final rows that have not changed for their time, oldest first; each must be removed at once."""
         for status, agenda in self._ages.items():
-            match status:
-                case Status.IN_DOUBT:
-                    continue  # only a receipt, a look-up or an operator ends it
-                case Status.DELIVERED:
-                    age_ms = retention.delivered_ms
-                case Status.SENT:
-                    age_ms = retention.sent_ms
-                case _:
-                    age_ms = retention.others_ms
-            while (first := agenda.first()) and first[0] <= now - age_ms:
+            if status is Status.IN_DOUBT:
+                continue  # only a receipt, a look-up or an operator ends it
+            while (first := agenda.first()) and first[0] <= now - retention.age_ms(status):
                 yield first[1]
 
     def _lane(self, name: str) -> Lane:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from homing.core.errors import ConfigError
 from homing.core.model import Channel, Content, OutcomeKind
 from homing.providers.answers import error_table
 from homing.providers.http import Answer
@@ -53,6 +54,20 @@ def test_a_recipients_url_must_be_slacks(address: str) -> None:
         provider().build(a_delivery(Channel.CHAT, address), NOW_MS)
     assert refused.value.outcome.kind is OutcomeKind.BAD_RECIPIENT
     assert "evil" not in str(refused.value)
+
+
+def test_with_a_base_url_it_posts_there() -> None:
+    request = provider(webhook_url=HOOK, base_url="http://127.0.0.1:9/").build(
+        a_delivery(Channel.CHAT, "#alerts"), NOW_MS
+    )
+    assert request.url == "http://127.0.0.1:9/services/T0/B0/xyz"
+
+
+@pytest.mark.parametrize("given", ["T0/B0/xyz", "https://hooks.slack.com", "https://", "x://hooks/xyz"])
+def test_a_webhook_url_that_is_none_is_refused_at_start_without_showing_it(given: str) -> None:
+    with pytest.raises(ConfigError, match="webhook_url: is not a webhook's URL") as raised:
+        provider(webhook_url=given)
+    assert "xyz" not in str(raised.value)
 
 
 def test_nobody_is_called_by_somebodys_text() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homing.core.model import AmendResult, Command, CommandName, Filter, Status
-from homing.core.rows import Row, resent
 from homing.core.rows import command as commanded
-from homing.core.states import COMMANDS, after_command
+from homing.core.rows import resent
+from homing.core.states import COMMANDS
+from homing.stores.orders import Asked, allows, sort_out
 from homing.stores.postgres.accept import insert_rows
 from homing.stores.postgres.changes import Book
 from homing.stores.postgres.codec import Found
@@ -23,31 +24,13 @@ async def amend(
     tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int
 ) -> AmendResult:
     """Applies the command wherever it is possible, and says what became of the others."""
-    missing: list[str] = []
-    refused: dict[str, Status] = {}
     if isinstance(target, Filter):
-        possible = await _that_match(tx, tenant, target, command, limit)
+        asked = Asked(await _that_match(tx, tenant, target, command, limit))
     else:
-        possible = []
-        found = await rows_by_id(tx, target, lock=True)
-        for id in dict.fromkeys(target):
-            if id not in found or found[id][1].tenant != tenant:
-                missing.append(id)
-            elif _allows(found[id][1], command):
-                possible.append(found[id])
-            else:
-                refused[id] = found[id][1].status
-    if command.name is CommandName.RESEND:
-        _check_new_ids(possible, command)
-    applied, requested = await _apply(tx, possible, command)
-    resends = possible if command.name is CommandName.RESEND else ()
-    return AmendResult(
-        applied=applied,
-        requested=requested,
-        refused=refused,
-        missing=tuple(missing),
-        resent={row.id: command.new_ids[row.id] for _, row in resends},
-    )
+        asked = sort_out(target, await rows_by_id(tx, target, lock=True), tenant, command)
+    asked.check_new_ids(command)
+    applied, requested = await _apply(tx, asked.possible, command)
+    return asked.answer(command, applied, requested)
 
 
 async def _apply(
@@ -99,19 +82,9 @@ async def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, lim
         rows = await rows_by_seq(tx, [seq for seq, _ in found], lock=True)
         for seq, _ in found:
             row = rows.get(seq)
-            if row is not None and row.status in statuses and _allows(row, command):
+            if row is not None and row.status in statuses and allows(row, command):
                 possible.append((seq, row))
         if len(found) < size:
             break
         page = matching.beyond("m.id > {}::text::uuid", found[-1][1])
     return possible
-
-
-def _allows(row: Row, command: Command) -> bool:
-    return after_command(command, row.status, mode=row.mode, resent=row.resent_as is not None) is not None
-
-
-def _check_new_ids(possible: Sequence[Found], command: Command) -> None:
-    for _, row in possible:
-        if row.id not in command.new_ids:
-            raise ValueError(f"a resend of {row.id} needs an id for the new notification")

@@ -61,6 +61,7 @@ from homing.stores.postgres.groups import Together
 from homing.stores.postgres.listening import listening
 from homing.stores.postgres.lookout import Lookout, Pace
 from homing.stores.postgres.names import read_address
+from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.statements import Speaks, Tx
 
 R = TypeVar("R")
@@ -132,7 +133,7 @@ class PostgresStore:
         way would wait for its end.
         """
         if tx is not None:
-            await self._write(lambda own: own.queues.find(own, accept.queues_of(batch)))
+            await self._make_queues(accept.queues_of(batch))
             return await callers.join(
                 tx, lambda speaks: self._accept_joined(speaks, batch), self._address.where
             )
@@ -294,6 +295,12 @@ class PostgresStore:
         everything = [submission for batch in batches for submission in batch]
         answers = iter(await self._write(lambda tx: accept.accept(tx, everything)))
         return [tuple(next(answers) for _ in batch) for batch in batches]
+
+    async def _make_queues(self, queues: Collection[Queue]) -> None:
+        """So that a transaction that began before knows them too: what is learnt was committed."""
+        if self._database.queues.unknown(queues):
+            await self._write(lambda tx: tx.queues.find(tx, queues))
+            await self._read(lambda tx: tx.queues.find(tx, queues))
 
     async def _accept_joined(self, speaks: Speaks, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
         tx = Tx(speaks, 0, self._address.schema, self._database.queues, self._subscribed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from homing.core.model import Event, Retention, Status
+from homing.core.model import Event, Retention
 from homing.core.states import FINAL
 from homing.stores.codec import decode_value
 from homing.stores.postgres.changes import HOUR_MS, fold
@@ -85,7 +85,7 @@ async def _purge(tx: Tx, retention: Retention, limit: int) -> int:
     removed: list[int] = []
     purged: dict[tuple[str, str, int], int] = {}
     for status in sorted(FINAL):
-        until = tx.now - _age_ms(status, retention)
+        until = tx.now - retention.age_ms(status)
         past = await tx.rows(PAST_AGE, status.value, until, max(0, limit - len(removed)))
         for seq, tenant, attempts in past:
             removed.append(seq)
@@ -97,16 +97,6 @@ async def _purge(tx: Tx, retention: Retention, limit: int) -> int:
         cells = [(*cell, number) for cell, number in purged.items()]
         await tx.run(_PURGED, *columns_of(cells, 4), tx.now - tx.now % HOUR_MS)
     return len(removed)
-
-
-def _age_ms(status: Status, retention: Retention) -> int:
-    match status:
-        case Status.DELIVERED:
-            return retention.delivered_ms
-        case Status.SENT:
-            return retention.sent_ms
-        case _:
-            return retention.others_ms
 
 
 async def _forget(tx: Tx, table: str, age: str, until: int, limit: int) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from homing.core.model import AmendResult, Command, CommandName, Filter, Status
 from homing.core.rows import command as commanded
 from homing.core.rows import resent
-from homing.core.states import COMMANDS, after_command
+from homing.core.states import COMMANDS
 from homing.stores.codec import Column, decode_rows, mutable_columns, own_columns, shared_columns
+from homing.stores.orders import Asked, allows, sort_out
 from homing.stores.sqlite.accept import NEW_ROWS
 from homing.stores.sqlite.changes import Book, queue_of
 from homing.stores.sqlite.filters import query
@@ -26,31 +27,13 @@ _PAGE = 1000
 
 def amend(tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int) -> AmendResult:
     """Applies the command wherever it is possible, and says what became of the others."""
-    missing: list[str] = []
-    refused: dict[str, Status] = {}
     if isinstance(target, Filter):
-        possible = _that_match(tx, tenant, target, command, limit)
+        asked = Asked(_that_match(tx, tenant, target, command, limit))
     else:
-        possible = []
-        found = rows_by_id(tx, target)
-        for id in dict.fromkeys(target):
-            if id not in found or found[id][1].tenant != tenant:
-                missing.append(id)
-            elif _allows(found[id], command):
-                possible.append(found[id])
-            else:
-                refused[id] = found[id][1].status
-    if command.name is CommandName.RESEND:
-        _check_new_ids(possible, command)
-    applied, requested = _apply(tx, possible, command)
-    resends = possible if command.name is CommandName.RESEND else ()
-    return AmendResult(
-        applied=applied,
-        requested=requested,
-        refused=refused,
-        missing=tuple(missing),
-        resent={row.id: command.new_ids[row.id] for _, row in resends},
-    )
+        asked = sort_out(target, rows_by_id(tx, target), tenant, command)
+    asked.check_new_ids(command)
+    applied, requested = _apply(tx, asked.possible, command)
+    return asked.answer(command, applied, requested)
 
 
 def _apply(tx: Tx, possible: Sequence[Found], command: Command) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -89,7 +72,7 @@ def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, limit: in
     for found in _oldest_first(tx, tenant, filter, command):
         if len(possible) >= limit:
             break
-        if _allows(found, command):
+        if allows(found[1], command):
             possible.append(found)
     return possible
 
@@ -111,14 +94,3 @@ def _oldest_first(tx: Tx, tenant: str, filter: Filter, command: Command) -> Iter
         if len(page) < _PAGE:
             return
         after = page[-1][1].id
-
-
-def _allows(found: Found, command: Command) -> bool:
-    row = found[1]
-    return after_command(command, row.status, mode=row.mode, resent=row.resent_as is not None) is not None
-
-
-def _check_new_ids(possible: Sequence[Found], command: Command) -> None:
-    for _, row in possible:
-        if row.id not in command.new_ids:
-            raise ValueError(f"a resend of {row.id} needs an id for the new notification")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import json
 
-from homing.core.model import Event, Retention, Status
+from homing.core.model import Event, Retention
 from homing.core.states import FINAL
 from homing.stores.codec import encode
 from homing.stores.sqlite.schema import version_of
@@ -100,7 +100,7 @@ def _purge(tx: Tx, retention: Retention, limit: int) -> int:
     removed: list[int] = []
     purged: dict[tuple[str, str, int], int] = {}
     for status in sorted(FINAL):
-        until = tx.now - _age_ms(status, retention)
+        until = tx.now - retention.age_ms(status)
         for seq, tenant, attempts in _decode_past(
             tx.one(_PAST_AGE, status.value, until, max(0, limit - len(removed)))
         ):
@@ -113,16 +113,6 @@ def _purge(tx: Tx, retention: Retention, limit: int) -> int:
             tx.run(f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))", seqs)  # noqa: S608
         _PURGED.run(tx, [(*cell, -number, number) for cell, number in purged.items()])
     return len(removed)
-
-
-def _age_ms(status: Status, retention: Retention) -> int:
-    match status:
-        case Status.DELIVERED:
-            return retention.delivered_ms
-        case Status.SENT:
-            return retention.sent_ms
-        case _:
-            return retention.others_ms
 
 
 def _forget(tx: Tx, table: str, key: tuple[str, ...], age: str, until: int, limit: int) -> int:
