@@ -218,14 +218,21 @@ async def test_a_restart_of_the_server_is_an_outage_and_then_over() -> None:
 
 
 async def test_who_listens_is_woken_by_another_programs_acceptance(
-    store: PostgresStore, another: PostgresStore
+    store: PostgresStore, another: PostgresStore, postgres_url: str
 ) -> None:
-    woken = asyncio.Event()
-    listener = asyncio.create_task(store.listen(woken.set))
-    await asyncio.wait_for(woken.wait(), 10)  # it listens now
-    woken.clear()
-    await another.accept([a_submission()])
-    await asyncio.wait_for(woken.wait(), 10)
+    woken, written = asyncio.Event(), asyncio.Event()
+    listener = asyncio.create_task(store.listen(woken.set, written.set))
+    async with asyncio.timeout(20):
+        await written.wait()  # it listens now
+        woken.clear()
+        written.clear()
+        await another.accept([a_submission()])
+        await woken.wait()
+        assert not written.is_set()
+        connection = await asyncpg.connect(postgres_url)
+        await connection.execute("SELECT homing.enqueue('email', '{}')")
+        await connection.close()
+        await written.wait()
     listener.cancel()
     with pytest.raises(asyncio.CancelledError):
         await listener

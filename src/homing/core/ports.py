@@ -329,8 +329,9 @@ class Waker(Protocol):
 class Listens(Protocol):
     """A store that hears of what others have accepted. Like a `Waker`: losing it only costs time."""
 
-    async def listen(self, wake: Callable[[], None]) -> None:
-        """Calls `wake` when there may be something to claim; until it is cancelled, or returns at once."""
+    async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
+        """Calls `wake` when there may be something to claim, and `wake_inbox` when something was written to
+        the inbox; until it is cancelled, or returns at once."""
 
 
 EventCall = Callable[[Event], Awaitable[None] | None]

@@ -124,6 +124,7 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             clock=parts.clock,
         ).send
         self._waker = LocalWaker()
+        self._inbox_waker = LocalWaker()
         self._callbacks = Callbacks(
             backend=parts.backend,
             roster=parts.roster,
@@ -213,7 +214,8 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
         if self._inbox is not None:
             self._running.append(asyncio.create_task(self._inbox.run(), name="homing-inbox"))
         if isinstance(self._backend, Listens):
-            self._running.append(asyncio.create_task(self._backend.listen(self._wake), name="homing-listen"))
+            listening = self._backend.listen(self._wake, self._inbox_waker.wake)
+            self._running.append(asyncio.create_task(listening, name="homing-listen"))
         self._work = self._running[0]
 
     async def stop_worker(self, *, hard: bool = False) -> None:
@@ -286,7 +288,7 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             policies=self._policies,
             purge=self._upkeep.purge,
             clock=self._clock,
-            waker=LocalWaker(),
+            waker=self._inbox_waker,
             wake_worker=self._wake,
             new_id=self._new_id,
             poll_ms=self.settings.worker.poll_ms,

@@ -58,7 +58,7 @@ from homing.stores.postgres import (
 from homing.stores.postgres.changes import fold, write_events
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.groups import Together
-from homing.stores.postgres.listening import listening
+from homing.stores.postgres.listening import INBOX, listening
 from homing.stores.postgres.lookout import Lookout, Pace
 from homing.stores.postgres.names import read_address
 from homing.stores.postgres.queues import Queue
@@ -119,10 +119,14 @@ class PostgresStore:
     def subscribe(self, names: Collection[str]) -> None:
         self._subscribed = frozenset(names)
 
-    async def listen(self, wake: Callable[[], None]) -> None:
-        """Calls `wake` when something was accepted, wherever; until it is cancelled."""
+    async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
+        """Calls one of them when something was accepted or enqueued, wherever; until it is cancelled."""
         if self._address.listen:
-            await listening(self._address, accept.channel(self._address.schema), wake)
+            await listening(
+                self._address,
+                accept.channel(self._address.schema),
+                lambda said: wake_inbox() if said == INBOX else wake(),
+            )
 
     # The line -----------------------------------------------------------------------------------
 

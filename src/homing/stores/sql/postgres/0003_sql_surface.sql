@@ -96,7 +96,7 @@ CREATE FUNCTION homing.enqueue(
             homing.now_ms(), new_id, max_retries, coalesce(already_failed, false), 'send',
             coalesce(homing.callers_tenant(), tenant, 'default'), coalesce(asked, '{}')::text, last_error, session_user
         );
-        PERFORM pg_notify(split_part('homing.inbox', '.', 1), '');
+        PERFORM pg_notify(split_part('homing.inbox', '.', 1), 'inbox');
         RETURN new_id;
     EXCEPTION WHEN OTHERS THEN
         RAISE WARNING 'homing.enqueue: the notification was not taken: %', SQLERRM
@@ -125,7 +125,7 @@ CREATE FUNCTION homing.command(kind text, about uuid, who text, why text, new_id
         END IF;
         INSERT INTO homing.inbox (enqueued_at, id, notification_id, kind, tenant, who, why)
         VALUES (homing.now_ms(), new_id, about, kind, owner, actor, coalesce(why, ''));
-        PERFORM pg_notify(split_part('homing.inbox', '.', 1), '');
+        PERFORM pg_notify(split_part('homing.inbox', '.', 1), 'inbox');
     END
     $$;
 
@@ -161,7 +161,7 @@ CREATE FUNCTION homing.cleanup() RETURNS void
         END IF;
         INSERT INTO homing.inbox (enqueued_at, id, kind, tenant, who)
         VALUES (homing.now_ms(), homing.uuid7(), 'cleanup', '', session_user);
-        PERFORM pg_notify(split_part('homing.inbox', '.', 1), '');
+        PERFORM pg_notify(split_part('homing.inbox', '.', 1), 'inbox');
     END
     $$;
 
