@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import signature
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from homing.config import HttpSettings
 from homing.core.errors import ConfigError
@@ -92,13 +93,14 @@ def make(
                 raise ConfigError(
                     f"{group}.{name}.{option}", f"is not a setting of {kind}; its own are {names}"
                 )
+        _check_types(f"{group}.{name}", maker, options)
         return maker(**options, **given)
     except ImportError as error:
-        extra = _EXTRAS.get(str(kind), "providers")
+        extra = _EXTRAS.get(provider_id(str(kind)), "providers")
         told = f"needs {error.name or 'a library'}, which is missing: pip install 'homing[{extra}]'"
         raise ConfigError(f"{group}.{name}", told) from None
     except ConfigError as error:
-        if error.field.startswith(f"{group}."):
+        if error.field.startswith((f"{group}.", "http.")):
             raise
         told = str(error).removeprefix(f"{error.field}: ")
         raise ConfigError(f"{group}.{name}.{error.field}", told) from None
@@ -123,3 +125,52 @@ def _maker(group: str, name: str, kind: Any, known: Mapping[str, str]) -> Callab
             loaded: Callable[..., Any] = found.load()
             return loaded
     raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; allowed are {', '.join(known)}")
+
+
+# The types of settings -----------------------------------------------------------------------------
+
+_CALLED = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    Sequence: "a list",
+    Mapping: "a table",
+}
+
+
+def _check_types(where: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """By the maker's annotations. A wrong value is not repeated: it may be a credential."""
+    try:
+        hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)
+    except Exception:  # another package may name types that only a type checker can find
+        return
+    for option, value in options.items():
+        if option in hints and not _fits(value, hints[option]):
+            wanted = " or ".join(dict.fromkeys(_words(hints[option])))
+            raise ConfigError(f"{where}.{option}", f"has the wrong type; give {wanted}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is Sequence:
+        return isinstance(value, (list, tuple)) and all(_fits(one, inner[0]) for one in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, inner[0]) and _fits(one, inner[1]) for key, one in value.items()
+        )
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _words(hint: Any) -> list[str]:
+    """What a user would call it; types that no settings file can have are left out."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return [word for one in get_args(hint) for word in _words(one)]
+    return [] if hint is NoneType else [_CALLED[origin or hint]] if (origin or hint) in _CALLED else []

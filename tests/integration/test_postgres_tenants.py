@@ -159,7 +159,7 @@ async def test_even_who_was_granted_everything_sees_no_row_of_another(
 
 
 async def test_a_guessed_id_finds_nothing(owner: Connection, acme: Connection) -> None:
-    id, seq = await owner.fetchrow("SELECT id, seq FROM homing.messages WHERE tenant = 'beta' LIMIT 1")
+    [(id, seq)] = await owner.fetch("SELECT id, seq FROM homing.messages WHERE tenant = 'beta' LIMIT 1")
     assert await acme.fetch("SELECT * FROM homing.messages WHERE id = $1", id) == []
     for name in ("live", "settled", "attempts", "causes"):
         assert await acme.fetch(f"SELECT * FROM homing.{name} WHERE seq = $1", seq) == []

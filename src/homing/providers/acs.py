@@ -192,7 +192,7 @@ def _connection(given: Secret) -> tuple[str, Secret]:
 
 
 def _reply_to(address: str, name: str) -> dict[str, str]:
-    box = mailbox("reply_to", address, name)
+    box = mailbox("reply_to", address, name, "reply_to_name")
     return {"address": box.address, "displayName": box.name} if box.name else {"address": box.address}
 
 

@@ -98,12 +98,12 @@ def mail_style(default_subject: str, unsubscribe_mailto: str | None) -> MailStyl
     return MailStyle(default_subject=default_subject, unsubscribe_mailto=unsubscribe_mailto)
 
 
-def mailbox(field: str, address: str, name: str = "") -> Mailbox:
-    """An address from the settings, checked; its domain in ASCII."""
+def mailbox(field: str, address: str, name: str = "", name_field: str = "") -> Mailbox:
+    """An address from the settings and the name that goes with it, checked; its domain in ASCII."""
     try:
         checked = ascii_domain(email_address(address.strip(), field))
-        check_line(name, f"{field} name")
-        refuse_encoded_words(name, f"{field} name")
+        check_line(name, name_field)
+        refuse_encoded_words(name, name_field)
     except InvalidRequest as error:
         raise ConfigError(error.field, _said(error)) from None
     if checked is None:

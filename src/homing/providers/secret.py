@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from homing.core.errors import ConfigError
+
+
+_IN_A_HEADER = re.compile(r"[\x21-\x7e]+")
 
 
 class Secret:
@@ -39,7 +43,18 @@ def secret(field: str, given: str | Secret) -> Secret:
         return Secret(found)
     if kind == "file":
         try:
-            return Secret(Path(where).read_text(encoding="utf-8").rstrip("\r\n"))
-        except (OSError, UnicodeDecodeError) as error:
+            read = Path(where).read_text(encoding="utf-8").rstrip("\r\n")
+        except (OSError, ValueError) as error:
             raise ConfigError(field, f"names a file that cannot be read: {type(error).__name__}") from None
+        if not read:
+            raise ConfigError(field, "names a file that is empty")
+        return Secret(read)
     return Secret(given)
+
+
+def header_secret(field: str, given: str | Secret) -> Secret:
+    """A secret that goes into a header as it is: with a stray line end, every request would be refused."""
+    found = secret(field, given)
+    if not _IN_A_HEADER.fullmatch(found.reveal()):
+        raise ConfigError(field, "has a space, line end or other character that no header may have")
+    return found

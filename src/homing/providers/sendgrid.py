@@ -18,7 +18,7 @@ from homing.providers.email import DEFAULT_SUBJECT, Mail, Mailbox, mail_of, mail
 from homing.providers.http import Answer, Headers, Request, Transport
 from homing.providers.reading import as_object, error_text, json_object, text_of
 from homing.providers.retry_after import retry_after_ms
-from homing.providers.secret import Secret, secret
+from homing.providers.secret import Secret, header_secret
 from homing.providers.sendgrid_callbacks import (
     ATTEMPT_ARG,
     NOTIFICATION_ARG,
@@ -63,15 +63,15 @@ class SendGridProvider(HttpProvider):
         super().__init__(transport, now_ms)
         if isinstance(categories, str) or len(categories) > 10:
             raise ConfigError("categories", "must be a list of at most 10")
-        self._key = secret("api_key", api_key)
-        self._as_subuser = (("on-behalf-of", on_behalf_of),) if on_behalf_of else ()
+        self._key = header_secret("api_key", api_key)
+        self._as_subuser = _subuser(on_behalf_of)
         origin = checked_base_url(base_url)
         self._url = f"{origin}/v3/mail/send"
         self._check_url = f"{origin}/v3/scopes"
         self._sandbox = sandbox
         self._style = mail_style(default_subject, unsubscribe_mailto)
         self._usual: dict[str, Any] = {
-            "from": _named(mailbox("from_email", from_email, from_name)),
+            "from": _named(mailbox("from_email", from_email, from_name, "from_name")),
             **({"reply_to": _named(mailbox("reply_to", reply_to))} if reply_to else {}),
             **({"categories": list(categories)} if categories else {}),
             **({"asm": {"group_id": asm_group_id}} if asm_group_id is not None else {}),
@@ -130,6 +130,14 @@ class SendGridProvider(HttpProvider):
 
     def _headers(self) -> Headers:
         return (("Authorization", f"Bearer {self._key.reveal()}"), *self._as_subuser)
+
+
+def _subuser(name: str) -> Headers:
+    if not name:
+        return ()
+    if not (name.isascii() and name.isprintable()):
+        raise ConfigError("on_behalf_of", "has characters that no header may have")
+    return (("on-behalf-of", name),)
 
 
 def _named(box: Mailbox) -> dict[str, str]:

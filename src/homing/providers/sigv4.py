@@ -8,7 +8,7 @@ from typing import Any
 
 from homing.core.errors import ConfigError
 from homing.providers.http import Headers
-from homing.providers.secret import Secret, secret
+from homing.providers.secret import Secret, header_secret, secret
 
 try:
     from botocore.auth import SigV4Auth  # type: ignore[import-untyped]
@@ -47,9 +47,9 @@ class AwsKeys:
     def _texts(self) -> tuple[str, str, str | None]:
         key_id, key, token = self._given
         return (
-            secret("access_key_id", key_id).reveal(),
+            header_secret("access_key_id", key_id).reveal(),
             secret("secret_access_key", key).reveal(),
-            secret("session_token", token).reveal() if token else None,
+            header_secret("session_token", token).reveal() if token else None,
         )
 
 

@@ -14,11 +14,14 @@ from homing.core.ports import Delivery
 from homing.providers.answers import error_table
 from homing.providers.base_url import checked_base_url
 from homing.providers.http import Answer, Request, Transport
+from homing.providers.refusals import refusal
 from homing.providers.retry_after import retry_after_ms
 from homing.providers.secret import Secret, secret
-from homing.providers.wire import HttpProvider, NowMs, Unsendable, wall_clock_ms
+from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
 
 _HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
+_OUR_OWN = ("not_slack", "unreadable")
+"""Codes of the table that Slack does not say."""
 
 
 class SlackProvider(HttpProvider):
@@ -47,14 +50,13 @@ class SlackProvider(HttpProvider):
         return Request(url=url, body=body, headers=(("content-type", "application/json"),))
 
     def classify(self, answer: Answer, now_ms: int) -> Outcome:
+        table = error_table("slack")
         said = answer.body[:200].decode("utf-8", "replace").strip()
         if answer.status == 200 and said == "ok":
             return Outcome(OutcomeKind.ACCEPTED)
         if 200 <= answer.status < 300:
-            error = "Slack answered with something else than ok"
-            return Outcome(OutcomeKind.AMBIGUOUS, error_code=str(answer.status), error=error)
-        table = error_table("slack")
-        code = said if said in table.codes else None
+            return table.outcome("unreadable", answer.status, None)
+        code = said if said in table.codes and said not in _OUR_OWN else None
         wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
         outcome = table.outcome(code, answer.status, None, retry_after_ms=wait_ms)
         if self._own and outcome.kind is OutcomeKind.DEAD_ADDRESS:
@@ -87,13 +89,12 @@ def _recipients(address: str) -> str:
     except ValueError:
         fine = False
     if not fine:
-        error = "the recipient's url is not a Slack webhook; give https://hooks.slack.com/services/…"
-        raise Unsendable(OutcomeKind.BAD_RECIPIENT, "not_slack", error)
+        raise refusal("slack", "not_slack")
     return address
 
 
 def _checked(hook: Secret) -> Secret:
-    parts = urlsplit(hook.reveal())
-    if parts.scheme not in ("https", "http") or not parts.hostname or len(parts.path) < 2:
+    url = checked_base_url(hook.reveal(), "webhook_url")
+    if len(urlsplit(url).path) < 2:
         raise ConfigError("webhook_url", "is not a webhook's URL; give https://hooks.slack.com/services/…")
-    return hook
+    return Secret(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import ssl
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from homing.providers.wire import NowMs, Unsendable, inside, wall_clock_ms
 
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 _CHECK_S = 5.0
+_HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
 
 
 class SmtpProvider:
@@ -62,13 +64,13 @@ class SmtpProvider:
         ):
             if value < 1:
                 raise ConfigError(name, f"is {value}; it must be at least 1")
-        self._sender = mailbox("from_email", from_email, from_name)
+        self._sender = mailbox("from_email", from_email, from_name, "from_name")
         self._reply_to = mailbox("reply_to", reply_to) if reply_to else None
         self._envelope_from = mailbox("envelope_from", envelope_from or from_email).address
         self._style = mail_style(default_subject, unsubscribe_mailto)
         self._door = Door(
             host=host,
-            port=port or _PORTS[tls],
+            port=_checked_port(port, _PORTS[tls]),
             tls=tls,
             context=None if tls == "none" else _context(ca_file),
             username=username,
@@ -153,15 +155,26 @@ def _context(ca_file: str) -> ssl.SSLContext:
 
 
 def _checked_host(host: str, field: str = "host") -> str:
-    if not host.strip() or any(c.isspace() or not c.isprintable() for c in host):
-        raise ConfigError(field, "is not a server's name or address")
+    if not _HOST.fullmatch(host) and not _is_address(host):
+        raise ConfigError(field, "is not a server's name or address; a port has a setting of its own")
     return host
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+def _checked_port(port: int | None, usual: int) -> int:
+    if port is None:
+        return usual
+    if not 0 < port < 65_536:
+        raise ConfigError("port", f"is {port}; allowed are 1 to 65535")
+    return port
+
+
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

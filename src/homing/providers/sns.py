@@ -49,7 +49,7 @@ class SnsProvider(HttpProvider):
         origination_number: str = "",
         push_ttl: bool = True,
         push_attributes: Mapping[str, str] | None = None,
-        callback_topics: Sequence[str] = (),
+        callback_topics: str | Sequence[str] = (),
         base_url: str = "",
         now_ms: NowMs = wall_clock_ms,
     ) -> None:
@@ -118,7 +118,7 @@ class SnsProvider(HttpProvider):
         return Request(url=self._url, body=body, headers=headers)
 
 
-def _topics(given: Sequence[str]) -> tuple[str, ...]:
+def _topics(given: str | Sequence[str]) -> tuple[str, ...]:
     topics = (given,) if isinstance(given, str) else tuple(given)
     for topic in topics:
         if not _TOPIC.fullmatch(topic):

@@ -18,6 +18,7 @@ from homing.core.ports import Delivery
 from homing.providers.answers import error_table
 from homing.providers.base_url import checked_base_url
 from homing.providers.http import Answer, Request, Transport
+from homing.providers.refusals import refusal
 from homing.providers.retry_after import retry_after_ms
 from homing.providers.secret import Secret, secret
 from homing.providers.standard_webhooks import SigningKey, signature
@@ -45,7 +46,7 @@ class WebhookProvider(HttpProvider):
         now_ms: NowMs = wall_clock_ms,
     ) -> None:
         super().__init__(transport, now_ms)
-        self._keys = _keys([*([secret] if secret else []), *secrets])
+        self._keys = _keys(secret, secrets)
         self._base_url = checked_base_url(base_url) if base_url else ""
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:
@@ -74,7 +75,10 @@ class WebhookProvider(HttpProvider):
         """The recipient's; with a `base_url`, its path there."""
         if not self._base_url:
             return address
-        parts = urlsplit(address)
+        try:
+            parts = urlsplit(address)
+        except ValueError:
+            raise refusal("webhook", "url") from None
         return f"{self._base_url}{parts.path}{'?' if parts.query else ''}{parts.query}"
 
 
@@ -93,10 +97,16 @@ def _texts(content: Content) -> dict[str, str]:
     return {name: text for name in _TEXTS if (text := getattr(content, name))}
 
 
-def _keys(given: Sequence[str | Secret]) -> list[SigningKey]:
+def _keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]:
+    given = [("secret", first)] if first else []
+    given += [(f"secrets[{number}]", one) for number, one in enumerate(more)]
     if not given:
         raise ConfigError("secret", "is missing; give whsec_… or env:NAME, or several as secrets")
-    keys = [SigningKey(secret("secret", one)) for one in given]
-    if not all(key.signs for key in keys):
-        raise ConfigError("secret", "is a public key (whpk_); give the one that signs (whsk_)")
-    return keys
+    return [_signing_key(field, one) for field, one in given]
+
+
+def _signing_key(field: str, given: str | Secret) -> SigningKey:
+    key = SigningKey(secret(field, given), field)
+    if not key.signs:
+        raise ConfigError(field, "is a public key (whpk_); give the one that signs (whsk_)")
+    return key

@@ -1,0 +1,1 @@
+"""Templates: files in a folder, compiled once, rendered within bounds."""

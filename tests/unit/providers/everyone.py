@@ -6,13 +6,13 @@ import json
 from base64 import b64encode
 from typing import Any
 
-from homing import Channel, Content, Delivery, Priority, Recipient
-from homing.config import HttpSettings
+from homing import Channel, Content, Delivery, Priority, Recipient, config
 from homing.making import PROVIDERS, Shared, make
 from homing.providers.http import Transport
 
 from .pushing import FCM, KEY_FILE, WEBPUSH
 
+HTTP = config.load(None, env={}).http
 NOW_MS = 1_705_320_000_000
 NAMES = [kind for kind in PROVIDERS if kind not in ("console", "file", "scripted")]
 OVER_HTTP = [kind for kind in NAMES if kind not in ("smtp", "apprise")]
@@ -107,7 +107,7 @@ SUBSCRIPTION = json.dumps(
 
 def a_provider(kind: str, transport: Transport | None = None, **settings: Any) -> Any:
     """Made as the settings of a user would be."""
-    shared = Shared(HttpSettings(), lambda: NOW_MS)
+    shared = Shared(HTTP, lambda: NOW_MS)
     if transport is not None:
         shared._transport = transport
     return make("providers", kind, kind, PROVIDERS, {**SETTINGS[kind], **settings}, shared)

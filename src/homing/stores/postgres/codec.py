@@ -102,8 +102,6 @@ STATE: dict[str, str] = {
 }
 """The columns of `live` and of `settled`, with their types."""
 
-_PLAIN = tuple(name for name in STATE if name in ROW_FIELDS)
-
 MESSAGE: dict[str, str] = {
     "id": "uuid",
     "created_at": "bigint",
@@ -161,45 +159,67 @@ SELECTED = selected("r", "r", "r")
 
 def rows_from(records: Iterable[Record]) -> list[Found]:
     """Rows from records that begin with the columns of `selected`."""
-    return [_row(record) for record in records]
+    found: list[Found] = msgspec.convert([_values(record) for record in records], list[Found])
+    return found
 
 
 _WIDTH = 1 + len(ROW_FIELDS)
 
 
-def _row(record: Record) -> Found:
+def _values(record: Record) -> tuple[int, list[Any]]:
+    """(seq, the fields in their order)."""
     values = list(record[:_WIDTH])
     holds, engagement = values[_HOLDS], values[_ENGAGEMENT]
     values[_HOLDS] = _decode_counts(holds) if holds else {}
     values[_ENGAGEMENT] = _decode_counts(engagement) if engagement else {}
-    found: Found = msgspec.convert((values[0], values[1:]), Found)
-    return found
+    return values[0], values[1:]
 
 
 def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
     """In the order of `STATE`."""
-    return tuple(_state(name, seq, row, queue) for name in STATE)
-
-
-def _state(name: str, seq: int, row: Row, queue: int) -> Any:
-    match name:
-        case "seq":
-            return seq
-        case "queue":
-            return queue
-        case "unhurried":
-            return row.mode is Mode.SYNCHRONOUS
-        case "holds" | "engagement":
-            value = getattr(row, name)
-            return encode(value) if value else None
-        case "status":
-            return row.status.value
-        case "reason":
-            return row.reason.value if row.reason is not None else None
-        case "last_error" | "error_code" | "acknowledged_by" | "acknowledged_why":
-            return clean(getattr(row, name))
-        case _:
-            return getattr(row, name)
+    # `_value_` because `.value` is a descriptor call, and this runs for every row of every batch.
+    return (
+        seq,
+        row.updated_at,
+        row.aged_from,
+        row.max_age_ms,
+        row.last_delay_ms,
+        row.started_at,
+        row.due_at,
+        row.deadline_at,
+        row.lease_until,
+        row.expires_at,
+        row.last_attempt_at,
+        row.sent_at,
+        row.delivered_at,
+        row.failed_at,
+        row.acknowledged_at,
+        queue,
+        row.token,
+        row.changes,
+        row.attempts,
+        row.attempts_before,
+        row.max_attempts,
+        row.attempt_floor,
+        row.bounce_floor,
+        row.failures_here,
+        row.pinned,
+        row.overdue,
+        row.cancel_requested,
+        row.mode is Mode.SYNCHRONOUS,
+        row.tenant,
+        row.status._value_,
+        row.provider,
+        row.worker,
+        encode(row.holds) if row.holds else None,
+        row.reason._value_ if row.reason is not None else None,
+        clean(row.error_code),
+        clean(row.last_error),
+        clean(row.acknowledged_by),
+        clean(row.acknowledged_why),
+        encode(row.engagement) if row.engagement else None,
+        row.resent_as,
+    )
 
 
 def message_columns(row: Row, message: str) -> tuple[Any, ...]:
@@ -224,7 +244,6 @@ def message_columns(row: Row, message: str) -> tuple[Any, ...]:
 
 def settled_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
     """In the order of `SETTLED`."""
-    # `_value_` because `.value` is a descriptor call, and this runs for every row of every batch.
     return (
         seq,
         queue,

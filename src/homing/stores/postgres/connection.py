@@ -108,7 +108,8 @@ class Database:
         for tried in range(1, _TRIES + 1):
             connection = await self._begun(begin)
             try:
-                result = await action(await self._tx(connection, subscribed, timed, beside))
+                tx = await self._tx(connection, subscribed, timed, beside)
+                result = await action(tx)
                 await connection.execute("COMMIT")
             except RACES as error:
                 await self._give_up(connection)
@@ -122,6 +123,8 @@ class Database:
                 await asyncio.shield(self._give_up(connection))
                 raise
             else:
+                for queue, number in tx.made.items():
+                    self.queues.learn(number, queue)
                 await self._released(connection)
                 return result
         raise AssertionError("unreachable")

@@ -21,6 +21,7 @@ from homing.stores.postgres.codec import (
     state_columns,
 )
 from homing.stores.postgres.connection import Database
+from homing.stores.postgres.migrating import migrate
 from homing.stores.postgres.names import read_address
 from homing.stores.postgres.rows import queue_of
 from homing.stores.postgres.statements import Tx
@@ -60,7 +61,7 @@ class PostgresTarget:
     async def open(self) -> None:
         await self._database.open()
         await self._database.do(lambda tx: schema.check_version(tx, self.where), timed=False)
-        await self._database.do(lambda tx: schema.migrate(tx, self.where), timed=False)
+        await migrate(self._database, self.where)
 
     async def close(self) -> None:
         await self._database.close()

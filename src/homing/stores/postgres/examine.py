@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homing.core.examining import Finding
 from homing.stores.migrate import pending
-from homing.stores.postgres.schema import MIGRATIONS, OLDEST, version_of
+from homing.stores.postgres.schema import MIGRATIONS, OLDEST, standing_of
 from homing.stores.postgres.statements import Tx
 
 _MOST_SKEW_MS = 2_000
@@ -41,9 +41,9 @@ async def _server(tx: Tx) -> Finding:
 
 
 async def _schema(tx: Tx, where: str) -> Finding:
-    version = await version_of(tx)
-    missing = pending(MIGRATIONS, version, where)
-    detail = f"{tx.schema} at version {version} of {MIGRATIONS[-1].version}"
+    standing = await standing_of(tx)
+    missing = pending(MIGRATIONS, standing, where)
+    detail = f"{tx.schema} at version {standing.version} of {MIGRATIONS[-1].version}"
     if not missing:
         return Finding(name="schema", ok=True, detail=detail)
     names = ", ".join(migration.name for migration in missing)

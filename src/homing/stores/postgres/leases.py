@@ -54,20 +54,21 @@ CROSS JOIN LATERAL (
 JOIN homing.messages AS m ON m.seq = s.seq
 JOIN homing.queues AS q ON q.id = w.queue
 """  # noqa: S608
+# The columns come from the locked rows themselves: beside them, `live` would be read as it was before the lock.
 PASSED = f"""
 WITH lost AS (
-  SELECT lease_until AS at, seq FROM homing.live WHERE lease_until <= $1::bigint AND lease_until > $3::bigint
-  ORDER BY lease_until LIMIT $2 FOR UPDATE SKIP LOCKED),
+  SELECT l.lease_until AS at, {_STATE_COLUMNS} FROM homing.live AS l
+  WHERE l.lease_until <= $1::bigint AND l.lease_until > $3::bigint
+  ORDER BY l.lease_until LIMIT $2 FOR UPDATE SKIP LOCKED),
 late AS (
-  SELECT deadline_at AS at, seq FROM homing.live
-  WHERE deadline_at <= $1::bigint AND deadline_at > $3::bigint AND NOT unhurried
-  ORDER BY deadline_at LIMIT $2 FOR UPDATE SKIP LOCKED)
+  SELECT l.deadline_at AS at, {_STATE_COLUMNS} FROM homing.live AS l
+  WHERE l.deadline_at <= $1::bigint AND l.deadline_at > $3::bigint AND NOT l.unhurried
+  ORDER BY l.deadline_at LIMIT $2 FOR UPDATE SKIP LOCKED)
 SELECT {selected("m", "s", "q")}, m.message
-FROM (SELECT * FROM lost UNION ALL SELECT * FROM late ORDER BY at, seq LIMIT $2) AS p
-JOIN homing.live AS s ON s.seq = p.seq
-JOIN homing.messages AS m ON m.seq = p.seq
+FROM (SELECT * FROM lost UNION ALL SELECT * FROM late ORDER BY at, seq LIMIT $2) AS s
+JOIN homing.messages AS m ON m.seq = s.seq
 JOIN homing.queues AS q ON q.id = s.queue
-ORDER BY p.at, p.seq
+ORDER BY s.at, s.seq
 """  # noqa: S608
 _LEASED = {
     "seq": "bigint",

@@ -30,7 +30,8 @@ _NAMED = "SELECT id, lane, tenant, outlet FROM homing.queues WHERE id = ANY($1::
 class Queues:
     """Numbers are never given twice and never taken back, so what was read once stays true.
 
-    One that a transaction has added and then rolled back is not remembered: it is learnt by reading only.
+    But one that a transaction has added is true for itself alone until it commits: `Tx.made` holds those, and
+    they are remembered afterwards.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class Queues:
         return self._names[number]
 
     def learn(self, number: int, queue: Queue) -> None:
+        """What is committed."""
         if len(self._names) >= _MOST:
             self._numbers.clear()
             self._names.clear()
@@ -58,14 +60,16 @@ class Queues:
         """The numbers of these queues; those that do not exist yet are made."""
         wanted = list(queues)
         found = {queue: self._numbers[queue] for queue in wanted if queue in self._numbers}
-        missing = self.unknown(wanted)
+        found |= {queue: tx.made[queue] for queue in wanted if queue in tx.made}
+        missing = [queue for queue in self.unknown(wanted) if queue not in found]
         if missing:
             found |= await self._look_up(tx, missing)
             new = [queue for queue in missing if queue not in found]
             if new:
                 await tx.rows(_ADD, *columns(new))
                 added = await tx.rows(_FIND, *columns(new))
-                found |= {(lane, tenant, outlet): number for number, lane, tenant, outlet in added}
+                tx.made |= {(lane, tenant, outlet): number for number, lane, tenant, outlet in added}
+                found |= {queue: tx.made[queue] for queue in new}
         return found
 
     async def names(self, tx: Tx, numbers: Iterable[int]) -> dict[int, Queue]:

@@ -66,6 +66,12 @@ FROM unnest($1::text[], $2::text[]) AS e (provider, event_id)
 JOIN homing.receipts AS r ON r.provider = e.provider AND r.event_id = e.event_id
 WHERE r.kept IS NOT NULL ORDER BY r.number FOR UPDATE OF r
 """
+_KEPT = """
+SELECT r.provider, r.event_id
+FROM unnest($1::text[], $2::text[]) AS e (provider, event_id)
+JOIN homing.receipts AS r ON r.provider = e.provider AND r.event_id = e.event_id
+WHERE r.kept IS NOT NULL
+"""
 _TAKEN = "UPDATE homing.receipts SET kept = NULL WHERE number = ANY($1::bigint[])"
 _RANKS = """
 UPDATE homing.attempts AS a SET receipt_rank = r.rank
@@ -79,14 +85,20 @@ WHERE a.seq = r.seq AND a.change = r.change AND a.provider_message_id IS NULL
 """
 
 _decode_receipt = json.Decoder(Receipt).decode
+_EventKey = tuple[str, str]
+"""(provider, event id)."""
 _Kept = tuple[int, Receipt]
 """A kept receipt and its number."""
 
 
-async def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
-    """Each event once: applied, kept for later, or without effect."""
+async def take(tx: Tx, batch: Sequence[Receipt]) -> tuple[ReceiptResult, list[_EventKey]]:
+    """Each event once: applied, kept for later, or without effect; and the events that are kept.
+
+    Among those are repeated ones: whoever told them first may have died before it looked again.
+    """
     heard = [_readable(receipt) for receipt in batch]
     new = await _new(tx, heard)
+    told_before = sorted({_event(receipt) for receipt in heard} - new)
     desk, book = await _desk(tx, [receipt for receipt in heard if _event(receipt) in new])
     applied, unchanged, orphaned, kept = [], [], [], []
     for receipt in heard:
@@ -104,15 +116,16 @@ async def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
     if kept:
         await tx.rows(_KEEP, *columns_of(kept, 3))
     await _write(tx, desk, book)
-    return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
+    waiting: list[_EventKey] = [(provider, id) for provider, id, _ in kept]
+    if told_before:
+        waiting += [(provider, id) for provider, id in await tx.rows(_KEPT, *columns_of(told_before, 2))]
+    return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned)), waiting
 
 
-async def take_again(tx: Tx, batch: Sequence[Receipt], before: ReceiptResult) -> ReceiptResult:
-    """Looks once more at what `take` has kept, when nobody else is about to make attempts known."""
+async def take_again(tx: Tx, waiting: Sequence[_EventKey], before: ReceiptResult) -> ReceiptResult:
+    """Looks once more at what is kept, when nobody else is about to make attempts known."""
     await alone_with(tx, RECEIPTS)
-    orphaned = set(before.orphaned)
-    events = sorted({_event(receipt) for receipt in map(_readable, batch) if receipt.event_id in orphaned})
-    taken = await _take_kept(tx, await tx.rows(_STILL_KEPT, *columns_of(events, 2)))
+    taken = await _take_kept(tx, await tx.rows(_STILL_KEPT, *columns_of(sorted(waiting), 2)))
     ids = {receipt.event_id for _, receipt in taken}
     return ReceiptResult(
         (*before.applied, *(id for id in before.orphaned if id in ids)),
@@ -141,7 +154,7 @@ async def _take_kept(tx: Tx, found: Sequence[Record]) -> list[_Kept]:
     return taken
 
 
-async def _new(tx: Tx, batch: Sequence[Receipt]) -> set[tuple[str, str]]:
+async def _new(tx: Tx, batch: Sequence[Receipt]) -> set[_EventKey]:
     """The events that nobody has told before, on record from here on."""
     rows = [
         (*_event(receipt), receipt.provider_message_id, _id(receipt), receipt.attempt) for receipt in batch
@@ -195,7 +208,7 @@ async def _write(tx: Tx, desk: Desk, book: Book) -> None:
     await take_early(tx, desk.learned_of())  # ends: each round fills in an id that is never taken back
 
 
-def _event(receipt: Receipt) -> tuple[str, str]:
+def _event(receipt: Receipt) -> _EventKey:
     return receipt.provider, receipt.event_id
 
 

@@ -90,9 +90,12 @@ async def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] |
     """All or nothing; None where one has moved on from its version."""
     if not entries:
         return ()
-    places = columns_of(sorted({_place(entry) for entry in entries}), 3)
-    await tx.run(_MAKE_ROOM, *places)
-    versions = {(t, kind, key): version for t, kind, key, version in await tx.rows(_LOCK, *places)}
+    wanted = sorted({_place(entry) for entry in entries})
+    places = columns_of(wanted, 3)
+    versions: dict[Place, int] = {}
+    while len(versions) < len(wanted):  # one that was just being deleted has to be made after all
+        await tx.run(_MAKE_ROOM, *places)
+        versions = {(t, kind, key): version for t, kind, key, version in await tx.rows(_LOCK, *places)}
     written: list[Entry] = []
     for entry in entries:
         version = versions[_place(entry)]

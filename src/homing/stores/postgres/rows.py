@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from homing.core.errors import StoreBusy
 from homing.core.rows import Row
 from homing.core.states import LIVE
 from homing.stores.codec import StoredRow
@@ -16,10 +17,12 @@ from homing.stores.postgres.statements import Batch, Tx
 
 _MOVES = 8
 """How often a row may change its table while one waits for its lock."""
+_LOOKS = 2
 _SEQS = "SELECT id::text, seq FROM homing.messages WHERE id = ANY($1::text[]::uuid[])"
 _BY_ID = f"SELECT {SELECTED} FROM homing.rows AS r WHERE r.id = ANY($1::text[]::uuid[])"  # noqa: S608
 _BY_SEQ = f"SELECT {SELECTED} FROM homing.rows AS r WHERE r.seq = ANY($1::bigint[])"  # noqa: S608
 _LOCK = "SELECT seq FROM homing.{table} WHERE seq = ANY($1::bigint[]) ORDER BY seq FOR UPDATE"
+_STILL_THERE = "SELECT seq FROM homing.states WHERE seq = ANY($1::bigint[]) ORDER BY seq"
 LEASED = f"""
 SELECT {selected("m", "s", "q")}
 FROM homing.messages AS m
@@ -70,9 +73,19 @@ async def rows_by_seq(tx: Tx, seqs: Collection[int], *, lock: bool = False) -> d
 
 
 async def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
-    """The live ones among these ids, locked."""
+    """The live ones among these ids, locked.
+
+    A row that changed its queue while its lock was waited for is joined with the queue it had, and so not
+    found; the second look has a newer snapshot.
+    """
+    found: dict[str, Found] = {}
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
-    return {found[1].id: found for found in rows_from(await tx.rows(LEASED, wanted))}
+    for _ in range(_LOOKS):
+        found |= {row.id: (seq, row) for seq, row in rows_from(await tx.rows(LEASED, wanted))}
+        wanted = [id for id in wanted if id not in found]
+        if not wanted:
+            break
+    return found
 
 
 async def stored(tx: Tx, ids: Collection[str]) -> set[str]:
@@ -101,7 +114,7 @@ def queue_of(row: Row) -> tuple[str, str, str]:
 
 
 async def _lock(tx: Tx, seqs: list[int]) -> None:
-    """Waits for each row until it is ours, wherever it has moved meanwhile."""
+    """Waits for each row until it is ours, wherever it has moved meanwhile; one that is gone is left out."""
     left = seqs
     for _ in range(_MOVES):
         for table in ("live", "settled"):
@@ -109,3 +122,7 @@ async def _lock(tx: Tx, seqs: list[int]) -> None:
             left = [seq for seq in left if seq not in locked]
             if not left:
                 return
+        left = [seq for (seq,) in await tx.rows(_STILL_THERE, left)]
+        if not left:
+            return
+    raise StoreBusy("A notification changes faster than it can be locked. Nothing was changed; try again.")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from homing.stores.postgres.names import in_schema
-from homing.stores.postgres.queues import Queues
+from homing.stores.postgres.queues import Queue, Queues
 
 _VARIANTS = 16
 """Texts of one statement, so that they all stay prepared."""
@@ -24,7 +24,7 @@ class Speaks(Protocol):
 class Tx:
     """What one call works with: a connection in an open transaction, and its time."""
 
-    __slots__ = ("connection", "now", "queues", "schema", "subscribed")
+    __slots__ = ("connection", "made", "now", "queues", "schema", "subscribed")
 
     def __init__(
         self, connection: Speaks, now: int, schema: str, queues: Queues, subscribed: Collection[str] = ()
@@ -33,6 +33,8 @@ class Tx:
         self.now = now
         self.schema = schema
         self.queues = queues
+        self.made: dict[Queue, int] = {}
+        """Queues that are new in this transaction."""
         self.subscribed = subscribed
 
     async def rows(self, sql: str, *parameters: Any) -> Sequence[Record]:
@@ -50,9 +52,9 @@ class Tx:
         number = told.rpartition(" ")[2]
         return int(number) if number.isdigit() else 0
 
-    async def script(self, sql: str) -> None:
+    async def script(self, sql: str, *, timeout_s: float | None = None) -> None:
         """Several statements without parameters. On Homing's own connections only."""
-        await cast(Any, self.connection).execute(in_schema(sql, self.schema))
+        await cast(Any, self.connection).execute(in_schema(sql, self.schema), timeout=timeout_s)
 
 
 class Batch:

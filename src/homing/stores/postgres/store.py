@@ -60,6 +60,7 @@ from homing.stores.postgres.connection import Database
 from homing.stores.postgres.groups import Together
 from homing.stores.postgres.listening import INBOX, listening
 from homing.stores.postgres.lookout import Lookout, Pace
+from homing.stores.postgres.migrating import migrate
 from homing.stores.postgres.names import read_address
 from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.statements import Speaks, Tx
@@ -93,7 +94,7 @@ class PostgresStore:
         return f"PostgresStore({self._address.where!r}, schema={self._address.schema!r})"
 
     async def open(self) -> None:
-        """Connects; raises `SchemaError` for a schema newer than this program."""
+        """Connects; raises `SchemaError` for a schema that this program is too old for."""
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
@@ -108,7 +109,7 @@ class PostgresStore:
 
     async def migrate(self) -> tuple[str, ...]:
         """Brings the schema up to date; safe in several processes at once."""
-        return await self._database.do(lambda tx: schema.migrate(tx, self._address.where), timed=False)
+        return await migrate(self._database, self._address.where)
 
     async def now_ms(self) -> int:
         async def now_of(tx: Tx) -> int:
@@ -172,9 +173,9 @@ class PostgresStore:
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
         """What had to be kept is looked at once more, when all that was under way has ended."""
-        result = await self._write(lambda tx: receipts.take(tx, batch), beside=receipts.RECEIPTS)
-        if result.orphaned:
-            return await self._write(lambda tx: receipts.take_again(tx, batch, result))
+        result, waiting = await self._write(lambda tx: receipts.take(tx, batch), beside=receipts.RECEIPTS)
+        if waiting:
+            return await self._write(lambda tx: receipts.take_again(tx, waiting, result))
         return result
 
     # Events --------------------------------------------------------------------------------------
@@ -301,10 +302,9 @@ class PostgresStore:
         return [tuple(next(answers) for _ in batch) for batch in batches]
 
     async def _make_queues(self, queues: Collection[Queue]) -> None:
-        """So that a transaction that began before knows them too: what is learnt was committed."""
+        """So that a transaction that began before knows them too: they are committed, and remembered."""
         if self._database.queues.unknown(queues):
             await self._write(lambda tx: tx.queues.find(tx, queues))
-            await self._read(lambda tx: tx.queues.find(tx, queues))
 
     async def _accept_joined(self, speaks: Speaks, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
         tx = Tx(speaks, 0, self._address.schema, self._database.queues, self._subscribed)

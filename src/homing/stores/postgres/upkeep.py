@@ -13,11 +13,11 @@ from homing.stores.postgres.statements import Tx, columns_of
 
 # Those that another relay is just taking are passed over, not waited for.
 OUTBOX = """
-UPDATE homing.outbox AS o SET leased_to = $2, lease_until = $3
-FROM (
+WITH free AS MATERIALIZED (
   SELECT number FROM homing.outbox WHERE lease_until <= $1
-  ORDER BY number LIMIT $4 FOR UPDATE SKIP LOCKED) AS free
-WHERE o.number = free.number
+  ORDER BY number LIMIT $4 FOR UPDATE SKIP LOCKED)
+UPDATE homing.outbox AS o SET leased_to = $2, lease_until = $3
+FROM free WHERE o.number = free.number
 RETURNING o.number, o.id, o.name, o.tenant, o.at, o.notification_id, o.payload
 """
 PAST_AGE = """

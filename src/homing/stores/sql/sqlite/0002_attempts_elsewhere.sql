@@ -1,3 +1,4 @@
+-- runs with: 1
 -- Attempts that were made before a notification came here, and its own maximum (NULL: the policy's).
 -- What the code of the release before writes has neither.
 

@@ -1,0 +1,97 @@
+"""Columns and the values that go into them are in step."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from homing.core.model import Mode, Reason, Status
+from homing.core.rows import Row, new_row
+from homing.stores.codec import ROW_FIELDS
+from homing.stores.migrate import migrations
+from homing.stores.postgres.codec import (
+    MESSAGE,
+    SETTLED,
+    STATE,
+    clean,
+    is_id,
+    message_columns,
+    rows_from,
+    settled_columns,
+    state_columns,
+)
+from homing.testing.builders import a_notification, a_submission, an_id
+
+_NAMES = {"holds": '{"x":1}', "engagement": '{"open":2}', "queue": 7, "unhurried": False, "seq": 3}
+
+
+def a_row() -> Row:
+    """A row in which no two fields of one type have the same value."""
+    submission = a_submission(a_notification(send_at=5))
+    row = new_row(submission.notifications[0], submission, 1).row
+    numbers = {
+        name: 100 + n for n, name in enumerate(ROW_FIELDS) if isinstance(getattr(row, name), int | None)
+    }
+    texts = {name: f"{name} text" for name in ("provider", "worker", "last_error", "error_code")}
+    acks = {name: f"{name} text" for name in ("acknowledged_by", "acknowledged_why")}
+    flags = {"pinned": True, "overdue": False, "cancel_requested": True}
+    dicts = {"holds": {"x": 1}, "engagement": {"open": 2}}
+    ids = {"resend_of": an_id(), "resent_as": an_id()}
+    known = {"status": Status.RETRYING, "reason": Reason.EXPIRED}
+    fields = {**numbers, **texts, **acks, **flags, **dicts, **ids, **known}
+    return replace(row, **fields)
+
+
+def in_columns(name: str, row: Row) -> object:
+    if name in _NAMES:
+        return _NAMES[name]
+    value = getattr(row, name)
+    return getattr(value, "value", value)
+
+
+def test_every_state_value_is_in_its_column() -> None:
+    row = a_row()
+    assert dict(zip(STATE, state_columns(3, row, 7), strict=True)) == {n: in_columns(n, row) for n in STATE}
+    synchronous = replace(row, mode=Mode.SYNCHRONOUS)
+    assert dict(zip(STATE, state_columns(3, synchronous, 7), strict=True))["unhurried"] is True
+
+
+def test_every_settled_value_is_in_its_column() -> None:
+    row = a_row()
+    expected = {name: in_columns(name, row) for name in SETTLED}
+    assert dict(zip(SETTLED, settled_columns(3, row, 7), strict=True)) == expected
+
+
+def test_every_part_of_a_message_is_in_its_column() -> None:
+    row = a_row()
+    found = dict(zip(MESSAGE, message_columns(row, "{}"), strict=True))
+    assert found == {name: "{}" if name == "message" else in_columns(name, row) for name in MESSAGE}
+
+
+def test_the_columns_are_those_of_the_schema() -> None:
+    sql = migrations("postgres")[0].sql
+    for table, columns in (("live", STATE), ("messages", {"seq": "bigint", **MESSAGE})):
+        body = re.search(rf"CREATE TABLE homing\.{table} \((.*?)\n\)", sql, re.DOTALL)
+        assert body is not None
+        found = dict(re.findall(r"^    (\w+) +(bigint|integer|boolean|text|uuid)", body[1], re.MULTILINE))
+        assert found == columns
+
+
+def test_a_row_comes_back_as_it_was() -> None:
+    row = a_row()
+    record = (3, *(_NAMES.get(n, in_columns(n, row)) for n in ROW_FIELDS), "more")
+    [(seq, found)] = rows_from([record])
+    assert seq == 3
+    assert {n: getattr(found, n) for n in ROW_FIELDS} == {n: getattr(row, n) for n in ROW_FIELDS}
+
+
+def test_what_postgres_cannot_store_is_replaced() -> None:
+    assert clean("a\0b") == "a\ufffdb"
+    assert (clean("ab"), clean(None)) == ("ab", None)
+
+
+def test_only_a_uuid_in_lower_case_is_an_id() -> None:
+    id = an_id()
+    assert is_id(id)
+    assert not any(is_id(other) for other in ("nobody", id.upper(), id + "0", id[:-1], ""))
