@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
 import socket
@@ -15,6 +16,7 @@ from homing.config import Settings
 from homing.core.errors import ConfigError
 from homing.core.events import EVENT_NAMES
 from homing.core.limits import RateLimit
+from homing.core.locale import LocalePolicy
 from homing.core.looking_up import LookUpPolicy
 from homing.core.model import Channel, Mode, Retention
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Provider, Renderer, Sink
@@ -32,6 +34,7 @@ from homing.engine.worker import WorkerSettings
 from homing.making import PROVIDERS, SINKS, Shared, load, make
 
 if TYPE_CHECKING:
+    from homing.rendering.templates import FolderTemplates
     from homing.stores.copying import Copying
 
 # kind → "module:class"; imported when used, so that nothing costs anything before.
@@ -69,7 +72,7 @@ def parts(
         chance=chance or random.SystemRandom(),
         sinks={**configured_sinks(settings), **(sinks or {})},
         directory=directory,
-        renderer=renderer,
+        renderer=renderer or (templates(settings) if settings.templates.folder else None),
     )
 
 
@@ -82,14 +85,10 @@ def engine_settings(settings: Settings) -> EngineSettings:
         preset=preset(settings.preset),
         rules=settings.rules,
         intake=IntakeSettings(
-            limits=SendLimits(
-                content_bytes=settings.limits.content_bytes,
-                attachments_bytes=settings.limits.attachments_bytes,
-                metadata_bytes=settings.limits.metadata_bytes,
-                fan_out=settings.limits.fan_out,
-            ),
+            limits=send_limits(settings),
             synchronous_types=frozenset(settings.synchronous_types),
             dedup_windows_ms=settings.dedup_windows_ms,
+            locales=locales(settings),
         ),
         worker=WorkerSettings(poll_ms=settings.worker.poll_ms, lease_ms=settings.worker.lease_ms or None),
         slots=Slots(
@@ -117,6 +116,45 @@ def engine_settings(settings: Settings) -> EngineSettings:
         },
         spool=Path(settings.spool) if settings.spool else None,
     )
+
+
+def send_limits(settings: Settings) -> SendLimits:
+    """The most that a request may carry."""
+    return SendLimits(
+        content_bytes=settings.limits.content_bytes,
+        attachments_bytes=settings.limits.attachments_bytes,
+        metadata_bytes=settings.limits.metadata_bytes,
+        fan_out=settings.limits.fan_out,
+    )
+
+
+def locales(settings: Settings) -> LocalePolicy | None:
+    """The project's locales; None where none are declared and there is no folder of templates."""
+    own = settings.templates
+    if not own.locales and not own.folder:
+        return None
+    rejects = own.unmatched_locale == "reject"
+    if own.unmatched_locale == "preset":
+        rejects = preset(settings.preset).reject_unmatched_locale
+    return LocalePolicy(
+        declared=own.locales or (own.default_locale,),
+        default=own.default_locale,
+        tenant_defaults=own.tenant_locales,
+        reject_unmatched=rejects,
+    )
+
+
+def templates(settings: Settings) -> FolderTemplates:
+    """The renderer over the folder of templates."""
+    folder = settings.templates.folder
+    if not folder:
+        raise ConfigError("templates.folder", "is not set; name the folder of your templates in homing.toml")
+    if not Path(folder).is_dir():
+        raise ConfigError("templates.folder", f"{folder!r} is not a folder")
+    if importlib.util.find_spec("jinja2") is None:
+        raise ConfigError("templates", "needs jinja2, which is missing: pip install 'homing[templates]'")
+    made: FolderTemplates = load("homing.rendering.templates:FolderTemplates")(Path(folder))
+    return made
 
 
 def store(address: str, clock: Clock | None = None) -> Backend:

@@ -9,13 +9,14 @@ from functools import cache
 from importlib import import_module, resources
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homing.core.errors import ConfigError
+from homing.core.locale import is_tag
 from homing.core.policy import DelayCall, PolicyPatch, Rule, decode_rule
 from homing.core.reading import explained, unknown_field
 
@@ -90,6 +91,14 @@ class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
     allow_ports: tuple[int, ...]
 
 
+class TemplateSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    folder: str
+    locales: tuple[str, ...]
+    default_locale: str
+    unmatched_locale: Literal["preset", "default", "reject"]
+    tenant_locales: dict[str, str]
+
+
 class QueueNames(Struct, frozen=True, forbid_unknown_fields=True):
     priority: str
     standard: str
@@ -113,6 +122,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     look_ups: LookUpSettings
     receipts: ReceiptSettings
     http: HttpSettings
+    templates: TemplateSettings
     queue_names: QueueNames
     dedup_windows_ms: dict[str, int] = field(default_factory=dict)
     routes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -305,6 +315,21 @@ def _check(settings: Settings) -> None:
     for type_, window in settings.dedup_windows_ms.items():
         if window < 0:
             raise ConfigError(f"dedup_windows_ms.{type_}", f"is {window}; it cannot be negative")
+    _check_locales(settings.templates)
+
+
+def _check_locales(templates: TemplateSettings) -> None:
+    """A default that no template is written in could never be rendered."""
+    for locale in templates.locales:
+        if not is_tag(locale):
+            raise ConfigError("templates.locales", f"has {locale!r}; locales are like en-US, de or zh-Hant")
+    declared = templates.locales or (templates.default_locale,)
+    defaults = {f"tenant_locales.{tenant}": locale for tenant, locale in templates.tenant_locales.items()}
+    for name, locale in {"default_locale": templates.default_locale, **defaults}.items():
+        if locale not in declared:
+            raise ConfigError(
+                f"templates.{name}", f"is {locale!r}; it must be one of locales: {', '.join(declared)}"
+            )
 
 
 def _table(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -339,6 +364,7 @@ _TABLES: dict[str, type[Struct]] = {
         LookUpSettings,
         ReceiptSettings,
         HttpSettings,
+        TemplateSettings,
         QueueNames,
     )
 }

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -53,17 +55,23 @@ class Fleet:
         self._workers = [self._start() for _ in range(WORKERS)]
 
     def kill_one(self, chance: random.Random) -> None:
-        index = chance.randrange(len(self._workers))
-        self._workers[index].send_signal(signal.SIGKILL)
-        self._workers[index].wait()
-        self._workers[index] = self._start()
+        self.kill(chance.choice(self._workers))
 
-    def pause_one(self, chance: random.Random, for_s: float) -> None:
+    def kill(self, worker: subprocess.Popen[bytes]) -> None:
+        """With `kill -9`; another takes its place."""
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        self._workers[self._workers.index(worker)] = self._start()
+
+    @contextmanager
+    def suspended(self, chance: random.Random) -> Iterator[subprocess.Popen[bytes]]:
         """Stops a process as a suspended machine is stopped: it wakes up and knows nothing of it."""
         worker = chance.choice(self._workers)
         worker.send_signal(signal.SIGSTOP)
-        time.sleep(for_s)
-        worker.send_signal(signal.SIGCONT)
+        try:
+            yield worker
+        finally:
+            worker.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         for worker in self._workers:
@@ -150,6 +158,6 @@ async def count(homing: Homing, folder: Path, accepted: list[str]) -> Count:
 
 def show(report: msgspec.Struct) -> None:
     """The report as lines."""
-    for name, value in msgspec.structs.asdict(report).items():
+    for name, value in msgspec.to_builtins(report).items():
         for inner, number in value.items() if isinstance(value, dict) else ((name, value),):
             print(f"{inner:>18}  {number}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
@@ -12,7 +13,8 @@ import pytest
 from homing.core.examining import Finding
 from homing.stores.postgres import PostgresStore
 
-ROLE = "homing_test_runner"
+ROLE = f"homing_test_{os.getpid()}_runner"
+"""Roles belong to the whole server, and tests may run in several processes."""
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -27,7 +28,8 @@ from homing.testing.store_suite.steps import order
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
 
-ROLE, OTHER, LOGIN = "homing_test_acme", "homing_test_beta", "homing_test_login"
+# Roles belong to the whole server, and tests may run in several processes.
+ROLE, OTHER, LOGIN = (f"homing_test_{os.getpid()}_{name}" for name in ("acme", "b", "login"))
 SECRET = "of-beta-alone"
 """In everything that belongs to the other tenant: it must never be read."""
 

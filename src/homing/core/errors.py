@@ -2,7 +2,8 @@
 
 HomingError
 ├── InvalidRequest        one field of a request or setting is not acceptable
-│   └── TemplateNotFound
+│   ├── TemplateNotFound
+│   └── TemplateFailed    it does not compile, or not render with this data
 ├── IdempotencyConflict   the key was used with another body
 ├── NotFound
 ├── CommandRefused        not possible in the status it is in
@@ -49,6 +50,12 @@ class TemplateNotFound(InvalidRequest):
     """No such template for that locale."""
 
     code = "TEMPLATE_NOT_FOUND"
+
+
+class TemplateFailed(InvalidRequest):
+    """The template does not render with this data. Nothing was stored."""
+
+    code = "TEMPLATE_FAILED"
 
 
 class IdempotencyConflict(HomingError):

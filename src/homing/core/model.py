@@ -159,6 +159,8 @@ class Message(Struct, frozen=True, omit_defaults=True, rename="camel"):
     recipient: Recipient
     content: Content
     template_key: str | None = None
+    template_version: str | None = None
+    """Of the files that it was rendered from."""
     locale: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -560,6 +562,7 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     resent_as: str | None = None
     cancel_requested: bool = False
     template_key: str | None = None
+    template_version: str | None = None
     locale: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     provider_names: tuple[str, ...] = ()

@@ -301,13 +301,27 @@ class Directory(Protocol):
         """By notification id; one that is not in it has nothing against it. One call per claimed batch."""
 
 
+class Rendered(Struct, frozen=True, kw_only=True):
+    """What a template made of the data."""
+
+    content: Content
+    locale: str | None
+    """The one it is written in."""
+    version: str | None = None
+    """Of the template, kept with the notification."""
+
+
 class Renderer(Protocol):
     """Templates. Rendering happens before anything is stored."""
 
     async def render(
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
-    ) -> tuple[Content, str]:
-        """The content and the locale it was rendered in; raises `TemplateNotFound`."""
+    ) -> Rendered:
+        """The content in this locale and no other.
+
+        `locale` is resolved (see `core.locale`) where locales are declared, else the recipient's own. Raises
+        `TemplateNotFound`, or `TemplateFailed` where it does not render with the data.
+        """
 
 
 class Sink(Protocol):

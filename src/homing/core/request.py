@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from homing.core.email import check_email_content, check_email_parts, email_address
 from homing.core.errors import InvalidRequest
+from homing.core.locale import MOST_CHARACTERS
 from homing.core.model import Channel, Content, Priority, Recipient
 from homing.core.text import SURROGATE, check_line, check_text
 
@@ -46,6 +47,8 @@ class SendRequest(
     origin: str = ""
     template_key: str | None = None
     data: dict[str, Any] | None = None
+    accept_language: str | None = None
+    """As the recipient's browser or app sent it: for a recipient without a locale."""
     content: Content | None = None
     synchronous: bool | None = None
     bulk: bool = False
@@ -175,7 +178,7 @@ def check_content(content: Content, channel: Channel, limits: SendLimits) -> Non
 
 
 def check_names(request: SendRequest) -> None:
-    """Names and keys: short, printable, on one line."""
+    """Names, keys and the header: short, printable, on one line."""
     for name, value in (
         ("type", request.type),
         ("category", request.category),
@@ -188,6 +191,10 @@ def check_names(request: SendRequest) -> None:
     for name, value in (("idempotencyKey", request.idempotency_key), ("dedupKey", request.dedup_key)):
         if value is not None and not _KEY.fullmatch(value):
             raise InvalidRequest(name, "must have 1 to 255 visible ASCII characters")
+    check_line(request.accept_language, "acceptLanguage")
+    if request.accept_language is not None and len(request.accept_language) > MOST_CHARACTERS:
+        said = len(request.accept_language)
+        raise InvalidRequest("acceptLanguage", f"has {said} characters; allowed are {MOST_CHARACTERS}")
 
 
 def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> None:

@@ -63,6 +63,7 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] |
         resent_as=row.resent_as,
         cancel_requested=row.cancel_requested,
         template_key=message.template_key,
+        template_version=message.template_version,
         locale=message.locale,
         metadata=message.metadata,
         provider_names=("",) * elsewhere + tuple(a.provider for a in made),

@@ -15,10 +15,11 @@ from homing.core.backoff import delay_ms
 from homing.core.errors import HomingError, InvalidRequest, StoreUnavailable, TemplateNotFound
 from homing.core.events import moment
 from homing.core.ids import uuid7
+from homing.core.locale import LocalePolicy
 from homing.core.model import Channel, Content, Message, Mode, NewNotification, Recipient, Submission, lane_of
 from homing.core.modes import SYNCHRONOUS_TYPES, mode_of
 from homing.core.policy import MODES, Keys, RetryPolicy
-from homing.core.ports import Chance, Clock, Directory, Renderer
+from homing.core.ports import Chance, Clock, Directory, Rendered, Renderer
 from homing.core.request import (
     SendLimits,
     SendRequest,
@@ -69,6 +70,8 @@ class IntakeSettings(Struct, frozen=True, kw_only=True):
     """Type → window: the same message to the same recipient within it is accepted once."""
     dedup_key_window_ms: int = 10 * 60_000
     """For a request with a dedup key whose type has no window of its own."""
+    locales: LocalePolicy | None = None
+    """The project's; without it a renderer gets the recipient's locale as it is."""
 
 
 class Intake:
@@ -207,7 +210,8 @@ class Intake:
     ) -> NewNotification:
         type_, priority = _type(request), priority_of(request.priority)
         address = address_of(recipient, channel)
-        content, locale = await self._content(tenant, request, recipient, channel)
+        rendered = await self._rendered(tenant, request, recipient, channel)
+        content = rendered.content
         check_content(content, channel, self._settings.limits)
         forced = provider_id(request.provider) if request.provider else None
         id = self._id()
@@ -233,7 +237,8 @@ class Intake:
                 recipient=recipient,
                 content=content,
                 template_key=request.template_key,
-                locale=locale,
+                template_version=rendered.version,
+                locale=rendered.locale,
                 metadata=request.metadata,
             ),
             send_at=_ms(request.send_at),
@@ -251,16 +256,18 @@ class Intake:
         """How long after acceptance it is due: at once, or after the backoff of what was tried elsewhere."""
         return delay_ms(policy, earlier.attempts, self._chance.random()) if earlier.attempts else 0
 
-    async def _content(
+    async def _rendered(
         self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel
-    ) -> tuple[Content, str | None]:
+    ) -> Rendered:
         if request.content is not None:
-            return request.content, recipient.locale
+            return Rendered(content=request.content, locale=recipient.locale)
         assert request.template_key is not None, "checked: content or a template"
         if self._renderer is None:
             raise TemplateNotFound("templateKey", f"{request.template_key!r}: no templates are configured")
-        data = request.data or {}
-        return await self._renderer.render(tenant, request.template_key, channel, recipient.locale, data)
+        locales, locale = self._settings.locales, recipient.locale
+        if locales is not None:
+            locale = locales.resolve(tenant, locale, request.accept_language)
+        return await self._renderer.render(tenant, request.template_key, channel, locale, request.data or {})
 
     def _id(self) -> str:
         return uuid7(self._clock.now_ms(), self._chance.getrandbits(74))

@@ -98,7 +98,7 @@ def mail_style(default_subject: str, unsubscribe_mailto: str | None) -> MailStyl
     return MailStyle(default_subject=default_subject, unsubscribe_mailto=unsubscribe_mailto)
 
 
-def mailbox(field: str, address: str, name: str = "", name_field: str = "") -> Mailbox:
+def mailbox(field: str, address: str, name: str = "", name_field: str = "name") -> Mailbox:
     """An address from the settings and the name that goes with it, checked; its domain in ASCII."""
     try:
         checked = ascii_domain(email_address(address.strip(), field))

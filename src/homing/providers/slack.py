@@ -94,7 +94,10 @@ def _recipients(address: str) -> str:
 
 
 def _checked(hook: Secret) -> Secret:
-    url = checked_base_url(hook.reveal(), "webhook_url")
+    try:
+        url = checked_base_url(hook.reveal(), "webhook_url")
+    except ConfigError:
+        url = ""
     if len(urlsplit(url).path) < 2:
         raise ConfigError("webhook_url", "is not a webhook's URL; give https://hooks.slack.com/services/…")
     return Secret(url)

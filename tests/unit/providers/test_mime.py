@@ -181,8 +181,8 @@ def test_a_domain_is_written_in_ascii(address: str, written: str | None) -> None
     ("field", "make"),
     [
         ("from_email", lambda: mailbox("from_email", "nobody")),
-        ("from_email name", lambda: mailbox("from_email", "a@b.c", "x\r\nBcc: y")),
-        ("from_email name", lambda: mailbox("from_email", "a@b.c", "=?utf-8?q?x?=")),
+        ("from_name", lambda: mailbox("from_email", "a@b.c", "x\r\nBcc: y", "from_name")),
+        ("from_name", lambda: mailbox("from_email", "a@b.c", "=?utf-8?q?x?=", "from_name")),
         ("default_subject", lambda: mail_style("a\nb", None)),
         ("default_subject", lambda: mail_style(" ", None)),
         ("unsubscribe_mailto", lambda: mail_style("s", "not an address")),

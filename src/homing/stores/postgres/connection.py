@@ -65,7 +65,7 @@ class Database:
         try:
             self._pool = await asyncpg.create_pool(
                 self.address.url,
-                min_size=1,
+                min_size=0,  # else the pool complains, loudly, while the server is away
                 max_size=self.address.pool_size,
                 command_timeout=self._timeout_s,
                 timeout=self._timeout_s,
@@ -74,7 +74,10 @@ class Database:
                 connection_class=_Connection,
                 server_settings={"application_name": "homing"},
             )
+            async with self._pool.acquire(timeout=self._timeout_s):
+                pass
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError) as error:
+            self._pool = None
             if isinstance(error, ValueError):
                 raise StoreError(f"{self.address.where}: the URL cannot be read.") from None
             raise translated(error, self.address.where) from None

@@ -54,7 +54,7 @@ CROSS JOIN LATERAL (
 JOIN homing.messages AS m ON m.seq = s.seq
 JOIN homing.queues AS q ON q.id = w.queue
 """  # noqa: S608
-# The columns come from the locked rows themselves: beside them, `live` would be read as it was before the lock.
+# The columns come from the locked rows themselves: joined, `live` would be read as it was before the lock.
 PASSED = f"""
 WITH lost AS (
   SELECT l.lease_until AS at, {_STATE_COLUMNS} FROM homing.live AS l

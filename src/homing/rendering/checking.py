@@ -1,0 +1,99 @@
+"""Whether a folder of templates is fit to be deployed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.errors import InvalidRequest
+from homing.core.model import Channel
+from homing.core.request import SendLimits, check_content
+from homing.rendering.files import file_name
+from homing.rendering.templates import Library, rendered
+
+
+class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """One thing that is wrong."""
+
+    message: str
+    key: str | None = None
+    locale: str | None = None
+    missing: bool = False
+    """The template does not exist in this locale."""
+
+
+class CheckReport(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Every template in every declared locale, and what is wrong."""
+
+    keys: tuple[str, ...]
+    locales: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def good(self) -> bool:
+        return not self.findings
+
+
+def check(library: Library, locales: Sequence[str], limits: SendLimits) -> CheckReport:
+    """All templates, all declared locales, all channels, each rendered with its sample data."""
+    folder = library.folder
+    keys = sorted({*folder.written, *folder.samples})
+    found = [Finding(message=f"{path}: {why}") for path, why in folder.strays]
+    if not keys:
+        found.append(Finding(message="there is no template; they are at KEY/LOCALE/CHANNEL.PART"))
+    for key in keys:
+        found += _of_template(library, key, locales, limits)
+    # An error in a shared file comes up in every template: once is enough.
+    return CheckReport(keys=tuple(keys), locales=tuple(locales), findings=tuple(dict.fromkeys(found)))
+
+
+def _of_template(
+    library: Library, key: str, locales: Sequence[str], limits: SendLimits
+) -> Iterator[Finding]:
+    written = library.folder.written.get(key, {})
+    for locale in written:
+        if locale not in locales:
+            yield Finding(key=key, message=f"{key}/{locale}: {locale} is not one of the declared locales")
+    sample: dict[str, Any] | None = None
+    try:
+        sample = library.sample(key)
+    except InvalidRequest as error:
+        yield Finding(key=key, message=_bare(error))
+    everywhere = {part: None for locale in locales if locale in written for part in _parts(library, key, locale)}
+    for locale in locales:
+        if locale not in written:
+            yield Finding(key=key, locale=locale, missing=True, message=f"{key}/{locale}: does not exist")
+            continue
+        here = _parts(library, key, locale)
+        for channel, part in everywhere:
+            if (channel, part) not in here:
+                name = f"{key}/{locale}/{file_name(channel, part)}"
+                yield Finding(key=key, locale=locale, message=f"{name}: is missing; other locales have it")
+        yield from _renders(library, key, locale, sample, limits)
+
+
+def _renders(
+    library: Library, key: str, locale: str, sample: dict[str, Any] | None, limits: SendLimits
+) -> Iterator[Finding]:
+    try:
+        template = library.compiled(key, locale)
+    except InvalidRequest as error:
+        yield Finding(key=key, locale=locale, message=_bare(error))
+        return
+    for channel in template.channels if sample is not None else ():
+        try:
+            check_content(rendered(template, key, channel, sample or {}).content, channel, limits)
+        except InvalidRequest as error:
+            told = _bare(error)
+            place = "" if told.startswith((key, "_")) else f"{key}/{locale}, {channel}: "
+            yield Finding(key=key, locale=locale, message=f"{place}{told}")
+
+
+def _parts(library: Library, key: str, locale: str) -> dict[tuple[Channel, str], None]:
+    return {(source.channel, source.part): None for source in library.folder.written[key][locale].sources}
+
+
+def _bare(error: InvalidRequest) -> str:
+    return str(error).removeprefix("templateKey: ")

@@ -1,0 +1,170 @@
+"""From a template's sources to the content of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from jinja2 import Template, TemplateSyntaxError, UndefinedError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.exceptions import TemplateNotFound as PartialNotFound
+
+from homing.core.errors import TemplateFailed
+from homing.core.model import Channel, Content
+from homing.rendering.files import Source, Written
+from homing.rendering.meter import Stopped, begin, weigh
+from homing.rendering.sandbox import Sandbox
+
+Values = dict[str, Any]
+Part = Callable[[Values], Any]
+"""One part of a message, as a function of the data."""
+
+_ONE_LINE = frozenset({"subject", "title"})
+
+
+class Compiled:
+    """One template in one locale, ready to be rendered any number of times."""
+
+    def __init__(self, sandbox: Sandbox, locale: str, written: Written) -> None:
+        self.locale, self.version, self.channels = locale, written.version, written.channels
+        self._parts: dict[Channel, list[tuple[Source, Part]]] = {}
+        for source in written.sources:
+            part = told(source.name, lambda source=source: _compiled(sandbox, source))  # type: ignore[misc]
+            self._parts.setdefault(source.channel, []).append((source, part))
+
+    def render(self, channel: Channel, data: Mapping[str, Any]) -> Content:
+        """The content; what goes wrong is a `TemplateFailed` that names file and line."""
+        values = {"locale": self.locale, **data}
+        found: dict[str, Any] = {}
+        for source, part in self._parts[channel]:
+            begin()
+            try:
+                found[source.part] = part(values)
+            except Exception as error:
+                raise failed(source.name, error) from None
+        return Content(**found)
+
+
+def told(name: str, make: Callable[[], Any]) -> Any:
+    """What was made, or a `TemplateFailed` for the file of that name."""
+    try:
+        return make()
+    except Exception as error:  # Jinja, Python's own compiler, and what is nested too deeply for either
+        raise failed(name, error) from None
+
+
+def failed(name: str, error: Exception) -> TemplateFailed:
+    """The error with its file and line: of a shared file, where it happened in one."""
+    where, line = name, None
+    if isinstance(error, TemplateSyntaxError):
+        where, line = error.name or name, error.lineno
+    else:
+        where, line = _innermost(error.__traceback__) or (name, None)
+    place = f"{where}, line {line}" if line else where
+    inside = f" (used by {name})" if not where.startswith(name) else ""
+    return TemplateFailed("templateKey", f"{place}{inside}: {_what(error)}")
+
+
+def _compiled(sandbox: Sandbox, source: Source) -> Part:
+    if source.part == "data":
+        return _data_part(sandbox, source)
+    template = sandbox.template(source.text, source.name)
+    if source.part in _ONE_LINE:
+        return lambda values: _written(template, values).strip()
+    return lambda values: _written(template, values)
+
+
+def _written(template: Template, values: Values) -> str:
+    context = template.new_context(values)
+    return "".join(template.root_render_func(context))
+
+
+def _data_part(sandbox: Sandbox, source: Source) -> Part:
+    """JSON whose texts are templates: whatever the data holds, it cannot change the JSON around it."""
+    try:
+        tree = msgspec.json.decode(source.text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Stopped(f"is not a JSON object: {error}") from None
+    part = _node(sandbox, tree, source.name, "")
+
+    def run(values: Values) -> Any:
+        found = part(values)
+        weigh(found)
+        return found
+
+    return run
+
+
+def _node(sandbox: Sandbox, tree: Any, name: str, member: str) -> Part:
+    if isinstance(tree, str):
+        return _leaf(sandbox, tree, f"{name} ({member})")
+    if isinstance(tree, dict):
+        members = {key: _node(sandbox, value, name, f"{member}.{key}"[-100:]) for key, value in tree.items()}
+        return lambda values: {key: part(values) for key, part in members.items()}
+    if isinstance(tree, list):
+        items = [_node(sandbox, value, name, f"{member}[{i}]"[-100:]) for i, value in enumerate(tree)]
+        return lambda values: [part(values) for part in items]
+    return lambda values: tree
+
+
+def _leaf(sandbox: Sandbox, text: str, name: str) -> Part:
+    """A text; `{{ … }}` alone is the value itself: a number stays a number, a list a list."""
+    tree = sandbox._parse(text, name, None)
+    match tree.body:
+        case [nodes.Output(nodes=[nodes.Expr() as only])] if not isinstance(only, nodes.TemplateData):
+            result = nodes.Assign(nodes.Name("result", "store", lineno=1), only, lineno=1)
+            expression = sandbox.template(nodes.Template([result], lineno=1), name)
+            return lambda values: _plain(_evaluated(expression, values))
+    template = sandbox.template(text, name)
+    return lambda values: _written(template, values)
+
+
+def _evaluated(expression: Template, values: Values) -> Any:
+    context = expression.new_context(values)
+    for _ in expression.root_render_func(context):
+        """It writes nothing; its result is left in the context."""
+    return context.vars["result"]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int, float, list, dict)):
+        return str(value) if isinstance(value, str) else value
+    str(value)  # an undefined one says which
+    raise Stopped("gives what JSON does not have; use list or tojson")
+
+
+def _innermost(trace: TracebackType | None) -> tuple[str, int] | None:
+    found = None
+    while trace is not None:
+        template = trace.tb_frame.f_globals.get("__jinja_template__")
+        if isinstance(template, Template):
+            found = template.name or "", template.get_corresponding_lineno(trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def _what(error: Exception) -> str:
+    """In words, without the values that were at hand."""
+    match error:
+        case TemplateSyntaxError() | UndefinedError() | SecurityError():
+            return error.message or "is not allowed"
+        case PartialNotFound():
+            known = error.message if error.message and error.message != error.name else "is not a shared file"
+            return f"{error.name}: {known}; shared files are in folders that begin with _"
+        case Stopped():
+            return str(error)
+        case RecursionError():
+            return "is nested too deeply"
+        case ZeroDivisionError():
+            return "divides by zero"
+        case SyntaxError():
+            return f"is nested too deeply, or too complex ({error.msg})"
+    return f"cannot be rendered with this data ({type(error).__name__})"
+
+
+def compile_partials(sandbox: Sandbox, names: Iterable[str]) -> None:
+    """Compiles what templates share, so that no render has to."""
+    for name in names:
+        told(name, lambda name=name: sandbox.get_template(name))  # type: ignore[misc]

@@ -1,0 +1,118 @@
+"""Templates from a folder: read when first used, compiled once, read anew only when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from homing.core.errors import InvalidRequest, TemplateFailed, TemplateNotFound
+from homing.core.locale import LAST_RESORT
+from homing.core.model import Channel, Content
+from homing.core.ports import Rendered
+from homing.rendering.files import Folder, read_folder
+
+if TYPE_CHECKING:
+    from homing.rendering.compiling import Compiled
+    from homing.rendering.sandbox import Sandbox
+
+
+class FolderTemplates:
+    """The renderer over a folder. Jinja itself is imported by the first render."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder
+        self._library: Library | None = None
+
+    async def render(
+        self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
+    ) -> Rendered:
+        """The content in exactly this locale; all tenants share the folder."""
+        library = self._library or await asyncio.to_thread(self.library)
+        wanted = locale or LAST_RESORT
+        found = library.ready(template_key, wanted) or await asyncio.to_thread(
+            library.compiled, template_key, wanted
+        )
+        return rendered(found, template_key, channel, data)
+
+    def library(self) -> Library:
+        """What is in the folder, as it was when it was read."""
+        if self._library is None:
+            self._library = Library(read_folder(self._root))
+        return self._library
+
+    def reload(self) -> None:
+        """The next render reads the folder anew; those under way end with what they have."""
+        self._library = None
+
+
+class Library:
+    """One reading of a folder, with what was compiled of it."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self._sandbox: Sandbox | None = None
+        self._compiled: dict[tuple[str, str], Compiled] = {}
+        self._lock = threading.Lock()
+
+    def ready(self, key: str, locale: str) -> Compiled | None:
+        """If it was used before."""
+        return self._compiled.get((key, locale))
+
+    def compiled(self, key: str, locale: str) -> Compiled:
+        """The template in this locale and no other; `TemplateNotFound` where it is not there."""
+        locales = self.folder.written.get(key)
+        if locales is None:
+            raise TemplateNotFound("templateKey", f"{key!r} does not exist{_meant(key, self.folder.written)}")
+        if locale not in locales:
+            there = ", ".join(locales)
+            raise TemplateNotFound("templateKey", f"{key!r} does not exist in {locale}; it does in {there}")
+        with self._lock:
+            if (key, locale) not in self._compiled:
+                self._compiled[key, locale] = self._compile(key, locale)
+            return self._compiled[key, locale]
+
+    def sample(self, key: str) -> dict[str, Any]:
+        """The data that a template is tried with."""
+        text = self.folder.samples.get(key)
+        if text is None:
+            raise TemplateFailed("templateKey", f"{key}/sample.json: is missing; it is what checks render with")
+        try:
+            return msgspec.json.decode(text, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            told = f"{key}/sample.json: is not a JSON object: {error}"
+            raise TemplateFailed("templateKey", told) from None
+
+    def _compile(self, key: str, locale: str) -> Compiled:
+        from homing.rendering.compiling import Compiled, compile_partials
+        from homing.rendering.sandbox import Sandbox
+
+        if self._sandbox is None:
+            made = Sandbox(self.folder.partials)
+            compile_partials(made, self.folder.partials)
+            self._sandbox = made
+        return Compiled(self._sandbox, locale, self.folder.written[key][locale])
+
+
+def rendered(template: Compiled, key: str, channel: Channel, data: Mapping[str, Any]) -> Rendered:
+    """Renders with data of any kind that can be written as JSON; templates see it as JSON has it."""
+    if channel not in template.channels:
+        there = ", ".join(template.channels)
+        told = f"{key!r} says nothing for {channel} in {template.locale}; it does for {there}"
+        raise TemplateNotFound("templateKey", told)
+    try:
+        plain = msgspec.to_builtins(data, str_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest("data", f"cannot be written as JSON: {error}") from None
+    content: Content = template.render(channel, plain)
+    return Rendered(content=content, locale=template.locale, version=template.version)
+
+
+def _meant(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
