@@ -283,7 +283,12 @@ async def run(options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("url", help="of a server where databases may be made")
+    parser.add_argument(
+        "url",
+        nargs="?",
+        default="postgresql://postgres@127.0.0.1:5432/postgres",
+        help="of a server where databases may be made",
+    )
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--settled", type=int, default=100_000, help="rows for rates and sizes")
     parser.add_argument("--rows", type=int, default=1_000_000, help="the large backlog")

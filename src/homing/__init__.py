@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         NotFound,
         StoreError,
         StoreUnavailable,
+        TemplateFailed,
+        TemplateNotFound,
     )
     from homing.core.limits import RateLimit
     from homing.core.model import (
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
         Status,
     )
     from homing.core.policy import PolicyPatch, RetryPolicy, Rule
-    from homing.core.ports import Delivery, Provider
+    from homing.core.ports import Delivery, Provider, Rendered, Renderer
     from homing.core.request import SendRequest
     from homing.engine.callbacks import CallbackResult
     from homing.engine.roster import Listed
@@ -69,6 +71,8 @@ _HOME = {
         "NotFound",
         "StoreError",
         "StoreUnavailable",
+        "TemplateFailed",
+        "TemplateNotFound",
     ),
     "homing.core.limits": ("RateLimit",),
     "homing.core.model": (
@@ -93,6 +97,8 @@ _HOME = {
     "homing.core.ports": (
         "Delivery",
         "Provider",
+        "Rendered",
+        "Renderer",
     ),
     "homing.core.request": ("SendRequest",),
     "homing.engine.callbacks": ("CallbackResult",),
@@ -149,6 +155,8 @@ __all__ = [
     "Reason",
     "Recipient",
     "Rejection",
+    "Rendered",
+    "Renderer",
     "RetryPolicy",
     "Rule",
     "SendRequest",
@@ -157,5 +165,7 @@ __all__ = [
     "StoreError",
     "StoreUnavailable",
     "SyncHoming",
+    "TemplateFailed",
+    "TemplateNotFound",
     "__version__",
 ]

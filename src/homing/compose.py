@@ -34,6 +34,7 @@ from homing.engine.worker import WorkerSettings
 from homing.making import PROVIDERS, SINKS, Shared, load, make
 
 if TYPE_CHECKING:
+    from homing.rendering.checking import CheckReport
     from homing.rendering.templates import FolderTemplates
     from homing.stores.copying import Copying
 
@@ -154,6 +155,15 @@ def templates(settings: Settings) -> FolderTemplates:
     if importlib.util.find_spec("jinja2") is None:
         raise ConfigError("templates", "needs jinja2, which is missing: pip install 'homing[templates]'")
     made: FolderTemplates = load("homing.rendering.templates:FolderTemplates")(Path(folder))
+    return made
+
+
+def check_templates(settings: Settings) -> CheckReport:
+    """Whether all templates are there in all locales, and render with their samples."""
+    policy = locales(settings)
+    made: CheckReport = load("homing.rendering.checking:check")(
+        templates(settings).library(), policy.declared if policy else (), send_limits(settings)
+    )
     return made
 
 

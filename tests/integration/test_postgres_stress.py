@@ -96,7 +96,7 @@ WRONG = {
     **{
         f"{status} otherwise than told": f"""
         SELECT (SELECT sum({status}) FROM homing.all_roll_ups) - (SELECT count(*) FROM homing.outbox
-            WHERE payload::jsonb ->> 'to' = '{status}')"""
+            WHERE payload::jsonb ->> 'status' = '{status}')"""
         for status in ("sent", "delivered", "failed")
     },
 }

@@ -26,6 +26,7 @@ _COMMANDS = (
     "policy",
     "policy_table",
     "simulate",
+    "templates",
     "db",
     "doctor",
 )

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from homing.cli.exits import ExitCode, Refused
+from homing.cli.inputs import file_text, json_object
 from homing.cli.root import app
 from homing.cli.screen import print_json, styled
 from homing.cli.shared import Json, Options, command, engine
 from homing.cli.words import delay, moment, plural
-
-_LARGEST_FILE = 16 * 1024 * 1024
 
 Text = str | None
 
@@ -197,14 +195,7 @@ def _time(at: str | None, after: str | None, at_flag: str, after_flag: str) -> A
 
 
 def _object(text: str | None, flag: str) -> dict[str, Any] | None:
-    import msgspec
-
-    if text is None:
-        return None
-    try:
-        return msgspec.json.decode(text.encode("utf-8", "surrogateescape"), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise Refused(f"{flag}: is not a JSON object: {error}") from None
+    return None if text is None else json_object(text, flag)
 
 
 def _text(given: str | None, file: str | None, flag: str) -> str | None:
@@ -212,19 +203,4 @@ def _text(given: str | None, file: str | None, flag: str) -> str | None:
         return given
     if given is not None:
         raise Refused(f"{flag}: and {flag}-file are both given; give one of them")
-    try:
-        if file == "-":
-            raw = sys.stdin.buffer.read(_LARGEST_FILE + 1)
-        else:
-            with Path(file).open("rb") as opened:
-                raw = opened.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise Refused(f"{flag}-file: {file}: {error.strerror}") from None
-    if len(raw) > _LARGEST_FILE:
-        raise Refused(f"{flag}-file: {file} is larger than 16 MiB")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise Refused(
-            f"{flag}-file: {file} is not UTF-8 text: {error.reason} at byte {error.start}"
-        ) from None
+    return file_text(file, f"{flag}-file")

@@ -1,4 +1,4 @@
-"""Which of the declared locales a message is written in: Accept-Language (RFC 9110), lookup (RFC 4647 3.4)."""
+"""Which declared locale a message is written in: Accept-Language (RFC 9110), lookup (RFC 4647, 3.4)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LocalePolicy(Struct, frozen=True, kw_only=True):
     """A header that matches none of the declared is refused, instead of going on to the default."""
 
     def resolve(self, tenant: str, preferred: str | None, accept_language: str | None) -> str:
-        """Recipient's preference → Accept-Language → tenant's default → the default. Nothing falls back after.
+        """Recipient's preference → Accept-Language → tenant's default → the default; no fallback after that.
 
         A preference that is not declared says nothing here, and the next step decides.
         """

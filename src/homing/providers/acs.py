@@ -123,7 +123,7 @@ class AcsProvider(HttpProvider):
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         """Event Grid: its handshake, or a batch of delivery and engagement reports."""
-        return self._callbacks.hear(callback)
+        return self._callbacks.hear(callback, now_ms)
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
         """What became of the operation; None where the service does not know it or gave no answer."""

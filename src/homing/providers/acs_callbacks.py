@@ -7,7 +7,6 @@ is believed, and nobody is while no key is set.
 from __future__ import annotations
 
 import hmac
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,7 +14,7 @@ import msgspec
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.model import Receipt, ReceiptEvent
-from homing.providers.reading import as_object, error_text, json_of
+from homing.providers.reading import as_object, error_text, json_of, moment_ms
 from homing.providers.secret import Secret, secret
 
 KEY_HEADER = "x-webhook-key"
@@ -46,7 +45,7 @@ class AcsCallbacks:
         self._key = secret("webhook_key", key).reveal().encode() if key else None
         self._named_by_us = named_by_us
 
-    def hear(self, callback: Callback) -> Heard:
+    def hear(self, callback: Callback, now_ms: int) -> Heard:
         """One bad event never fails its batch."""
         self._check(callback)
         if callback.method == "OPTIONS":
@@ -59,7 +58,7 @@ class AcsCallbacks:
                 kind = _kind(event)
                 if kind == _VALIDATION:
                     return _validation(event)
-                found = self._receipts(kind, event)
+                found = self._receipts(kind, event, now_ms)
             except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
                 unreadable += 1
                 continue
@@ -79,14 +78,14 @@ class AcsCallbacks:
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key):
             raise CallbackRefused("the key of the callback is not ours; nothing was changed")
 
-    def _receipts(self, kind: str, event: dict[str, Any]) -> list[Receipt]:
+    def _receipts(self, kind: str, event: dict[str, Any], now_ms: int) -> list[Receipt]:
         if kind == _DELIVERY:
-            return [self._delivery(event)]
+            return [self._delivery(event, now_ms)]
         if kind == _ENGAGEMENT:
-            return self._engagement(event)
+            return self._engagement(event, now_ms)
         return []
 
-    def _delivery(self, event: dict[str, Any]) -> Receipt:
+    def _delivery(self, event: dict[str, Any], now_ms: int) -> Receipt:
         data = event["data"]
         status = _needed(data, "status")
         meant, gone = _REPORTED.get(status, (ReceiptEvent.FAILED, False))
@@ -95,7 +94,7 @@ class AcsCallbacks:
         return Receipt(
             event=meant,
             event_id=_needed(event, "id"),
-            at=_at(data.get("deliveryAttemptTimeStamp") or event.get("eventTime") or event["time"]),
+            at=_at(event, data.get("deliveryAttemptTimeStamp"), now_ms),
             recipient_at_fault=gone,
             address_dead=gone,
             error_code=status[:100] if failed else None,
@@ -103,14 +102,14 @@ class AcsCallbacks:
             **self._whose(data),
         )
 
-    def _engagement(self, event: dict[str, Any]) -> list[Receipt]:
+    def _engagement(self, event: dict[str, Any], now_ms: int) -> list[Receipt]:
         """Who opens or clicks has got it: it tells of the delivery too, should its own report be lost."""
         data = event["data"]
         meant = _ENGAGED.get(_needed(data, "engagementType").lower())
         if meant is None:
             return []
         id = _needed(event, "id")
-        at = _at(data.get("userActionTimeStamp") or event.get("eventTime") or event["time"])
+        at = _at(event, data.get("userActionTimeStamp"), now_ms)
         whose = self._whose(data)
         return [
             Receipt(event=ReceiptEvent.DELIVERED, event_id=id, at=at, **whose),
@@ -155,8 +154,6 @@ def _needed(fields: dict[str, Any], name: str) -> str:
     return value
 
 
-def _at(text: str) -> int:
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000)
+def _at(event: dict[str, Any], happened: Any, now_ms: int) -> int:
+    """When the report says it happened, else when it was made: `eventTime`, `time` in CloudEvents."""
+    return moment_ms(happened or event.get("eventTime") or event.get("time"), now_ms)

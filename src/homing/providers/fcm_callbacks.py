@@ -7,7 +7,6 @@ Webhooks. The signed `webhook-id` is the event's id: a repeat of it changes noth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 from msgspec import Struct
@@ -15,7 +14,7 @@ from msgspec import Struct
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
 from homing.providers.answers import error_table
-from homing.providers.reading import error_text
+from homing.providers.reading import error_text, moment_ms
 from homing.providers.secret import Secret, secret
 from homing.providers.standard_webhooks import SigningKey, verify
 
@@ -70,7 +69,7 @@ class FcmCallbacks:
             provider_message_id=self._name(report.message_id),
             event=event,
             event_id=callback.headers["webhook-id"],
-            at=min(_at(report.timestamp, now_ms), now_ms),
+            at=moment_ms(report.timestamp, now_ms),
             recipient_at_fault=fault in _AT_FAULT,
             address_dead=fault is OutcomeKind.DEAD_ADDRESS,
             error_code=code,
@@ -80,17 +79,3 @@ class FcmCallbacks:
     def _name(self, message_id: str) -> str:
         """A device knows its message by the last part of the name that FCM gave us."""
         return message_id if message_id.startswith("projects/") else self._names + message_id
-
-
-def _at(timestamp: str | int | float | None, now_ms: int) -> int:
-    """Epoch seconds or milliseconds, or ISO 8601; what is none of them happened when it came."""
-    try:
-        if isinstance(timestamp, str):
-            found = datetime.fromisoformat(timestamp)
-            aware = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-            return max(0, int(aware.timestamp() * 1000))
-        if timestamp is not None and timestamp >= 0:
-            return int(timestamp if timestamp > 100_000_000_000 else timestamp * 1000)
-    except (ValueError, OverflowError):
-        pass
-    return now_ms

@@ -13,7 +13,7 @@ import msgspec
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.errors import ConfigError
 from homing.core.model import Receipt, ReceiptEvent
-from homing.providers.reading import error_text, json_of
+from homing.providers.reading import error_text, json_of, moment_ms
 from homing.providers.secret import Secret, secret
 
 NOTIFICATION_ARG = "homing_notification_id"
@@ -47,7 +47,7 @@ class SendGridCallbacks:
         for event in events:
             try:
                 found = receipts_of(event, now_ms)
-            except (TypeError, ValueError, AttributeError):
+            except (TypeError, ValueError, AttributeError, RecursionError):
                 unreadable += 1
                 continue
             ignored += not found
@@ -147,7 +147,7 @@ def receipts_of(event: dict[str, Any], now_ms: int) -> list[Receipt]:
     said: dict[str, Any] = {
         "provider": "sendgrid",
         "provider_message_id": message_id,
-        "at": _at(event.get("timestamp"), now_ms),
+        "at": moment_ms(event.get("timestamp"), now_ms),
         "notification_id": notification_id,
         "attempt": int(attempt) if attempt and attempt.isascii() and attempt.isdigit() else 0,
     }
@@ -198,8 +198,3 @@ def _code(name: str, event: dict[str, Any]) -> str:
 def _text(event: dict[str, Any], key: str, longest: int) -> str | None:
     value = event.get(key)
     return value[:longest] if isinstance(value, str) and value else None
-
-
-def _at(timestamp: Any, now_ms: int) -> int:
-    known = isinstance(timestamp, int) and not isinstance(timestamp, bool) and 0 < timestamp < 10**11
-    return timestamp * 1000 if known else now_ms

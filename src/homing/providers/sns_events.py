@@ -7,7 +7,6 @@ events to a topic, and the topic posts them to us.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,7 +14,7 @@ from msgspec.structs import replace
 from homing.core.callbacks import Heard
 from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
 from homing.providers.answers import error_table
-from homing.providers.reading import as_object, error_text, json_object, json_of, text_of
+from homing.providers.reading import as_object, error_text, json_object, json_of, moment_ms, text_of
 
 _AT_FAULT = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
 _MOST_EVENTS = 1000
@@ -93,11 +92,6 @@ def _failure_code(response: Any) -> str | None:
 
 def _at(event: dict[str, Any], now_ms: int) -> int:
     """When it was published and how long it took, where the event says so; else now."""
-    try:
-        stamp = as_object(event.get("notification")).get("timestamp")
-        published = datetime.fromisoformat(str(stamp)).replace(tzinfo=UTC)
-        took_ms = as_object(event.get("delivery")).get("dwellTimeMs")
-        found = int(published.timestamp() * 1000) + (took_ms if isinstance(took_ms, int) else 0)
-    except (ValueError, OverflowError):
-        return now_ms
-    return found if 0 <= found <= now_ms else now_ms
+    published = moment_ms(as_object(event.get("notification")).get("timestamp"), now_ms)
+    took_ms = as_object(event.get("delivery")).get("dwellTimeMs")
+    return min(now_ms, published + (took_ms if isinstance(took_ms, int) and took_ms > 0 else 0))

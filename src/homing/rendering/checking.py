@@ -20,6 +20,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="cam
     message: str
     key: str | None = None
     locale: str | None = None
+    """None: it concerns all locales of the template."""
     missing: bool = False
     """The template does not exist in this locale."""
 
@@ -49,19 +50,20 @@ def check(library: Library, locales: Sequence[str], limits: SendLimits) -> Check
     return CheckReport(keys=tuple(keys), locales=tuple(locales), findings=tuple(dict.fromkeys(found)))
 
 
-def _of_template(
-    library: Library, key: str, locales: Sequence[str], limits: SendLimits
-) -> Iterator[Finding]:
+def _of_template(library: Library, key: str, locales: Sequence[str], limits: SendLimits) -> Iterator[Finding]:
     written = library.folder.written.get(key, {})
     for locale in written:
         if locale not in locales:
-            yield Finding(key=key, message=f"{key}/{locale}: {locale} is not one of the declared locales")
+            told = f"{key}/{locale}: {locale} is not one of the declared locales"
+            yield Finding(key=key, locale=locale, message=told)
     sample: dict[str, Any] | None = None
     try:
         sample = library.sample(key)
     except InvalidRequest as error:
         yield Finding(key=key, message=_bare(error))
-    everywhere = {part: None for locale in locales if locale in written for part in _parts(library, key, locale)}
+    everywhere = {
+        part: None for locale in locales if locale in written for part in _parts(library, key, locale)
+    }
     for locale in locales:
         if locale not in written:
             yield Finding(key=key, locale=locale, missing=True, message=f"{key}/{locale}: does not exist")

@@ -1,4 +1,4 @@
-"""A folder of templates as it lies on the disk: KEY/LOCALE/CHANNEL.PART, KEY/sample.json, and _shared files."""
+"""A folder of templates as it lies on the disk: KEY/LOCALE/CHANNEL.PART, KEY/sample.json, _shared files."""
 
 from __future__ import annotations
 

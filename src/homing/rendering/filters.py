@@ -98,7 +98,7 @@ def _replace(context: EvalContext, s: str, old: str, new: str, count: int | None
 
 
 def _round(value: float, precision: int = 0, method: str = "common") -> float:
-    if not isinstance(precision, int) or not -_MOST_DECIMALS <= precision <= _MOST_DECIMALS:
+    if not -_MOST_DECIMALS <= precision <= _MOST_DECIMALS:
         raise Stopped(f"rounds to more than {_MOST_DECIMALS} places")
     rounded: float = FILTERS["round"](value, precision, method)
     return rounded

@@ -161,8 +161,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def join_path(self, template: str, parent: str) -> str:
         """Text has no place in HTML, where it would not be escaped; and neither has HTML in text."""
         step(20)
-        if not isinstance(template, str) or template.endswith(".html") != parent.endswith(".html"):
-            raise PartialNotFound(str(template)[:100], "cannot be included: HTML takes .html, all else .txt")
+        if template.endswith(".html") != parent.endswith(".html"):
+            raise PartialNotFound(template[:100], "cannot be included: HTML takes .html, all else .txt")
         return template
 
     # Compiling -------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class _Guards(NodeTransformer):
         raise TemplateSyntaxError("autoescape is not allowed; say | safe", node.lineno, self._name)
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
@@ -222,7 +222,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _added(left: Any, right: Any) -> Any:
-    if isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
+    if all(isinstance(value, (str, list, tuple)) for value in (left, right)):
         write((len(left) + len(right)) * 6)  # escaped, one character may become six
         return account(left + right)
     return _worked_out(operator.add)(left, right)

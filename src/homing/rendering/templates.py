@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 
 from homing.core.errors import InvalidRequest, TemplateFailed, TemplateNotFound
 from homing.core.locale import LAST_RESORT
@@ -20,6 +21,15 @@ from homing.rendering.files import Folder, read_folder
 if TYPE_CHECKING:
     from homing.rendering.compiling import Compiled
     from homing.rendering.sandbox import Sandbox
+
+
+class Preview(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How a template reads."""
+
+    key: str
+    locale: str
+    version: str
+    contents: dict[Channel, Content]
 
 
 class FolderTemplates:
@@ -33,11 +43,10 @@ class FolderTemplates:
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
     ) -> Rendered:
         """The content in exactly this locale; all tenants share the folder."""
-        library = self._library or await asyncio.to_thread(self.library)
         wanted = locale or LAST_RESORT
-        found = library.ready(template_key, wanted) or await asyncio.to_thread(
-            library.compiled, template_key, wanted
-        )
+        found = self._library.ready(template_key, wanted) if self._library else None
+        if found is None:  # reading and compiling take milliseconds: not on the event loop
+            found = await asyncio.to_thread(lambda: self.library().compiled(template_key, wanted))
         return rendered(found, template_key, channel, data)
 
     def library(self) -> Library:
@@ -77,11 +86,23 @@ class Library:
                 self._compiled[key, locale] = self._compile(key, locale)
             return self._compiled[key, locale]
 
+    def preview(
+        self, key: str, locale: str, channel: Channel | None = None, data: Mapping[str, Any] | None = None
+    ) -> Preview:
+        """Rendered for one channel or for all that it has, with this data or its sample."""
+        template = self.compiled(key, locale)
+        values = self.sample(key) if data is None else data
+        channels = template.channels if channel is None else (channel,)
+        contents = {one: rendered(template, key, one, values).content for one in channels}
+        return Preview(key=key, locale=locale, version=template.version, contents=contents)
+
     def sample(self, key: str) -> dict[str, Any]:
         """The data that a template is tried with."""
         text = self.folder.samples.get(key)
         if text is None:
-            raise TemplateFailed("templateKey", f"{key}/sample.json: is missing; it is what checks render with")
+            raise TemplateFailed(
+                "templateKey", f"{key}/sample.json: is missing; it is what checks render with"
+            )
         try:
             return msgspec.json.decode(text, type=dict[str, Any])
         except msgspec.DecodeError as error:

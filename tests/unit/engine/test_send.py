@@ -21,6 +21,7 @@ from homing import (
 )
 from homing.core.errors import TemplateNotFound
 from homing.core.model import Content, Entry, Mode
+from homing.core.ports import Rendered
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import START_MS
 
@@ -265,10 +266,11 @@ class Greetings:
 
     async def render(
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
-    ) -> tuple[Content, str]:
+    ) -> Rendered:
         if template_key != "greeting":
             raise TemplateNotFound("templateKey", f"{template_key!r} does not exist in {locale}")
-        return Content(subject=f"Hi {data['name']}", body=f"{tenant} {channel} {locale}"), locale or "en-US"
+        content = Content(subject=f"Hi {data['name']}", body=f"{tenant} {channel} {locale}")
+        return Rendered(content=content, locale=locale or "en-US", version="7")
 
 
 async def test_a_template_is_rendered_before_anything_is_stored(world: World) -> None:
@@ -278,6 +280,7 @@ async def test_a_template_is_rendered_before_anything_is_stored(world: World) ->
     found = await engine.get(sent.id)
     assert found.content == Content(subject="Hi Ada", body="default email de-DE")
     assert (found.template_key, found.locale, found.type) == ("greeting", "de-DE", "greeting")
+    assert found.template_version == "7"
     with pytest.raises(TemplateNotFound, match="'farewell' does not exist in de-DE"):
         await engine.send(to, channel="email", template_key="farewell")
     assert await stored(world) == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from homing.core.errors import StoreError
+from homing.core.errors import StoreBusy, StoreError
 from homing.core.model import Acceptance, Claim, NewNotification, Submission
 from homing.core.rows import Change, Row, claim_of, new_row
 from homing.core.states import LIVE
@@ -94,8 +94,8 @@ class _Intake:
 
     async def learn(self) -> None:
         """Takes the keys, waiting for whoever is about to store something under the same one."""
-        await self._take_keys()
-        fresh = [s for s in self.batch if s.idempotency_key is None or _key(s) in self.taken]
+        first = await self._take_keys()
+        fresh = [s for s in self.batch if s.idempotency_key is None or first.get(_key(s)) is s]
         deduped = [s for s in fresh if any(new.dedup_key is not None for new in s.notifications)]
         if deduped:
             ids = [n.id for s in deduped if s.idempotency_key is None for n in s.notifications]
@@ -161,7 +161,8 @@ class _Intake:
                 raise StoreError(f"The id {id} belongs to another request; ids must be new.")
         return frozenset(there)
 
-    async def _take_keys(self) -> None:
+    async def _take_keys(self) -> dict[Key, Submission]:
+        """The first submissions of the keys that nobody has used before."""
         first: dict[Key, Submission] = {}
         for submission in self.batch:
             if submission.idempotency_key is not None:
@@ -169,16 +170,19 @@ class _Intake:
         rows = [(*key, s.fingerprint, s.batch_id) for key, s in sorted(first.items())]
         for _ in range(_TRIES):
             if not rows:
-                return
+                break
             taken = await self.tx.rows(_TAKE_KEYS, *columns_of(rows, 4), self.tx.now)
             self.taken |= {(tenant, key) for tenant, key in taken}
             rows = [row for row in rows if row[:2] not in self.taken]
             if not rows:
-                return
+                break
             known = await self.tx.rows(_KNOWN_KEYS, [row[0] for row in rows], [row[1] for row in rows])
             for tenant, key, fingerprint, batch_id, ids in known:
                 self.requests[tenant, key] = _Request(fingerprint, batch_id, tuple(ids))
             rows = [row for row in rows if row[:2] not in self.requests]  # pruned just now: take it after all
+        if rows:
+            raise StoreBusy("An idempotency key comes and goes too fast. Nothing was changed; try again.")
+        return {key: first[key] for key in self.taken}
 
     async def _take_dedups(self, submissions: Sequence[Submission]) -> None:
         first: dict[Key, str] = {}

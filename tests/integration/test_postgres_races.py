@@ -1,0 +1,153 @@
+"""Moments on PostgreSQL at which another transaction commits just in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from homing.core.model import Command, CommandName, Entry, Status
+from homing.stores.postgres import PostgresStore, leases
+from homing.stores.postgres.connection import Database
+from homing.stores.postgres.names import read_address
+from homing.stores.postgres.statements import Tx
+from homing.testing.builders import (
+    HOUR_MS,
+    STANDARD_EMAIL,
+    a_notification,
+    a_receipt,
+    a_submission,
+    everything,
+    sent,
+)
+
+Admin = asyncpg.Connection[Any]
+_WAITING = """
+SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')
+"""
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(postgres_url)
+    await store.open()
+    await store.migrate()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def admin(postgres_url: str) -> AsyncIterator[Admin]:
+    connection = await asyncpg.connect(postgres_url)
+    yield connection
+    await connection.close()
+
+
+async def _until_waiting(admin: Admin, task: asyncio.Task[Any]) -> None:
+    async with asyncio.timeout(20):
+        while not await admin.fetchval(_WAITING):
+            assert not task.done(), task.result()
+
+
+async def test_the_number_of_a_queue_that_was_rolled_back_is_not_used(
+    store: PostgresStore, postgres_url: str
+) -> None:
+    database = Database(read_address(postgres_url), timeout_s=10)
+    await database.open()
+    queue = (STANDARD_EMAIL, "default", "new@host")
+
+    async def find_twice_and_fail(tx: Tx) -> None:
+        for _ in range(2):
+            await tx.queues.find(tx, [queue])
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await database.do(find_twice_and_fail)
+    assert database.queues.unknown([queue]) == [queue]
+
+    async def find(tx: Tx) -> dict[Any, int]:
+        return await tx.queues.find(tx, [queue])
+
+    number = (await database.do(find))[queue]
+    assert database.queues.number(queue) == number
+    assert await database.do(find) == {queue: number}
+    await database.close()
+
+
+async def test_a_settlement_holds_although_the_row_moves_to_another_queue_while_it_waits(
+    store: PostgresStore, admin: Admin
+) -> None:
+    await store.accept([a_submission()])
+    [claim] = (await store.claim(everything())).claims
+    async with admin.transaction():
+        await admin.execute("INSERT INTO homing.queues (lane, tenant, outlet) VALUES ('l', 'default', 'acs')")
+        await admin.execute("UPDATE homing.live SET queue = (SELECT max(id) FROM homing.queues)")
+        settling = asyncio.create_task(store.settle([sent(claim)]))
+        await _until_waiting(admin, settling)
+    assert (await settling).applied == (claim.id,)
+
+
+async def test_a_reclaim_sees_what_was_changed_right_before_it_took_the_lock(
+    store: PostgresStore, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = leases.PASSED.replace(
+        "ORDER BY l.lease_until", "AND (SELECT pg_advisory_lock_shared(7)) IS NOT NULL ORDER BY l.lease_until"
+    )
+    monkeypatch.setattr(leases, "PASSED", held)
+    await store.accept([a_submission()])
+    [claim] = (await store.claim(everything(lease_ms=0))).claims
+    before = await admin.fetchval("SELECT changes FROM homing.live")
+    await admin.execute("SELECT pg_advisory_lock(7)")
+    reclaiming = asyncio.create_task(store.reclaim("w", 10, HOUR_MS))
+    await _until_waiting(admin, reclaiming)
+    await store.amend("default", [claim.id], Command(name=CommandName.CANCEL, who="ada"))
+    await admin.execute("SELECT pg_advisory_unlock(7)")
+    assert [taken.id for taken in (await reclaiming).claims] == [claim.id]
+    assert await admin.fetchrow("SELECT changes, cancel_requested FROM homing.live") == (before + 2, True)
+
+
+async def test_an_entry_that_is_deleted_while_a_put_waits_for_it_is_made_anew(
+    store: PostgresStore, admin: Admin
+) -> None:
+    entry = Entry(tenant="default", kind="k", key="a", value={"n": 1}, version=-1)
+    await store.put([entry], who="ada")
+    async with admin.transaction():
+        await admin.execute("SELECT 1 FROM homing.registry FOR UPDATE")
+        putting = asyncio.create_task(store.put([entry], who="ada"))
+        await _until_waiting(admin, putting)
+        await admin.execute("DELETE FROM homing.registry")
+    written = await putting
+    assert written is not None
+    assert [one.version for one in written] == [1]
+    assert await store.get_many("default", "k", ["a"]) == {"a": written[0]}
+
+
+async def test_a_receipt_whose_first_teller_died_in_between_counts_when_it_is_told_again(
+    store: PostgresStore, admin: Admin
+) -> None:
+    await store.accept([a_submission()])
+    [claim] = (await store.claim(everything())).claims
+    receipt = a_receipt("m-1")
+    assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+    # The settlement committed at the same time and saw nothing of it; nobody lived to look again.
+    kept = await admin.fetchval("SELECT kept FROM homing.receipts")
+    await admin.execute("UPDATE homing.receipts SET kept = NULL")
+    await store.settle([sent(claim, "m-1")])
+    await admin.execute("UPDATE homing.receipts SET kept = $1", kept)
+    await store.receipt([receipt])
+    history = await store.get("default", claim.id)
+    assert history is not None
+    assert history.notification.status is Status.DELIVERED
+
+
+async def test_a_repeated_request_leaves_no_dedup_keys_behind(store: PostgresStore, admin: Admin) -> None:
+    def asked(dedup_key: str) -> Any:
+        new = a_notification(dedup_key=dedup_key, dedup_window_ms=HOUR_MS)
+        return a_submission(new, key="same")
+
+    first, again = await store.accept([asked("a"), asked("b")])
+    assert first.ids == again.ids
+    assert await admin.fetch("SELECT dedup_key FROM homing.dedups") == [("a",)]

@@ -1,0 +1,38 @@
+"""What providers say is read whatever it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from homing.providers.reading import moment_ms
+
+NOW_MS = 1_705_320_000_000
+
+
+@pytest.mark.parametrize(
+    ("told", "at"),
+    [
+        ("2024-01-15T11:59:59Z", NOW_MS - 1_000),
+        ("2024-01-15T12:59:59.500+01:00", NOW_MS - 500),
+        ("2024-01-15 11:59:59", NOW_MS - 1_000),
+        ("2024-01-15T11:59:59.1234567+00:00", NOW_MS - 877),
+        (1_705_319_999, NOW_MS - 1_000),
+        (1_705_319_999.5, NOW_MS - 500),
+        (1_705_319_999_000, NOW_MS - 1_000),
+    ],
+)
+def test_a_moment_is_read_in_every_form_that_providers_use(told: Any, at: int) -> None:
+    assert moment_ms(told, NOW_MS) == at
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None, True, [], {}, "", "soon", -1, 0, 7, float("inf"), float("nan"), 10**400, NOW_MS + 1,
+        "2024-01-15T12:00:01Z", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "\ud800",
+    ],
+)  # fmt: skip
+def test_what_is_no_moment_or_yet_to_come_is_now(told: Any) -> None:
+    assert moment_ms(told, NOW_MS) == NOW_MS
