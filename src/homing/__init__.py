@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from homing.core.breaker import BreakerPolicy
     from homing.core.callbacks import Callback
+    from homing.core.decide import Facts
     from homing.core.errors import (
         CallbackRefused,
         CallbackUnreadable,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         StoreUnavailable,
         TemplateFailed,
         TemplateNotFound,
+        VersionConflict,
     )
     from homing.core.limits import RateLimit
     from homing.core.model import (
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
         Status,
     )
     from homing.core.policy import PolicyPatch, RetryPolicy, Rule
-    from homing.core.ports import Delivery, Provider, Rendered, Renderer
+    from homing.core.ports import Delivery, Directory, Provider, Rendered, Renderer
+    from homing.core.recipients import Device, Preference, QuietWindow, RecipientProfile, Suppression
     from homing.core.request import SendRequest
     from homing.engine.callbacks import CallbackResult
     from homing.engine.roster import Listed
@@ -58,6 +61,7 @@ __version__ = "0.1.0"
 _HOME = {
     "homing.core.breaker": ("BreakerPolicy",),
     "homing.core.callbacks": ("Callback",),
+    "homing.core.decide": ("Facts",),
     "homing.core.errors": (
         "CallbackRefused",
         "CallbackUnreadable",
@@ -73,6 +77,7 @@ _HOME = {
         "StoreUnavailable",
         "TemplateFailed",
         "TemplateNotFound",
+        "VersionConflict",
     ),
     "homing.core.limits": ("RateLimit",),
     "homing.core.model": (
@@ -96,9 +101,17 @@ _HOME = {
     ),
     "homing.core.ports": (
         "Delivery",
+        "Directory",
         "Provider",
         "Rendered",
         "Renderer",
+    ),
+    "homing.core.recipients": (
+        "Device",
+        "Preference",
+        "QuietWindow",
+        "RecipientProfile",
+        "Suppression",
     ),
     "homing.core.request": ("SendRequest",),
     "homing.engine.callbacks": ("CallbackResult",),
@@ -137,7 +150,10 @@ __all__ = [
     "Delivery",
     "DeliveryFailed",
     "DeliveryTimeout",
+    "Device",
+    "Directory",
     "Event",
+    "Facts",
     "Filter",
     "Homing",
     "HomingError",
@@ -149,11 +165,14 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "PolicyPatch",
+    "Preference",
     "Priority",
     "Provider",
+    "QuietWindow",
     "RateLimit",
     "Reason",
     "Recipient",
+    "RecipientProfile",
     "Rejection",
     "Rendered",
     "Renderer",
@@ -164,8 +183,10 @@ __all__ = [
     "Status",
     "StoreError",
     "StoreUnavailable",
+    "Suppression",
     "SyncHoming",
     "TemplateFailed",
     "TemplateNotFound",
+    "VersionConflict",
     "__version__",
 ]

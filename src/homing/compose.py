@@ -12,28 +12,35 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
-from homing.config import Settings
-from homing.core.errors import ConfigError
+from homing.config import PaceSettings, RateSettings, Settings
+from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.events import EVENT_NAMES
 from homing.core.limits import RateLimit
 from homing.core.locale import LocalePolicy
 from homing.core.looking_up import LookUpPolicy
-from homing.core.model import Channel, Mode, Retention
+from homing.core.model import Channel, Mode, Priority, Retention
+from homing.core.observing import Observer
+from homing.core.pacing import Pace, Paces
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Provider, Renderer, Sink
 from homing.core.presets import preset
+from homing.core.quiet_hours import QuietHours
 from homing.core.receipt_health import ReceiptPolicy
-from homing.core.request import SendLimits, provider_id
+from homing.core.recipients import QuietWindow, window_from
+from homing.core.request import SendLimits, priority_of, provider_id
 from homing.engine.clock import SystemClock
-from homing.engine.homing import EngineSettings, Parts
+from homing.engine.homing import Engine, EngineSettings, Parts
 from homing.engine.intake import IntakeSettings
 from homing.engine.relay import DEFAULT_EVENTS
 from homing.engine.room import Slots
 from homing.engine.roster import Listed, Roster
 from homing.engine.upkeep import Thresholds, UpkeepSettings
 from homing.engine.worker import WorkerSettings
+from homing.engine.zones import is_zone
 from homing.making import PROVIDERS, SINKS, Shared, load, make
 
 if TYPE_CHECKING:
+    from homing.observing.endpoint import Endpoint
+    from homing.observing.metrics import Metrics
     from homing.rendering.checking import CheckReport
     from homing.rendering.templates import FolderTemplates
     from homing.stores.copying import Copying
@@ -63,6 +70,7 @@ def parts(
     renderer: Renderer | None = None,
     clock: Clock | None = None,
     chance: Chance | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Parts:
     """Everything that is plugged in; what is not given is made from the settings."""
     clock = clock or SystemClock()
@@ -74,6 +82,7 @@ def parts(
         sinks={**configured_sinks(settings), **(sinks or {})},
         directory=directory,
         renderer=renderer or (templates(settings) if settings.templates.folder else None),
+        observers=tuple(observers),
     )
 
 
@@ -109,6 +118,12 @@ def engine_settings(settings: Settings) -> EngineSettings:
         ),
         look_ups=LookUpPolicy(**asdict(settings.look_ups)),
         receipts=ReceiptPolicy(**asdict(settings.receipts)),
+        quiet_hours=quiet_hours(settings),
+        time_zone=settings.quiet_hours.time_zone,
+        paces=Paces(
+            recipient=pace(settings.limits.recipient, "limits.recipient"),
+            tenant=pace(settings.limits.tenant, "limits.tenant"),
+        ),
         queue_names={
             Mode.SYNCHRONOUS: "",
             Mode.PRIORITY: settings.queue_names.priority,
@@ -127,6 +142,47 @@ def send_limits(settings: Settings) -> SendLimits:
         metadata_bytes=settings.limits.metadata_bytes,
         fan_out=settings.limits.fan_out,
     )
+
+
+def quiet_hours(settings: Settings) -> QuietHours:
+    """When nobody is to be disturbed, and by what all the same."""
+    own = settings.quiet_hours
+    if not is_zone(own.time_zone):
+        raise ConfigError("quiet_hours.time_zone", f"is {own.time_zone!r}; it must be one like Europe/Berlin")
+    try:
+        window = window_from(QuietWindow(own.start, own.end), "quiet_hours")
+    except InvalidRequest as error:
+        raise ConfigError(error.field, str(error).removeprefix(f"{error.field}: ")) from None
+    return QuietHours(
+        window=window,
+        exempt_priorities=_priorities(own.exempt_priorities, "quiet_hours"),
+        exempt_categories=frozenset(own.exempt_categories),
+        exempt_types=frozenset(own.exempt_types),
+    )
+
+
+def pace(own: PaceSettings, where: str) -> Pace:
+    """A rate limit of the settings, with the tenants that have another."""
+    return Pace(
+        limit=_rate(own, where),
+        tenants={tenant: _rate(rate, f"{where}.of.{tenant}") for tenant, rate in own.of.items()},
+        exempt_priorities=_priorities(own.exempt_priorities, where),
+    )
+
+
+def _rate(own: PaceSettings | RateSettings, where: str) -> RateLimit | None:
+    """None: no limit."""
+    for name, least in (("most", 0), ("per_ms", 1), ("burst", 0)):
+        _whole(getattr(own, name), f"{where}.{name}", least=least)
+    return RateLimit(own.most * 1000 / own.per_ms, own.burst or own.most) if own.most else None
+
+
+def _priorities(names: Sequence[str], where: str) -> frozenset[Priority]:
+    try:
+        return frozenset(priority_of(name) for name in names)
+    except InvalidRequest as error:
+        told = str(error).removeprefix(f"{error.field}: ")
+        raise ConfigError(f"{where}.exempt_priorities", told) from None
 
 
 def locales(settings: Settings) -> LocalePolicy | None:
@@ -165,6 +221,32 @@ def check_templates(settings: Settings) -> CheckReport:
         templates(settings).library(), policy.declared if policy else (), send_limits(settings)
     )
     return made
+
+
+def metrics(settings: Settings) -> Metrics:
+    """An observer that counts for Prometheus."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError(
+            "metrics", "needs prometheus-client, which is missing: pip install 'homing[metrics]'"
+        )
+    made: Metrics = load("homing.observing.metrics:Metrics")(
+        tenants=settings.metrics.tenants, queue_names=engine_settings(settings).queue_names
+    )
+    return made
+
+
+def endpoint(settings: Settings, counted: Metrics, engine: Engine) -> Endpoint:
+    """Where /metrics, /healthz and /readyz of an engine are served; counts what it is told from now on."""
+    counted.watch(engine)
+    listen = load("homing.observing.endpoint:listen_at")(settings.metrics.listen, "metrics.listen")
+    pages = load("homing.observing.pages:pages")(counted, engine)
+    made: Endpoint = load("homing.observing.endpoint:Endpoint")(listen, pages)
+    return made
+
+
+def log_to_stderr(format: str, level: str) -> None:
+    """Log lines of this process, redacted."""
+    load("homing.observing.logs:configure")(format, level)
 
 
 def store(address: str, clock: Clock | None = None) -> Backend:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module, resources
 from math import isfinite
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,13 @@ _NOT_SETTINGS = frozenset({"HOMING_CONFIG"})
 _TEXTS = frozenset({"store", "tenant", "preset", "spool", "worker_name"})
 """Settings that are text whatever they look like: a tenant may be called 42."""
 
+_AT_LEAST_ONE = (
+    "http.connect_timeout_ms",
+    "http.max_connections",
+    "http.max_host_connections",
+    "limits.fan_out",
+    "worker.poll_ms",
+)
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
@@ -42,11 +50,36 @@ class WorkerTable(Struct, frozen=True, forbid_unknown_fields=True):
     lease_ms: int
 
 
+class RateSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    most: int
+    per_ms: int = 3_600_000
+    burst: int = 0
+
+
+class PaceSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    most: int
+    per_ms: int
+    burst: int
+    exempt_priorities: tuple[str, ...]
+    of: dict[str, RateSettings] = field(default_factory=dict)
+
+
+class QuietHourSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    start: str
+    end: str
+    time_zone: str
+    exempt_priorities: tuple[str, ...]
+    exempt_categories: tuple[str, ...]
+    exempt_types: tuple[str, ...]
+
+
 class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
     content_bytes: int
     attachments_bytes: int
     metadata_bytes: int
     fan_out: int
+    recipient: PaceSettings
+    tenant: PaceSettings
 
 
 class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,6 +132,16 @@ class TemplateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tenant_locales: dict[str, str]
 
 
+class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    listen: str
+    tenants: int
+
+
+class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal["text", "json"]
+    level: Literal["debug", "info", "warning", "error"]
+
+
 class QueueNames(Struct, frozen=True, forbid_unknown_fields=True):
     priority: str
     standard: str
@@ -117,12 +160,15 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     slots: SlotSettings
     worker: WorkerTable
     limits: LimitSettings
+    quiet_hours: QuietHourSettings
     retention: RetentionSettings
     thresholds: ThresholdSettings
     look_ups: LookUpSettings
     receipts: ReceiptSettings
     http: HttpSettings
     templates: TemplateSettings
+    metrics: MetricsSettings
+    log: LogSettings
     queue_names: QueueNames
     dedup_windows_ms: dict[str, int] = field(default_factory=dict)
     routes: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -286,6 +332,7 @@ def _settings(raw: dict[str, Any]) -> Settings:
                 raise ConfigError(f"{group}.{name}", f"is {table!r}; it must be a table [{group}.{name}]")
     for table in ("worker", "retention", "thresholds", "look_ups", "receipts", "http", "dedup_windows_ms"):
         raw[table] = _durations(_table(raw, table), table, all_keys=table == "dedup_windows_ms")
+    raw["limits"] = _limits(_table(raw, "limits"))
     try:
         settings = msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:
@@ -299,19 +346,18 @@ def _check(settings: Settings) -> None:
         raise ConfigError("tenant", "is empty; give a name")
     for group in ("slots", "worker", "limits", "retention", "thresholds", "look_ups", "receipts"):
         for name in (values := getattr(settings, group)).__struct_fields__:
-            if getattr(values, name) < 0:
-                raise ConfigError(f"{group}.{name}", f"is {getattr(values, name)}; it cannot be negative")
+            value = getattr(values, name)
+            if isinstance(value, (int, float)) and value < 0:
+                raise ConfigError(f"{group}.{name}", f"is {value}; it cannot be negative")
     if settings.slots.priority < 1 or settings.slots.standard < 1 or settings.slots.bulk < 1:
         raise ConfigError(
             "slots", "must be at least 1 for each mode; 0 would leave its notifications waiting"
         )
-    for name in ("connect_timeout_ms", "max_connections", "max_host_connections"):
-        if getattr(settings.http, name) < 1:
-            raise ConfigError(f"http.{name}", f"is {getattr(settings.http, name)}; it must be at least 1")
-    if settings.limits.fan_out < 1:
-        raise ConfigError("limits.fan_out", "is 0; it must be at least 1")
-    if settings.worker.poll_ms < 1:
-        raise ConfigError("worker.poll_ms", "is 0; it must be at least 1")
+    for name in _AT_LEAST_ONE:
+        if (number := attrgetter(name)(settings)) < 1:
+            raise ConfigError(name, f"is {number}; it must be at least 1")
+    if settings.metrics.tenants < 0:
+        raise ConfigError("metrics.tenants", f"is {settings.metrics.tenants}; it cannot be negative")
     for type_, window in settings.dedup_windows_ms.items():
         if window < 0:
             raise ConfigError(f"dedup_windows_ms.{type_}", f"is {window}; it cannot be negative")
@@ -330,6 +376,19 @@ def _check_locales(templates: TemplateSettings) -> None:
             raise ConfigError(
                 f"templates.{name}", f"is {locale!r}; it must be one of locales: {', '.join(declared)}"
             )
+
+
+def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits, with the durations of rates read, also of those of single tenants."""
+    read = dict(raw)
+    for name in ("recipient", "tenant"):
+        table = _durations(_table(raw, name), f"limits.{name}")
+        tenants = _table(table, "of")
+        table["of"] = {
+            tenant: _durations(_table(tenants, tenant), f"limits.{name}.of.{tenant}") for tenant in tenants
+        }
+        read[name] = table
+    return read
 
 
 def _table(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -359,12 +418,15 @@ _TABLES: dict[str, type[Struct]] = {
         SlotSettings,
         WorkerTable,
         LimitSettings,
+        QuietHourSettings,
         RetentionSettings,
         ThresholdSettings,
         LookUpSettings,
         ReceiptSettings,
         HttpSettings,
         TemplateSettings,
+        MetricsSettings,
+        LogSettings,
         QueueNames,
     )
 }

@@ -28,6 +28,7 @@ from homing.core.errors import ConfigError, InvalidRequest
 from homing.core.events import EVENT_NAMES, moment
 from homing.core.joining import CallersConnection
 from homing.core.model import Content, Filter, Notification, Page, Recipient
+from homing.core.observing import Observer
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
 from homing.core.reading import request_from
 from homing.core.request import SendRequest
@@ -63,6 +64,7 @@ class Homing(Engine):
         renderer: Renderer | None = None,
         clock: Clock | None = None,
         chance: Chance | None = None,
+        observers: Sequence[Observer] = (),
         loaded_settings: config.Settings | None = None,
         **settings: Any,
     ) -> None:
@@ -87,6 +89,7 @@ class Homing(Engine):
                 renderer=renderer,
                 clock=clock,
                 chance=chance,
+                observers=observers,
             ),
             compose.engine_settings(loaded),
         )

@@ -139,10 +139,10 @@ _CALLED = {
 }
 
 
-def _check_types(where: str, maker: Callable[..., Any], options: Mapping[str, Any]) -> None:
+def _check_types(where: str, maker: Any, options: Mapping[str, Any]) -> None:
     """By the maker's annotations. A wrong value is not repeated: it may be a credential."""
     try:
-        hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)
+        hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)  # type: ignore[misc]
     except Exception:  # another package may name types that only a type checker can find
         return
     for option, value in options.items():

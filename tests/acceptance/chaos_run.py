@@ -6,7 +6,8 @@ Workers are killed with `kill -9`, the server is stopped as by a power cut and s
 are cut, and workers are suspended for three leases, all at random moments while this process goes on sending.
 Then every accepted notification must be accounted for, nothing may have been sent more often than it was
 attempted, and what a suspended worker wanted to settle too late must have been refused. At last the time to
-recover is measured, for each kind of fault: from when the fault is over until all that was under way has ended.
+recover is measured, for each kind of fault: from when it is over until every attempt that was under way has
+ended or was given up for lost.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import asyncpg
 from fleet import LEASE_MS, Count, Fleet, count, send_some, settled, show
@@ -36,8 +38,14 @@ from private_postgres import PrivatePostgres
 
 PAUSE_S = 3 * LEASE_MS / 1000
 RECOVERY_S = 2 * LEASE_MS / 1000
-IN_FLIGHT = 300
-"""Sent right before a fault, so that it hits something."""
+Attempts: TypeAlias = "list[asyncpg.Record]"
+UNDER_WAY = "SELECT seq, attempts FROM homing.live WHERE status = 'sending' AND worker LIKE $1"
+CUT = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+IN_FLIGHT = 60
+"""Sent at once while a fault is to hit something."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -107,17 +115,16 @@ class Chaos:
             show_progress(f"fault {number + 1}/{len(faults)}, accepted {len(self._accepted)}")
 
     async def _recoveries(self) -> dict[str, float]:
-        """From a fault in the middle of deliveries until all of them have ended, the slowest of each kind."""
+        """How long it takes until nothing hangs any more that was under way, the slowest of each fault."""
         slowest: dict[str, float] = {}
-        for _ in range(self._plan.probes):
-            for name, fault in (("kill", self._kill_busy), ("cut", self._cut), ("restart", self._restart)):
-                sending = asyncio.create_task(self._send(IN_FLIGHT))
-                await self._until_busy()
-                await fault()
-                began = time.monotonic()
-                await sending
-                await settled(self._homing, len(self._accepted))
-                slowest[name] = max(slowest.get(name, 0.0), round(time.monotonic() - began, 2))
+        faults = {"kill": self._kill_busy, "cut": self._cut_busy, "restart": self._restart_busy}
+        for name, fault in list(faults.items()) * self._plan.probes:
+            hit = await fault()
+            began = time.monotonic()
+            while any(attempt in hit for attempt in await self._query(UNDER_WAY, "%")):
+                pass
+            slowest[name] = max(slowest.get(name, 0.0), round(time.monotonic() - began, 2))
+            await settled(self._homing, len(self._accepted))
         return slowest
 
     async def _send(self, number: int) -> None:
@@ -140,47 +147,69 @@ class Chaos:
         await asyncio.to_thread(self._server.start)
 
     async def _cut(self) -> None:
-        connection = await asyncpg.connect(self._server.url)
-        try:
-            await connection.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-            )
-        finally:
-            await connection.close()
+        await self._query(CUT)
 
     async def _pause(self) -> None:
         async with self._caught_busy():
             await asyncio.sleep(PAUSE_S)
 
-    async def _kill_busy(self) -> None:
-        async with self._caught_busy() as worker:
-            pass
-        await asyncio.to_thread(self._fleet.kill, worker)
+    async def _kill_busy(self) -> Attempts:
+        """In the middle of its deliveries; which those were. So do the next two."""
+        async with self._caught_busy() as (worker, hit):
+            await asyncio.to_thread(self._fleet.kill, worker)
+        return hit
 
-    async def _until_busy(self) -> None:
-        while not await self._under_way("%"):
-            await asyncio.sleep(0.005)
+    async def _cut_busy(self) -> Attempts:
+        hit = await self._busy()
+        await self._cut()
+        return hit
+
+    async def _restart_busy(self) -> Attempts:
+        hit = await self._busy()
+        await self._restart()
+        return hit
+
+    async def _busy(self) -> Attempts:
+        """What is under way, as soon as something is."""
+        async with self._traffic():
+            for _ in range(1000):
+                if found := await self._query(UNDER_WAY, "%"):
+                    return found
+        raise AssertionError("nothing is ever under way")
 
     @asynccontextmanager
-    async def _caught_busy(self) -> AsyncIterator[subprocess.Popen[bytes]]:
+    async def _caught_busy(self) -> AsyncIterator[tuple[subprocess.Popen[bytes], Attempts]]:
         """A suspended worker that has deliveries under way."""
-        for _ in range(200):
-            sending = asyncio.create_task(self._send(IN_FLIGHT // 10))
-            await self._until_busy()
-            with self._fleet.suspended(self._chance) as worker:
-                await sending
-                if await self._under_way(f"%:{worker.pid}"):
-                    yield worker
-                    return
+        async with AsyncExitStack() as meanwhile:
+            await meanwhile.enter_async_context(self._traffic())
+            for _ in range(1000):
+                with self._fleet.suspended(self._chance) as worker:
+                    if found := await self._query(UNDER_WAY, f"%:{worker.pid}"):
+                        await meanwhile.aclose()
+                        yield worker, found
+                        return
         raise AssertionError("no worker is ever busy")
 
-    async def _under_way(self, worker: str) -> int:
+    @asynccontextmanager
+    async def _traffic(self) -> AsyncIterator[None]:
+        """Goes on sending meanwhile."""
+        flows = True
+
+        async def flow() -> None:
+            while flows:
+                await self._send(IN_FLIGHT)
+
+        sending = asyncio.create_task(flow())
+        try:
+            yield
+        finally:
+            flows = False
+            await sending
+
+    async def _query(self, sql: str, *parameters: object) -> Attempts:
         connection = await asyncpg.connect(self._server.url)
         try:
-            found = "SELECT count(*) FROM homing.live WHERE status = 'sending' AND worker LIKE $1"
-            number: int = await connection.fetchval(found, worker)
-            return number
+            return list(await connection.fetch(sql, *parameters))
         finally:
             await connection.close()
 

@@ -24,6 +24,9 @@ store = "{store}"
 poll_ms = "100ms"
 lease_ms = "{lease_ms}ms"
 
+[slots]
+standard = 16
+
 [providers.outfile]
 kind = "file"
 path = "{folder}/sent.jsonl"
@@ -71,7 +74,7 @@ class Fleet:
         try:
             yield worker
         finally:
-            worker.send_signal(signal.SIGCONT)
+            worker.send_signal(signal.SIGCONT)  # without effect on one that was killed meanwhile
 
     def stop(self) -> None:
         for worker in self._workers:

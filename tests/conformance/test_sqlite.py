@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,17 @@ class SqliteHarness:
         self._opened.append(store)
         return store
 
+    def add_next_release(self) -> None:
+        """A column more than this release knows, in every table: its code works on the schema of the next."""
+        with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            columns = (
+                f"ALTER TABLE {name} ADD COLUMN of_the_next_release INTEGER NOT NULL DEFAULT 7;"
+                for (name,) in tables
+                if not name.startswith("sqlite_")
+            )
+            connection.executescript(f"BEGIN; {' '.join(columns)} COMMIT;")
+
     async def advance(self, duration_ms: int) -> None:
         self._passed_ms += duration_ms
 
@@ -51,5 +64,6 @@ class TestSqliteStore(StoreSuite):
         harness = SqliteHarness(tmp_path / "homing.db")
         await harness.store.open()
         await harness.store.migrate()
+        harness.add_next_release()
         yield harness
         await harness.close()

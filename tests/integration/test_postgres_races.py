@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
@@ -24,7 +24,7 @@ from homing.testing.builders import (
     sent,
 )
 
-Admin = asyncpg.Connection[Any]
+Admin: TypeAlias = "asyncpg.Connection[Any]"
 _WAITING = """
 SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')
 """
@@ -151,3 +151,18 @@ async def test_a_repeated_request_leaves_no_dedup_keys_behind(store: PostgresSto
     first, again = await store.accept([asked("a"), asked("b")])
     assert first.ids == again.ids
     assert await admin.fetch("SELECT dedup_key FROM homing.dedups") == [("a",)]
+
+
+async def test_a_request_that_waits_for_its_key_holds_up_no_other(store: PostgresStore, admin: Admin) -> None:
+    """The key is in a caller's transaction, which may take its time."""
+    held = admin.transaction()
+    await held.start()
+    await store.accept([a_submission(key="k")], tx=admin)
+    waiting = asyncio.create_task(store.accept([a_submission(key="k")]))
+    await _until_waiting(admin, waiting)
+    others = [asyncio.create_task(store.accept([a_submission()])) for _ in range(5)]
+    await asyncio.wait_for(asyncio.gather(*others), 10)
+    assert not waiting.done()
+    await held.rollback()
+    [answer] = await asyncio.wait_for(waiting, 10)
+    assert not answer.duplicates

@@ -13,7 +13,7 @@ import pytest
 
 import homing
 
-ADAPTERS = ("stores", "providers", "timers", "sinks", "rendering")
+ADAPTERS = ("stores", "providers", "timers", "sinks", "rendering", "observing")
 FRONTS = ("api", "dashboard", "bridges")
 FOR_TRIALS = ("sim", "testing")
 

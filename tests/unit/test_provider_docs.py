@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from homing.core.model import Channel
+from homing.making import _EXTRAS as EXTRAS
 from homing.making import PROVIDERS, load
 from homing.providers.answers import error_table
 
@@ -56,6 +57,16 @@ def test_the_list_of_providers_has_all_with_their_channels() -> None:
     for kind, channels in told.items():
         served = getattr(load(PROVIDERS[kind]), "channels", tuple(Channel))
         assert channels == ("all" if set(served) == set(Channel) else ", ".join(served)), kind
+
+
+def test_the_list_of_providers_tells_who_reports_who_can_be_asked_and_what_to_install() -> None:
+    text = (PAGES / "README.md").read_text(encoding="utf-8").partition("`console`")[0]
+    for kind, *_, receipts, look_up, extra in rows(text):
+        name = re.findall(r"`(\w+)`", kind)[0]
+        provider = load(PROVIDERS[name])
+        assert (receipts == "yes") == hasattr(provider, "hear"), name
+        assert (look_up == "yes") == hasattr(provider, "look_up"), name
+        assert extra == f"`{EXTRAS.get(name, 'providers')}`", name
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,9 @@ async def process(
 
     if not 1 <= limit <= _MOST:
         raise Refused(f"--limit: is {limit}; allowed are 1 to {_MOST}")
-    configure_logging(verbose=False)
-    async with engine(options) as homing:
+    settings = options.settings()
+    configure_logging(settings)
+    async with engine(options, settings) as homing:
         narrator = (
             Narrator(homing, options.notes if json else options.screen, options.privacy) if verbose else None
         )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -21,6 +20,7 @@ from homing.cli.screen import Screen
 
 if TYPE_CHECKING:
     from homing.config import Settings
+    from homing.core.observing import Observer
     from homing.core.ports import Backend
     from homing.library import Homing
 
@@ -139,13 +139,15 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 @asynccontextmanager
-async def engine(options: Options, **flags: Any) -> AsyncIterator[Homing]:
+async def engine(
+    options: Options, settings: Settings | None = None, observers: Sequence[Observer] = ()
+) -> AsyncIterator[Homing]:
     """The engine, open, for one command."""
     from homing.library import Homing
 
-    settings = options.settings(**flags)
+    settings = settings or options.settings()
     new = is_new(settings.store)
-    homing = Homing(loaded_settings=settings)
+    homing = Homing(loaded_settings=settings, observers=observers)
     try:
         await homing.open()
         if new:  # a misspelt path would otherwise look like an empty queue
@@ -171,13 +173,12 @@ async def backend(settings: Settings, *, migrate: bool = True) -> AsyncIterator[
         await store.close()
 
 
-def configure_logging(*, verbose: bool) -> None:
-    """Log lines with their time on stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+def configure_logging(settings: Settings, *, verbose: bool = False) -> None:
+    """Log lines on stderr, as the settings say; `verbose` asks for more."""
+    from homing import compose
+
+    level = settings.log.level
+    compose.log_to_stderr(settings.log.format, "info" if verbose and level != "debug" else level)
 
 
 def login() -> str:

@@ -15,7 +15,6 @@ from homing.cli.shared import Json, Options, command
 from homing.cli.words import plural
 
 if TYPE_CHECKING:
-    from homing.compose import CheckReport
     from homing.config import Settings
     from homing.core.model import Content
 
@@ -65,7 +64,7 @@ def check(options: Options, json: Json = False) -> int:
     screen = options.screen
     screen.table(
         ("KEY", *report.locales),
-        [(key, *(_mark(report, key, locale) for locale in report.locales)) for key in report.keys],
+        [(key, *(_state(report.state(key, locale)) for locale in report.locales)) for key in report.keys],
     )
     for finding in report.findings:
         screen.line(styled(finding.message, "red"))
@@ -144,8 +143,5 @@ def _parts(content: Content) -> Iterator[tuple[str, str]]:
         yield "data", msgspec.json.format(msgspec.json.encode(content.data), indent=2).decode()
 
 
-def _mark(report: CheckReport, key: str, locale: str) -> Styled:
-    here = [one for one in report.findings if one.key == key and one.locale in (None, locale)]
-    if any(one.missing for one in here):
-        return styled("missing", "red")
-    return styled("wrong", "red") if here else styled("ok", "green")
+def _state(state: str) -> Styled:
+    return styled(state, "green" if state == "ok" else "red")

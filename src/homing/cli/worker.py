@@ -33,11 +33,28 @@ async def worker(
             "--batch-size", metavar="N", help="Attempts under way at most, for each mode and channel."
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there; 0: any port."
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> int:
     """Deliver until SIGTERM or SIGINT: the first ends what is under way, the second breaks it off."""
-    configure_logging(verbose=verbose)
-    async with engine(options, **_settings(interval, batch_size)) as homing:
+    settings = options.settings(**_settings(interval, batch_size, metrics))
+    configure_logging(settings, verbose=verbose)
+    if not settings.metrics.listen:
+        async with engine(options, settings) as homing:
+            return await _work(options, homing)
+    from homing import compose
+
+    counted = compose.metrics(settings)
+    async with (
+        engine(options, settings, [counted]) as homing,
+        compose.endpoint(settings, counted, homing) as endpoint,
+    ):
+        options.screen.line(f"metrics on http://{endpoint.address}/metrics")
         return await _work(options, homing)
 
 
@@ -96,8 +113,10 @@ async def _until_stopped(
     return hard
 
 
-def _settings(interval: str | None, batch_size: int | None) -> dict[str, Any]:
+def _settings(interval: str | None, batch_size: int | None, metrics: str | None) -> dict[str, Any]:
     settings: dict[str, Any] = {}
+    if metrics is not None:
+        settings["metrics"] = {"listen": metrics}
     if interval is not None:
         poll_ms = duration_ms(interval, "--interval")
         if poll_ms < 1:

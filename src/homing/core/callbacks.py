@@ -21,6 +21,10 @@ class Callback(Struct, frozen=True, kw_only=True):
     body: bytes = b""
     method: str = "POST"
 
+    def __repr__(self) -> str:
+        """Its URL and headers may hold keys, its body recipients."""
+        return f"Callback({self.method}, {len(self.body)} bytes)"
+
 
 class Heard(Struct, frozen=True, kw_only=True):
     """What a verified callback says. Events that are no business of ours, or cannot be read, are counted."""

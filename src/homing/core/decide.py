@@ -24,6 +24,7 @@ from homing.core.model import (
     Status,
 )
 from homing.core.policy import OnTimeout, RetryPolicy
+from homing.core.quiet_hours import Window
 
 LONGEST_RETRY_AFTER_MS = 24 * 3_600_000
 
@@ -43,6 +44,10 @@ class Facts(Struct, frozen=True, kw_only=True):
     """It must not be sent: suppressed, unsubscribed, device inactive."""
     postpone_ms: int = 0
     postpone_reason: Reason | None = None
+    time_zone: str | None = None
+    """The recipient's, as it is known now; None: as it was when the notification was accepted."""
+    quiet_hours: Window | None = None
+    """The recipient's own; None: those of the settings."""
 
 
 NOTHING_AGAINST_IT = Facts()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from homing.core.model import Channel, OutcomeKind, Receipt, ReceiptEvent, Recipient, RegistryPut
 
 EVERY_CATEGORY = "*"
+EVERY_CHANNEL = "*"
 DEVICE, SUPPRESSION, PREFERENCE = "device", "suppression", "preference"
 
 
@@ -58,12 +59,22 @@ def receipt_effects(row: Addressed, recipient: Recipient, receipt: Receipt) -> t
 
 def suppression_key(channel: Channel, address: str, category: str) -> str:
     """Where a suppression is filed; category `*` holds for all."""
-    return f"{channel.value}:{address}:{category}"
+    return f"{channel.value}:{address}:{key_part(category)}"
 
 
-def preference_key(recipient_id: str, category: str, channel: Channel) -> str:
-    """Where a recipient's preference is filed; category `*` holds where there is none for the category."""
-    return f"{recipient_id}:{category}:{channel.value}"
+def preference_key(recipient_id: str, category: str, channel: str) -> str:
+    """Where a recipient's preference is filed; `*` holds where there is none for the category or channel."""
+    return f"{key_part(recipient_id)}:{key_part(category)}:{channel}"
+
+
+def key_part(text: str) -> str:
+    """Text as a part of a key: two different pairs of parts never make the same key."""
+    return text.replace("%", "%25").replace(":", "%3A")
+
+
+def part_text(part: str) -> str:
+    """The text of a part of a key."""
+    return part.replace("%3A", ":").replace("%25", "%")
 
 
 def _dead(what: Addressed, provider: str) -> RegistryPut:

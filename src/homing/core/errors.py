@@ -6,6 +6,7 @@ HomingError
 │   └── TemplateFailed    it does not compile, or not render with this data
 ├── IdempotencyConflict   the key was used with another body
 ├── NotFound
+├── VersionConflict       somebody else has changed it meanwhile
 ├── CommandRefused        not possible in the status it is in
 ├── DeliveryFailed        a synchronous send
 │   └── DeliveryTimeout
@@ -68,6 +69,12 @@ class NotFound(HomingError):
     """There is no such notification for this tenant."""
 
     code = "NOT_FOUND"
+
+
+class VersionConflict(HomingError):
+    """It was changed meanwhile. Nothing was written; read it again."""
+
+    code = "VERSION_CONFLICT"
 
 
 class CommandRefused(HomingError):

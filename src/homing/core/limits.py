@@ -45,10 +45,13 @@ def refill(bucket: Bucket, limit: RateLimit, now: int) -> Bucket:
 
 
 def take(bucket: Bucket, limit: RateLimit, now: int, want: int) -> tuple[Bucket, int, int]:
-    """(bucket after, how many were granted, milliseconds until one more is there)."""
+    """(bucket after, how many were granted, milliseconds until one more is there).
+
+    Less than nothing gives tokens back that were not used.
+    """
     filled = refill(bucket, limit, now)
     granted = max(0, min(want, int(filled.tokens + 2 * _EPSILON)))
-    left = Bucket(filled.tokens - granted, filled.at)
+    left = Bucket(min(float(limit.burst), filled.tokens - min(granted, want)), filled.at)
     missing = 1 - left.tokens - _EPSILON
     if missing <= 0:
         return left, granted, 0

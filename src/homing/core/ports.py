@@ -206,6 +206,13 @@ class Taken(Struct, frozen=True):
     wait_ms: int
 
 
+class Want(Struct, frozen=True):
+    """How many tokens are wanted of a bucket with this limit; less than none gives them back."""
+
+    limit: RateLimit
+    tokens: int
+
+
 class Shared(Protocol):
     """What all workers must agree on."""
 
@@ -216,6 +223,9 @@ class Shared(Protocol):
 
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
         """Leases up to `want` tokens of the bucket, by the store's clock."""
+
+    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
+        """The same of many buckets in one transaction: a limit for each recipient of a batch is one call."""
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         """True for one worker at a time: upkeep runs once, not once per worker. Renews its own lead."""

@@ -27,7 +27,7 @@ def request_from(raw: Any) -> SendRequest:
         raise InvalidRequest(
             "request", f"is {type(raw).__name__}; give a SendRequest or a mapping of its fields"
         )
-    fields = _fields(raw, SendRequest, "")
+    fields = fields_from(raw, SendRequest, "")
     channel = fields.get("channel") or _first(fields.get("channels"))
     if "recipient" in fields:
         fields["recipient"] = _recipient(fields["recipient"], channel)
@@ -70,7 +70,7 @@ def camel(name: str) -> str:
     return head + "".join(part.title() for part in rest)
 
 
-def _fields(raw: Mapping[Any, Any], kind: type[Struct], where: str) -> dict[str, Any]:
+def fields_from(raw: Mapping[Any, Any], kind: type[Struct], where: str) -> dict[str, Any]:
     """The mapping with wire names; a key that the struct does not have is refused."""
     found: dict[str, Any] = {}
     for key, value in raw.items():
@@ -86,7 +86,7 @@ def _recipient(to: Any, channel: Any) -> Any:
     if isinstance(to, Struct):
         to = msgspec.to_builtins(to)
     if isinstance(to, Mapping):
-        return _fields(to, Recipient, "recipient.")
+        return fields_from(to, Recipient, "recipient.")
     if not isinstance(to, str):
         raise InvalidRequest("recipient", f"is {type(to).__name__}; give an address or a recipient")
     first = channels_of(SendRequest(channel=channel if isinstance(channel, str) else None))
@@ -102,11 +102,11 @@ def _content(content: Any) -> Any:
         content = msgspec.to_builtins(content)
     if not isinstance(content, Mapping):
         return content
-    fields = _fields(content, Content, "content.")
+    fields = fields_from(content, Content, "content.")
     attachments = fields.get("attachments")
     if isinstance(attachments, (list, tuple)):
         fields["attachments"] = [
-            _fields(one, Attachment, "content.attachments.") if isinstance(one, Mapping) else one
+            fields_from(one, Attachment, "content.attachments.") if isinstance(one, Mapping) else one
             for one in attachments
         ]
     return fields

@@ -7,7 +7,16 @@ import re
 HIDDEN = "•••"
 
 # Each begins where a word begins and never goes back over what it took: long nonsense costs no more.
+_NAMED = r"password|passwd|secret|token|api[-_ ]?key|authorization"
 _RULES = (
+    (
+        re.compile(
+            rf"(?i)\b((?:{_NAMED})[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?:(?:bearer|basic)\s{{1,3}})?[^\s\"',;&]++"
+        ),
+        rf"\1{HIDDEN}",
+    ),
+    (re.compile(r"(?i)\b(bearer|basic)\s{1,3}[\w.~+/=-]{6,}+"), rf"\1 {HIDDEN}"),
+    (re.compile(r"([a-z][a-z0-9+.-]{1,20}+://)[^\s/@]++@"), r"\1"),
     (re.compile(r"(https?://)(?:[^\s/@]*+@)?([^\s/?#\"'<>]++)[^\s\"'<>]*+"), rf"\1\2/{HIDDEN}"),
     (re.compile(r"(?<![^\s@<>\"'(),;:])[^\s@<>\"'(),;:]++@([\w.-]++)"), rf"{HIDDEN}@\1"),
     (re.compile(r"(?<![\w-])\+?\d(?:[ ().-]{0,3}\d){6,20}(?![\w-])"), HIDDEN),
@@ -18,7 +27,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 def redact(text: str) -> str:
-    """The text without addresses, numbers, tokens and paths of URLs. Our own ids stay."""
+    """The text without addresses, numbers, tokens, named secrets and paths of URLs. Our own ids stay."""
     text = text[:_LONGEST].replace("\x00", "")
     kept: list[str] = []
 

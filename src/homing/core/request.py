@@ -184,10 +184,10 @@ def check_names(request: SendRequest) -> None:
         ("category", request.category),
         ("templateKey", request.template_key),
     ):
-        if value is not None and not _NAME.fullmatch(value):
-            raise InvalidRequest(name, "must have 1 to 100 letters, digits, or . _ : / -")
-    if request.origin and not _NAME.fullmatch(request.origin):
-        raise InvalidRequest("origin", "must have 1 to 100 letters, digits, or . _ : / -")
+        if value is not None:
+            check_name(value, name)
+    if request.origin:
+        check_name(request.origin, "origin")
     for name, value in (("idempotencyKey", request.idempotency_key), ("dedupKey", request.dedup_key)):
         if value is not None and not _KEY.fullmatch(value):
             raise InvalidRequest(name, "must have 1 to 255 visible ASCII characters")
@@ -195,6 +195,12 @@ def check_names(request: SendRequest) -> None:
     if request.accept_language is not None and len(request.accept_language) > MOST_CHARACTERS:
         said = len(request.accept_language)
         raise InvalidRequest("acceptLanguage", f"has {said} characters; allowed are {MOST_CHARACTERS}")
+
+
+def check_name(value: Any, where: str) -> None:
+    """A name as types, categories and origins have them."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidRequest(where, "must have 1 to 100 letters, digits, or . _ : / -")
 
 
 def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> None:

@@ -35,6 +35,9 @@ from homing.core.model import (
 from homing.core.receipts import Standing, Verdict, blames_recipient, same_message
 from homing.core.states import WAITING, after_command, may_settle
 
+_DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
+"""Waiting that somebody wanted is no sign that nobody can deliver it: `max_age_ms` does not count it."""
+
 
 class Row(Struct, kw_only=True):
     """What changes in a notification's life, and what it is claimed and matched by."""
@@ -280,6 +283,8 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     if settlement.attempt is not None:
         _note_attempt(row, settlement, settlement.attempt, now)
     if after in WAITING:
+        if reason in _DOES_NOT_AGE:
+            row.aged_from += settlement.delay_ms
         _wait(row, now + settlement.delay_ms)
     else:
         _finish(row, now)

@@ -24,6 +24,7 @@ from homing.core.breaker import (
 from homing.core.errors import StoreError
 from homing.core.limits import Bucket, RateLimit, take
 from homing.core.model import OutcomeKind
+from homing.core.observing import NOBODY, Observer
 from homing.core.policy import PolicyBook
 from homing.core.ports import Backend, Clock
 from homing.core.redact import redact
@@ -41,12 +42,21 @@ _NO_LIMIT = 1_000_000
 class Breakers:
     """Asks and tells the breakers. Time is the store's, carried on by the monotonic clock."""
 
-    def __init__(self, roster: Roster, backend: Backend, clock: Clock, alerts: Alerts, worker: str) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        backend: Backend,
+        clock: Clock,
+        alerts: Alerts,
+        worker: str,
+        observer: Observer = NOBODY,
+    ) -> None:
         self._roster = roster
         self._backend = backend
         self._clock = clock
         self._alerts = alerts
         self._worker = worker
+        self._observer = observer
         self._states: dict[str, Breaker] = {}
         self._ahead_ms = 0
         self._learned_ms = 0
@@ -149,6 +159,7 @@ class Breakers:
             return False  # the answer took so long that the trial is somebody else's
         self._my_trials.add(provider)
         log.info("breaker of %s is half open: one trial", provider)
+        self._observer.breaker_changed(provider, begun.phase)
         return True
 
     def spend_trial(self, provider: str) -> int:
@@ -254,6 +265,7 @@ class Breakers:
             self._dirty.add(provider)
 
     def _tell_forced(self, provider: str, phase: Phase | None, who: str, why: str) -> None:
+        self._observer.breaker_changed(provider, phase or self.state(provider).phase)
         now = "given back" if phase is None else f"held {phase}"
         reason = f": {why}" if why else ""
         self._alerts.add(
@@ -266,6 +278,7 @@ class Breakers:
         )
 
     def _announce(self, provider: str, state: Breaker) -> None:
+        self._observer.breaker_changed(provider, state.phase)
         self._alerts.add(
             "BreakerChanged",
             f"breaker of {provider} is {state.phase}" + (f": {state.why}" if state.why else ""),

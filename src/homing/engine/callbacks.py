@@ -11,9 +11,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homing.core.callbacks import Callback, Heard
-from homing.core.errors import CallbackRefused, CallbackUnreadable, InvalidRequest
+from homing.core.errors import CallbackRefused, CallbackUnreadable, InvalidRequest, StoreError
 from homing.core.failover import Route
 from homing.core.model import Channel, Mode, Priority, Receipt, ReceiptEvent
+from homing.core.observing import NOBODY, Observer
 from homing.core.policy import BounceFailover, Keys
 from homing.core.ports import Backend, Clock, Hears, Prepares
 from homing.core.request import provider_id
@@ -56,12 +57,14 @@ class Callbacks:
         policies: Policies,
         clock: Clock,
         wake: Callable[[], None],
+        observer: Observer = NOBODY,
     ) -> None:
         self._backend = backend
         self._roster = roster
         self._policies = policies
         self._clock = clock
         self._wake = wake
+        self._observer = observer
 
     async def hear(self, provider: str, callback: Callback) -> CallbackResult:
         """Verify → complete → apply. Raises `CallbackRefused` where the provider did not sign it."""
@@ -83,7 +86,13 @@ class Callbacks:
         usable, unreadable = self._completed(listed, receipts)
         applied = unchanged = orphaned = 0
         for start in range(0, len(usable), _STEP):
-            result = await self._backend.receipt(usable[start : start + _STEP])
+            step = usable[start : start + _STEP]
+            try:
+                result = await self._backend.receipt(step)
+            except StoreError as error:
+                self._observer.store_failed("receipt", error)
+                raise
+            self._observer.heard(step, result)
             applied += len(result.applied)
             unchanged += len(result.unchanged)
             orphaned += len(result.orphaned)

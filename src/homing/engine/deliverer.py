@@ -7,7 +7,9 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from traceback import format_tb
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,6 +23,7 @@ from homing.core.ports import Backend, Chance, Clock, Delivery, Directory
 from homing.core.redact import redact
 from homing.engine.breakers import Breakers, longest_trial_ms
 from homing.engine.intake import LEASE_MARGIN_MS, SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.pacing import Pacing
 from homing.engine.policies import Policies
 from homing.engine.roster import Listed, Roster
 
@@ -28,7 +31,10 @@ log = logging.getLogger("homing.deliverer")
 
 _HOOK_S = 10
 _HOOK_PAUSE_MS = 5_000
+_LONGEST_POSTPONE_MS = 366 * 86_400_000
 _STORE_PAUSE_MS = 1_000
+_STOOD_STILL_MS = 1_000
+"""An attempt that ends this much after its timeout says nothing of the provider: this process stood still."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -52,6 +58,7 @@ class Deliverer:
         policies: Policies,
         breakers: Breakers,
         directory: Directory,
+        pacing: Pacing,
         clock: Clock,
         chance: Chance,
     ) -> None:
@@ -60,6 +67,7 @@ class Deliverer:
         self._policies = policies
         self._breakers = breakers
         self._directory = directory
+        self._pacing = pacing
         self._clock = clock
         self._chance = chance
         self._slots = {listed.id: asyncio.Semaphore(listed.max_in_flight) for listed in roster}
@@ -67,15 +75,17 @@ class Deliverer:
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[Ready]:
         """Ends or postpones what must not be attempted now; the others are ready."""
         facts = await self._facts(claims)
+        now = self._breakers.now()
         ready = []
         for claim in claims:
             policy = self.policy(claim)
-            ended = judge(claim, policy, facts.get(claim.id, NOTHING_AGAINST_IT), now=self._breakers.now())
+            known = self._pacing.quiet(claim, facts.get(claim.id, NOTHING_AGAINST_IT), now)
+            ended = judge(claim, policy, known, now=now)
             if ended is None:
                 ready.append(Ready(claim, policy))
             else:
                 settle(ended)
-        return ready
+        return await self._paced(ready, settle)
 
     async def route(self, ready: Sequence[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
         """Chooses each claim's provider and records a changed one before anything is sent there."""
@@ -125,7 +135,8 @@ class Deliverer:
             latency_ms = self._clock.monotonic_ms() - began_ms
         finally:
             slot.release()
-        self._breakers.record(claim.provider, outcome.kind, trial=trial)
+        if latency_ms <= timeout_ms + _STOOD_STILL_MS:
+            self._breakers.record(claim.provider, outcome.kind, trial=trial)
         return decide(
             claim,
             outcome,
@@ -176,18 +187,39 @@ class Deliverer:
     def timeout_ms(self, one: Ready) -> int:
         return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is Mode.SYNCHRONOUS else one.policy.timeout_ms
 
+    async def _paced(self, ready: list[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
+        """Those that the rate limits of their tenants and recipients let pass; the others wait their turn."""
+        waits = await self._pacing.waits([one.claim for one in ready])
+        for one in ready:
+            if one.claim.id in waits:
+                settle(postpone(one.claim, one.policy, waits[one.claim.id], Reason.RATE_LIMIT))
+        return [one for one in ready if one.claim.id not in waits]
+
     async def _facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
         """What the directory says. Where it fails, hangs or answers nonsense, nobody is told anything yet."""
         try:
             async with asyncio.timeout(_HOOK_S):
-                facts: object = await self._directory.facts(claims)
-            if isinstance(facts, Mapping) and all(isinstance(one, Facts) for one in facts.values()):
-                return facts
-            error: object = f"it answered with {type(facts).__name__}"
+                said: object = await self._directory.facts(claims)
+            if isinstance(said, Mapping):
+                return self._sound(claims, said)
+            error: object = f"it answered with {type(said).__name__}"
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            error = "it broke itself off"
         except Exception as raised:  # a user's hook may fail in any way
             error = str(raised) or "no answer"
         log.warning("recipient directory failed, %d notifications wait: %s", len(claims), redact(str(error)))
         return dict.fromkeys((claim.id for claim in claims), Facts(postpone_ms=_HOOK_PAUSE_MS))
+
+    def _sound(self, claims: Sequence[Claim], said: Mapping[Any, Any]) -> dict[str, Facts]:
+        """What makes sense of the facts; what does not has its notification wait, and no other."""
+        facts = {claim.id: said[claim.id] for claim in claims if claim.id in said}
+        senseless = [id for id, one in facts.items() if not makes_sense(one)]
+        if senseless:
+            log.warning("recipient directory answered with nonsense, %d notifications wait", len(senseless))
+            facts.update(dict.fromkeys(senseless, Facts(postpone_ms=_HOOK_PAUSE_MS)))
+        return facts
 
     async def _win_trials(self, ready: Sequence[Ready]) -> None:
         """Where a half-open breaker offers its one trial, tries to win it for a claim that would go there."""
@@ -272,6 +304,17 @@ class Deliverer:
             metadata=claim.message.metadata,
         )
         return await answer(self._roster[claim.provider], delivery)
+
+
+def makes_sense(facts: object) -> bool:
+    """Whether a user's hook answered with facts, all of the right kind and within reason."""
+    if not isinstance(facts, Facts):
+        return False
+    try:
+        msgspec.convert(msgspec.to_builtins(facts), Facts)
+    except (msgspec.ValidationError, TypeError, OverflowError):
+        return False
+    return 0 <= facts.postpone_ms <= _LONGEST_POSTPONE_MS
 
 
 async def answer(listed: Listed, delivery: Delivery) -> Outcome:

@@ -7,11 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from homing.core.decide import Facts
+from homing.core.decide import NOTHING_AGAINST_IT, Facts
 from homing.core.effects import (
     DEVICE,
     EVERY_CATEGORY,
+    EVERY_CHANNEL,
     PREFERENCE,
     SUPPRESSION,
     preference_key,
@@ -20,25 +22,31 @@ from homing.core.effects import (
 from homing.core.errors import InvalidRequest
 from homing.core.model import Channel, Claim, Reason, Recipient
 from homing.core.ports import Registry
+from homing.core.quiet_hours import Window
+from homing.core.recipient_entries import RECIPIENT, devices_of, tokens_of
+from homing.core.recipients import QuietWindow, window_from
 
-RECIPIENT = "recipient"
+Filed = Mapping[str, Mapping[str, Any]]
+"""Key → what is filed under it."""
 
 
 class RegistryDirectory:
     """Recipients, devices, preferences and suppressions from the Registry, a few reads per batch.
 
-    - `recipient` by id: addresses, locale, time zone.
+    - `recipient` by id: addresses, locale, time zone, quiet hours, and the tokens of the devices.
     - `device` by token: `{"active": false}` skips it.
     - `suppression` by channel, address and category (`*`: all of them).
-    - `preference` by recipient id, category (else `*`) and channel: `{"allowed": false}`.
+    - `preference` by recipient id, category (else `*`) and channel (else `*`): `{"allowed": false}`.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
-        found = await self._registry.get_many(tenant, RECIPIENT, ids)
-        return {id_: _recipient(id_, entry.value) for id_, entry in found.items()}
+        found = await self._known(tenant, RECIPIENT, set(ids))
+        tokens = {token for filed in found.values() for token in tokens_of(filed)}
+        devices = await self._known(tenant, DEVICE, tokens)
+        return {id_: _recipient(id_, filed, devices) for id_, filed in found.items()}
 
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
         by_tenant: dict[str, list[Claim]] = defaultdict(list)
@@ -50,43 +58,73 @@ class RegistryDirectory:
         return found
 
     async def _tenant_facts(self, tenant: str, claims: Sequence[Claim]) -> dict[str, Facts]:
+        ids = {id_ for claim in claims if (id_ := claim.message.recipient.id) is not None}
+        recipients = await self._known(tenant, RECIPIENT, ids)
         devices = await self._known(tenant, DEVICE, {c.address for c in claims if c.channel is Channel.PUSH})
         suppressed = await self._known(tenant, SUPPRESSION, {k for c in claims for k in _suppressions(c)})
         preferences = await self._known(tenant, PREFERENCE, {k for c in claims for k in _preferences(c)})
         found: dict[str, Facts] = {}
         for claim in claims:
+            facts = _when(recipients.get(claim.message.recipient.id or "", {}))
             if any(key in suppressed for key in _suppressions(claim)):
-                found[claim.id] = Facts(skip=Reason.SUPPRESSED)
+                facts = replace(facts, skip=Reason.SUPPRESSED)
             elif _allowed(claim, preferences) is False:
-                found[claim.id] = Facts(skip=Reason.UNSUBSCRIBED)
+                facts = replace(facts, skip=Reason.UNSUBSCRIBED)
             elif claim.channel is Channel.PUSH and devices.get(claim.address, {}).get("active") is False:
-                found[claim.id] = Facts(skip=Reason.DEVICE_INACTIVE)
+                facts = replace(facts, skip=Reason.DEVICE_INACTIVE)
+            if facts is not NOTHING_AGAINST_IT:
+                found[claim.id] = facts
         return found
 
-    async def _known(self, tenant: str, kind: str, keys: set[str]) -> dict[str, dict[str, object]]:
+    async def _known(self, tenant: str, kind: str, keys: set[str]) -> Filed:
         if not keys:
             return {}
         entries = await self._registry.get_many(tenant, kind, sorted(keys))
         return {key: entry.value for key, entry in entries.items()}
 
 
-def _recipient(id_: str, filed: dict[str, Any]) -> Recipient:
+def _recipient(id_: str, filed: Mapping[str, Any], devices: Filed) -> Recipient:
     try:
-        return msgspec.convert({**filed, "id": id_}, Recipient)
+        found = msgspec.convert({**filed, "id": id_}, Recipient)
     except msgspec.ValidationError as error:
         raise InvalidRequest("recipient.id", f"{id_!r} is filed wrongly: {error}") from None
+    if found.device_token is not None:
+        return found
+    active = (device.token for device in devices_of(id_, filed, devices) if device.active)
+    return replace(found, device_token=next(active, None))
+
+
+def _when(filed: Mapping[str, Any]) -> Facts:
+    """What a recipient's entry says of when they may be told something."""
+    zone, window = filed.get("timeZone"), _window(filed.get("quietHours"))
+    if zone is None and window is None:
+        return NOTHING_AGAINST_IT
+    return Facts(time_zone=zone if isinstance(zone, str) else None, quiet_hours=window)
+
+
+def _window(said: object) -> Window | None:
+    """A window that was filed by other means and makes no sense leaves those of the settings in force."""
+    if said is None:
+        return None
+    try:
+        return window_from(msgspec.convert(said, QuietWindow), "quietHours")
+    except (msgspec.ValidationError, InvalidRequest):
+        return None
 
 
 def _preferences(claim: Claim) -> tuple[str, ...]:
-    """Where to look, the most specific first."""
+    """Where to look, the most specific first: the category weighs more than the channel."""
     recipient_id = claim.message.recipient.id
     if recipient_id is None:
         return ()
-    categories = (claim.category, EVERY_CATEGORY)
-    return tuple(preference_key(recipient_id, category, claim.channel) for category in categories)
+    return tuple(
+        preference_key(recipient_id, category, channel)
+        for category in (claim.category, EVERY_CATEGORY)
+        for channel in (claim.channel.value, EVERY_CHANNEL)
+    )
 
 
-def _allowed(claim: Claim, preferences: Mapping[str, Mapping[str, object]]) -> object:
+def _allowed(claim: Claim, preferences: Filed) -> object:
     said = (preferences.get(key, {}).get("allowed") for key in _preferences(claim))
     return next((allowed for allowed in said if allowed is not None), None)
 

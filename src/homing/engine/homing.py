@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from datetime import UTC
 from pathlib import Path
 from typing import Self
 
@@ -16,9 +17,12 @@ from homing.core.inbox import Inbox
 from homing.core.looking_up import LookUpPolicy
 from homing.core.model import DEFAULT_TENANT, Mode, Notification, Settlement, Submission
 from homing.core.modes import MODE_INFO
+from homing.core.observing import Observer
+from homing.core.pacing import Paces
 from homing.core.policy import Preset, Rule
 from homing.core.ports import Backend, Chance, Clock, Directory, Listens, Renderer, Sink
 from homing.core.presets import PRIORITY
+from homing.core.quiet_hours import QuietHours
 from homing.core.receipt_health import ReceiptPolicy
 from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
@@ -31,9 +35,12 @@ from homing.engine.directory import RegistryDirectory
 from homing.engine.inbox import InboxReader
 from homing.engine.intake import Intake, IntakeSettings
 from homing.engine.look_ups import LookUps
+from homing.engine.observing import observed_by
 from homing.engine.operations import Operations
+from homing.engine.pacing import Pacing
 from homing.engine.policies import Policies
 from homing.engine.receipt_watch import ReceiptWatch
+from homing.engine.recipients import Recipients
 from homing.engine.relay import Relay
 from homing.engine.room import Room, Slots
 from homing.engine.roster import Roster
@@ -42,7 +49,9 @@ from homing.engine.spool import Spool
 from homing.engine.stats import Processed
 from homing.engine.synchronous import Synchronous, ended
 from homing.engine.upkeep import Upkeep, UpkeepSettings
+from homing.engine.vitals import Vitals
 from homing.engine.worker import Worker, WorkerSettings
+from homing.engine.zones import zone
 
 log = logging.getLogger("homing")
 
@@ -61,6 +70,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     upkeep: UpkeepSettings = UpkeepSettings()
     look_ups: LookUpPolicy = LookUpPolicy()
     receipts: ReceiptPolicy = ReceiptPolicy()
+    quiet_hours: QuietHours = QuietHours()
+    time_zone: str = "UTC"
+    """Of recipients who have none, for their quiet hours."""
+    paces: Paces = Paces()
     queue_names: Mapping[Mode, str] = field(
         default_factory=lambda: {mode: info.queue_name for mode, info in MODE_INFO.items()}
     )
@@ -77,9 +90,10 @@ class Parts(Struct, frozen=True, kw_only=True):
     sinks: Mapping[str, tuple[Sink, frozenset[str]]] = field(default_factory=dict)
     directory: Directory | None = None
     renderer: Renderer | None = None
+    observers: tuple[Observer, ...] = ()
 
 
-class Engine(Sending, Operations, Commands, ProviderDesk):
+class Engine(Sending, Operations, Commands, ProviderDesk, Vitals):
     """One durable line from accept to settled. `async with` opens and closes it."""
 
     def __init__(self, parts: Parts, settings: EngineSettings) -> None:
@@ -94,7 +108,10 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             settings.preset, settings.rules, registry=parts.backend, clock=parts.clock, chance=parts.chance
         )
         alerts = Alerts(parts.backend, parts.clock, parts.chance)
-        self._breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name)
+        self._observer = observed_by(parts.observers)
+        self._breakers = Breakers(
+            parts.roster, parts.backend, parts.clock, alerts, settings.name, self._observer
+        )
         directory = parts.directory or RegistryDirectory(parts.backend)
         self._deliverer = Deliverer(
             backend=parts.backend,
@@ -102,9 +119,17 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             policies=self._policies,
             breakers=self._breakers,
             directory=directory,
+            pacing=Pacing(
+                parts.backend,
+                parts.clock,
+                quiet_hours=settings.quiet_hours,
+                paces=settings.paces,
+                time_zone=zone(settings.time_zone) or UTC,
+            ),
             clock=parts.clock,
             chance=parts.chance,
         )
+        self._recipients = Recipients(parts.backend, settings.tenant)
         self._intake = Intake(
             roster=parts.roster,
             policies=self._policies,
@@ -122,6 +147,7 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             breakers=self._breakers,
             deliverer=self._deliverer,
             clock=parts.clock,
+            observer=self._observer,
         ).send
         self._waker = LocalWaker()
         self._inbox_waker = LocalWaker()
@@ -131,6 +157,7 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             policies=self._policies,
             clock=parts.clock,
             wake=self._wake,
+            observer=self._observer,
         )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
         """Told of every settlement that this process's worker has written, and whether it was applied."""
@@ -151,6 +178,7 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
                 breakers=self._breakers,
                 policy=settings.receipts,
             ),
+            observer=self._observer,
         )
         self._look_ups = LookUps(
             backend=parts.backend,
@@ -162,7 +190,7 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             policy=settings.look_ups,
         )
         self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
-        self._spool = Spool(settings.spool) if settings.spool else None
+        self._spool = Spool(settings.spool, self._observer) if settings.spool else None
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
@@ -173,6 +201,11 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
     def policies(self) -> Policies:
         """The rules in force, and their changes at runtime."""
         return self._policies
+
+    @property
+    def recipients(self) -> Recipients:
+        """The store's own directory: recipients, devices, preferences and suppressions."""
+        return self._recipients
 
     # Life ----------------------------------------------------------------------------------------
 
@@ -312,4 +345,5 @@ class Engine(Sending, Operations, Commands, ProviderDesk):
             waker=self._waker,
             settings=self.settings.worker,
             on_settled=lambda settlement, applied: self.on_settled(settlement, applied),
+            observer=self._observer,
         )

@@ -323,6 +323,9 @@ class Operations:
         then = f", after {policy.failover_after} failures there {other.provider}" if other else ""
         held = f" ({n.reason.value.lower()})" if n.reason is not None else ""
         at = n.next_retry_at.isoformat(timespec="seconds")
+        if n.expires_at is not None and n.expires_at <= n.next_retry_at:
+            ends = n.expires_at.isoformat(timespec="seconds")
+            return f"expires at {ends}: its next attempt{held} would be at {at}"
         allowed = allowed_attempts(n, policy)
         return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
 

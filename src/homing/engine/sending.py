@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, StoreUnavailable
 from homing.core.model import Acceptance, Submission
+from homing.core.observing import Observer
 from homing.core.ports import Backend, Clock
 from homing.core.request import SendRequest
 from homing.engine.clock import LocalWaker
@@ -70,6 +71,7 @@ class Sending:
     _queue_name: Callable[[Submission], str]
     _submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
     _clock: Clock
+    _observer: Observer
     _wake: Callable[[], None]
     tenant: str
 
@@ -108,7 +110,7 @@ class Sending:
                 raise InvalidRequest("connection", "and synchronous exclude each other: it is sent at once")
             return await self._submit_now(submission, began_ms)
         try:
-            (answer,) = await self._backend.accept([submission], tx=connection)
+            (answer,) = await self._accept([submission], connection)
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
@@ -161,7 +163,7 @@ class Sending:
         self, prepared: list[Submission | Rejection], connection: Any, first: int
     ) -> list[SendResult | Rejection]:
         batch = [p for p in prepared if isinstance(p, Submission)]
-        answers = iter(await self._backend.accept(batch, tx=connection) if batch else ())
+        answers = iter(await self._accept(batch, connection) if batch else ())
         results: list[SendResult | Rejection] = []
         for offset, one in enumerate(prepared):
             if isinstance(one, Rejection):
@@ -178,6 +180,15 @@ class Sending:
         if batch:
             self._wake()
         return results
+
+    async def _accept(self, batch: Sequence[Submission], connection: Any) -> tuple[Acceptance, ...]:
+        try:
+            answers = await self._backend.accept(batch, tx=connection)
+        except StoreError as error:
+            self._observer.store_failed("accept", error)
+            raise
+        self._observer.accepted(batch, answers)
+        return answers
 
     def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
         raise_conflict(submission, answer)

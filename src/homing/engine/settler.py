@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from homing.core.errors import StoreError
-from homing.core.model import Settlement
+from homing.core.model import Claim, Settlement
+from homing.core.observing import NOBODY, Observer, Settled
 from homing.core.ports import Clock, Store
 
 log = logging.getLogger("homing.settler")
 
-_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 2_000
+_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 500
+"""Short: what is not written before its lease runs out is sent again."""
 
 
 class Settler:
@@ -27,15 +29,17 @@ class Settler:
         clock: Clock,
         *,
         on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
+        observer: Observer = NOBODY,
         batch_size: int = 500,
         linger_ms: int = 2,
     ) -> None:
         self._store = store
         self._clock = clock
         self._on_settled = on_settled
+        self._observer = observer
         self._batch_size = batch_size
         self._linger_ms = linger_ms
-        self._waiting: list[Settlement] = []
+        self._waiting: list[Settled] = []
         self._writing = 0
         self._arrived = asyncio.Event()
         self._empty = asyncio.Event()
@@ -47,8 +51,8 @@ class Settler:
     def backlog(self) -> int:
         return len(self._waiting) + self._writing
 
-    def add(self, settlement: Settlement) -> None:
-        self._waiting.append(settlement)
+    def add(self, settlement: Settlement, claim: Claim) -> None:
+        self._waiting.append((settlement, claim))
         self._empty.clear()
         self._arrived.set()
 
@@ -71,13 +75,14 @@ class Settler:
         """Returns when everything handed in so far is written."""
         await self._empty.wait()
 
-    async def _write(self, batch: list[Settlement]) -> None:
+    async def _write(self, batch: Sequence[Settled]) -> None:
         pause_ms = _FIRST_PAUSE_MS
         while True:
             try:
-                result = await self._store.settle(batch)
+                result = await self._store.settle([settlement for settlement, _ in batch])
             except StoreError as error:
                 log.warning("settling waits for the store: %s", error)
+                self._observer.store_failed("settle", error)
                 await self._clock.sleep_ms(pause_ms)
                 pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
                 continue
@@ -85,17 +90,20 @@ class Settler:
                 await self._isolate(batch)
                 return
             break
-        refused = {*result.stale, *result.missing}
+        self._tell(batch, {*result.stale, *result.missing})
+
+    def _tell(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
         if refused:
             self.stale += len(refused)
             log.warning("%d settlements came too late: others hold those leases by now", len(refused))
-        for settlement in batch:
+        self._observer.settled(batch, refused)
+        for settlement, _ in batch:
             self._on_settled(settlement, settlement.id not in refused)
 
-    async def _isolate(self, batch: list[Settlement]) -> None:
+    async def _isolate(self, batch: Sequence[Settled]) -> None:
         """One settlement that cannot be written must not hold up the others; its lease will run out."""
         if len(batch) == 1:
-            log.exception("settlement of %s cannot be written; it will count as lost", batch[0].id)
+            log.exception("settlement of %s cannot be written; it will count as lost", batch[0][0].id)
             return
         middle = len(batch) // 2
         await self._write(batch[:middle])

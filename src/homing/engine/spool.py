@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from homing.core.errors import ConfigError, IdempotencyConflict, StoreUnavailable
 from homing.core.model import Submission
+from homing.core.observing import NOBODY, Observer
 from homing.core.ports import Store
 
 log = logging.getLogger("homing.spool")
@@ -39,12 +40,13 @@ class _Kept(Struct, frozen=True):
 class Spool:
     """A file of submissions. Several processes may write to it and drain it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, observer: Observer = NOBODY) -> None:
         if not path.parent.is_dir():
             raise ConfigError(
                 "spool", f"the folder {path.parent} does not exist; make it, or name another file"
             )
         self._path = path
+        self._observer = observer
         self._decoder = msgspec.json.Decoder(Submission)
         self._read_bytes = 0
         """How much of the file this process has seen, in whole lines."""
@@ -82,7 +84,9 @@ class Spool:
         taken = 0
         for start in range(0, len(lines), _CHUNK):
             chunk = [s for line in lines[start : start + _CHUNK] if (s := self._decoded(line)) is not None]
-            for submission, answer in zip(chunk, await store.accept(chunk), strict=True):
+            answers = await store.accept(chunk)
+            self._observer.accepted(chunk, answers)
+            for submission, answer in zip(chunk, answers, strict=True):
                 if answer.conflict:
                     log.error("a spooled request was refused: its idempotency key was used otherwise before")
                     self._put_aside(msgspec.json.encode(submission))

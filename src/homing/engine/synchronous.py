@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from homing.core.errors import DeliveryFailed, DeliveryTimeout, StoreUnavailable
 from homing.core.model import Acceptance, Claim, Notification, Reason, Settlement, Status, Submission
+from homing.core.observing import NOBODY, Observer
 from homing.core.ports import Backend, Clock
 from homing.core.states import FINAL
 from homing.engine.breakers import Breakers
@@ -24,13 +26,21 @@ class Synchronous:
     """Two seconds, hard, for the whole call; never queued, never sent later."""
 
     def __init__(
-        self, *, backend: Backend, roster: Roster, breakers: Breakers, deliverer: Deliverer, clock: Clock
+        self,
+        *,
+        backend: Backend,
+        roster: Roster,
+        breakers: Breakers,
+        deliverer: Deliverer,
+        clock: Clock,
+        observer: Observer = NOBODY,
     ) -> None:
         self._backend = backend
         self._roster = roster
         self._breakers = breakers
         self._deliverer = deliverer
         self._clock = clock
+        self._observer = observer
 
     async def send(self, submission: Submission, began_ms: int) -> SendResult:
         """Accepts, attempts, settles and answers; raises what it failed of.
@@ -39,6 +49,7 @@ class Synchronous:
         """
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
+        self._observer.accepted([submission], [answer])
         raise_conflict(submission, answer)
         if not answer.claims:  # asked before under the same key, perhaps this very moment
             await ended(self._backend, self._clock, submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS)
@@ -54,19 +65,24 @@ class Synchronous:
                 settlements = [self._deliverer.settle_lost(claim) for claim in started]
             if not settlements:
                 settlements = [self._deliverer.give_up(claim) for claim in answer.claims]
-            await asyncio.shield(self._settle_now(settlements))
+            await asyncio.shield(self._settle_now(settlements, answer.claims))
         return await self._settled_result(submission.tenant, answer)
 
-    async def _settle_now(self, settlements: list[Settlement]) -> None:
+    async def _settle_now(self, settlements: list[Settlement], claims: Sequence[Claim]) -> None:
         """Keeps at it for a while: what was sent must not be answered as failed."""
         for pause_ms in _SETTLE_PAUSES_MS:
             try:
-                await self._backend.settle(settlements)
-                return
+                result = await self._backend.settle(settlements)
+                break
             except StoreUnavailable as error:
                 log.warning("settling a synchronous send waits for the store: %s", error)
+                self._observer.store_failed("settle", error)
                 await self._clock.sleep_ms(pause_ms)
-        await self._backend.settle(settlements)
+        else:
+            result = await self._backend.settle(settlements)
+        by_id = {claim.id: claim for claim in claims}
+        refused = {*result.stale, *result.missing}
+        self._observer.settled([(one, by_id[one.id]) for one in settlements], refused)
 
     async def _attempt_now(
         self, answer: Acceptance, settlements: list[Settlement], started: list[Claim], until_ms: int

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from homing.core.errors import StoreError
 from homing.core.model import Claim, Retention, Status, Tally
+from homing.core.observing import NOBODY, Observer
 from homing.core.ports import Backend, Clock
 from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
@@ -59,6 +60,7 @@ class Upkeep:
         adopt: Callable[[Sequence[Claim]], None],
         settings: UpkeepSettings,
         receipts: ReceiptWatch,
+        observer: Observer = NOBODY,
     ) -> None:
         self._backend = backend
         self._breakers = breakers
@@ -69,6 +71,7 @@ class Upkeep:
         self._adopt = adopt
         self._settings = settings
         self._receipts = receipts
+        self._observer = observer
         self._due_ms: dict[str, int] = {}
         self._raised: set[str] = set()
         self._dead_letters: int | None = None
@@ -91,6 +94,7 @@ class Upkeep:
             await self._every("receipts", self._settings.look_every_ms, self._receipts.look)
         except StoreError as error:
             log.warning("upkeep waits for the store: %s", error)
+            self._observer.store_failed("upkeep", error)
         except Exception:
             log.exception("upkeep failed; it goes on with the next round")
 

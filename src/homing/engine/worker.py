@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from msgspec import Struct
 from homing.core.decide import postpone
 from homing.core.errors import StoreError
 from homing.core.model import Claim, ClaimBatch, Lease, Reason, Settlement
+from homing.core.observing import NOBODY, Observer
 from homing.core.ports import Backend, Clock, Waker
 from homing.core.states import WAITING
 from homing.engine.breakers import Breakers
@@ -55,6 +57,7 @@ class Worker:
         waker: Waker,
         settings: WorkerSettings,
         on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
+        observer: Observer = NOBODY,
     ) -> None:
         self.name = name
         self._backend = backend
@@ -65,8 +68,9 @@ class Worker:
         self._clock = clock
         self._waker = waker
         self._settings = settings
-        self._observe = on_settled
-        self._settler = Settler(backend, clock, on_settled=self._settled)
+        self._on_settled = on_settled
+        self._observer = observer
+        self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[tuple[str, int], Claim] = {}
         self._claimed_last = 0
@@ -74,6 +78,7 @@ class Worker:
         self._draining = False
         self._sleeps_until_ms = 0
         self._policies_read_ms: int | None = None
+        self._looked_ms: int | None = None
         self.lateness = Lateness()
         self.processed = Processed()
 
@@ -88,6 +93,20 @@ class Worker:
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def in_flight_by(self) -> Mapping[tuple[str, str], int]:
+        """(lane, provider) → attempts under way."""
+        return Counter((claim.lane, claim.provider) for claim in self._in_flight.values())
+
+    @property
+    def settle_backlog(self) -> int:
+        return self._settler.backlog
+
+    @property
+    def looked_ms_ago(self) -> int | None:
+        """Since it last went round: one that hangs, in the store or anywhere, grows old."""
+        return None if self._looked_ms is None else self._clock.monotonic_ms() - self._looked_ms
 
     async def run(self) -> None:
         """Works until `drain` is called and everything under way is settled; cancel it to stop hard."""
@@ -129,7 +148,7 @@ class Worker:
         """Settles what a reaper took: lost leases as lost, passed deadlines by the guard."""
         for claim in claims:
             if not claim.overdue:
-                self._settler.add(self._deliverer.settle_lost(claim))
+                self._add(self._deliverer.settle_lost(claim), claim)
         overdue = [claim for claim in claims if claim.overdue]
         if overdue:
             self._spawn(self._guard_only(overdue))
@@ -143,12 +162,14 @@ class Worker:
     async def _look(self) -> int:
         """One claim, if anything can be started; how long to sleep afterwards."""
         poll_ms = self._settings.poll_ms
+        self._looked_ms = self._clock.monotonic_ms()
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
             batch = await self._claim()
         except StoreError as error:
             log.warning("claiming waits for the store: %s", error)
+            self._observer.store_failed("claim", error)
             return _STORE_PAUSE_MS
         except Exception:
             log.exception("claiming failed unexpectedly; it is tried again")
@@ -176,6 +197,7 @@ class Worker:
             self._room.spend(claim)
             self.lateness.note(max(0, batch.now - claim.due_at))
         if batch.claims:
+            self._observer.claimed(batch)
             self._spawn(self._deliver(batch.claims))
         return batch
 
@@ -190,8 +212,9 @@ class Worker:
         """Guard and route once per batch, then one task per attempt."""
         by_id = {claim.id: claim for claim in claims}
         try:
-            ready = await self._deliverer.guard(claims, self._add)
-            placed = await self._deliverer.route(ready, self._add)
+            settle = self._adding(by_id)
+            ready = await self._deliverer.guard(claims, settle)
+            placed = await self._deliverer.route(ready, settle)
             for one in await self._within_limits(by_id, placed):
                 self._spawn(self._attempt(by_id.pop(one.claim.id), one))
         finally:
@@ -208,7 +231,7 @@ class Worker:
                 log.warning("a rate limit waits for the store: %s", error)
                 wait_ms = _STORE_PAUSE_MS
             if wait_ms:
-                self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT))
+                self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT), one.claim)
             else:
                 kept.append(one)
         return kept
@@ -222,15 +245,18 @@ class Worker:
         try:
             settlement = await self._deliverer.attempt(one)
             if settlement is not None:
-                self._add(settlement)
+                self._add(settlement, one.claim)
         finally:
             self._release(one.claim)
 
     async def _guard_only(self, claims: Sequence[Claim]) -> None:
-        await self._deliverer.guard(claims, self._add)
+        await self._deliverer.guard(claims, self._adding({claim.id: claim for claim in claims}))
 
-    def _add(self, settlement: Settlement) -> None:
-        self._settler.add(settlement)
+    def _adding(self, claims: Mapping[str, Claim]) -> Callable[[Settlement], None]:
+        return lambda settlement: self._add(settlement, claims[settlement.id])
+
+    def _add(self, settlement: Settlement, claim: Claim) -> None:
+        self._settler.add(settlement, claim)
 
     def _settled(self, settlement: Settlement, applied: bool) -> None:
         if applied:
@@ -239,7 +265,7 @@ class Worker:
             if settlement.status in WAITING and due_ms < self._sleeps_until_ms:
                 self._waker.wake()  # it is due before the worker would have looked again
         try:
-            self._observe(settlement, applied)
+            self._on_settled(settlement, applied)
         except Exception:
             log.exception("a listener to settlements failed; the work goes on without it")
 
@@ -262,6 +288,7 @@ class Worker:
                 held = await self._backend.extend(leases, self.lease_ms)
             except StoreError as error:
                 log.warning("could not prolong %d leases: %s", len(leases), error)
+                self._observer.store_failed("extend", error)
                 continue
             gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
             if gone:

@@ -121,6 +121,9 @@ class AcsProvider(HttpProvider):
         """The status of an operation that nobody began: the answer is 404 while the service is up."""
         return self._status_request(str(UUID(int=0)), self._now_ms())
 
+    def is_up(self, answer: Answer) -> bool:
+        return answer.status < 500 and answer.status not in (401, 403)
+
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         """Event Grid: its handshake, or a batch of delivery and engagement reports."""
         return self._callbacks.hear(callback, now_ms)

@@ -119,6 +119,10 @@ class FcmProvider(HttpProvider):
     def check_request(self) -> Request:
         return Request(url=self._check_url, method="GET")
 
+    def is_up(self, answer: Answer) -> bool:
+        """There is nothing at that address: a 404 is FCM's."""
+        return answer.status < 500
+
     async def close(self) -> None:
         await self._tokens.close()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from homing.core.errors import ConfigError
 
-
 _IN_A_HEADER = re.compile(r"[\x21-\x7e]+")
 
 

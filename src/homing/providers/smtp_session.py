@@ -27,6 +27,9 @@ class Letter(Struct, frozen=True, kw_only=True):
     """CRLF line ends, the last line too; dots are not doubled yet."""
     id: str
 
+    def __repr__(self) -> str:
+        return f"Letter({len(self.data)} bytes)"
+
     @property
     def international(self) -> bool:
         return not (self.sender.isascii() and self.recipient.isascii())

@@ -27,6 +27,7 @@ _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]")
 _TOPIC = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_.-]+")
 _HARMLESS = b"Action=GetSMSAttributes&Version=2010-03-31"
 _FETCH_MS = 5_000
+_WRONG_KEYS = ("InvalidClientTokenId", "SignatureDoesNotMatch", "IncompleteSignature", "ExpiredToken")
 
 
 class SnsProvider(HttpProvider):
@@ -112,6 +113,10 @@ class SnsProvider(HttpProvider):
 
     def check_request(self) -> Request:
         return self._signed(_HARMLESS, self._now_ms())
+
+    def is_up(self, answer: Answer) -> bool:
+        """Keys that may only publish are refused the question; keys that are wrong are another thing."""
+        return super().is_up(answer) and sns_answers.classify(answer).error_code not in _WRONG_KEYS
 
     def _signed(self, body: bytes, now_ms: int) -> Request:
         headers = self._signer.sign("POST", self._url, body, _FORM, now_ms)

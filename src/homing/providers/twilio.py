@@ -62,7 +62,6 @@ class TwilioProvider(HttpProvider):
             raise ConfigError("sender", "or messaging_service_sid: give one of them, and not both")
         token = secret("auth_token", auth_token) if auth_token or not api_key_sid else None
         account = f"{checked_base_url(base_url)}/2010-04-01/Accounts/{account_sid}"
-        self._account_url = f"{account}.json"
         self._messages_url = f"{account}/Messages"
         self._authorization = _basic(account_sid, token, api_key_sid, api_key_secret)
         self._messages = TwilioMessages(
@@ -111,7 +110,8 @@ class TwilioProvider(HttpProvider):
         return json_object(answer.body) if isinstance(answer, Answer) and answer.status == 200 else {}
 
     def check_request(self) -> Request:
-        return Request(url=self._account_url, headers=self._headers(), method="GET")
+        """The messages, not the account: an API key may not see that."""
+        return Request(url=f"{self._messages_url}.json?PageSize=1", headers=self._headers(), method="GET")
 
     def _headers(self) -> Headers:
         return (("Authorization", self._authorization.reveal()), ("Accept", "application/json"))
@@ -125,6 +125,8 @@ def classify(answer: Answer, now_ms: int) -> Outcome:
         if sid is not None:
             return Outcome(OutcomeKind.ACCEPTED, provider_message_id=sid)
         return table.outcome("unreadable", answer.status, None)
+    if answer.status in (404, 405) and answer.body and not said:
+        return table.outcome("not_twilio", answer.status, None)
     return table.outcome(
         _code(said),
         answer.status,

@@ -54,6 +54,10 @@ class Subscription(NamedTuple):
     public_key: bytes
     auth_secret: bytes
 
+    def __repr__(self) -> str:
+        """Who knows the endpoint may write to it."""
+        return f"Subscription({self.origin})"
+
 
 def read_subscription(address: str, now_ms: int) -> Subscription:
     """A subscription from the JSON that a browser gives. Raises `Unsendable` for what is none."""

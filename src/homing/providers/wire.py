@@ -63,13 +63,17 @@ class HttpProvider(ABC):
             return outcome_of(answer)
         return self.classify(answer, self._now_ms())
 
+    def is_up(self, answer: Answer) -> bool:
+        """Whether that answer to `check_request` is one of a provider that would take a message."""
+        return answer.status < 500 and answer.status not in (401, 404)
+
     async def check(self) -> bool:
-        """Up: it answers, and not with a server's error."""
+        """Up: it answers, knows us, and has no error of its own."""
         request = self.check_request()
         if request is None:
             return True
         answer = await self._transport.send(request, timeout_ms=5_000)
-        return isinstance(answer, Answer) and answer.status < 500
+        return isinstance(answer, Answer) and self.is_up(answer)
 
     async def close(self) -> None:  # noqa: B027
         """The transport is shared and closed by who made it."""

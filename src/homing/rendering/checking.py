@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -35,6 +35,13 @@ class CheckReport(Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def good(self) -> bool:
         return not self.findings
+
+    def state(self, key: str, locale: str) -> Literal["ok", "wrong", "missing"]:
+        """Of one template in one locale."""
+        here = [one for one in self.findings if one.key == key and one.locale in (None, locale)]
+        if any(one.missing for one in here):
+            return "missing"
+        return "wrong" if here else "ok"
 
 
 def check(library: Library, locales: Sequence[str], limits: SendLimits) -> CheckReport:

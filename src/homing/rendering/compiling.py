@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +32,7 @@ class Compiled:
         self.locale, self.version, self.channels = locale, written.version, written.channels
         self._parts: dict[Channel, list[tuple[Source, Part]]] = {}
         for source in written.sources:
-            part = told(source.name, lambda source=source: _compiled(sandbox, source))  # type: ignore[misc]
+            part = told(source.name, partial(_compiled, sandbox, source))
             self._parts.setdefault(source.channel, []).append((source, part))
 
     def render(self, channel: Channel, data: Mapping[str, Any]) -> Content:
@@ -57,11 +58,10 @@ def told(name: str, make: Callable[[], Any]) -> Any:
 
 def failed(name: str, error: Exception) -> TemplateFailed:
     """The error with its file and line: of a shared file, where it happened in one."""
-    where, line = name, None
     if isinstance(error, TemplateSyntaxError):
         where, line = error.name or name, error.lineno
     else:
-        where, line = _innermost(error.__traceback__) or (name, None)
+        where, line = _innermost(error.__traceback__) or (name, 0)
     place = f"{where}, line {line}" if line else where
     inside = f" (used by {name})" if not where.startswith(name) else ""
     return TemplateFailed("templateKey", f"{place}{inside}: {_what(error)}")
@@ -167,4 +167,4 @@ def _what(error: Exception) -> str:
 def compile_partials(sandbox: Sandbox, names: Iterable[str]) -> None:
     """Compiles what templates share, so that no render has to."""
     for name in names:
-        told(name, lambda name=name: sandbox.get_template(name))  # type: ignore[misc]
+        told(name, partial(sandbox.get_template, name))

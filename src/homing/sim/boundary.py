@@ -36,7 +36,7 @@ from homing.core.model import (
     Submission,
     Tally,
 )
-from homing.core.ports import Taken
+from homing.core.ports import Taken, Want
 from homing.sim.watched import WatchedStore
 from homing.sim.weather import Weather
 
@@ -192,6 +192,9 @@ class ProcessBoundary:
 
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
         return await self._call("take", lambda: self._store.take(key, limit, want))
+
+    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
+        return await self._call("take_many", lambda: self._store.take_many(wants))
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         return await self._call("lead", lambda: self._store.lead(task, worker, for_ms))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, msgpack
@@ -13,7 +13,7 @@ from homing.core import limits
 from homing.core.breaker import Breaker
 from homing.core.limits import Bucket, RateLimit
 from homing.core.model import Entry, RegistryPut
-from homing.core.ports import Clock, Taken
+from homing.core.ports import Clock, Taken, Want
 
 
 class _Filed(Struct, frozen=True):
@@ -128,10 +128,16 @@ class MemoryRegistry:
         return True
 
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+        return (await self.take_many({key: Want(limit, want)}))[key]
+
+    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
         now = self._clock.now_ms()
-        bucket = self._buckets.get(key) or limits.full(limit, now)
-        self._buckets[key], granted, wait_ms = limits.take(bucket, limit, now, want)
-        return Taken(granted, wait_ms)
+        taken: dict[str, Taken] = {}
+        for key, want in wants.items():
+            bucket = self._buckets.get(key) or limits.full(want.limit, now)
+            self._buckets[key], granted, wait_ms = limits.take(bucket, want.limit, now, want.tokens)
+            taken[key] = Taken(granted, wait_ms)
+        return taken
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         now = self._clock.now_ms()

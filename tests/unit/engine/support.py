@@ -32,7 +32,7 @@ from homing.core.model import (
     Status,
     Submission,
 )
-from homing.core.ports import Delivery, Taken
+from homing.core.ports import Delivery, Taken, Want
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import VirtualClock, VirtualLoop
 from homing.stores.memory import MemoryStore
@@ -121,6 +121,10 @@ class WatchedStore(MemoryStore):
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
         await self._meet("take")
         return await super().take(key, limit, want)
+
+    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
+        await self._meet("take_many")
+        return await super().take_many(wants)
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         await self._meet("lead")

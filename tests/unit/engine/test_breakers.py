@@ -12,6 +12,7 @@ from homing import BreakerPolicy, InvalidRequest, Status
 from homing.core.breaker import Phase
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
+from homing.sim.loop import GROUP, VirtualLoop
 
 from .support import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady, text
 
@@ -49,6 +50,23 @@ async def test_the_recipients_errors_never_open_it(world: World, kind: OutcomeKi
     for n in range(20):
         await mail(engine, to=f"p{n}@example.org")
     await seconds(3)
+    assert await phase(world) is Phase.CLOSED
+
+
+async def test_a_worker_that_stood_still_blames_no_provider(world: World) -> None:
+    """Suspended in the middle of its sends, it finds all their timeouts passed when it wakes up."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    joined = GROUP.set("suspended")
+    engine = await world.open({"mail": Timed(latency_ms=5_000)}, rules=steady(timeout_ms="10s"))
+    GROUP.reset(joined)
+    for _ in range(10):
+        await mail(engine)
+    await seconds(1)
+    loop.freeze("suspended")
+    await seconds(60)
+    loop.thaw("suspended")
+    await seconds(1)
     assert await phase(world) is Phase.CLOSED
 
 

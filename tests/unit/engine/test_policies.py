@@ -287,16 +287,16 @@ async def test_explain_has_words_for_every_end(
 
 
 async def test_explain_says_why_one_waits_and_that_its_age_ended_it(world: World) -> None:
-    quiet = Facts(postpone_ms=3_600_000, postpone_reason=Reason.QUIET_HOURS)
-    hook = Hook(lambda claims: {claim.id: quiet for claim in claims})
+    waits = Facts(postpone_ms=3_600_000, postpone_reason=Reason.NO_PROVIDER)
+    hook = Hook(lambda claims: {claim.id: waits for claim in claims})
     engine = await world.open(
         {"mail": ScriptedProvider()}, directory=hook, rules=steady(max_age_ms="2m"), working=True
     )
     id = await mail(engine, provider="mail")
     await seconds(1)
     told = await engine.explain(id)
-    assert "(quiet_hours) goes to mail" in told.next_step
-    assert told.verdict == "pending (QUIET_HOURS)"
+    assert "(no_provider) goes to mail" in told.next_step
+    assert told.verdict == "pending (NO_PROVIDER)"
     await seconds(130)
     told = await engine.explain(id)
     assert told.verdict == "no provider took it within its maximum age, after 0 attempts"

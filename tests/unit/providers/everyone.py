@@ -7,9 +7,11 @@ from base64 import b64encode
 from typing import Any
 
 from homing import Channel, Content, Delivery, Priority, Recipient, config
+from homing.core.errors import ConfigError
 from homing.making import PROVIDERS, Shared, make
 from homing.providers.http import Transport
 
+from .mailing import NOBODY
 from .pushing import FCM, KEY_FILE, WEBPUSH
 
 HTTP = config.load(None, env={}).http
@@ -111,6 +113,15 @@ def a_provider(kind: str, transport: Transport | None = None, **settings: Any) -
     if transport is not None:
         shared._transport = transport
     return make("providers", kind, kind, PROVIDERS, {**SETTINGS[kind], **settings}, shared)
+
+
+def refusal(kind: str, field: str, value: Any) -> ConfigError | None:
+    """Why that value of a setting is not taken; None where it is."""
+    try:
+        a_provider(kind, NOBODY, **{field: value})
+    except ConfigError as refused:
+        return refused
+    return None
 
 
 def a_delivery(kind: str, **fields: Any) -> Delivery:

@@ -344,7 +344,7 @@ def test_a_wait_is_told_in_milliseconds() -> None:
         (301, OutcomeKind.PROVIDER_FAULT),
         (400, OutcomeKind.TRANSIENT),
         (403, OutcomeKind.PROVIDER_FAULT),
-        (404, OutcomeKind.BAD_RECIPIENT),
+        (404, OutcomeKind.PROVIDER_FAULT),
         (408, OutcomeKind.TRANSIENT),
         (413, OutcomeKind.BAD_CONTENT),
         (429, OutcomeKind.THROTTLED),

@@ -236,12 +236,17 @@ def test_every_code_of_the_contract_has_its_outcome(row: dict[str, Any]) -> None
         ("other http 4xx", (400, 404, 405, 422)),
     ],
 )
-@pytest.mark.parametrize("body", [b"", b"<html>", b'{"code": 99999}', b'{"code": "unreadable"}'])
+@pytest.mark.parametrize("body", [b"", b'{"code": 99999}', b'{"code": "unreadable"}'])
 def test_an_unknown_code_falls_back_to_the_status(
     stated: str, statuses: tuple[int, ...], body: bytes
 ) -> None:
     for status in statuses:
         assert classify(answer(status, body), NOW_MS).kind in KINDS[ERRORS["fallback"][stated]]
+
+
+@pytest.mark.parametrize("status", [429, 503, 408, 401, 400, 422])
+def test_a_page_of_a_proxy_goes_by_its_status(status: int) -> None:
+    assert classify(answer(status, b"<html>"), NOW_MS) == classify(answer(status, b""), NOW_MS)
 
 
 def test_the_error_is_the_providers_without_the_number_in_it() -> None:

@@ -180,8 +180,11 @@ async def test_an_unsendable_one_never_reaches_the_wire(twilio: TwilioProvider, 
     assert server.connections == 0
 
 
-async def test_the_check_asks_for_the_account(twilio: TwilioProvider, server: FaultServer) -> None:
-    server.play(says(200, {"status": "active"}), says(503, {}))
+async def test_the_check_asks_for_what_every_key_may_see(twilio: TwilioProvider, server: FaultServer) -> None:
+    server.play(says(200, {"messages": []}), says(503, {}), says(401, {"code": 20003}), says(404, {}))
     assert await twilio.check()
     assert not await twilio.check()
-    assert {received.path for received in server.received} == {f"/2010-04-01/Accounts/{ACCOUNT}.json"}
+    assert not await twilio.check()
+    assert not await twilio.check()
+    path = f"/2010-04-01/Accounts/{ACCOUNT}/Messages.json?PageSize=1"
+    assert {received.path for received in server.received} == {path}

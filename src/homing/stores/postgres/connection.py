@@ -32,6 +32,8 @@ SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL ena
 SET LOCAL enable_mergejoin = off; SET LOCAL jit = off
 """
 WRITING, _READING = _BEGIN.format(mode=""), _BEGIN.format(mode=" READ ONLY")
+_IMPATIENT_MS = 250
+_IMPATIENT = f"{WRITING}; SET LOCAL lock_timeout = {_IMPATIENT_MS}"
 
 
 Action = Callable[[Tx], Awaitable[R]]
@@ -101,13 +103,15 @@ class Database:
         read_only: bool = False,
         timed: bool = True,
         beside: str | None = None,
+        patient: bool = True,
     ) -> R:
         """Runs the action in a transaction of its own; again, if it lost a race against another.
 
         `timed` asks for the time, which only a schema that is there can tell. `beside` names a lock that
-        calls of one kind share, and that another kind takes alone (see `alone_with`).
+        calls of one kind share, and that another kind takes alone (see `alone_with`). Who is not `patient`
+        waits for another's locks for a moment only, and is told `StoreBusy`.
         """
-        begin = _READING if read_only else WRITING
+        begin = _READING if read_only else WRITING if patient else _IMPATIENT
         for tried in range(1, _TRIES + 1):
             connection = await self._begun(begin)
             try:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from homing.core.errors import StoreBusy
+
 P = TypeVar("P")
 R = TypeVar("R")
 
@@ -16,11 +18,15 @@ _GROUP = 64
 class Together(Generic[P, R]):
     """Does the same for the parts of several callers; a caller that goes away has no effect on the others."""
 
-    def __init__(self, action: Callable[[Sequence[P]], Awaitable[Sequence[R]]]) -> None:
-        """`action` gives one result for each part, in their order, from one transaction."""
+    def __init__(self, action: Callable[[Sequence[P], bool], Awaitable[Sequence[R]]]) -> None:
+        """`action` gives one result for each part, in their order, from one transaction.
+
+        Its second argument says whether it may wait for what another transaction holds.
+        """
         self._action = action
         self._waiting: list[tuple[P, asyncio.Future[R]]] = []
         self._working: asyncio.Task[None] | None = None
+        self._alone: set[asyncio.Task[None]] = set()
 
     async def do(self, part: P) -> R:
         answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
@@ -33,25 +39,34 @@ class Together(Generic[P, R]):
         """Waits for what is under way."""
         if self._working is not None:
             await self._working
+        while self._alone:
+            await asyncio.wait(self._alone)
 
     async def _work(self) -> None:
+        """One of a group may be at fault, or have to wait: then each goes on alone, and holds up nobody."""
         while self._waiting:
             calls, self._waiting = self._waiting[:_GROUP], self._waiting[_GROUP:]
-            if not await self._try(calls, alone=len(calls) == 1):
-                for call in calls:  # one of them is at fault: each on its own
-                    await self._try([call], alone=True)
+            try:
+                results = await self._action([part for part, _ in calls], False)
+            except Exception as error:
+                if len(calls) == 1 and not isinstance(error, StoreBusy):
+                    _resolve(calls[0][1], None, error)
+                    continue
+                for call in calls:
+                    alone = asyncio.create_task(self._do_alone(*call), name="homing-alone")
+                    self._alone.add(alone)
+                    alone.add_done_callback(self._alone.discard)
+                continue
+            for (_, answer), result in zip(calls, results, strict=True):
+                _resolve(answer, result, None)
 
-    async def _try(self, calls: Sequence[tuple[P, asyncio.Future[R]]], *, alone: bool) -> bool:
+    async def _do_alone(self, part: P, answer: asyncio.Future[R]) -> None:
         try:
-            results = await self._action([part for part, _ in calls])
+            [result] = await self._action([part], True)
         except Exception as error:
-            if not alone:
-                return False
-            _resolve(calls[0][1], None, error)
-            return True
-        for (_, answer), result in zip(calls, results, strict=True):
+            _resolve(answer, None, error)
+        else:
             _resolve(answer, result, None)
-        return True
 
 
 def _resolve(answer: asyncio.Future[R], result: R | None, error: Exception | None) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import json
 from msgspec.structs import replace
 
 from homing.core import limits
 from homing.core.breaker import Breaker
-from homing.core.limits import Bucket, RateLimit
+from homing.core.limits import Bucket
 from homing.core.model import Entry
-from homing.core.ports import Taken
+from homing.core.ports import Taken, Want
 from homing.stores.codec import decode_value, encode
 from homing.stores.postgres.statements import Record, Tx, columns_of
 
@@ -55,12 +55,17 @@ INSERT INTO homing.breakers (provider, version, breaker) VALUES ($1, $2, $3) ON 
 _NEXT_BREAKER = """
 UPDATE homing.breakers SET version = $2, breaker = $3 WHERE provider = $1 AND version = $2 - 1
 """
-# A full bucket if it is new; an update that changes nothing locks it and reads it in one step.
-_BUCKET = """
-INSERT INTO homing.buckets AS b (key, tokens, at) VALUES ($1, $2, $3)
-ON CONFLICT (key) DO UPDATE SET at = b.at RETURNING b.tokens, b.at
+# Full buckets where they are new; an update that changes nothing locks them and reads them in one step. In
+# the order of their keys, so that two who want the same ones never wait for each other.
+_BUCKETS = """
+INSERT INTO homing.buckets AS b (key, tokens, at)
+SELECT w.key, w.tokens, $3 FROM unnest($1::text[], $2::float8[]) AS w (key, tokens) ORDER BY w.key COLLATE "C"
+ON CONFLICT (key) DO UPDATE SET at = b.at RETURNING b.key, b.tokens, b.at
 """
-_KEEP_BUCKET = "UPDATE homing.buckets SET tokens = $2, at = $3 WHERE key = $1"
+_KEEP_BUCKETS = """
+UPDATE homing.buckets AS b SET tokens = w.tokens, at = w.at
+FROM unnest($1::text[], $2::float8[], $3::bigint[]) AS w (key, tokens, at) WHERE b.key = w.key
+"""
 _LEAD = """
 INSERT INTO homing.leads AS l (task, worker, lead_until) VALUES ($1, $2, $3)
 ON CONFLICT (task) DO UPDATE SET worker = excluded.worker, lead_until = excluded.lead_until
@@ -128,13 +133,18 @@ async def put_breaker(tx: Tx, provider: str, breaker: Breaker) -> bool:
     return await tx.run(statement, provider, stored.version, encode(stored)) == 1
 
 
-async def take_tokens(tx: Tx, key: str, limit: RateLimit, want: int) -> Taken:
-    """Up to `want` tokens of the bucket."""
-    full = limits.full(limit, tx.now)
-    [(tokens, at)] = await tx.rows(_BUCKET, key, full.tokens, full.at)
-    bucket, granted, wait_ms = limits.take(Bucket(tokens, at), limit, tx.now, want)
-    await tx.run(_KEEP_BUCKET, key, bucket.tokens, bucket.at)
-    return Taken(granted, wait_ms)
+async def take_tokens(tx: Tx, wants: Mapping[str, Want]) -> dict[str, Taken]:
+    """Up to as many tokens of each bucket as are wanted of it."""
+    full = [float(want.limit.burst) for want in wants.values()]
+    kept: list[tuple[str, float, int]] = []
+    taken: dict[str, Taken] = {}
+    for key, tokens, at in await tx.rows(_BUCKETS, list(wants), full, tx.now):
+        want = wants[key]
+        bucket, granted, wait_ms = limits.take(Bucket(tokens, at), want.limit, tx.now, want.tokens)
+        kept.append((key, bucket.tokens, bucket.at))
+        taken[key] = Taken(granted, wait_ms)
+    await tx.run(_KEEP_BUCKETS, *columns_of(kept, 3))
+    return taken
 
 
 async def lead(tx: Tx, task: str, worker: str, for_ms: int) -> bool:

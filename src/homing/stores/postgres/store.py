@@ -34,7 +34,7 @@ from homing.core.model import (
     Submission,
     Tally,
 )
-from homing.core.ports import Taken
+from homing.core.ports import Taken, Want
 
 try:
     import asyncpg  # noqa: F401
@@ -260,7 +260,10 @@ class PostgresStore:
         return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
 
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
-        return await self._write(lambda tx: reference.take_tokens(tx, key, limit, want))
+        return (await self.take_many({key: Want(limit, want)}))[key]
+
+    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
+        return await self._write(lambda tx: reference.take_tokens(tx, wants))
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))
@@ -295,10 +298,14 @@ class PostgresStore:
         return await self._database.do(action, read_only=True)
 
     async def _accept_together(
-        self, batches: Sequence[Sequence[Submission]]
+        self, batches: Sequence[Sequence[Submission]], patient: bool
     ) -> Sequence[tuple[Acceptance, ...]]:
         everything = [submission for batch in batches for submission in batch]
-        answers = iter(await self._write(lambda tx: accept.accept(tx, everything)))
+        answers = iter(
+            await self._database.do(
+                lambda tx: accept.accept(tx, everything), self._subscribed, patient=patient
+            )
+        )
         return [tuple(next(answers) for _ in batch) for batch in batches]
 
     async def _make_queues(self, queues: Collection[Queue]) -> None:

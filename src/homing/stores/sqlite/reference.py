@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import json
@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from homing.core import limits
 from homing.core.breaker import Breaker
-from homing.core.limits import Bucket, RateLimit
+from homing.core.limits import Bucket
 from homing.core.model import Entry
-from homing.core.ports import Taken
+from homing.core.ports import Taken, Want
 from homing.stores.codec import encode
 from homing.stores.sqlite.statements import Tx, insert
 
@@ -41,9 +41,19 @@ _WRITE = insert(
     " ON CONFLICT DO UPDATE SET value = excluded.value, version = excluded.version,"
     " updated_at = excluded.updated_at, updated_by = excluded.updated_by",
 )
+_BUCKETS = """
+SELECT json_group_object(b.key, json_array(b.tokens, b.at))
+FROM json_each(?) AS j CROSS JOIN homing_buckets AS b ON b.key = j.value
+"""
+_KEEP_BUCKETS = insert(
+    "homing_buckets",
+    ("key", "tokens", "at"),
+    " ON CONFLICT DO UPDATE SET tokens = excluded.tokens, at = excluded.at",
+)
 
 _decode_entries = json.Decoder(list[tuple[str, str, str, dict[str, Any], int, int, str]]).decode
 _decode_versions = json.Decoder(list[tuple[str, str, str, int]]).decode
+_decode_buckets = json.Decoder(dict[str, tuple[float, int]]).decode
 _decode_breakers = json.Decoder(dict[str, Breaker]).decode
 
 
@@ -106,19 +116,18 @@ def put_breaker(tx: Tx, provider: str, breaker: Breaker) -> bool:
     return True
 
 
-def take_tokens(tx: Tx, key: str, limit: RateLimit, want: int) -> Taken:
-    """Up to `want` tokens of the bucket."""
-    row = tx.cursor.execute("SELECT tokens, at FROM homing_buckets WHERE key = ?", (key,)).fetchone()
-    bucket = Bucket(*row) if row else limits.full(limit, tx.now)
-    bucket, granted, wait_ms = limits.take(bucket, limit, tx.now, want)
-    tx.run(
-        "INSERT INTO homing_buckets (key, tokens, at) VALUES (?, ?, ?)"
-        " ON CONFLICT DO UPDATE SET tokens = excluded.tokens, at = excluded.at",
-        key,
-        bucket.tokens,
-        bucket.at,
-    )
-    return Taken(granted, wait_ms)
+def take_tokens(tx: Tx, wants: Mapping[str, Want]) -> dict[str, Taken]:
+    """Up to as many tokens of each bucket as are wanted of it."""
+    there = _decode_buckets(tx.one(_BUCKETS, encode(list(wants))))
+    kept: list[tuple[str, float, int]] = []
+    taken: dict[str, Taken] = {}
+    for key, want in wants.items():
+        bucket = Bucket(*there[key]) if key in there else limits.full(want.limit, tx.now)
+        bucket, granted, wait_ms = limits.take(bucket, want.limit, tx.now, want.tokens)
+        kept.append((key, bucket.tokens, bucket.at))
+        taken[key] = Taken(granted, wait_ms)
+    _KEEP_BUCKETS.run(tx, kept)
+    return taken
 
 
 def lead(tx: Tx, task: str, worker: str, for_ms: int) -> bool:

@@ -38,7 +38,7 @@ from homing.core.model import (
     Submission,
     Tally,
 )
-from homing.core.ports import Taken
+from homing.core.ports import Taken, Want
 from homing.stores.sqlite import accept, amend, leases, reads, receipts, reference, schema, settle, upkeep
 from homing.stores.sqlite.changes import write_events
 from homing.stores.sqlite.connection import connect, translated
@@ -209,7 +209,10 @@ class SqliteStore:
         return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
 
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
-        return await self._write(lambda tx: reference.take_tokens(tx, key, limit, want))
+        return (await self.take_many({key: Want(limit, want)}))[key]
+
+    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
+        return await self._write(lambda tx: reference.take_tokens(tx, wants))
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))

@@ -53,6 +53,7 @@ class AcceptingTests:
             recipient=Recipient(id="u-7", phone="+4930123456", locale="de-DE", time_zone="Europe/Berlin"),
             content=Content(body="Grüße ✓", data={"n": 1, "deep": {"list": [1, "two", None, True]}}),
             template_key="welcome",
+            template_version="9f86d081",
             locale="de-DE",
             metadata={"entry_id": 42, "nested": {"a": [1.5]}},
         )
@@ -77,7 +78,8 @@ class AcceptingTests:
         assert (found.type, found.category, found.origin) == ("alarm", "safety", "auth")
         assert (found.provider, found.pinned, found.attempt_count) == ("twilio", True, 0)
         assert (found.recipient, found.content) == (message.recipient, message.content)
-        assert (found.template_key, found.locale) == ("welcome", "de-DE")
+        assert (found.template_key, found.template_version) == ("welcome", "9f86d081")
+        assert found.locale == "de-DE"
         assert found.metadata == message.metadata
         assert close_to(found.created_at, now)
         assert found.updated_at == found.next_retry_at == found.created_at

@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import pytest
+
 from homing.core.model import (
     Channel,
     Claim,
@@ -258,6 +260,34 @@ class ClaimingTests:
         assert list(again.holds) == ["sendgrid"]
         assert close_to(again.holds["sendgrid"], now + HOUR_MS)
         assert again.aged_from == claim.aged_from
+
+    @pytest.mark.parametrize("reason", [Reason.QUIET_HOURS, Reason.RATE_LIMIT])
+    async def test_waiting_that_was_wanted_does_not_age(self, harness: Harness, reason: Reason) -> None:
+        store = harness.store
+        claim = await take(store)
+        wanted = a_settlement(
+            claim, Status.PENDING, attempt=None, reason=reason, give_back=True, delay_ms=HOUR_MS
+        )
+        await store.settle([wanted])
+        await harness.advance(HOUR_MS)
+        again = await claim_one(store)
+        assert again.aged_from == claim.aged_from + HOUR_MS
+        assert again.attempt == 1
+
+    async def test_waiting_for_a_provider_does_age(self, harness: Harness) -> None:
+        store = harness.store
+        claim = await take(store)
+        paused = a_settlement(
+            claim,
+            Status.PENDING,
+            attempt=None,
+            reason=Reason.NO_PROVIDER,
+            give_back=True,
+            delay_ms=HOUR_MS,
+        )
+        await store.settle([paused])
+        await harness.advance(HOUR_MS)
+        assert (await claim_one(store)).aged_from == claim.aged_from
 
     async def test_a_row_that_moved_waits_at_its_new_outlet_only(self, harness: Harness) -> None:
         store = harness.store

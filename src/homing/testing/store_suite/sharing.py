@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from homing.core.breaker import Breaker, Phase
 from homing.core.limits import RateLimit
+from homing.core.ports import Want
 from homing.testing.builders import DAY_MS, HOUR_MS, MINUTE_MS
 from homing.testing.store_suite.harness import Harness
 
@@ -16,7 +17,7 @@ SLOW = RateLimit(per_second=1 / 600, burst=5)
 
 
 class SharingTests:
-    """`breakers`, `put_breaker`, `take` and `lead`."""
+    """`breakers`, `put_breaker`, `take`, `take_many` and `lead`."""
 
     async def test_no_breaker_is_known_at_first(self, harness: Harness) -> None:
         assert await harness.store.breakers() == {}
@@ -103,6 +104,41 @@ class SharingTests:
         stores = (harness.store, await harness.second())
         taken = await asyncio.gather(*(stores[n % 2].take("sms", SLOW, 2) for n in range(6)))
         assert sum(each.granted for each in taken) == 5
+
+    async def test_many_buckets_are_asked_at_once(self, harness: Harness) -> None:
+        store = harness.store
+        await store.take("sms", SLOW, 4)
+        taken = await store.take_many({"sms": Want(SLOW, 3), "email": Want(SLOW, 3), "push": Want(SLOW, 9)})
+        assert {key: each.granted for key, each in taken.items()} == {"sms": 1, "email": 3, "push": 5}
+        assert taken["email"].wait_ms == 0
+        assert 9 * MINUTE_MS < taken["sms"].wait_ms <= 10 * MINUTE_MS
+        assert await store.take_many({}) == {}
+
+    async def test_each_of_many_buckets_has_its_own_limit(self, harness: Harness) -> None:
+        fast = RateLimit(10.0, 50)
+        taken = await harness.store.take_many({"sms": Want(SLOW, 20), "email": Want(fast, 20)})
+        assert [taken["sms"].granted, taken["email"].granted] == [5, 20]
+
+    async def test_what_is_given_back_can_be_taken_again_and_no_more(self, harness: Harness) -> None:
+        store = harness.store
+        await store.take("sms", SLOW, 5)
+        given = (await store.take_many({"sms": Want(SLOW, -2)}))["sms"]
+        assert (given.granted, given.wait_ms) == (0, 0)
+        assert (await store.take("sms", SLOW, 5)).granted == 2
+        await store.take_many({"sms": Want(SLOW, -50)})
+        assert (await store.take("sms", SLOW, 50)).granted == 5
+
+    async def test_who_want_the_same_buckets_never_block_each_other(self, harness: Harness) -> None:
+        stores = (harness.store, await harness.second())
+        keys = [f"recipient:{n}" for n in range(20)]
+        orders = [keys, keys[::-1]] * 4
+        taken = await asyncio.gather(
+            *(
+                stores[n % 2].take_many({key: Want(SLOW, 1) for key in order})
+                for n, order in enumerate(orders)
+            )
+        )
+        assert {key: sum(each[key].granted for each in taken) for key in keys} == dict.fromkeys(keys, 5)
 
     async def test_one_worker_leads_at_a_time(self, harness: Harness) -> None:
         store, other = harness.store, await harness.second()

@@ -1,0 +1,196 @@
+"""Who is told what: recipients, their devices, preferences and suppressions, as written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.core.effects import EVERY_CATEGORY, EVERY_CHANNEL
+from homing.core.errors import InvalidRequest
+from homing.core.locale import is_tag
+from homing.core.model import Channel, Recipient
+from homing.core.quiet_hours import Window, time_of_day_ms
+from homing.core.reading import explained, fields_from
+from homing.core.request import ADDRESS_FIELD, address_of, check_name
+from homing.core.text import check_line
+
+_LONGEST_ID = 320
+_LONGEST_TOKEN = 4096
+_MOST_DEVICES = 50
+
+
+class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
+    """Where a recipient gets push messages. Written without `active`, a known device stays as it is."""
+
+    token: str
+    platform: str = ""
+    """`ios`, `android`, `web` or whatever the application calls it."""
+    active: bool | None = None
+    """Always said when it is read."""
+
+
+class QuietWindow(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A recipient's own quiet hours, as `22:00` and `07:00`; the same time twice: none."""
+
+    start: str
+    end: str
+
+
+class RecipientProfile(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+):
+    """A recipient as the application files them. A message names them by `id`."""
+
+    id: str
+    email: str | None = None
+    phone: str | None = None
+    url: str | None = None
+    locale: str | None = None
+    time_zone: str | None = None
+    """As the tz database names it: `Europe/Berlin`."""
+    quiet_hours: QuietWindow | None = None
+    """None: those of the settings."""
+    devices: tuple[Device, ...] = ()
+    """The first active one is where a push message goes."""
+    version: int = 0
+    """Rises with each write. Written with one that is not the newest, it is refused; 0: whatever is there."""
+    updated_at: datetime | None = None
+    updated_by: str = ""
+
+
+class Preference(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Whether a recipient wants a category on a channel; `*` stands for all that nothing else is said of."""
+
+    recipient_id: str
+    category: str
+    channel: str
+    allowed: bool
+    updated_at: datetime
+    updated_by: str
+
+
+class Suppression(Struct, frozen=True, kw_only=True, rename="camel"):
+    """An address that must not be written to on this channel: in one category, or in all of them (`*`)."""
+
+    channel: Channel
+    address: str
+    category: str
+    why: str
+    updated_at: datetime
+    updated_by: str
+
+
+def profile_from(
+    raw: RecipientProfile | Mapping[str, Any], is_zone: Callable[[str], bool]
+) -> RecipientProfile:
+    """A checked profile, addresses in their usual form. Errors name the field."""
+    if isinstance(raw, Mapping):
+        raw = _read(raw)
+    if not isinstance(raw, RecipientProfile):
+        raise InvalidRequest("recipient", f"is {type(raw).__name__}; give a RecipientProfile or a mapping")
+    check_id(raw.id)
+    if raw.locale is not None and not is_tag(raw.locale):
+        raise InvalidRequest("recipient.locale", "is not a locale like en-US, de or zh-Hant")
+    if raw.time_zone is not None and not is_zone(raw.time_zone):
+        raise InvalidRequest(
+            "recipient.timeZone", "is not a time zone like Europe/Berlin or America/New_York"
+        )
+    if raw.quiet_hours is not None:
+        window_from(raw.quiet_hours, "recipient.quietHours")
+    return replace(
+        raw,
+        email=_address(raw.email, Channel.EMAIL),
+        phone=_address(raw.phone, Channel.SMS),
+        url=_address(raw.url, Channel.WEBHOOK),
+        devices=_checked_devices(raw.devices),
+    )
+
+
+def check_id(id: Any) -> None:
+    """An id is one short line of the application's own making."""
+    if not isinstance(id, str) or not id.strip():
+        raise InvalidRequest("recipient.id", "is empty; give the id by which your application knows them")
+    check_line(id, "recipient.id")
+    if len(id) > _LONGEST_ID:
+        raise InvalidRequest("recipient.id", f"has {len(id)} characters; allowed are {_LONGEST_ID}")
+
+
+def check_category(category: Any) -> str:
+    """A category as requests have it, or `*`."""
+    if category != EVERY_CATEGORY:
+        check_name(category, "category")
+    return str(category)
+
+
+def channel_from(name: Any, *, or_all: bool = False) -> str:
+    """A channel's name, or (where that is allowed) `*`."""
+    if or_all and name == EVERY_CHANNEL:
+        return EVERY_CHANNEL
+    try:
+        return Channel(str(name).lower()).value
+    except ValueError:
+        names = [*(channel.value for channel in Channel), *((EVERY_CHANNEL,) if or_all else ())]
+        raise InvalidRequest("channel", f"is {name!r}; allowed are {', '.join(names)}") from None
+
+
+def address_on(channel: Channel, address: Any) -> str:
+    """An address in its usual form: the one that notifications are compared by."""
+    if not isinstance(address, str) or not address.strip():
+        raise InvalidRequest("address", f"is empty; give the one on {channel.value}")
+    if len(address) > _LONGEST_TOKEN:
+        raise InvalidRequest("address", f"has {len(address)} characters; allowed are {_LONGEST_TOKEN}")
+    try:
+        return address_of(Recipient(**{ADDRESS_FIELD[channel]: address}), channel)
+    except InvalidRequest as error:
+        raise InvalidRequest("address", str(error).removeprefix(f"{error.field}: ")) from None
+
+
+def window_from(said: QuietWindow, where: str) -> Window:
+    """The window that two times of day make."""
+    times = []
+    for name in ("start", "end"):
+        text = getattr(said, name)
+        found = time_of_day_ms(text) if isinstance(text, str) else None
+        if found is None:
+            raise InvalidRequest(f"{where}.{name}", f"is {text!r}; give a time of day like 22:00")
+        times.append(found)
+    return Window(*times)
+
+
+def _read(raw: Mapping[str, Any]) -> RecipientProfile:
+    """From a mapping with snake_case or camelCase keys."""
+    fields = fields_from(raw, RecipientProfile, "recipient.")
+    fields.setdefault("id", "")
+    try:
+        return msgspec.convert(fields, RecipientProfile)
+    except msgspec.ValidationError as error:
+        field, told = explained(error, RecipientProfile.__struct_encode_fields__)
+        raise InvalidRequest(f"recipient.{field}", told) from None
+
+
+def _address(raw: str | None, channel: Channel) -> str | None:
+    return None if raw is None else address_of(Recipient(**{ADDRESS_FIELD[channel]: raw}), channel)
+
+
+def _checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    if len(devices) > _MOST_DEVICES:
+        raise InvalidRequest("recipient.devices", f"has {len(devices)} entries; allowed are {_MOST_DEVICES}")
+    found: dict[str, Device] = {}
+    for i, device in enumerate(devices):
+        where = f"recipient.devices[{i}]"
+        token = device.token.strip()
+        check_line(token, f"{where}.token")
+        check_line(device.platform, f"{where}.platform")
+        if not 0 < len(token) <= _LONGEST_TOKEN:
+            raise InvalidRequest(f"{where}.token", f"must have 1 to {_LONGEST_TOKEN} characters")
+        if len(device.platform) > 50:
+            raise InvalidRequest(f"{where}.platform", "has more than 50 characters")
+        if token in found:
+            raise InvalidRequest(f"{where}.token", "is there twice")
+        found[token] = replace(device, token=token)
+    return tuple(found.values())

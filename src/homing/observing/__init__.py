@@ -1,0 +1,1 @@
+"""Who watches: Prometheus metrics, the endpoint that shows them, and log lines for machines."""

@@ -1,0 +1,155 @@
+"""A small local HTTP endpoint: a few pages, read only, for scrapers and probes.
+
+It shares its event loop with a worker and may be reached by anybody who reaches its port, so everything
+about a client is bounded: how many there are, what one may say, how long it may take to say it, and how
+long to read the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Self
+
+from msgspec import Struct
+
+from homing.core.errors import ConfigError
+
+log = logging.getLogger("homing.endpoint")
+
+_HEAD_BYTES = 8_192
+_CLIENTS = 32
+_CLIENT_S = 5.0
+_ANSWER_S = 10.0
+_REQUEST = re.compile(rb"(?P<method>[A-Z]{1,16}) (?P<path>/[!-~]{0,2000}) HTTP/1\.[01]\r\n", re.ASCII)
+_LISTEN = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):)?(?P<port>\d{1,5})")
+_LOOPBACK = "127.0.0.1"
+
+
+class Answer(Struct, frozen=True):
+    """One page."""
+
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Page = Callable[[], Awaitable[Answer]]
+
+
+class Listen(Struct, frozen=True):
+    """Where to listen; port 0 takes a free one."""
+
+    host: str
+    port: int
+
+
+def listen_at(text: str, where: str) -> Listen:
+    """From `HOST:PORT`, `[IPv6]:PORT` or `PORT` (on 127.0.0.1)."""
+    found = _LISTEN.fullmatch(text.strip())
+    if found is None or int(found["port"]) > 65_535:
+        raise ConfigError(where, f"is {text!r}; give HOST:PORT, such as 127.0.0.1:9464")
+    return Listen((found["host"] or _LOOPBACK).strip("[]"), int(found["port"]))
+
+
+class Endpoint:
+    """Serves pages by path until it is closed; `async with` starts and closes it."""
+
+    def __init__(self, listen: Listen, pages: Mapping[str, Page], *, client_s: float = _CLIENT_S) -> None:
+        """`client_s`: how long a client may take to ask, and as long again to read."""
+        self._listen = listen
+        self._pages = pages
+        self._client_s = client_s
+        self._server: asyncio.Server | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        listen = self._listen
+        try:
+            self._server = await asyncio.start_server(
+                self._client, listen.host, listen.port, limit=_HEAD_BYTES, backlog=_CLIENTS
+            )
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise ConfigError(
+                "metrics.listen", f"{listen.host}:{listen.port} cannot be used: {why}"
+            ) from None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None, "entered"
+        self._server.close()
+        for task in self._clients:
+            task.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT as it is listened on."""
+        assert self._server is not None, "entered"
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def clients(self) -> int:
+        """How many are being served."""
+        return len(self._clients)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "asyncio runs it as one"
+        try:
+            if len(self._clients) >= _CLIENTS:
+                return  # whoever is being served goes first
+            self._clients.add(task)
+            async with asyncio.timeout(self._client_s):
+                head = await reader.readuntil(b"\r\n\r\n")
+            answer, with_body = await self._answer(head)
+            writer.write(_head(answer) + (answer.body if with_body else b""))
+            async with asyncio.timeout(self._client_s):
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # it went away, took too long or said too much: nobody to tell
+        finally:
+            self._clients.discard(task)
+            writer.transport.abort()
+
+    async def _answer(self, head: bytes) -> tuple[Answer, bool]:
+        """The page, and whether its body is wanted."""
+        asked = _REQUEST.match(head)
+        if asked is None:
+            return _plain(HTTPStatus.BAD_REQUEST), True
+        with_body = asked["method"] != b"HEAD"
+        if asked["method"] not in (b"GET", b"HEAD"):
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED), True
+        page = self._pages.get(asked["path"].partition(b"?")[0].decode("ascii"))
+        if page is None:
+            return _plain(HTTPStatus.NOT_FOUND), with_body
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await page(), with_body
+        except Exception:
+            log.exception("a page could not be made")
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR), with_body
+
+
+def _plain(status: HTTPStatus) -> Answer:
+    return Answer(f"{status.phrase}\n".encode(), status=status)
+
+
+def _head(answer: Answer) -> bytes:
+    lines = [
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        *(["Allow: GET, HEAD"] if answer.status is HTTPStatus.METHOD_NOT_ALLOWED else []),
+        "Connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()

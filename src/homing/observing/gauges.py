@@ -1,0 +1,93 @@
+"""What is read when somebody looks, not counted on the way: this process, and the depths of the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from importlib import metadata
+from typing import Protocol
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from homing.core.breaker import Phase
+from homing.core.model import Status
+from homing.core.observing import Depths, Glance
+from homing.observing import catalogue
+from homing.observing.catalogue import Metric
+from homing.observing.names import Known
+
+VERSION = metadata.version("homing")
+_FRESH_S = 5.0
+_PATIENCE_S = 2.0
+
+
+class Watched(Protocol):
+    """The engine, as far as it is looked at."""
+
+    def glance(self) -> Glance: ...
+    async def depths(self) -> Depths: ...
+
+
+class Gauges(Collector):
+    """A collector over a running engine. `refresh` asks the store, at most every five seconds."""
+
+    def __init__(self, watched: Watched, providers: Known) -> None:
+        self._watched = watched
+        self._providers = providers
+        self._depths: Depths | None = None
+        self._asked_at: float | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Reads the store's counts, if those at hand are not fresh. A store that is away is a gauge too."""
+        async with self._one_at_a_time:
+            now = asyncio.get_running_loop().time()
+            if self._asked_at is not None and now - self._asked_at < _FRESH_S:
+                return
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    self._depths = await self._watched.depths()
+            except Exception:  # whatever ails it: what is known no longer holds
+                self._depths = None
+            self._asked_at = now
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """Names only: registering must not look at anything."""
+        return [_gauge(metric) for metric in catalogue.CATALOGUE if metric.kind == "gauge"]
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        yield from self._of_the_process(self._watched.glance())
+        yield from self._of_the_store(self._depths)
+
+    def _of_the_process(self, glance: Glance) -> Iterable[GaugeMetricFamily]:
+        yield _gauge(catalogue.BUILD, ((VERSION,), 1))
+        yield _gauge(catalogue.WORKING, ((), glance.working))
+        yield _gauge(catalogue.SETTLE_BACKLOG, ((), glance.settle_backlog))
+        under_way: dict[tuple[str, ...], float] = {}
+        for (lane, provider), number in glance.in_flight.items():
+            labels = (lane, self._providers[provider])
+            under_way[labels] = under_way.get(labels, 0) + number
+        yield _gauge(catalogue.IN_FLIGHT, *under_way.items())
+        phases = [
+            ((provider, phase.value), float(phase is now))
+            for provider, now in glance.breakers.items()
+            for phase in Phase
+        ]
+        yield _gauge(catalogue.BREAKER, *phases)
+
+    def _of_the_store(self, depths: Depths | None) -> Iterable[GaugeMetricFamily]:
+        yield _gauge(catalogue.STORE_UP, ((), depths is not None))
+        if depths is None:  # no number is better than an old one
+            return
+        yield _gauge(catalogue.RETRY_QUEUE_DEPTH, ((), depths.statuses.get(Status.RETRYING, 0)))
+        yield _gauge(catalogue.OLDEST_RETRY, ((), (depths.oldest_retry_ms or 0) / 1000))
+        statuses = [((status.value,), number) for status, number in depths.statuses.items()]
+        yield _gauge(catalogue.NOTIFICATIONS, *statuses)
+
+
+def _gauge(metric: Metric, *values: tuple[tuple[str, ...], float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    return family

@@ -1,0 +1,38 @@
+"""What the endpoint of a worker shows: /metrics, /healthz and /readyz."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+from homing.core.observing import Readiness
+from homing.observing.endpoint import Answer, Page
+from homing.observing.metrics import CONTENT_TYPE, Metrics
+
+
+class Asked(Protocol):
+    """The engine, as far as it is asked."""
+
+    async def readiness(self) -> Readiness: ...
+
+
+def pages(metrics: Metrics, engine: Asked) -> Mapping[str, Page]:
+    """By path."""
+
+    async def show_metrics() -> Answer:
+        return Answer(await metrics.page(), CONTENT_TYPE)
+
+    async def show_health() -> Answer:
+        """Alive is who answers."""
+        return Answer(b"ok\n")
+
+    async def show_readiness() -> Answer:
+        found = await engine.readiness()
+        body = msgspec.json.encode({"ready": found.ready, "store": found.store, "worker": found.worker})
+        status = HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return Answer(body + b"\n", "application/json", status)
+
+    return {"/metrics": show_metrics, "/healthz": show_health, "/readyz": show_readiness}

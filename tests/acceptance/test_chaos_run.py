@@ -1,0 +1,23 @@
+"""The short form of the chaos run; `chaos_run.py` without options is the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chaos_run import RECOVERY_S, Chaos, Plan
+
+from private_postgres import NoServer
+from servers import missing
+
+SHORT = Plan(kills=8, restarts=2, cuts=2, pauses=1, probes=1, notifications=480)
+
+
+async def test_nothing_is_lost_while_workers_connections_and_the_server_die(tmp_path: Path) -> None:
+    try:
+        report = await Chaos(tmp_path, SHORT, seed=8).run()
+    except NoServer:
+        missing("programs of PostgreSQL to start a server of our own")
+    assert report.count.good, report
+    assert report.stale > 0
+    assert set(report.recovery_s) == {"kill", "cut", "restart"}
+    assert max(report.recovery_s.values()) <= RECOVERY_S

@@ -1,0 +1,152 @@
+"""`homing templates`: list, check, preview; and the how-to page, followed to the letter."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from cli_driver import Cli
+
+PAGE = (Path(__file__).parents[2] / "docs/howto/write-templates.md").read_text(encoding="utf-8")
+SMS = "templates/order_confirmed/de-DE/sms.txt"
+
+
+def page_files() -> dict[str, str]:
+    """The blocks of the page that begin with a file's name."""
+    blocks = re.findall(r"^```\w+\n# (\S+\.\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return dict(blocks)
+
+
+def page_commands() -> list[tuple[str, str]]:
+    """(command, what the page says it prints)."""
+    found: list[tuple[str, str]] = []
+    for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        for command in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            line, _, output = command.partition("\n")
+            found.append((line, output))
+    return found
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    for name, text in page_files().items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text if name == "homing.toml" else text.rstrip("\n") + "\n", encoding="utf-8")
+    return Cli(tmp_path)
+
+
+def test_the_page_followed_to_the_letter_says_what_it_says_and_sends(cli: Cli) -> None:
+    import shlex
+
+    assert len(page_files()) == 9
+    for line, told in page_commands():
+        done = cli.ok(*shlex.split(line)[1:])
+        if told:
+            assert done.out == told, line
+    cli.ok("process")
+    (sent,) = (cli.folder / "sent.jsonl").read_text(encoding="utf-8").splitlines()
+    assert msgspec.json.decode(sent)["content"]["subject"] == "Ihre Bestellung 4711"
+    (found,) = cli.ok("list", "--json").json["items"]
+    listed = cli.ok("templates", "list", "--json").json
+    version = listed[0]["locales"]["de-DE"]["version"]
+    assert (found["templateKey"], found["templateVersion"], found["locale"]) == (
+        "order_confirmed",
+        version,
+        "de-DE",
+    )
+
+
+def test_the_page_names_all_filters() -> None:
+    from homing.rendering.filters import allowed_filters
+
+    paragraph = PAGE.partition("Filters: ")[2].partition(" Functions:")[0]
+    assert re.findall(r"`(\w+)`", paragraph) == sorted(name for name in allowed_filters() if " " not in name)
+
+
+def test_the_bounds_on_the_page_are_those_of_the_code() -> None:
+    from homing.rendering import meter
+
+    bounds = PAGE.partition("## What is guaranteed")[2]
+    assert f"{meter.MOST_STEPS:,} steps" in bounds
+    assert f"{meter.MOST_CHARACTERS:,} characters" in bounds
+    assert f"{meter.MOST_SECONDS} s of processor" in bounds
+
+
+def test_the_list_has_locales_versions_and_channels(cli: Cli) -> None:
+    page, data = cli.many(["templates", "list"], ["templates", "list", "--json"])
+    lines = [line.split() for line in page.out.splitlines()]
+    assert lines[0] == ["KEY", "LOCALE", "VERSION", "CHANNELS"]
+    assert [line[:2] + line[3:] for line in lines[1:]] == [
+        ["order_confirmed", locale, "email,", "sms"] for locale in ("de-DE", "en-US")
+    ]
+    (one,) = data.json
+    assert one["locales"]["en-US"] == {"version": lines[2][2], "channels": ["email", "sms"]}
+
+
+def test_a_check_that_finds_something_says_what_and_ends_with_one(cli: Cli) -> None:
+    (cli.folder / SMS).write_text("Hallo {{ nme }}\n")
+    shipped = cli.folder / "templates/order_shipped"
+    (shipped / "en-US").mkdir(parents=True)
+    (shipped / "sample.json").write_text("{}")
+    (shipped / "en-US/sms.txt").write_text("On its way\n")
+    page, data = cli.many(["templates", "check"], ["templates", "check", "--json"])
+    assert (page.code, data.code) == (1, 1)
+    assert page.out == (
+        "KEY              en-US  de-DE\n"
+        "order_confirmed  ok     wrong\n"
+        "order_shipped    ok     missing\n"
+        "order_confirmed/de-DE/sms.txt, line 1: 'nme' is undefined\n"
+        "order_shipped/de-DE: does not exist\n"
+        "2 templates in 2 locales: 2 problems\n"
+    )
+    assert data.json["keys"] == ["order_confirmed", "order_shipped"]
+    assert data.json["findings"][1] == {
+        "message": "order_shipped/de-DE: does not exist",
+        "key": "order_shipped",
+        "locale": "de-DE",
+        "missing": True,
+    }
+
+
+def test_a_preview_takes_other_data_and_prints_json(cli: Cli) -> None:
+    bob = b'{"name": "Bob", "number": 1, "items": []}'
+    (cli.folder / "bob.json").write_bytes(bob)
+    options = ["templates", "preview", "order_confirmed", "--channel", "email", "--data"]
+    assert "Hello Bob, we have your order 1:" in cli.ok(*options, "bob.json").out
+    found = cli.ok(*options, "-", "--json", stdin=bob).json
+    assert (found["locale"], found["contents"]["email"]["subject"]) == ("en-US", "Your order 1")
+    assert set(cli.ok("templates", "preview", "order_confirmed", "--json").json["contents"]) == {
+        "email",
+        "sms",
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["order_confirmd"], "templateKey: 'order_confirmd' does not exist; did you mean 'order_confirmed'?"),
+        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; the declared ones are en-US, de-DE"),
+        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; allowed are"),
+        (["order_confirmed", "--channel", "push"], "says nothing for push in en-US; it does for email, sms"),
+        (["order_confirmed", "--data", "none.json"], "--data: none.json: No such file or directory"),
+    ],
+)
+def test_a_preview_that_is_not_possible_says_why(cli: Cli, argv: list[str], says: str) -> None:
+    done = cli("templates", "preview", *argv)
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_data_that_does_not_fit_names_the_file_and_line(cli: Cli) -> None:
+    done = cli("templates", "preview", "order_confirmed", "--data", "-", stdin=b"{}")
+    assert done.code == 2
+    assert "order_confirmed/en-US/email.html, line 3: 'name' is undefined" in done.err
+
+
+def test_without_a_folder_it_says_what_to_set(tmp_path: Path) -> None:
+    done = Cli(tmp_path)("templates", "check")
+    assert (done.code, done.out) == (2, "")
+    assert "templates.folder: is not set; name the folder of your templates in homing.toml" in done.err

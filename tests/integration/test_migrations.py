@@ -1,0 +1,216 @@
+"""Programs of two releases on one schema: which of them may work on it, and how the newer one changes it."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from homing.core.errors import SchemaError, StoreBusy
+from homing.core.model import Status
+from homing.core.ports import Backend
+from homing.stores.migrate import Migration, migrations
+from homing.stores.postgres import PostgresStore, migrating
+from homing.stores.postgres import schema as postgres_schema
+from homing.stores.sqlite import SqliteStore
+from homing.stores.sqlite import schema as sqlite_schema
+from homing.testing.builders import a_submission, everything, sent
+
+Admin: TypeAlias = "asyncpg.Connection[Any]"
+SQLITE, POSTGRES = sqlite_schema.MIGRATIONS, postgres_schema.MIGRATIONS
+
+
+def next_migration(known: tuple[Migration, ...], sql: str, *header: str) -> tuple[Migration, ...]:
+    """What this release knows, and one more."""
+    number = len(known) + 1
+    return (*known, Migration(number, f"{number:04}_next", "\n".join((*header, sql))))
+
+
+async def goes_through(store: Backend) -> None:
+    """Accepted, claimed, settled and read."""
+    [answer] = await store.accept([a_submission()])
+    await store.settle([sent(claim) for claim in (await store.claim(everything())).claims])
+    history = await store.get("default", answer.ids[0])
+    assert history is not None
+    assert history.notification.status is Status.SENT
+
+
+@pytest.fixture
+async def admin(postgres_url: str) -> AsyncIterator[Admin]:
+    connection = await asyncpg.connect(postgres_url)
+    yield connection
+    await connection.close()
+
+
+def test_what_a_migration_says_of_itself() -> None:
+    said = Migration(5, "0005_x", "-- runs with: 3\n-- outside a transaction\nSELECT 1;")
+    assert (said.runs_with, said.outside_transaction) == (3, True)
+    silent = Migration(5, "0005_x", "-- this one runs with: 3, or so\nSELECT 1;")
+    assert (silent.runs_with, silent.outside_transaction) == (5, False)
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+def test_the_migrations_of_a_release_are_there_and_numbered(dialect: str) -> None:
+    known = migrations(dialect)
+    assert [one.version for one in known] == list(range(1, len(known) + 1))
+
+
+# SQLite -------------------------------------------------------------------------------------------------
+
+
+async def sqlite_store(
+    path: Path, monkeypatch: pytest.MonkeyPatch, known: tuple[Migration, ...]
+) -> SqliteStore:
+    """Opened by a program that knows these migrations."""
+    monkeypatch.setattr(sqlite_schema, "MIGRATIONS", known)
+    store = SqliteStore(path)
+    await store.open()
+    return store
+
+
+async def test_a_file_goes_on_under_the_program_before_where_the_migration_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = "ALTER TABLE homing_notifications ADD COLUMN new INTEGER NOT NULL DEFAULT 0;"
+    newer = next_migration(SQLITE, column, f"-- runs with: {len(SQLITE)}")
+    store = await sqlite_store(tmp_path / "homing.db", monkeypatch, newer)
+    assert len(await store.migrate()) == len(newer)
+    await store.close()
+    older = await sqlite_store(tmp_path / "homing.db", monkeypatch, SQLITE)
+    assert await older.migrate() == ()
+    await goes_through(older)
+    assert (await older.size())["schema_version"] == len(newer)
+    await older.close()
+
+
+async def test_a_file_is_refused_by_a_program_that_is_too_old_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "homing.db"
+    newer = next_migration(SQLITE, "DROP TABLE homing_receipts;")
+    store = await sqlite_store(path, monkeypatch, newer)
+    await store.migrate()
+    await store.close()
+    with pytest.raises(SchemaError, match=rf"needs a Homing that knows version {len(newer)}.*Upgrade Homing"):
+        await sqlite_store(path, monkeypatch, SQLITE)
+
+
+async def test_the_first_release_reads_no_version_that_it_does_not_know(tmp_path: Path) -> None:
+    path = tmp_path / "homing.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.migrate()
+    await store.close()
+    with closing(sqlite3.connect(path)) as connection:
+        # As its code asks; it has no more than one migration.
+        assert connection.execute("SELECT max(version) FROM homing_schema").fetchone() == (1,)
+
+
+# PostgreSQL ---------------------------------------------------------------------------------------------
+
+
+async def postgres_store(
+    url: str, monkeypatch: pytest.MonkeyPatch, known: tuple[Migration, ...]
+) -> PostgresStore:
+    """Opened by a program that knows these migrations."""
+    monkeypatch.setattr(postgres_schema, "MIGRATIONS", known)
+    store = PostgresStore(url)
+    await store.open()
+    return store
+
+
+async def test_a_schema_goes_on_under_the_program_before_where_the_migration_allows_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = "".join(
+        f"ALTER TABLE homing.{table} ADD COLUMN new integer NOT NULL DEFAULT 0;"
+        for table in ("messages", "live", "settled", "attempts", "ledger", "receipts", "outbox")
+    )
+    newer = next_migration(POSTGRES, columns, f"-- runs with: {len(POSTGRES)}")
+    older = await postgres_store(postgres_url, monkeypatch, POSTGRES)
+    await older.migrate()
+    await goes_through(older)
+    store = await postgres_store(postgres_url, monkeypatch, newer)
+    assert await store.migrate() == (newer[-1].name,)
+    await goes_through(older)  # it was not restarted yet
+    restarted = await postgres_store(postgres_url, monkeypatch, POSTGRES)
+    assert await restarted.migrate() == ()
+    await goes_through(restarted)
+    for one in (older, store, restarted):
+        await one.close()
+
+
+async def test_a_schema_is_refused_by_a_program_that_is_too_old_for_it(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = next_migration(POSTGRES, "DROP TABLE homing.leads;")
+    store = await postgres_store(postgres_url, monkeypatch, newer)
+    await store.migrate()
+    await store.close()
+    with pytest.raises(SchemaError, match=rf"needs a Homing that knows version {len(newer)}.*Upgrade Homing"):
+        await postgres_store(postgres_url, monkeypatch, POSTGRES)
+
+
+async def test_a_migration_that_waits_for_a_table_lets_the_others_work(
+    postgres_url: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrating, "LOCK_TIMEOUT_MS", 50)
+    store = await postgres_store(postgres_url, monkeypatch, POSTGRES)
+    await store.migrate()
+    sql = "ALTER TABLE homing.live ADD COLUMN new integer;"
+    monkeypatch.setattr(postgres_schema, "MIGRATIONS", next_migration(POSTGRES, sql))
+    async with admin.transaction():
+        await admin.execute("LOCK TABLE homing.live IN ACCESS SHARE MODE")  # a long report
+        waiting = asyncio.create_task(store.migrate())
+        for _ in range(5):
+            await asyncio.wait_for(goes_through(store), 10)
+        assert not waiting.done()
+    assert len(await asyncio.wait_for(waiting, 20)) == 1
+    await store.close()
+
+
+async def test_a_migration_that_gets_no_lock_says_who_is_in_its_way_and_changes_nothing(
+    postgres_url: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrating, "LOCK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(migrating, "PATIENCE_S", 0.0)
+    store = await postgres_store(postgres_url, monkeypatch, POSTGRES)
+    await store.migrate()
+    newer = next_migration(
+        POSTGRES, "CREATE TABLE homing.new (); ALTER TABLE homing.live ADD COLUMN new integer;"
+    )
+    monkeypatch.setattr(postgres_schema, "MIGRATIONS", newer)
+    async with admin.transaction():
+        await admin.execute("LOCK TABLE homing.live IN ACCESS SHARE MODE")
+        with pytest.raises(StoreBusy, match="pg_stat_activity"):
+            await store.migrate()
+    assert await admin.fetchval("SELECT to_regclass('homing.new')") is None
+    assert (await store.size())["schema_version"] == len(POSTGRES)
+    await store.close()
+
+
+async def test_an_index_on_a_big_table_is_made_beside_the_work_and_by_one_process(
+    postgres_url: str, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await postgres_store(postgres_url, monkeypatch, POSTGRES)
+    await store.migrate()
+    sql = (
+        "DROP INDEX CONCURRENTLY IF EXISTS homing.messages_type;\n"
+        "CREATE INDEX CONCURRENTLY messages_type ON homing.messages (type);"
+    )
+    header = ("-- outside a transaction", f"-- runs with: {len(POSTGRES)}")
+    newer = next_migration(POSTGRES, sql, *header)
+    others = [await postgres_store(postgres_url, monkeypatch, newer) for _ in range(3)]
+    applied = await asyncio.gather(*(other.migrate() for other in others))
+    assert sorted(applied) == [(), (), (newer[-1].name,)]
+    valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'homing.messages_type'::regclass"
+    assert await admin.fetchval(valid) is True
+    await goes_through(store)
+    for one in (store, *others):
+        await one.close()

@@ -1,0 +1,170 @@
+"""Quiet hours by the recipient's clock, in every zone of the tz database and at every change of offset."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from random import Random
+from zoneinfo import ZoneInfo, available_timezones
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.quiet_hours import Window, quiet_ms, time_of_day_ms
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+DAY = 24 * HOUR
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+ZONES = sorted(available_timezones() - {"localtime"})
+
+
+def ms(at: datetime) -> int:
+    return (at - EPOCH) // timedelta(milliseconds=1)
+
+
+def window(start: str, end: str) -> Window:
+    times = time_of_day_ms(start), time_of_day_ms(end)
+    assert times[0] is not None
+    assert times[1] is not None
+    return Window(*times)
+
+
+def at(zone: str, text: str, *, fold: int = 0) -> int:
+    """The moment at which clocks there show this."""
+    return ms(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold))
+
+
+def clock(zone: str, moment: int) -> str:
+    return (EPOCH + timedelta(milliseconds=moment)).astimezone(ZoneInfo(zone)).isoformat(timespec="minutes")
+
+
+def shown_ms(zone: ZoneInfo, moment: int) -> int:
+    """What a clock on the wall there shows, told without our own arithmetic."""
+    local = (EPOCH + timedelta(milliseconds=moment)).astimezone(zone)
+    return ((local.hour * 60 + local.minute) * 60 + local.second) * 1000 + local.microsecond // 1000
+
+
+def is_quiet(hours: Window, zone: ZoneInfo, moment: int) -> bool:
+    shown = shown_ms(zone, moment)
+    if hours.start_ms <= hours.end_ms:
+        return hours.start_ms <= shown < hours.end_ms
+    return shown >= hours.start_ms or shown < hours.end_ms
+
+
+@pytest.mark.parametrize(
+    ("now", "wait"),
+    [
+        ("2026-01-10T21:59", 0),
+        ("2026-01-10T22:00", 9 * HOUR),
+        ("2026-01-10T23:30", 7 * HOUR + 30 * MINUTE),
+        ("2026-01-11T06:59", MINUTE),
+        ("2026-01-11T07:00", 0),
+        ("2026-01-11T12:00", 0),
+    ],
+)
+def test_a_window_over_midnight_ends_in_the_morning(now: str, wait: int) -> None:
+    zone = "Europe/Berlin"
+    assert quiet_ms(window("22:00", "07:00"), ZoneInfo(zone), at(zone, now)) == wait
+
+
+def test_a_window_within_a_day_is_one_too() -> None:
+    zone = "Asia/Kolkata"
+    nap = window("13:00", "15:30")
+    assert quiet_ms(nap, ZoneInfo(zone), at(zone, "2026-01-10T13:15")) == 2 * HOUR + 15 * MINUTE
+    assert quiet_ms(nap, ZoneInfo(zone), at(zone, "2026-01-10T15:30")) == 0
+
+
+def test_the_same_time_twice_is_no_window() -> None:
+    for minute in range(0, 24 * 60, 7):
+        assert quiet_ms(window("22:00", "22:00"), ZoneInfo("UTC"), minute * MINUTE) == 0
+
+
+@pytest.mark.parametrize(
+    ("zone", "hours", "now", "until"),
+    [
+        # The night of a change is an hour shorter, or longer.
+        ("Europe/Berlin", ("22:00", "07:00"), "2026-03-28T23:00", "2026-03-29T07:00+02:00"),
+        ("Europe/Berlin", ("22:00", "07:00"), "2026-10-24T23:00", "2026-10-25T07:00+01:00"),
+        # An end that does not exist: over at the change, when clocks show a later time at once.
+        ("Europe/Berlin", ("22:00", "02:30"), "2026-03-28T23:00", "2026-03-29T03:00+02:00"),
+        # A start that does not exist: quiet from the first moment that shows a time in the window.
+        ("Europe/Berlin", ("02:30", "05:00"), "2026-03-29T03:00", "2026-03-29T05:00+02:00"),
+        # An end that exists twice: the first one counts.
+        ("Europe/Berlin", ("22:00", "02:30"), "2026-10-24T23:00", "2026-10-25T02:30+02:00"),
+        # Half an hour of daylight saving, and an offset of three quarters.
+        ("Australia/Lord_Howe", ("22:00", "07:00"), "2026-10-03T23:00", "2026-10-04T07:00+11:00"),
+        ("Asia/Kathmandu", ("22:00", "07:00"), "2026-05-01T01:15", "2026-05-01T07:00+05:45"),
+        # A change at midnight: that day begins at one.
+        ("America/Asuncion", ("20:00", "00:30"), "2023-09-30T22:00", "2023-10-01T01:00-03:00"),
+        # A day that never was.
+        ("Pacific/Apia", ("22:00", "07:00"), "2011-12-29T23:00", "2011-12-31T07:00+14:00"),
+    ],
+)
+def test_the_changes_of_a_zone(zone: str, hours: tuple[str, str], now: str, until: str) -> None:
+    moment = at(zone, now)
+    assert clock(zone, moment + quiet_ms(window(*hours), ZoneInfo(zone), moment)) == until
+
+
+def test_what_exists_twice_is_quiet_twice() -> None:
+    zone = "Europe/Berlin"
+    hours = window("22:00", "02:30")
+    between, again = at(zone, "2026-10-25T02:45"), at(zone, "2026-10-25T02:15", fold=1)
+    assert quiet_ms(hours, ZoneInfo(zone), between) == 0
+    assert quiet_ms(hours, ZoneInfo(zone), again) == 15 * MINUTE
+
+
+def test_in_every_zone_it_ends_as_soon_as_the_clock_shows_another_time() -> None:
+    """All zones, moments from 1970 to 2037, many of them in the days around a change."""
+    chance = Random(7)
+    for name in ZONES:
+        zone = ZoneInfo(name)
+        for _ in range(12):
+            hours = Window(chance.randrange(1440) * MINUTE, chance.randrange(1440) * MINUTE)
+            now = _near_a_change(zone, chance) if chance.random() < 0.7 else chance.randrange(67 * 365 * DAY)
+            wait = quiet_ms(hours, zone, now)
+            assert (wait > 0) == is_quiet(hours, zone, now), (name, hours, now)
+            assert not is_quiet(hours, zone, now + wait), (name, hours, now)
+            assert wait <= 2 * DAY
+            for _ in range(6 if wait else 0):
+                before = now + chance.randrange(wait)
+                assert is_quiet(hours, zone, before), (name, hours, now, before)
+            assert not wait or is_quiet(hours, zone, now + wait - 1), (name, hours, now)
+
+
+def _near_a_change(zone: ZoneInfo, chance: Random) -> int:
+    """Within 14 hours of a change of the zone's offset, if a few looks find one."""
+    for _ in range(5):
+        day = chance.randrange(67 * 365) * DAY
+        for month in range(12):
+            first, last = day + month * 30 * DAY, day + (month + 1) * 30 * DAY
+            if _offset(zone, first) != _offset(zone, last):
+                while last - first > MINUTE:
+                    middle = (first + last) // 2
+                    same = _offset(zone, middle) == _offset(zone, first)
+                    first, last = (middle, last) if same else (first, middle)
+                return max(0, last + chance.randrange(-14 * HOUR, 14 * HOUR))
+    return chance.randrange(67 * 365 * DAY)
+
+
+def _offset(zone: ZoneInfo, moment: int) -> timedelta | None:
+    return (EPOCH + timedelta(milliseconds=moment)).astimezone(zone).utcoffset()
+
+
+@given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 4_000_000_000_000), st.sampled_from(ZONES))
+def test_waiting_as_told_is_enough_and_not_too_long(start: int, end: int, now: int, name: str) -> None:
+    hours, zone = Window(start * MINUTE, end * MINUTE), ZoneInfo(name)
+    wait = quiet_ms(hours, zone, now)
+    assert quiet_ms(hours, zone, now + wait) == 0
+    assert not wait or quiet_ms(hours, zone, now + wait - 1) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "7:00", "24:00", "07:60", "0700", "07:00:00", "-1:00", "٠٧:٠٠", "07:00\n"]
+)
+def test_what_is_no_time_of_day_is_none(text: str) -> None:
+    assert time_of_day_ms(text) is None
+
+
+def test_times_of_day_are_read() -> None:
+    assert [time_of_day_ms(text) for text in ("00:00", "07:30", "23:59")] == [0, 450 * MINUTE, 1439 * MINUTE]

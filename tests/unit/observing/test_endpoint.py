@@ -1,0 +1,191 @@
+"""The endpoint answers scrapers and probes, and nobody who misbehaves holds it up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from http import HTTPStatus
+
+import pytest
+import pytest_asyncio
+
+from homing.core.errors import ConfigError
+from homing.observing import endpoint as module
+from homing.observing.endpoint import Answer, Endpoint, Listen, listen_at
+
+BIG = b"x" * 20_000_000
+"""More than the buffers of a socket take."""
+
+
+async def small() -> Answer:
+    return Answer(b"ok\n")
+
+
+async def big() -> Answer:
+    return Answer(BIG)
+
+
+async def broken() -> Answer:
+    raise RuntimeError("no page today")
+
+
+async def unwell() -> Answer:
+    return Answer(b"{}", "application/json", HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+PAGES = {"/healthz": small, "/big": big, "/broken": broken, "/readyz": unwell}
+
+
+@pytest_asyncio.fixture
+async def served() -> AsyncIterator[Endpoint]:
+    async with Endpoint(Listen("127.0.0.1", 0), PAGES, client_s=0.3) as made:
+        yield made
+
+
+async def connected(to: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = to.address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def exchange(to: Endpoint, said: bytes) -> bytes:
+    """What is answered to these bytes, until the other side closes."""
+    reader, writer = await connected(to)
+    try:
+        writer.write(said)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.transport.abort()
+
+
+async def get(to: Endpoint, path: str, method: str = "GET") -> tuple[int, bytes]:
+    answer = await exchange(to, f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+async def test_a_page_is_found_by_its_path_whatever_is_asked_of_it(served: Endpoint) -> None:
+    assert await get(served, "/healthz") == (200, b"ok\n")
+    assert await get(served, "/healthz?verbose=1") == (200, b"ok\n")
+    assert await get(served, "/readyz") == (503, b"{}")
+    assert (await get(served, "/"))[0] == 404
+    assert (await get(served, "/healthz/../big"))[0] == 404
+
+
+async def test_a_head_has_no_body_but_its_length(served: Endpoint) -> None:
+    answer = await exchange(served, b"HEAD /healthz HTTP/1.0\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\n")
+    assert b"Content-Length: 3\r\n" in answer
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
+async def test_it_only_reads(served: Endpoint, method: str) -> None:
+    assert (await get(served, "/healthz", method))[0] == 405
+
+
+async def test_a_page_that_fails_is_a_500_without_a_reason(served: Endpoint) -> None:
+    assert await get(served, "/broken") == (500, b"Internal Server Error\n")
+    assert (await get(served, "/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"hello\r\n\r\n",
+        b"GET /healthz\r\n\r\n",
+        b"GET healthz HTTP/1.1\r\n\r\n",
+        b"GET /healthz HTTP/2\r\n\r\n",
+        b"get /healthz HTTP/1.1\r\n\r\n",
+        b"GET /h\x00z HTTP/1.1\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
+    ],
+)
+async def test_what_is_no_request_is_refused(served: Endpoint, said: bytes) -> None:
+    assert (await exchange(served, said)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_head_without_an_end_is_cut_off(served: Endpoint) -> None:
+    assert await exchange(served, b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 100_000) == b""
+    assert (await get(served, "/healthz"))[0] == 200
+
+
+async def test_who_says_nothing_or_only_half_is_hung_up_on(served: Endpoint) -> None:
+    assert await exchange(served, b"") == b""
+    assert await exchange(served, b"GET /healthz HTTP/1.1\r\n") == b""
+
+
+async def test_who_does_not_read_is_hung_up_on(served: Endpoint) -> None:
+    reader, writer = await connected(served)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(b"GET /big HTTP/1.1\r\n\r\n")
+    async with asyncio.timeout(5):
+        while not served.clients:
+            await asyncio.sleep(0.01)
+        while served.clients:
+            await asyncio.sleep(0.01)
+    writer.transport.abort()
+
+
+async def test_a_big_page_reaches_who_reads_it(served: Endpoint) -> None:
+    status, body = await get(served, "/big")
+    assert (status, len(body)) == (200, len(BIG))
+
+
+async def test_idle_clients_are_bounded_and_make_room_in_time(served: Endpoint) -> None:
+    idle = [await connected(served) for _ in range(3 * module._CLIENTS)]
+    most = 0
+    async with asyncio.timeout(5):
+        while not most or served.clients:
+            most = max(most, served.clients)
+            await asyncio.sleep(0.01)
+    assert most <= module._CLIENTS
+    assert await get(served, "/healthz") == (200, b"ok\n")
+    for _, writer in idle:
+        writer.transport.abort()
+
+
+async def test_closing_hangs_up_on_everybody() -> None:
+    async with Endpoint(Listen("127.0.0.1", 0), PAGES) as made:
+        reader, writer = await connected(made)
+        while not made.clients:
+            await asyncio.sleep(0.01)
+    try:
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+    except ConnectionError:
+        pass
+    writer.transport.abort()
+
+
+async def test_a_port_that_is_taken_is_said_so(served: Endpoint) -> None:
+    listen = listen_at(served.address, "metrics.listen")
+    with pytest.raises(ConfigError, match=r"metrics\.listen: 127\.0\.0\.1:\d+ cannot be used: "):
+        async with Endpoint(listen, PAGES):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("9464", "127.0.0.1", 9464),
+        ("127.0.0.1:9464", "127.0.0.1", 9464),
+        ("localhost:0", "localhost", 0),
+        ("0.0.0.0:80", "0.0.0.0", 80),
+        ("[::1]:9464", "::1", 9464),
+        (" 9464 ", "127.0.0.1", 9464),
+    ],
+)
+def test_where_to_listen_is_read(text: str, host: str, port: int) -> None:
+    assert listen_at(text, "metrics.listen") == Listen(host, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":9464", "host:", "host:99999", "a b:1", "::1:9464", "http://x:1", "-1"]
+)
+def test_what_is_no_place_to_listen_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="give HOST:PORT, such as 127.0.0.1:9464"):
+        listen_at(text, "metrics.listen")

@@ -1,0 +1,96 @@
+"""None of the attacks succeeds: each ends in an error or in harmless text, soon, and in little memory."""
+
+from __future__ import annotations
+
+import re
+import resource
+import time
+from collections.abc import Callable, Mapping
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing.core.errors import InvalidRequest
+
+from . import attacks
+from .library import render
+
+KINDS: tuple[Callable[[], list[attacks.Attack]], ...] = (
+    attacks.reaching,
+    attacks.chains,
+    attacks.formats,
+    attacks.forbidden_filters,
+    attacks.includes,
+    attacks.bombs,
+    attacks.hostile_data,
+)
+SECRET = "s3cret-of-this-machine"
+LEAKED = re.compile(
+    rf"{SECRET}|root:|<class|<function|<built-in|<bound|<module|<jinja2|<Macro|<Template|object at 0x|uid=\d"
+    r"|\b49\b|site-packages|<Cycler|<Joiner|<Namespace|Undefined"
+)
+MOST_CPU_S = 1.5
+"""The bound is 0.25 s between two looks at the time; a busy machine and one large step come on top."""
+MOST_CHARACTERS = 6_000_000
+MOST_MEMORY_KIB = 400 * 1024
+
+
+def outcome(source: str, data: Mapping[str, Any], part: str) -> str | None:
+    """What was written, or None where it was refused. Any other error goes through."""
+    try:
+        content = render(source, data, part=part, partials=attacks.PARTIALS)
+    except InvalidRequest as error:
+        return None if len(str(error)) < 1_000 and SECRET not in str(error) else f"<class {error}"
+    return unescape(content.html or "") if part == "html" else content.text
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_no_attack_succeeds(
+    kind: Callable[[], list[attacks.Attack]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOMING_SECRET", SECRET)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    succeeded = []
+    for number, (source, data) in enumerate(kind()):
+        started = time.thread_time()
+        written = outcome(source, data, "html" if number % 2 else "text")
+        took = time.thread_time() - started
+        if written is not None and (LEAKED.search(written) or len(written) > MOST_CHARACTERS):
+            succeeded.append((source[:200], written[:200]))
+        if took > MOST_CPU_S:
+            succeeded.append((source[:200], f"{took:.1f} s"))
+    assert succeeded == []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MEMORY_KIB
+
+
+def test_there_are_more_than_a_thousand_different_attacks() -> None:
+    assert len({source for kind in KINDS for source, _ in kind()}) > 1_000
+
+
+def test_what_reaches_for_python_is_refused_and_not_merely_empty() -> None:
+    """All but a few: an own member of that name is data, and some things print as nothing."""
+    written = [text for source, data in attacks.chains() if (text := outcome(source, data, "text"))]
+    assert set(written) <= {"minemine", attacks.DATA["code"], "FalseTrue", "1"}
+
+
+def test_data_is_never_a_template() -> None:
+    assert outcome("{{ code }}", attacks.DATA, "text") == attacks.DATA["code"]
+
+
+def test_nothing_outside_the_folder_is_read(tmp_path: Path) -> None:
+    from homing.rendering.files import read_folder
+
+    (tmp_path / "secret.txt").write_text(SECRET)
+    root = tmp_path / "templates"
+    for name in ("_shared", "t/en"):
+        (root / name).mkdir(parents=True)
+    (root / "_shared/out.txt").symlink_to(tmp_path / "secret.txt")
+    (root / "t/en/sms.txt").symlink_to("../../../secret.txt")
+    (root / "_linked").symlink_to(tmp_path)
+    folder = read_folder(root)
+    assert not folder.partials
+    assert not folder.written
+    assert [why for _, why in folder.strays] == ["is a link that leads out of the folder"] * 2
+    assert SECRET not in repr(folder)

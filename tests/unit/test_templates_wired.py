@@ -1,0 +1,140 @@
+"""Templates from settings to a stored notification: the locale is resolved, the version is kept."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing import (
+    ConfigError,
+    Content,
+    Homing,
+    InvalidRequest,
+    TemplateFailed,
+    TemplateNotFound,
+    compose,
+    config,
+)
+
+FILES = {
+    "hello/en-US/sms.txt": "Hello {{ name }}",
+    "hello/de/sms.txt": "Hallo {{ name }}",
+    "only/en-US/sms.txt": "Only here",
+}
+PHONE = "+15550100"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        path = tmp_path / "templates" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "templates"
+
+
+def opened(folder: Path, preset: str = "priority", **more: Any) -> Homing:
+    templates = {"folder": str(folder), "locales": ["en-US", "de"], **more}
+    return Homing("memory:", preset=preset, templates=templates, sinks={"log": {"events": []}})
+
+
+@pytest.mark.parametrize(
+    ("locale", "header", "expected"),
+    [
+        ("de_AT", "en-US", "Hallo Ada"),
+        (None, "fr, de-CH;q=0.9, en-US;q=0.1", "Hallo Ada"),
+        (None, "fr", "Hello Ada"),
+        (None, None, "Hello Ada"),
+        ("fr", None, "Hello Ada"),
+    ],
+)
+async def test_the_recipients_locale_then_the_header_then_the_default(
+    folder: Path, locale: str | None, header: str | None, expected: str
+) -> None:
+    async with opened(folder) as homing:
+        sent = await homing.send(
+            {"phone": PHONE, "locale": locale},
+            channel="sms", template_key="hello", data={"name": "Ada"}, accept_language=header,
+        )  # fmt: skip
+        found = await homing.get(sent.id)
+    assert found.content == Content(text=expected)
+    assert found.locale == ("de" if expected == "Hallo Ada" else "en-US")
+    assert found.template_version is not None
+    assert found.recipient.locale == locale
+
+
+async def test_a_tenants_default_comes_before_the_projects(folder: Path) -> None:
+    async with opened(folder, tenant_locales={"default": "de"}) as homing:
+        sent = await homing.send(PHONE, channel="sms", template_key="hello", data={"name": "Ada"})
+        assert (await homing.get(sent.id)).locale == "de"
+
+
+@pytest.mark.parametrize(("preset", "setting"), [("channel", "preset"), ("priority", "reject")])
+async def test_a_header_that_finds_nothing_is_refused_where_that_is_asked_for(
+    folder: Path, preset: str, setting: str
+) -> None:
+    async with opened(folder, preset, unmatched_locale=setting) as homing:
+        with pytest.raises(InvalidRequest, match="acceptLanguage: asks for none of the locales here"):
+            await homing.send(PHONE, channel="sms", template_key="hello", data={}, accept_language="fr")
+        assert not (await homing.list()).items
+
+
+async def test_the_preset_can_be_overruled(folder: Path) -> None:
+    async with opened(folder, "channel", unmatched_locale="default") as homing:
+        sent = await homing.send(
+            PHONE, channel="sms", template_key="hello", data={"name": "A"}, accept_language="fr"
+        )
+        assert (await homing.get(sent.id)).locale == "en-US"
+
+
+async def test_a_template_that_is_missing_or_broken_stores_nothing(folder: Path) -> None:
+    async with opened(folder) as homing:
+        with pytest.raises(TemplateNotFound, match="'only' does not exist in de"):
+            await homing.send({"phone": PHONE, "locale": "de"}, channel="sms", template_key="only")
+        with pytest.raises(TemplateFailed, match=r"hello/en-US/sms\.txt, line 1: 'name' is undefined"):
+            await homing.send(PHONE, channel="sms", template_key="hello")
+        with pytest.raises(InvalidRequest, match="acceptLanguage: has 1001 characters"):
+            await homing.send(PHONE, channel="sms", template_key="only", accept_language="x" * 1001)
+        assert not (await homing.list()).items
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "says"),
+    [
+        ({"locales": ["en_US"]}, "templates.locales", "locales are like en-US"),
+        ({"locales": ["de"]}, "templates.default_locale", "it must be one of locales: de"),
+        (
+            {"tenant_locales": {"acme": "fr"}},
+            "templates.tenant_locales.acme",
+            "must be one of locales: en-US",
+        ),
+        ({"unmatched_locale": "ask"}, "templates.unmatched_locale", "Invalid enum value 'ask'"),
+        ({"foldr": "x"}, "templates.foldr", "did you mean folder?"),
+    ],
+)
+def test_settings_that_could_never_work_are_refused(settings: dict[str, Any], field: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says.replace("?", r"\?")) as caught:
+        config.load(env={}, flags={"templates": settings})
+    assert caught.value.field == field
+
+
+def test_a_folder_that_is_not_there_and_a_library_that_is_missing_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"templates\.folder: is not set"):
+        compose.templates(config.load(env={}))
+    with pytest.raises(ConfigError, match=r"templates\.folder: '.*' is not a folder"):
+        compose.templates(config.load(env={}, flags={"templates": {"folder": str(tmp_path / "none")}}))
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ConfigError, match=r"pip install 'homing\[templates\]'"):
+        compose.templates(config.load(env={}, flags={"templates": {"folder": str(tmp_path)}}))
+
+
+def test_without_templates_nothing_is_wired_and_nothing_resolved() -> None:
+    settings = config.load(env={})
+    assert compose.locales(settings) is None
+    assert compose.parts(settings, backend=compose.store("memory:")).renderer is None
