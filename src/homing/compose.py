@@ -20,7 +20,7 @@ from homing.core.locale import LocalePolicy
 from homing.core.looking_up import LookUpPolicy
 from homing.core.model import Channel, Mode, Priority, Retention
 from homing.core.observing import Observer
-from homing.core.pacing import Pace, Paces
+from homing.core.pacing import LONGEST_REFILL_MS, Pace, Paces
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Provider, Renderer, Sink
 from homing.core.presets import preset
 from homing.core.quiet_hours import QuietHours
@@ -174,7 +174,12 @@ def _rate(own: PaceSettings | RateSettings, where: str) -> RateLimit | None:
     """None: no limit."""
     for name, least in (("most", 0), ("per_ms", 1), ("burst", 0)):
         _whole(getattr(own, name), f"{where}.{name}", least=least)
-    return RateLimit(own.most * 1000 / own.per_ms, own.burst or own.most) if own.most else None
+    if not own.most:
+        return None
+    limit = RateLimit(own.most * 1000 / own.per_ms, own.burst or own.most)
+    if limit.burst * 1000 / limit.per_second > LONGEST_REFILL_MS:
+        raise ConfigError(f"{where}.per_ms", "is too long for this burst: it must come back within 7 days")
+    return limit
 
 
 def _priorities(names: Sequence[str], where: str) -> frozenset[Priority]:

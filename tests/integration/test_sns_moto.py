@@ -155,3 +155,24 @@ async def test_signatures_are_looked_at(
     outcome = await provider.send(a_message(Channel.SMS, "+15550100"))
     assert (outcome.kind, outcome.error_code) == (kind, code), outcome
     await transport.close()
+
+
+# Who has opted out --------------------------------------------------------------------------------------
+
+OPTED_OUT = "+15550199"  # for moto, as every number that ends so
+
+
+async def test_who_has_opted_out_is_asked_for_where_the_settings_say_so(moto_url: str) -> None:
+    transport = CurlTransport()
+    asking = SnsProvider(
+        transport,
+        region="us-east-1",
+        access_key_id="AKIDEXAMPLE",
+        secret_access_key="secret",
+        check_opt_out=True,
+        base_url=moto_url,
+    )
+    outcome = await asking.send(a_message(Channel.SMS, OPTED_OUT))
+    assert (outcome.kind, outcome.error_code) == (OutcomeKind.OPTED_OUT, "OptedOut")
+    assert (await asking.send(a_message(Channel.SMS, "+15550100"))).kind is OutcomeKind.ACCEPTED
+    await transport.close()

@@ -10,6 +10,11 @@ from homing.core.effects import key_part
 from homing.core.limits import RateLimit
 from homing.core.model import Claim, Mode, Priority
 
+LONGEST_REFILL_MS = 7 * 86_400_000
+"""A bucket that nobody has touched for so long is full: it says nothing, and stores remove it."""
+RECIPIENT_BUCKETS = ("recipient:", "recipient;")
+"""Their keys are from the first to before the second; there may be as many as there are recipients."""
+
 
 class Pace(Struct, frozen=True, kw_only=True):
     """A rate limit with its exceptions."""

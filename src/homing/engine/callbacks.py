@@ -26,6 +26,8 @@ log = logging.getLogger("homing.callbacks")
 
 _STEP = 200
 _PREPARE_S = 10
+_MOST_BYTES = 8 * 1024 * 1024
+"""Of a callback's body. SendGrid posts batches of some hundred events, each of some hundred bytes."""
 _LONGEST_ID = 255
 _MOST_ATTEMPTS = 1_000_000
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -69,6 +71,8 @@ class Callbacks:
     async def hear(self, provider: str, callback: Callback) -> CallbackResult:
         """Verify → complete → apply. Raises `CallbackRefused` where the provider did not sign it."""
         listed = self._listed(provider)
+        if len(callback.body) > _MOST_BYTES:
+            raise CallbackUnreadable(f"the callback has more than {_MOST_BYTES} bytes; nothing was changed")
         await self._prepared(listed, callback)
         heard = self._heard(listed, callback)
         counted = await self.apply(listed, heard.receipts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from traceback import TracebackException
 from typing import Any, TextIO
 
@@ -99,6 +99,18 @@ def _clean(value: Any, depth: int = 0) -> Any:
 
 
 def _traceback(error: BaseException) -> str:
-    """Where it was and what was raised; an error's own text may name the recipient."""
-    told = TracebackException.from_exception(error, capture_locals=False)
-    return "\n".join(redact(line) for line in "".join(told.format()).rstrip("\n").split("\n"))
+    """Where it was, as usual, and what was raised, redacted: an error's own text may name the recipient."""
+    return "\n".join(_told(TracebackException.from_exception(error, capture_locals=False)))
+
+
+def _told(error: TracebackException) -> Iterator[str]:
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None:
+        yield from _told(before)
+        yield "\nThis led to:\n"
+    yield "Traceback (most recent call last):"
+    yield "".join(error.stack.format()).rstrip("\n")
+    yield redact("".join(error.format_exception_only()).rstrip("\n"))
+    for one in error.exceptions or ():
+        yield "\nOne of its exceptions:\n"
+        yield from _told(one)

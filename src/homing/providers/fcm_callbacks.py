@@ -14,6 +14,7 @@ from msgspec import Struct
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
 from homing.providers.answers import error_table
+from homing.providers.failures import AT_FAULT
 from homing.providers.reading import error_text, moment_ms
 from homing.providers.secret import Secret, secret
 from homing.providers.standard_webhooks import SigningKey, verify
@@ -22,7 +23,6 @@ Secrets = str | Secret | Sequence[str | Secret]
 """One, or while they are changed the old one and the new one."""
 
 _EVENTS = {"delivered": ReceiptEvent.DELIVERED, "failed": ReceiptEvent.FAILED}
-_AT_FAULT = (OutcomeKind.DEAD_ADDRESS, OutcomeKind.BAD_RECIPIENT)
 
 
 class Report(Struct, frozen=True, rename="camel"):
@@ -70,7 +70,7 @@ class FcmCallbacks:
             event=event,
             event_id=callback.headers["webhook-id"],
             at=moment_ms(report.timestamp, now_ms),
-            recipient_at_fault=fault in _AT_FAULT,
+            recipient_at_fault=fault in AT_FAULT,
             address_dead=fault is OutcomeKind.DEAD_ADDRESS,
             error_code=code,
             error=error_text(report.error) if failed else None,

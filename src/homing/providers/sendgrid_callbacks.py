@@ -47,7 +47,7 @@ class SendGridCallbacks:
         for event in events:
             try:
                 found = receipts_of(event, now_ms)
-            except (TypeError, ValueError, AttributeError, RecursionError):
+            except (TypeError, ValueError, AttributeError):
                 unreadable += 1
                 continue
             ignored += not found

@@ -10,17 +10,18 @@ from msgspec.structs import replace
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.errors import ConfigError
-from homing.core.model import Outcome
+from homing.core.model import Channel, Outcome
 from homing.core.ports import Delivery
 from homing.providers import sns_answers
+from homing.providers.answers import error_table
 from homing.providers.base_url import checked_base_url
 from homing.providers.http import Answer, Request, Transport
 from homing.providers.refusals import checked_segments
 from homing.providers.secret import Secret
 from homing.providers.sigv4 import AwsKeys, SigV4Signer
 from homing.providers.sns_callbacks import CertificateShelf, SnsCallbacks, may_confirm
-from homing.providers.sns_message import SnsMessages, sms_attributes
-from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
+from homing.providers.sns_message import SnsMessages, opt_out_form, sms_attributes
+from homing.providers.wire import HttpProvider, NowMs, inside, wall_clock_ms
 
 _FORM = (("Content-Type", "application/x-www-form-urlencoded; charset=utf-8"),)
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]")
@@ -33,7 +34,8 @@ _WRONG_KEYS = ("InvalidClientTokenId", "SignatureDoesNotMatch", "IncompleteSigna
 class SnsProvider(HttpProvider):
     """Sends to a phone number or an endpoint's ARN. See docs/reference/providers/sns.md."""
 
-    channels = ("sms", "push")
+    channels = ("sms",)
+    """And `push`, to endpoints of its own, where the settings name it: FCM's tokens are not theirs."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class SnsProvider(HttpProvider):
         session_token: str | Secret = "",
         sender_id: str = "",
         sms_type: str = "Transactional",
+        check_opt_out: bool = False,
         max_segments: int = 0,
         max_price: str | float | None = None,
         origination_number: str = "",
@@ -67,6 +70,7 @@ class SnsProvider(HttpProvider):
             push_ttl=push_ttl,
             max_segments=checked_segments(max_segments),
         )
+        self._check_opt_out = check_opt_out
         self._certificates = CertificateShelf()
         self._callbacks = SnsCallbacks(_topics(callback_topics), self._certificates)
 
@@ -79,11 +83,18 @@ class SnsProvider(HttpProvider):
     async def send(self, delivery: Delivery) -> Outcome:
         """Expired credentials are read once more: what was refused for them was not published."""
         used, began = self._keys.credentials, monotonic()
-        outcome = await super().send(delivery)
+        if self._check_opt_out and delivery.channel is Channel.SMS and await self._opted_out(delivery):
+            return error_table("sns").outcome("OptedOut", 0, None)
+        outcome = await super().send(_later(delivery, began))
         if outcome.error_code != "ExpiredToken" or not self._keys.newer_than(used):
             return outcome
-        left_ms = delivery.timeout_ms - int((monotonic() - began) * 1000)
-        return await super().send(replace(delivery, timeout_ms=max(1, left_ms)))
+        return await super().send(_later(delivery, began))
+
+    async def _opted_out(self, delivery: Delivery) -> bool:
+        """Asks SNS, which takes an SMS to somebody who has opted out. Without an answer it is sent."""
+        request = self._signed(opt_out_form(delivery.address), self._now_ms())
+        answer = await self._transport.send(request, timeout_ms=inside(delivery.timeout_ms) // 3)
+        return isinstance(answer, Answer) and sns_answers.says_opted_out(answer)
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         """Delivery-status events from one of our topics; `prepare` comes first."""
@@ -121,6 +132,12 @@ class SnsProvider(HttpProvider):
     def _signed(self, body: bytes, now_ms: int) -> Request:
         headers = self._signer.sign("POST", self._url, body, _FORM, now_ms)
         return Request(url=self._url, body=body, headers=headers)
+
+
+def _later(delivery: Delivery, began: float) -> Delivery:
+    """With what is left of its time since then (monotonic)."""
+    gone_ms = int((monotonic() - began) * 1000)
+    return replace(delivery, timeout_ms=max(1, delivery.timeout_ms - gone_ms)) if gone_ms else delivery
 
 
 def _topics(given: str | Sequence[str]) -> tuple[str, ...]:

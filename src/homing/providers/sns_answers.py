@@ -41,6 +41,12 @@ def classify(answer: Answer) -> Outcome:
     )
 
 
+def says_opted_out(answer: Answer) -> bool:
+    """What CheckIfPhoneNumberIsOptedOut answers; anything but a clear yes is a no."""
+    said = leaves(answer.body).get(("CheckIfPhoneNumberIsOptedOutResult", "isOptedOut"))
+    return answer.status == 200 and said == "true"
+
+
 def leaves(body: bytes) -> Leaves:
     """The texts of an XML document; none where it is none, or has a DTD."""
     reader = _Reader()

@@ -12,11 +12,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from homing.core.callbacks import Heard
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
+from homing.core.model import Receipt, ReceiptEvent
 from homing.providers.answers import error_table
+from homing.providers.failures import failed
 from homing.providers.reading import as_object, error_text, json_object, json_of, moment_ms, text_of
 
-_AT_FAULT = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
 _MOST_EVENTS = 1000
 
 
@@ -58,22 +58,7 @@ def _receipts(event: dict[str, Any], status: str, message_id: str, now_ms: int) 
 def _failures(receipt: Receipt, response: Any) -> Iterator[Receipt]:
     code = _failure_code(response)
     meaning = error_table("sns").codes.get(code) if code else None
-    kind = meaning.outcome if meaning else None
-    yield replace(
-        receipt,
-        event=ReceiptEvent.FAILED,
-        recipient_at_fault=kind in _AT_FAULT,
-        address_dead=kind is OutcomeKind.DEAD_ADDRESS,
-        error_code=code or "FAILURE",
-        error=meaning.means if meaning else error_text(response),
-    )
-    if kind is OutcomeKind.OPTED_OUT:
-        yield replace(
-            receipt,
-            event=ReceiptEvent.UNSUBSCRIBE,
-            event_id=f"{receipt.event_id}:unsubscribe",
-            unsubscribed_from_all=True,
-        )
+    return failed(receipt, meaning, code or "FAILURE", error_text(response))
 
 
 def _failure_code(response: Any) -> str | None:

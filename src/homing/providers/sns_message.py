@@ -79,6 +79,12 @@ def publish_form(call: Mapping[str, str], attributes: tuple[Attribute, ...]) -> 
     return f"Action=Publish&Version=2010-03-31&{form(call.items())}{_entries(attributes)}".encode("ascii")
 
 
+def opt_out_form(number: str) -> bytes:
+    """A call of CheckIfPhoneNumberIsOptedOut."""
+    call = form((("phoneNumber", number),))
+    return f"Action=CheckIfPhoneNumberIsOptedOut&Version=2010-03-31&{call}".encode("ascii")
+
+
 @lru_cache(256)
 def _entries(attributes: tuple[Attribute, ...]) -> str:
     """Message attributes, numbered from 1. Most messages have the same."""

@@ -33,7 +33,8 @@ _MESSAGE = re.compile(r"(SM|MM)[0-9a-fA-F]{32}")
 class TwilioProvider(HttpProvider):
     """Sends to a phone number. See docs/reference/providers/twilio.md."""
 
-    channels = ("sms", "chat")
+    channels: tuple[str, ...] = ("sms",)
+    """And `chat`, which is WhatsApp, with a `whatsapp_sender`."""
 
     def __init__(
         self,
@@ -73,6 +74,8 @@ class TwilioProvider(HttpProvider):
             extras=_extras(smart_encoded, risk_check, shorten_urls),
         )
         self._callbacks = TwilioCallbacks(token, callback_url)
+        if whatsapp_sender:
+            self.channels = ("sms", "chat")
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:
         body = self._messages.body(delivery, now_ms)

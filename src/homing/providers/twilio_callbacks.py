@@ -14,8 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
+from homing.core.model import Receipt, ReceiptEvent
 from homing.providers.answers import error_table
+from homing.providers.failures import failed
 from homing.providers.secret import Secret
 
 Params = Sequence[tuple[str, str]]
@@ -43,8 +44,6 @@ _EVENTS: dict[str, ReceiptEvent | None] = {
     "received": None,
 }
 """Every status of a message, and what it says of ours; None: of messages to us."""
-
-_AT_FAULT = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
 
 
 class StatusReport(Struct, frozen=True, kw_only=True):
@@ -135,20 +134,8 @@ def reported(report: StatusReport, now_ms: int) -> Iterator[Receipt]:
 def _failures(receipt: Receipt, report: StatusReport) -> Iterator[Receipt]:
     code = report.error_code
     meaning = error_table("twilio").codes.get(code) if code and code.isdigit() else None
-    kind = meaning.outcome if meaning else None
-    yield replace(
-        receipt,
-        recipient_at_fault=kind in _AT_FAULT,
-        error_code=code[:20] if code else report.status,
-        error=meaning.means if meaning else f"Twilio says {report.status}",
-    )
-    if kind is OutcomeKind.OPTED_OUT:
-        yield replace(
-            receipt,
-            event=ReceiptEvent.UNSUBSCRIBE,
-            event_id=f"{receipt.event_id}:unsubscribe",
-            unsubscribed_from_all=True,
-        )
+    told = code[:20] if code else report.status
+    return failed(receipt, meaning, told, f"Twilio says {report.status}")
 
 
 def _signed_params(url: str, callback: Callback) -> Params | None:

@@ -34,6 +34,7 @@ from homing.core.model import (
     Status,
     Submission,
 )
+from homing.core.pacing import LONGEST_REFILL_MS
 from homing.core.ports import Clock
 from homing.core.receipts import attempt_of
 from homing.core.rows import Change
@@ -210,6 +211,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         for id in islice(self._schedule.past_retention(retention, now), limit):
             self._remove(self._kept[id])
             notifications += 1
+        self._forget_full(now - LONGEST_REFILL_MS, limit)
         keys_until = now - retention.keys_ms
         return {
             "notifications": notifications,

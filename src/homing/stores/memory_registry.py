@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct, msgpack
@@ -13,6 +14,7 @@ from homing.core import limits
 from homing.core.breaker import Breaker
 from homing.core.limits import Bucket, RateLimit
 from homing.core.model import Entry, RegistryPut
+from homing.core.pacing import RECIPIENT_BUCKETS
 from homing.core.ports import Clock, Taken, Want
 
 
@@ -138,6 +140,13 @@ class MemoryRegistry:
             self._buckets[key], granted, wait_ms = limits.take(bucket, want.limit, now, want.tokens)
             taken[key] = Taken(granted, wait_ms)
         return taken
+
+    def _forget_full(self, until: int, limit: int) -> None:
+        """Buckets of recipients that have been full for long."""
+        first, end = RECIPIENT_BUCKETS
+        full = (key for key, bucket in self._buckets.items() if first <= key < end and bucket.at < until)
+        for key in list(islice(full, limit)):
+            del self._buckets[key]
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         now = self._clock.now_ms()

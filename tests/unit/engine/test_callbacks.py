@@ -73,6 +73,14 @@ async def test_a_callback_that_the_provider_cannot_read_is_told_again_later(worl
         await engine.hear("post", signed([{"event": "no such event"}]))
 
 
+async def test_a_callback_without_end_is_not_even_looked_at(world: World) -> None:
+    engine, postman, id = await sent_mail(world)
+    events = [told(postman.sent[0], E.DELIVERED, error="x" * 9_000_000)]
+    with pytest.raises(CallbackUnreadable, match="8388608 bytes"):
+        await engine.hear("post", signed(events))
+    assert await status(engine, id) is Status.SENT
+
+
 async def test_a_provider_that_does_not_call_back_says_so(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(), "post": Postman()})
     for name, problem in (("mail", "does not call back"), ("nobody", "is not configured")):

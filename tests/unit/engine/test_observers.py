@@ -48,7 +48,8 @@ class Diary:
         self.batches.append(("settled", len(batch)))
         for settlement, claim in batch:
             assert (settlement.id, settlement.token) == (claim.id, claim.token)
-            self.settlements.append((settlement.status, settlement.attempt and settlement.attempt.outcome))
+            attempt = settlement.attempt
+            self.settlements.append((settlement.status, None if attempt is None else attempt.outcome))
         self.refused += refused
 
     def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:

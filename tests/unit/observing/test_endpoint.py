@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from http import HTTPStatus
 
 import pytest
@@ -59,6 +60,14 @@ async def exchange(to: Endpoint, said: bytes) -> bytes:
         return b""
     finally:
         writer.transport.abort()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came to that")
 
 
 async def get(to: Endpoint, path: str, method: str = "GET") -> tuple[int, bytes]:
@@ -123,11 +132,8 @@ async def test_who_does_not_read_is_hung_up_on(served: Endpoint) -> None:
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader._transport.pause_reading()  # type: ignore[attr-defined]
     writer.write(b"GET /big HTTP/1.1\r\n\r\n")
-    async with asyncio.timeout(5):
-        while not served.clients:
-            await asyncio.sleep(0.01)
-        while served.clients:
-            await asyncio.sleep(0.01)
+    await until(lambda: served.clients == 1)
+    await until(lambda: served.clients == 0)
     writer.transport.abort()
 
 
@@ -152,12 +158,9 @@ async def test_idle_clients_are_bounded_and_make_room_in_time(served: Endpoint) 
 async def test_closing_hangs_up_on_everybody() -> None:
     async with Endpoint(Listen("127.0.0.1", 0), PAGES) as made:
         reader, writer = await connected(made)
-        while not made.clients:
-            await asyncio.sleep(0.01)
-    try:
+        await until(lambda: made.clients == 1)
+    with suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 5) == b""
-    except ConnectionError:
-        pass
     writer.transport.abort()
 
 
@@ -187,5 +190,5 @@ def test_where_to_listen_is_read(text: str, host: str, port: int) -> None:
     "text", ["", ":9464", "host:", "host:99999", "a b:1", "::1:9464", "http://x:1", "-1"]
 )
 def test_what_is_no_place_to_listen_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="give HOST:PORT, such as 127.0.0.1:9464"):
+    with pytest.raises(ConfigError, match="give HOST:PORT, such as "):
         listen_at(text, "metrics.listen")

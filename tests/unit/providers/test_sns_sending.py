@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from homing.core.model import OutcomeKind
 from homing.providers.sns import SnsProvider
 from homing.providers.transport import CurlTransport
-from homing.testing.faults import Act, FaultServer, Received, answer
+from homing.testing.faults import Act, FaultServer, Received, answer, html
 
-from .texting import a_delivery, an_sns, vectors
+from .texting import a_delivery, a_push, an_sns, vectors
 
 WIRE = vectors("sns_wire")
 TAKEN = answer(200, WIRE["success"]["body"].encode())
@@ -66,4 +68,54 @@ async def test_a_check_publishes_nothing() -> None:
         assert await provider.check()
         assert not await provider.check()
         assert all(b"Action=GetSMSAttributes" in one.body for one in server.received)
+        await transport.close()
+
+
+# Who has opted out --------------------------------------------------------------------------------------
+
+
+def opted_out(answer_: str) -> Act:
+    body = (
+        '<CheckIfPhoneNumberIsOptedOutResponse xmlns="http://sns.amazonaws.com/doc/2010-03-31/">'
+        f"<CheckIfPhoneNumberIsOptedOutResult><isOptedOut>{answer_}</isOptedOut>"
+        "</CheckIfPhoneNumberIsOptedOutResult></CheckIfPhoneNumberIsOptedOutResponse>"
+    )
+    return answer(200, body.encode())
+
+
+@pytest.mark.parametrize(
+    "asked", [opted_out("false"), opted_out("perhaps"), answer(403), answer(500), html(200)]
+)
+async def test_whoever_has_not_clearly_opted_out_gets_the_sms(asked: Act) -> None:
+    transport = CurlTransport()
+    async with FaultServer() as server:
+        server.play(asked, TAKEN)
+        provider = an_sns(transport, base_url=server.url, check_opt_out=True)
+        assert (await provider.send(a_delivery())).kind is OutcomeKind.ACCEPTED
+        question, publish = (one.body for one in server.received)
+        number = b"phoneNumber=%2B15558675310"
+        assert question == b"Action=CheckIfPhoneNumberIsOptedOut&Version=2010-03-31&" + number
+        assert publish.startswith(b"Action=Publish&")
+        await transport.close()
+
+
+async def test_whoever_has_opted_out_gets_none() -> None:
+    transport = CurlTransport()
+    async with FaultServer() as server:
+        server.play(opted_out("true"), TAKEN)
+        provider = an_sns(transport, base_url=server.url, check_opt_out=True)
+        outcome = await provider.send(a_delivery())
+        assert (outcome.kind, outcome.error_code) == (OutcomeKind.OPTED_OUT, "OptedOut")
+        assert len(server.received) == 1
+        await transport.close()
+
+
+async def test_a_push_and_an_sms_without_the_setting_are_sent_unasked() -> None:
+    transport = CurlTransport()
+    async with FaultServer() as server:
+        server.play(TAKEN, TAKEN)
+        assert (await an_sns(transport, base_url=server.url).send(a_delivery())).kind is OutcomeKind.ACCEPTED
+        asking = an_sns(transport, base_url=server.url, check_opt_out=True)
+        assert (await asking.send(a_push())).kind is OutcomeKind.ACCEPTED
+        assert all(one.body.startswith(b"Action=Publish&") for one in server.received)
         await transport.close()

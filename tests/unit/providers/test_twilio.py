@@ -43,6 +43,11 @@ def refused(delivery: Delivery, **settings: Any) -> tuple[OutcomeKind, str | Non
     return raised.value.outcome.kind, raised.value.outcome.error_code
 
 
+def test_chat_is_served_where_there_is_somebody_to_send_it() -> None:
+    assert a_twilio().channels == ("sms",)
+    assert a_twilio(whatsapp_sender="+15550100").channels == ("sms", "chat")
+
+
 def test_an_sms_has_recipient_sender_and_text() -> None:
     request = a_twilio().build(a_delivery(), NOW_MS)
     assert request.url == f"https://api.twilio.com/2010-04-01/Accounts/{ACCOUNT}/Messages.json"

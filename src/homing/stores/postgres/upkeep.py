@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from homing.core.model import Event, Retention
+from homing.core.pacing import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
 from homing.core.states import FINAL
 from homing.stores.codec import decode_value
 from homing.stores.postgres.changes import HOUR_MS, fold
@@ -29,6 +30,10 @@ _PURGED = """
 INSERT INTO homing.ledger (hour_at, tenant, channel, provider, before, attempts_before, number, purged)
 SELECT $5, u.tenant, '', '', u.status, u.attempts, u.number, u.number
 FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) AS u (tenant, status, attempts, number)
+"""
+_FORGET_FULL = """
+DELETE FROM homing.buckets WHERE key = ANY(ARRAY(
+  SELECT key FROM homing.buckets WHERE key >= $1 AND key < $2 AND at < $3 LIMIT $4 FOR UPDATE SKIP LOCKED))
 """
 _OF_NOTIFICATION = ("settled", "messages", "attempts", "causes")
 _ROWS = {
@@ -71,6 +76,7 @@ async def prune(tx: Tx, retention: Retention, limit: int) -> Mapping[str, int]:
     keys += await _forget(tx, "dedups", "accepted_at", until, limit - keys)
     receipts = await _forget(tx, "receipts", "received_at", until, limit)
     notifications = await _purge(tx, retention, limit)
+    await tx.run(_FORGET_FULL, *RECIPIENT_BUCKETS, tx.now - LONGEST_REFILL_MS, max(0, limit))
     await fold(tx)
     return {"notifications": notifications, "keys": keys, "receipts": receipts}
 

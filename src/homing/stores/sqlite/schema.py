@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
-from homing.stores.migrate import Migration, Standing, check, migrations, pending
+from homing.stores.migrate import Standing, check, migrations, pending
 
 MIGRATIONS = migrations("sqlite")
 
@@ -26,32 +26,28 @@ CREATE TABLE IF NOT EXISTS homing_schema (
 CREATE TABLE IF NOT EXISTS homing_migrations (
     version    INTEGER PRIMARY KEY,
     name       TEXT    NOT NULL,
-    applied_at INTEGER NOT NULL,
-    runs_with  INTEGER NOT NULL
+    applied_at INTEGER NOT NULL
 )
 """,
 )
 _EXISTS = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-_STANDING = "SELECT coalesce(max(version), 0), coalesce(max(runs_with), 0) FROM homing_migrations"
-_FIRST_STANDING = "SELECT coalesce(max(version), 0), coalesce(max(version), 0) FROM homing_schema"
-_KEPT_BY_THE_FIRST = "SELECT version, name, applied_at FROM homing_schema ORDER BY version"
-_APPLIED = "INSERT INTO homing_migrations (version, name, applied_at, runs_with) VALUES (?, ?, ?, ?)"
+_NEWEST = "SELECT coalesce(max(version), 0) FROM {table}"
+_APPLIED = "INSERT INTO homing_migrations (version, name, applied_at) VALUES (?, ?, ?)"
+_TAKEN_OVER = """
+INSERT OR IGNORE INTO homing_migrations (version, name, applied_at)
+SELECT version, name, applied_at FROM homing_schema
+"""
 _MUST_KNOW = """
-INSERT INTO homing_schema (version, name, applied_at)
-SELECT version, name, applied_at FROM homing_migrations
-WHERE version <= ? AND version NOT IN (SELECT version FROM homing_schema)
+INSERT OR IGNORE INTO homing_schema (version, name, applied_at)
+SELECT version, name, applied_at FROM homing_migrations WHERE version <= ?
 """
 _NEED_NOT_KNOW = "DELETE FROM homing_schema WHERE version > ?"
 
 
 def standing_of(cursor: sqlite3.Cursor) -> Standing:
     """Where the schema in the file stands."""
-    for table, statement in (("homing_migrations", _STANDING), ("homing_schema", _FIRST_STANDING)):
-        if cursor.execute(_EXISTS, (table,)).fetchone() is not None:
-            version, runs_with = cursor.execute(statement).fetchone()
-            if version:
-                return Standing(version, runs_with)
-    return Standing()
+    needed, applied = (_newest(cursor, table) for table in ("homing_schema", "homing_migrations"))
+    return Standing(max(applied, needed), needed)
 
 
 def version_of(cursor: sqlite3.Cursor) -> int:
@@ -71,27 +67,22 @@ def migrate(cursor: sqlite3.Cursor, where: str, now: int) -> tuple[str, ...]:
         return ()
     for table in _TABLES:
         cursor.execute(table)
-    _take_over(cursor)
+    cursor.execute(_TAKEN_OVER)
     for migration in missing:
         for statement in _statements(migration.sql):
             cursor.execute(statement)
-        _note(cursor, migration, now)
-    needed = standing_of(cursor).runs_with
+        cursor.execute(_APPLIED, (migration.version, migration.name, now))
+    needed = max(migration.runs_with for migration in MIGRATIONS)
     cursor.execute(_MUST_KNOW, (needed,))
     cursor.execute(_NEED_NOT_KNOW, (needed,))
     return tuple(migration.name for migration in missing)
 
 
-def _take_over(cursor: sqlite3.Cursor) -> None:
-    """What the first release has noted, it has noted in its own table only."""
-    if cursor.execute(_STANDING).fetchone()[0]:
-        return
-    for version, _, applied_at in cursor.execute(_KEPT_BY_THE_FIRST).fetchall():
-        _note(cursor, MIGRATIONS[version - 1], applied_at)
-
-
-def _note(cursor: sqlite3.Cursor, migration: Migration, at: int) -> None:
-    cursor.execute(_APPLIED, (migration.version, migration.name, at, migration.runs_with))
+def _newest(cursor: sqlite3.Cursor, table: str) -> int:
+    if cursor.execute(_EXISTS, (table,)).fetchone() is None:
+        return 0
+    version: int = cursor.execute(_NEWEST.format(table=table)).fetchone()[0]
+    return version
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import json
 
 from homing.core.model import Event, Retention
+from homing.core.pacing import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
 from homing.core.states import FINAL
 from homing.stores.codec import encode
 from homing.stores.sqlite.schema import version_of
@@ -82,10 +83,17 @@ def size(tx: Tx, path: Path) -> Mapping[str, int]:
 
 
 def _forget_idle(tx: Tx, limit: int) -> None:
-    """Who was served when matters only while there is something to serve."""
+    """Who was served when matters only while there is something to serve; a full bucket says nothing."""
     tx.run(
         "DELETE FROM homing_queues WHERE (lane, tenant, outlet) IN"
         " (SELECT lane, tenant, outlet FROM homing_queues WHERE next_due_at IS NULL LIMIT ?)",
+        max(0, limit),
+    )
+    tx.run(
+        "DELETE FROM homing_buckets WHERE key IN"
+        " (SELECT key FROM homing_buckets WHERE key >= ? AND key < ? AND at < ? LIMIT ?)",
+        *RECIPIENT_BUCKETS,
+        tx.now - LONGEST_REFILL_MS,
         max(0, limit),
     )
     tx.run(

@@ -1,0 +1,176 @@
+"""Log lines of a process: readable by machines or people, and with nobody's address in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import string
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from homing.core.ids import uuid7
+from homing.core.redact import HIDDEN
+from homing.observing import logs
+
+LETTERS = string.ascii_letters + string.digits
+names = st.text(LETTERS, min_size=6, max_size=20)
+emails = names.map(lambda name: f"{name}@example.org")
+phones = st.integers(10**10, 10**14).map(lambda number: f"+{number}")
+device_tokens = st.text(LETTERS + "_-", min_size=40, max_size=160).map(lambda text: f"f{text}9")
+urls = names.map(lambda name: f"https://hooks.example.org/in/{name}")
+passwords = st.text(LETTERS, min_size=8, max_size=16)
+secrets = st.one_of(emails, phones, device_tokens, urls)
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """The process's logging is everybody's."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(format: str, level: str = "info") -> io.StringIO:
+    stream = io.StringIO()
+    logs.configure(format, level, stream)
+    return stream
+
+
+def private_part(secret: str) -> str:
+    """What must not be seen of it: hosts may be."""
+    return secret.partition("@")[0] if "@" in secret else secret.rpartition("/")[2].lstrip("+")
+
+
+def test_a_line_of_json_says_when_how_bad_who_and_what() -> None:
+    stream = lines("json")
+    logging.getLogger("homing.breakers").warning("breaker of %s: %s → %s", "pigeon", "closed", "open")
+    line = json.loads(stream.getvalue())
+    assert datetime.fromisoformat(line.pop("timestamp")).utcoffset() is not None
+    event = "breaker of pigeon: closed → open"
+    assert line == {"level": "warning", "logger": "homing.breakers", "event": event}
+
+
+def test_a_line_of_text_says_the_same() -> None:
+    stream = lines("text")
+    logging.getLogger("homing.worker").info("%d leases", 3)
+    assert stream.getvalue().endswith(" INFO homing.worker 3 leases\n")
+    assert datetime.fromisoformat(stream.getvalue()[:19]).year >= 2024
+
+
+def test_every_record_is_one_line_of_json() -> None:
+    stream = lines("json")
+    for text in ("two\nlines", 'quotes " and \\', "snow ☃", ""):
+        logging.getLogger("other").error(text)
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == [
+        "two\nlines", 'quotes " and \\', "snow ☃", ""
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_the_level_decides_what_is_said(format: str) -> None:
+    stream = lines(format, "error")
+    logging.getLogger("homing.worker").warning("not this")
+    logging.getLogger("homing.worker").error("but this")
+    assert "not this" not in stream.getvalue()
+    assert "but this" in stream.getvalue()
+
+
+def test_configuring_again_replaces_what_was_there() -> None:
+    first, second = lines("text"), lines("json")
+    logging.getLogger("homing").warning("once")
+    assert (first.getvalue(), len(second.getvalue().splitlines())) == ("", 1)
+
+
+def test_an_id_of_ours_stays() -> None:
+    id = uuid7(1_794_000_000_000, 4711)
+    stream = lines("json")
+    logging.getLogger("homing.settler").error("settlement of %s cannot be written", id)
+    assert id in stream.getvalue()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(secret=secrets, words=st.sampled_from(["no mailbox %s here", "<%s>: 550", "%s", "to=%s;", "('%s',)"]))
+def test_no_recipient_gets_into_a_line(format: str, secret: str, words: str) -> None:
+    stream = lines(format)
+    logging.getLogger("homing.deliverer").warning(words, secret)
+    assert private_part(secret) not in stream.getvalue()
+    assert HIDDEN in stream.getvalue()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    secret=passwords,
+    words=st.sampled_from(
+        [
+            "password=%s",
+            '{"api_key": "%s"}',
+            "Authorization: Bearer %s",
+            "token: %s",
+            "postgresql://homing:%s@db/x",
+        ]
+    ),
+)
+def test_no_named_secret_gets_into_a_line(format: str, secret: str, words: str) -> None:
+    stream = lines(format)
+    logging.getLogger("asyncpg").error(words, f"{secret}Zq9")
+    assert f"{secret}Zq9" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(secret=secrets)
+def test_a_traceback_has_neither_values_nor_recipients(format: str, secret: str) -> None:
+    def fails(recipient: str) -> None:
+        kept_in_a_variable = recipient.upper()
+        raise ValueError(f"cannot reach {recipient}") from KeyError(kept_in_a_variable)
+
+    stream = lines(format)
+    try:
+        fails(secret)
+    except ValueError:
+        logging.getLogger("homing.worker").exception("something broke off")
+    written = stream.getvalue()
+    assert private_part(secret) not in written
+    assert private_part(secret).upper() not in written
+    assert "ValueError: cannot reach" in written
+    assert "in fails" in written
+    if format == "json":
+        assert "Traceback" in json.loads(written)["exception"]
+
+
+def test_a_group_of_errors_is_told_with_those_in_it() -> None:
+    stream = lines("json")
+    inner = [ValueError("to ada@example.org"), ExceptionGroup("more", [KeyError("bob@example.org")])]
+    logging.getLogger("homing").error("broke off", exc_info=ExceptionGroup("several", inner))
+    written = json.loads(stream.getvalue())["exception"]
+    assert f"ValueError: to {HIDDEN}@example.org" in written
+    assert "KeyError" in written
+    assert "ada" not in written
+    assert "bob" not in written
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(secret=secrets)
+def test_what_is_given_along_is_redacted_however_deep(secret: str) -> None:
+    stream = lines("json")
+    given_along: dict[str, Any] = {"to": secret, "seen": [{"by": (secret, 1)}, {secret: None}], "attempt": 3}
+    logging.getLogger("homing.events").warning("told", extra=given_along)
+    assert private_part(secret) not in stream.getvalue()
+    assert json.loads(stream.getvalue())["attempt"] == 3
+
+
+def test_a_number_that_may_be_a_telephone_is_hidden_too() -> None:
+    stream = lines("json")
+    logging.getLogger("homing").warning("told", extra={"to": 15550100123, "ratio": 0.5, "on": True})
+    line = json.loads(stream.getvalue())
+    assert (line["to"], line["ratio"], line["on"]) == (HIDDEN, 0.5, True)
