@@ -34,7 +34,7 @@ _HOOK_PAUSE_MS = 5_000
 _LONGEST_POSTPONE_MS = 366 * 86_400_000
 _STORE_PAUSE_MS = 1_000
 _STOOD_STILL_MS = 1_000
-"""An attempt that ends this much after its timeout says nothing of the provider: this process stood still."""
+"""A process whose timers go off this late was suspended: its timeouts say nothing about the provider."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -131,11 +131,12 @@ class Deliverer:
             elif not await self._fits(claim, timeout_ms):
                 return None
             began_ms = self._clock.monotonic_ms()
+            alarm = _Alarm(self._clock, timeout_ms)
             outcome = await self._send(claim, timeout_ms)
             latency_ms = self._clock.monotonic_ms() - began_ms
         finally:
             slot.release()
-        if latency_ms <= timeout_ms + _STOOD_STILL_MS:
+        if not alarm.late():
             self._breakers.record(claim.provider, outcome.kind, trial=trial)
         return decide(
             claim,
@@ -315,6 +316,26 @@ def makes_sense(facts: object) -> bool:
     except (msgspec.ValidationError, TypeError, OverflowError):
         return False
     return 0 <= facts.postpone_ms <= _LONGEST_POSTPONE_MS
+
+
+class _Alarm:
+    """Goes off when the time of an attempt is up, whatever its provider does then."""
+
+    def __init__(self, clock: Clock, after_ms: int) -> None:
+        self._clock = clock
+        self._due_ms = clock.monotonic_ms() + after_ms
+        self._rang_ms: int | None = None
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(after_ms / 1000, loop.call_soon, self._ring)
+
+    def late(self) -> bool:
+        """Whether this process stood still when it should have gone off."""
+        self._timer.cancel()
+        rang_ms = self._clock.monotonic_ms() if self._rang_ms is None else self._rang_ms
+        return rang_ms - self._due_ms > _STOOD_STILL_MS
+
+    def _ring(self) -> None:
+        self._rang_ms = self._clock.monotonic_ms()
 
 
 async def answer(listed: Listed, delivery: Delivery) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from typing import Protocol
 
@@ -17,7 +18,6 @@ from homing.observing import catalogue
 from homing.observing.catalogue import Metric
 from homing.observing.names import Known
 
-VERSION = metadata.version("homing")
 _FRESH_S = 5.0
 _PATIENCE_S = 2.0
 
@@ -61,7 +61,7 @@ class Gauges(Collector):
         yield from self._of_the_store(self._depths)
 
     def _of_the_process(self, glance: Glance) -> Iterable[GaugeMetricFamily]:
-        yield _gauge(catalogue.BUILD, ((VERSION,), 1))
+        yield _gauge(catalogue.BUILD, ((_version(),), 1))
         yield _gauge(catalogue.WORKING, ((), glance.working))
         yield _gauge(catalogue.SETTLE_BACKLOG, ((), glance.settle_backlog))
         under_way: dict[tuple[str, ...], float] = {}
@@ -91,3 +91,11 @@ def _gauge(metric: Metric, *values: tuple[tuple[str, ...], float]) -> GaugeMetri
     for labels, value in values:
         family.add_metric(labels, value)
     return family
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("homing")
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -34,6 +34,10 @@ def configure(format: str, level: str, stream: TextIO | None = None) -> None:
 class TextFormatter(logging.Formatter):
     """The usual line. What others wrote into it is redacted, and so is a traceback."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        record.exc_text = None  # another handler may have kept its own words there
+        return super().format(record)
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         record.message = redact(record.message)
         return super().formatMessage(record)
@@ -55,13 +59,12 @@ def json_formatter() -> logging.Formatter:
         ) from None
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
+            structlog.stdlib.ExtraAdder(),  # first: what it brings along must not pass for ours
             structlog.stdlib.add_log_level,
             structlog.stdlib.add_logger_name,
-            structlog.stdlib.ExtraAdder(),
             structlog.processors.TimeStamper(fmt="iso", utc=True),
         ],
         processors=[
-            _exception,
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             _redacted,
             structlog.processors.JSONRenderer(ensure_ascii=False, default=str),
@@ -69,17 +72,14 @@ def json_formatter() -> logging.Formatter:
     )
 
 
-def _exception(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The traceback as text: where it was, what was raised, and no value of any variable."""
+def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What others wrote, redacted; and the traceback, which has no values of variables."""
     info = event.pop("exc_info", None)
+    clean = {key: value if key in _OURS else _clean(value) for key, value in event.items()}
     error = info[1] if isinstance(info, tuple) else info
     if isinstance(error, BaseException):
-        event["exception"] = _traceback(error)
-    return event
-
-
-def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    return {key: value if key in _OURS else _clean(value) for key, value in event.items()}
+        clean["exception"] = _traceback(error)
+    return clean
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
@@ -108,8 +108,9 @@ def _told(error: TracebackException) -> Iterator[str]:
     if before is not None:
         yield from _told(before)
         yield "\nThis led to:\n"
-    yield "Traceback (most recent call last):"
-    yield "".join(error.stack.format()).rstrip("\n")
+    if error.stack:
+        yield "Traceback (most recent call last):"
+        yield "".join(error.stack.format()).rstrip("\n")
     yield redact("".join(error.format_exception_only()).rstrip("\n"))
     for one in error.exceptions or ():
         yield "\nOne of its exceptions:\n"

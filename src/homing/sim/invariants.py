@@ -4,7 +4,7 @@
 rising tokens, stale writes nothing · 5 counted before sent, sent inside its lease · 6 no more attempts
 than allowed · 7 nothing sent after the end · 8 not before its time · 9 failover and breakers by the rules
 · 10 the same message every time · 11 receipts in any order · 12 every change legal and recorded ·
-13 caps and limits · 14 everything ends · 15 nobody else's data, no recipient in a log
+13 caps, limits and rates · 14 everything ends · 15 nobody else's data, no recipient in a log
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from homing.core.rows import Change, Row
 from homing.sim.scene import Call, Scene, Shadow, short_id
 from homing.sim.watch_counts import CountWatch, RequestWatch
 from homing.sim.watch_final import check_end, check_progress
+from homing.sim.watch_pace import PaceWatch
 from homing.sim.watch_policy import PolicyWatch
 from homing.sim.watch_rows import RowWatch
 from homing.sim.watch_sends import SendWatch
@@ -55,6 +56,7 @@ class Watch:
         self.breakers = BreakerWatch(scene)
         self.policies = PolicyWatch(scene, routes, self.breakers.may_avoid)
         self.sends = SendWatch(scene, self.policies)
+        self.pace = PaceWatch(scene)
         self.counts = CountWatch(scene)
         self.requests = RequestWatch(scene)
         self.rows = RowWatch(
@@ -142,7 +144,9 @@ class Watch:
         def passes(shadow: Shadow) -> None:
             self.breakers.passes(process, carrier, shadow)
 
-        return self.sends.begins(process, carrier, delivery, passes)
+        call = self.sends.begins(process, carrier, delivery, passes)
+        self.pace.sent(self.scene.shadows[call.id])
+        return call
 
     def send_ends(self, call: Call, outcome: Outcome | None, *, heard: bool) -> None:
         self.sends.ends(call, outcome, heard=heard)
@@ -176,6 +180,7 @@ class Watch:
         """The world is over."""
         self.policies.finish()
         self.sends.finish()
+        self.pace.finish()
         self.events.finish()
         check_end(self.scene, self.store, self.answered, self.rows.removed, self.receipts)
 

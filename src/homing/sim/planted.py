@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from homing.core.limits import RateLimit
 from homing.core.policy import Backoff, Jitter, OnTimeout, Rule
 from homing.sim.scene import Violation
-from homing.sim.weather import CALM, Weather, WorldPlan, plan_of
+from homing.sim.weather import CALM, NAP, PACED, Weather, WorldPlan, plan_of
 from homing.sim.world import run_world
 
 SEEDS = 8
@@ -145,6 +145,17 @@ def split(seed: int) -> WorldPlan:
     alone = Counter(carrier.channels for carrier in carriers)
     return replace(
         plan, carriers=tuple(c if alone[c.channels] > 1 else replace(c, weight=None) for c in carriers)
+    )
+
+
+def paced(seed: int) -> WorldPlan:
+    """Recipients and tenants with limits, and a nap in the middle."""
+    plan = replace(plan_of(seed, 2 * REQUESTS), weather=CALM, paces=PACED, quiet_hours=NAP)
+    return replace(
+        plan,
+        spread_ms=180_000,
+        faults_ms=200_000,
+        carriers=tuple(replace(c, rate=None) for c in plan.carriers),
     )
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from homing.core import breaker as core_breaker
 from homing.core.breaker import Breaker, Gate, Phase
 from homing.core.errors import StoreError
-from homing.engine import breakers, deliverer, intake, relay, room, roster, settler
+from homing.engine import breakers, deliverer, intake, pacing, relay, room, roster, settler
 from homing.sim import planted as scenes
 
 BUGS = scenes.Bugs()
@@ -34,6 +34,16 @@ def lease_too_short(real: Any) -> Any:
         return True
 
     return fits
+
+
+@BUGS.plant("it is never night", "8", on=(pacing, "quiet_ms"), plan=scenes.paced)
+def sleepless(real: Any) -> Any:
+    return lambda window, zone, at: 0
+
+
+@BUGS.plant("each batch has a limit of its own", "13", on=(pacing, "recipient_bucket"), plan=scenes.paced)
+def limit_per_batch(real: Any) -> Any:
+    return lambda claim: f"{real(claim)} {claim.started_at}"
 
 
 @BUGS.plant("a share of nothing is a share too", "9", on=(roster, "first_stop"), plan=scenes.split)
@@ -78,7 +88,7 @@ def other_words(real: Any) -> Any:
 def settler_gives_up(real: Any) -> Any:
     async def write(self: Any, batch: Any) -> None:
         try:
-            await self._store.settle(batch)
+            await self._store.settle([settlement for settlement, _ in batch])
         except StoreError:
             return
 

@@ -171,6 +171,8 @@ class SimProcess:
             rules=plan.rules,
             worker=WorkerSettings(poll_ms=plan.poll_ms, lease_ms=plan.lease_ms),
             slots=plan.slots,
+            paces=plan.paces,
+            quiet_hours=plan.quiet_hours,
             upkeep=UpkeepSettings(retention=plan.retention, purge_every_ms=20_000),
             look_ups=LookUpPolicy(
                 doubt_after_ms=10_000, silent_after_ms=40_000, until_ms=600_000, every_ms=10_000

@@ -39,6 +39,8 @@ class BreakerWatch:
         """Whose own write was refused: the next that is read holds, whatever its version."""
         self._faults: dict[tuple[str, str], int] = {}
         self._tripped_ms: dict[tuple[str, str], int] = {}
+        self._unsure: set[tuple[str, str]] = set()
+        """Who was paused in the middle of a send that failed: whether that counts depends on how long."""
         self._worked_ms: dict[tuple[str, str], int] = {}
         self._trials: dict[tuple[str, int], str] = {}
         """(provider, version) → the notification that was the trial."""
@@ -79,7 +81,9 @@ class BreakerWatch:
         """A call was answered (or timed out)."""
         key = (call.process, call.carrier)
         kind = call.outcome.kind if call.outcome is not None else OutcomeKind.AMBIGUOUS
-        if kind in _FAULT:
+        if kind in _FAULT and call.began_ms < self._scene.paused_ms.get(call.process, 0):
+            self._unsure.add(key)
+        elif kind in _FAULT:
             self._faults[key] = self._faults.get(key, 0) + 1
             if self._faults[key] == self._limits[call.carrier]:
                 self._tripped_ms.setdefault(key, self._scene.ms)
@@ -116,7 +120,7 @@ class BreakerWatch:
         key = (process, provider)
         views = [view for _, view in self._views(key, shadow.leased_ms)]
         shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
-        return shut or key in self._tripped_ms
+        return shut or key in self._tripped_ms or key in self._unsure
 
     def _lets_go(self, since_ms: int, view: Breaker, key: tuple[str, str]) -> bool:
         if view.forced is not None:

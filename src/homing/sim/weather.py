@@ -9,8 +9,10 @@ from msgspec.structs import replace
 
 from homing.core.breaker import BreakerPolicy
 from homing.core.limits import RateLimit
-from homing.core.model import Channel, Retention
+from homing.core.model import Channel, Priority, Retention
+from homing.core.pacing import Pace, Paces
 from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyPatch, Rule
+from homing.core.quiet_hours import QuietHours, Window
 from homing.engine.room import Slots
 
 TYPES = ("order", "alert", "digest", "news", "bill")
@@ -40,6 +42,12 @@ class Weather(Struct, frozen=True, kw_only=True):
 
 
 CALM = Weather()
+PACED = Paces(
+    recipient=Pace(limit=RateLimit(0.5, 2), exempt_priorities=frozenset({Priority.CRITICAL})),
+    tenant=Pace(limit=RateLimit(4.0, 8), tenants={"t1": None}),
+)
+NAP = QuietHours(window=Window((15 * 60 + 8) * _MINUTE_MS, (15 * 60 + 10) * _MINUTE_MS))
+"""Two minutes, soon after a world begins."""
 
 
 class CarrierPlan(Struct, frozen=True, kw_only=True):
@@ -84,6 +92,8 @@ class WorldPlan(Struct, frozen=True, kw_only=True):
     slots: Slots
     retention: Retention
     events: frozenset[str]
+    paces: Paces = Paces()
+    quiet_hours: QuietHours = QuietHours()
 
 
 def plan_of(seed: int, requests: int = 200) -> WorldPlan:
@@ -118,6 +128,8 @@ def plan_of(seed: int, requests: int = 200) -> WorldPlan:
         if short
         else Retention(),
         events=frozenset({"NotificationFailed", "Alert"} | ({"StatusChanged"} if seed % 2 else set())),
+        paces=PACED if Random(f"{seed}/paces").random() < 0.2 else Paces(),
+        quiet_hours=NAP if Random(f"{seed}/quiet hours").random() < 0.2 else QuietHours(),
     )
 
 

@@ -24,10 +24,10 @@ def ms(at: datetime) -> int:
 
 
 def window(start: str, end: str) -> Window:
-    times = time_of_day_ms(start), time_of_day_ms(end)
-    assert times[0] is not None
-    assert times[1] is not None
-    return Window(*times)
+    start_ms, end_ms = time_of_day_ms(start), time_of_day_ms(end)
+    assert start_ms is not None
+    assert end_ms is not None
+    return Window(start_ms, end_ms)
 
 
 def at(zone: str, text: str, *, fold: int = 0) -> int:

@@ -24,13 +24,29 @@ TOKEN = "fGk3:APA91b" + "xY_-9" * 8
         ("POST https://shop.example/in/secret?k=v: 503", f"POST https://shop.example/{HIDDEN} 503"),
         ("https://user:secret@shop.example/in", f"https://shop.example/{HIDDEN}"),
         (f"token {TOKEN} is dead", f"token {HIDDEN} is dead"),
+        ("HTTPS://SHOP.EXAMPLE/IN/SECRET", f"HTTPS://SHOP.EXAMPLE/{HIDDEN}"),
+        ("password=hunter2&user=ada", f"password={HIDDEN}&user=ada"),
+        ('{"api_key": "abc", "n": 1}', f'{{"api_key": "{HIDDEN}", "n": 1}}'),
+        ("Authorization: Bearer abc.def", f"Authorization: {HIDDEN}"),
+        ("sent as Bearer abc.def-123", f"sent as Bearer {HIDDEN}"),
+        ("postgresql://homing:p,w:1@db/x is away", "postgresql://db/x is away"),
     ],
 )
 def test_addresses_numbers_paths_and_tokens_are_taken_out(text: str, redacted: str) -> None:
     assert redact(text) == redacted
 
 
-@pytest.mark.parametrize("text", ["", "503 try later", "code 30005", "attempt 3 of 6 after 12000 ms"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "503 try later",
+        "code 30005",
+        "the token is old",
+        "basic auth is used",
+        "attempt 3 of 6 after 12000 ms",
+    ],
+)
 def test_what_names_nobody_stays_as_it_is(text: str) -> None:
     assert redact(text) == text
 

@@ -203,7 +203,7 @@ async def test_a_token_that_dies_while_a_device_is_added_stays_dead(world: World
             await world.store.put([dead], who="homing")
         return found
 
-    world.store.get_many = get_many  # type: ignore[method-assign]
+    world.store.get_many = get_many  # type: ignore[method-assign, assignment]
     found = await people.put_device("u-1", "t-9", who="app")
     assert {one.token: one.active for one in found.devices} == {"t-9": True, "t-1": False, "t-2": True}
     assert reads > 6

@@ -19,7 +19,7 @@ from homing.core.redact import HIDDEN
 from homing.observing import logs
 
 LETTERS = string.ascii_letters + string.digits
-names = st.text(LETTERS, min_size=6, max_size=20)
+names = st.text(LETTERS, min_size=6, max_size=20).map(lambda text: f"{text}Zq7x")
 emails = names.map(lambda name: f"{name}@example.org")
 phones = st.integers(10**10, 10**14).map(lambda number: f"+{number}")
 device_tokens = st.text(LETTERS + "_-", min_size=40, max_size=160).map(lambda text: f"f{text}9")
@@ -144,6 +144,7 @@ def test_a_traceback_has_neither_values_nor_recipients(format: str, secret: str)
     assert private_part(secret).upper() not in written
     assert "ValueError: cannot reach" in written
     assert "in fails" in written
+    assert "in test_a_traceback_has_neither_values_nor_recipients" in written, "code is no secret"
     if format == "json":
         assert "Traceback" in json.loads(written)["exception"]
 
@@ -167,6 +168,21 @@ def test_what_is_given_along_is_redacted_however_deep(secret: str) -> None:
     logging.getLogger("homing.events").warning("told", extra=given_along)
     assert private_part(secret) not in stream.getvalue()
     assert json.loads(stream.getvalue())["attempt"] == 3
+
+
+def test_what_is_given_along_cannot_pass_for_ours() -> None:
+    stream = lines("json")
+    private = "ada@example.org"
+    along = {
+        "level": private,
+        "logger": private,
+        "timestamp": private,
+        "exception": private,
+        "event": private,
+    }
+    logging.getLogger("homing").warning("told", extra=along)
+    assert "ada" not in stream.getvalue()
+    assert json.loads(stream.getvalue())["level"] == "warning"
 
 
 def test_a_number_that_may_be_a_telephone_is_hidden_too() -> None:

@@ -1,0 +1,68 @@
+"""Watches the pace: no recipient is told more often than allowed, and nobody in their quiet hours (8, 13)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from homing.core.limits import RateLimit
+from homing.core.model import Mode
+from homing.core.pacing import Pace
+from homing.sim.scene import Scene, Shadow
+
+_DAY_MS = 86_400_000
+
+
+class PaceWatch:
+    """Keeps the times at which each recipient was written to, and each tenant sent."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._starts: dict[tuple[str, ...], tuple[RateLimit, list[int]]] = {}
+
+    def sent(self, shadow: Shadow) -> None:
+        """A send has begun."""
+        if shadow.mode is Mode.SYNCHRONOUS:
+            return
+        self._check_hours(shadow)
+        who = shadow.recipient_id or f"{shadow.channel} {shadow.address}"
+        self._note(shadow, self._scene.plan.paces.recipient, ("recipient", shadow.tenant, who))
+        self._note(shadow, self._scene.plan.paces.tenant, ("tenant", shadow.tenant))
+
+    def finish(self) -> None:
+        """The limits, over the whole run (13). A clock that is set forward fills every bucket."""
+        for (kind, *_), (limit, starts) in self._starts.items():
+            spare = limit.burst * (1 + self._scene.jumps) + limit.per_second * self._slack_ms() / 1000
+            level, last = 0.0, 0
+            for at in sorted(starts):
+                level = max(0.0, level - limit.per_second * (at - last) / 1000) + 1
+                last = at
+                if level > spare + 1e-6:
+                    text = f"a {kind} had {level:.1f} sends more than {limit.per_second}/s allows by {at} ms"
+                    self._scene.violate("13", text)
+
+    def _note(self, shadow: Shadow, pace: Pace, key: tuple[str, ...]) -> None:
+        limit = pace.tenants.get(shadow.tenant, pace.limit)
+        if limit is not None and shadow.priority not in pace.exempt_priorities:
+            self._starts.setdefault(key, (limit, []))[1].append(shadow.leased_ms)
+
+    def _check_hours(self, shadow: Shadow) -> None:
+        """Quiet from well before its claim until now: whoever looked in between must have seen it."""
+        scene, hours = self._scene, self._scene.plan.quiet_hours
+        if shadow.priority in hours.exempt_priorities or scene.jumped_since(shadow.jumps_at_lease):
+            return
+        length = (hours.window.end_ms - hours.window.start_ms) % _DAY_MS
+        into = (_wall_ms(shadow.leased_at - self._slack_ms()) - hours.window.start_ms) % _DAY_MS
+        until = into + self._slack_ms() + scene.now - shadow.leased_at
+        if until < length:
+            scene.violate("8", "sent in the quiet hours of its recipient", shadow.id)
+
+    def _slack_ms(self) -> int:
+        """How far what a process thinks of the time, and when it counted, may be from the claim."""
+        weather = self._scene.plan.weather
+        slow = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
+        return 1_300 + slow + (weather.longest_pause_ms if weather.pause_every_ms else 0)
+
+
+def _wall_ms(at: int) -> int:
+    day = datetime.fromtimestamp(at / 1000, UTC)
+    return ((day.hour * 60 + day.minute) * 60 + day.second) * 1000 + at % 1000
