@@ -60,11 +60,14 @@ async def run(server: str, rows: int) -> None:
     finally:
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
         await admin.close()
-    added = [with_it - without for without, with_it in zip(plain, told, strict=True)]
+    quantiles = {
+        name: statistics.quantiles(taken, n=100) for name, taken in (("without", plain), ("with", told))
+    }
     print(f"{'ms':>10} {'p50':>8} {'p99':>8}")
-    for label, taken in (("without", plain), ("with", told), ("added", added)):
-        cuts = statistics.quantiles(taken, n=100)
-        print(f"{label:>10} {cuts[49]:8.2f} {cuts[98]:8.2f}")
+    for name, cuts in quantiles.items():
+        print(f"{name:>10} {cuts[49]:8.2f} {cuts[98]:8.2f}")
+    added = [with_it - without for without, with_it in zip(*quantiles.values(), strict=True)]
+    print(f"{'added':>10} {added[49]:8.2f} {added[98]:8.2f}")
     print(f"accepted = enqueued: {rows}")
 
 
