@@ -43,7 +43,7 @@ def test_a_newer_schema_is_not_touched(cli: Cli) -> None:
     connection.close()
     check, stats = cli.many(["db", "check"], ["stats"])
     assert check.code == stats.code == 4
-    assert "run the newer Homing that migrated it" in check.err
+    assert "Upgrade Homing here" in check.err
 
 
 def test_the_doctor_finds_nothing_wrong_where_nothing_is(cli: Cli) -> None:
