@@ -44,6 +44,8 @@ CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
+PATIENCE_S = 90.0
+"""Longer than a breaker stays open, should one have opened, and than all workers need to start anew."""
 IN_FLIGHT = 60
 """Sent at once while a fault is to hit something."""
 
@@ -150,8 +152,16 @@ class Chaos:
         await self._query(CUT)
 
     async def _pause(self) -> None:
-        async with self._caught_busy():
-            await asyncio.sleep(PAUSE_S)
+        """Until a suspended one came too late: it may have been caught before its sends, or after them."""
+        log = self._folder / "workers.log"
+        refused = _stale(log)
+        for _ in range(5):
+            async with self._caught_busy():
+                await asyncio.sleep(PAUSE_S)
+            for _ in range(20):  # before the next fault hits the same one
+                if _stale(log) > refused:
+                    return
+                await asyncio.sleep(0.1)
 
     async def _kill_busy(self) -> Attempts:
         """In the middle of its deliveries; which those were. So do the next two."""
@@ -172,7 +182,8 @@ class Chaos:
     async def _busy(self) -> Attempts:
         """What is under way, as soon as something is."""
         async with self._traffic():
-            for _ in range(1000):
+            until = time.monotonic() + PATIENCE_S
+            while time.monotonic() < until:
                 if found := await self._query(UNDER_WAY, "%"):
                     return found
         raise AssertionError("nothing is ever under way")
@@ -182,7 +193,8 @@ class Chaos:
         """A suspended worker that has deliveries under way."""
         async with AsyncExitStack() as meanwhile:
             await meanwhile.enter_async_context(self._traffic())
-            for _ in range(1000):
+            until = time.monotonic() + PATIENCE_S
+            while time.monotonic() < until:
                 with self._fleet.suspended(self._chance) as worker:
                     if found := await self._query(UNDER_WAY, f"%:{worker.pid}"):
                         await meanwhile.aclose()
