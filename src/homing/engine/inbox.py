@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from homing.core.backoff import base_delay_ms
-from homing.core.errors import CommandRefused, InvalidRequest, StoreError
+from homing.core.errors import InvalidRequest, StoreError
 from homing.core.inbox import Enqueued, EnqueuedKind, Inbox, Intaken
 from homing.core.model import (
     Channel,
@@ -160,12 +160,7 @@ class InboxReader:
             new_ids={about: entry.id},
             batch_id=self._new_id(),
         )
-        try:
-            result = await self._inbox.amend_inbox(entry.number, entry.tenant, about, command)
-        except CommandRefused as error:
-            log.warning("%s of %s is refused: %s", entry.kind, about, error)
-            await self._inbox.remove_inbox([entry.number])
-            return
+        result = await self._inbox.amend_inbox(entry.number, entry.tenant, about, command)
         if result is not None and (result.refused or result.missing):
             now = ", ".join(status.value for status in result.refused.values()) or "gone"
             log.warning("%s of %s by %s is not possible: it is %s", entry.kind, about, entry.who, now)
