@@ -28,23 +28,20 @@ from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
 from homing.engine.callbacks import CallbackResult, Callbacks
 from homing.engine.clock import LocalWaker
-from homing.engine.commands import Commands
 from homing.engine.deliverer import Deliverer
 from homing.engine.desk import ProviderDesk
 from homing.engine.directory import RegistryDirectory
+from homing.engine.front import Front, Tools
 from homing.engine.inbox import InboxReader
 from homing.engine.intake import Intake, IntakeSettings
 from homing.engine.look_ups import LookUps
 from homing.engine.observing import observed_by
-from homing.engine.operations import Operations
 from homing.engine.pacing import Pacing
 from homing.engine.policies import Policies
 from homing.engine.receipt_watch import ReceiptWatch
-from homing.engine.recipients import Recipients
 from homing.engine.relay import Relay
 from homing.engine.room import Room, Slots
 from homing.engine.roster import Roster
-from homing.engine.sending import Sending
 from homing.engine.spool import Spool
 from homing.engine.stats import Processed
 from homing.engine.synchronous import Synchronous, ended
@@ -93,31 +90,23 @@ class Parts(Struct, frozen=True, kw_only=True):
     observers: tuple[Observer, ...] = ()
 
 
-class Engine(Sending, Operations, Commands, ProviderDesk, Vitals):
+class Engine(Front, ProviderDesk, Vitals):
     """One durable line from accept to settled. `async with` opens and closes it."""
 
     def __init__(self, parts: Parts, settings: EngineSettings) -> None:
-        self._parts = parts
         self.settings = settings
-        self.tenant = settings.tenant
-        self._backend = parts.backend
-        self._roster = parts.roster
-        self._clock = parts.clock
-        self._chance = parts.chance
-        self._policies = Policies(
+        policies = Policies(
             settings.preset, settings.rules, registry=parts.backend, clock=parts.clock, chance=parts.chance
         )
         alerts = Alerts(parts.backend, parts.clock, parts.chance)
-        self._observer = observed_by(parts.observers)
-        self._breakers = Breakers(
-            parts.roster, parts.backend, parts.clock, alerts, settings.name, self._observer
-        )
+        observer = observed_by(parts.observers)
+        breakers = Breakers(parts.roster, parts.backend, parts.clock, alerts, settings.name, observer)
         directory = parts.directory or RegistryDirectory(parts.backend)
         self._deliverer = Deliverer(
             backend=parts.backend,
             roster=parts.roster,
-            policies=self._policies,
-            breakers=self._breakers,
+            policies=policies,
+            breakers=breakers,
             directory=directory,
             pacing=Pacing(
                 parts.backend,
@@ -129,43 +118,29 @@ class Engine(Sending, Operations, Commands, ProviderDesk, Vitals):
             clock=parts.clock,
             chance=parts.chance,
         )
-        self._recipients = Recipients(parts.backend, settings.tenant)
-        self._intake = Intake(
+        intake = Intake(
             roster=parts.roster,
-            policies=self._policies,
+            policies=policies,
             directory=directory,
             renderer=parts.renderer,
             clock=parts.clock,
             chance=parts.chance,
             settings=settings.intake,
             name=settings.name,
-            usable=self._breakers.lets_through,
+            usable=breakers.lets_through,
         )
-        self._submit_now = Synchronous(
+        synchronous = Synchronous(
             backend=parts.backend,
             roster=parts.roster,
-            breakers=self._breakers,
+            breakers=breakers,
             deliverer=self._deliverer,
             clock=parts.clock,
-            observer=self._observer,
-        ).send
-        self._waker = LocalWaker()
-        self._inbox_waker = LocalWaker()
-        self._callbacks = Callbacks(
-            backend=parts.backend,
-            roster=parts.roster,
-            policies=self._policies,
-            clock=parts.clock,
-            wake=self._wake,
-            observer=self._observer,
+            observer=observer,
         )
-        self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
-        """Told of every settlement that this process's worker has written, and whether it was applied."""
-        self._relay = Relay(parts.backend, parts.sinks, parts.clock, settings.name)
-        self.worker = self._new_worker()
-        self._upkeep = Upkeep(
+        self._waker = LocalWaker()
+        upkeep = Upkeep(
             backend=parts.backend,
-            breakers=self._breakers,
+            breakers=breakers,
             clock=parts.clock,
             alerts=alerts,
             worker=settings.name,
@@ -173,39 +148,53 @@ class Engine(Sending, Operations, Commands, ProviderDesk, Vitals):
             adopt=lambda claims: self.worker.adopt(claims),
             settings=settings.upkeep,
             receipts=ReceiptWatch(
-                backend=parts.backend,
-                roster=parts.roster,
-                breakers=self._breakers,
-                policy=settings.receipts,
+                backend=parts.backend, roster=parts.roster, breakers=breakers, policy=settings.receipts
             ),
-            observer=self._observer,
+            observer=observer,
         )
+        tools = Tools(
+            backend=parts.backend,
+            roster=parts.roster,
+            clock=parts.clock,
+            chance=parts.chance,
+            policies=policies,
+            breakers=breakers,
+            intake=intake,
+            upkeep=upkeep,
+            observer=observer,
+            spool=Spool(settings.spool, observer) if settings.spool else None,
+            spool_waker=LocalWaker(),
+            submit_now=synchronous.send,
+            queue_name=self._queue_name_of,
+            wake=self._waker.wake,
+        )
+        super().__init__(tools, settings.tenant)
+        self._inbox_waker = LocalWaker()
+        self._callbacks = Callbacks(
+            backend=parts.backend,
+            roster=parts.roster,
+            policies=policies,
+            clock=parts.clock,
+            wake=self._wake,
+            observer=observer,
+        )
+        self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
+        """Told of every settlement that this process's worker has written, and whether it was applied."""
+        self._relay = Relay(parts.backend, parts.sinks, parts.clock, settings.name)
+        self.worker = self._new_worker()
         self._look_ups = LookUps(
             backend=parts.backend,
             roster=parts.roster,
-            breakers=self._breakers,
+            breakers=breakers,
             callbacks=self._callbacks,
             clock=parts.clock,
             worker=settings.name,
             policy=settings.look_ups,
         )
         self._inbox = self._inbox_reader(parts.backend) if isinstance(parts.backend, Inbox) else None
-        self._spool = Spool(settings.spool, self._observer) if settings.spool else None
         self._running: list[asyncio.Task[None]] = []
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
-        self._spool_waker = LocalWaker()
-        self._spooled = False
-
-    @property
-    def policies(self) -> Policies:
-        """The rules in force, and their changes at runtime."""
-        return self._policies
-
-    @property
-    def recipients(self) -> Recipients:
-        """The store's own directory: recipients, devices, preferences and suppressions."""
-        return self._recipients
 
     # Life ----------------------------------------------------------------------------------------
 
@@ -308,11 +297,8 @@ class Engine(Sending, Operations, Commands, ProviderDesk, Vitals):
         """
         return await self._callbacks.hear(provider, callback)
 
-    def _queue_name(self, submission: Submission) -> str:
+    def _queue_name_of(self, submission: Submission) -> str:
         return self.settings.queue_names[submission.notifications[0].mode]
-
-    def _wake(self) -> None:
-        self._waker.wake()
 
     def _inbox_reader(self, inbox: Inbox) -> InboxReader:
         return InboxReader(

@@ -67,7 +67,6 @@ class Sending:
     _intake: Intake
     _spool: Spool | None
     _spool_waker: LocalWaker
-    _spooled: bool
     _queue_name: Callable[[Submission], str]
     _submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
     _clock: Clock
@@ -117,8 +116,8 @@ class Sending:
             return await self._to_spool(submission)
         result = self._result(submission, answer)
         self._wake()
-        if self._spooled:  # the store is back
-            self._spooled = False
+        if self._spool is not None and self._spool.written:  # the store is back
+            self._spool.written = False
             self._spool_waker.wake()
         return result
 
@@ -204,7 +203,6 @@ class Sending:
         if self._spool is None:
             raise StoreUnavailable("the store is away and no spool file is configured (set `spool`)")
         batch_id, ids = await self._spool.write(submission)
-        self._spooled = True
         return SendResult(batch_id=batch_id, notification_ids=ids, status="spooled")
 
     async def _drain_spool(self) -> None:

@@ -52,17 +52,21 @@ class Spool:
         """How much of the file this process has seen, in whole lines."""
         self._inode = 0
         self._by_key: dict[tuple[str, str], _Kept] = {}
+        self.written = False
+        """Something was put here that nobody was told to fetch."""
 
     async def write(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
         """Keeps a submission, on disk when this returns; (batch id, ids) of it, or of the one kept before."""
         if submission.idempotency_key is None:
             submission = replace(submission, idempotency_key=f"spool:{submission.batch_id}")
         try:
-            return await asyncio.to_thread(self._keep, submission)
+            kept = await asyncio.to_thread(self._keep, submission)
         except OSError as error:
             raise StoreUnavailable(
                 f"the spool file {self._path.name} cannot be written: {error.strerror}"
             ) from None
+        self.written = True
+        return kept
 
     async def drain(self, store: Store) -> int:
         """Hands everything over; how many submissions the store has taken. The file is emptied only then."""

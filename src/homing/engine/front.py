@@ -1,0 +1,79 @@
+"""What one tenant can do: send, look, and operate on what was sent. The engine is one, and makes others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.model import Submission
+from homing.core.observing import Observer
+from homing.core.ports import Backend, Chance, Clock
+from homing.engine.breakers import Breakers
+from homing.engine.clock import LocalWaker
+from homing.engine.commands import Commands
+from homing.engine.intake import Intake
+from homing.engine.operations import Operations
+from homing.engine.policies import Policies
+from homing.engine.recipients import Recipients
+from homing.engine.roster import Roster
+from homing.engine.sending import Sending, SendResult
+from homing.engine.spool import Spool
+from homing.engine.upkeep import Upkeep
+
+
+class Tools(Struct, frozen=True, kw_only=True):
+    """What all tenants of one engine share."""
+
+    backend: Backend
+    roster: Roster
+    clock: Clock
+    chance: Chance
+    policies: Policies
+    breakers: Breakers
+    intake: Intake
+    upkeep: Upkeep
+    observer: Observer
+    spool: Spool | None
+    spool_waker: LocalWaker
+    submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
+    queue_name: Callable[[Submission], str]
+    wake: Callable[[], None]
+
+
+class Front(Sending, Operations, Commands):
+    """Every call is by `tenant`: nothing of another one is read or changed."""
+
+    def __init__(self, tools: Tools, tenant: str) -> None:
+        self._tools = tools
+        self.tenant = tenant
+        self._backend = tools.backend
+        self._roster = tools.roster
+        self._clock = tools.clock
+        self._chance = tools.chance
+        self._policies = tools.policies
+        self._breakers = tools.breakers
+        self._intake = tools.intake
+        self._upkeep = tools.upkeep
+        self._observer = tools.observer
+        self._spool = tools.spool
+        self._spool_waker = tools.spool_waker
+        self._submit_now = tools.submit_now
+        self._queue_name = tools.queue_name
+        self._wake = tools.wake
+        self._recipients = Recipients(tools.backend, tenant)
+
+    def of(self, tenant: str) -> Front:
+        """The same for another tenant, over the same parts."""
+        return Front(self._tools, tenant)
+
+    @property
+    def policies(self) -> Policies:
+        """The rules in force, and their changes at runtime."""
+        return self._policies
+
+    @property
+    def recipients(self) -> Recipients:
+        """The store's own directory: recipients, devices, preferences and suppressions."""
+        return self._recipients
