@@ -78,7 +78,6 @@ class Sending:
         self,
         request: SendRequest,
         *,
-        tenant: str | None = None,
         if_unavailable: Literal["raise", "spool"] = "raise",
         connection: Any = None,
         asked: str = "",
@@ -94,15 +93,13 @@ class Sending:
             )
         began_ms = self._clock.monotonic_ms()
         try:
-            submission = await self._intake.prepare(
-                tenant or self.tenant, request, asked=asked, earlier=earlier
-            )
+            submission = await self._intake.prepare(self.tenant, request, asked=asked, earlier=earlier)
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
             # Nobody can be asked who the recipient is; what the request says must do.
             submission = await self._intake.prepare(
-                tenant or self.tenant, request, asked=asked, ask_directory=False, earlier=earlier
+                self.tenant, request, asked=asked, ask_directory=False, earlier=earlier
             )
         if submission.lease_to is not None:
             if connection is not None:
@@ -125,7 +122,6 @@ class Sending:
         self,
         requests: Iterable[SendRequest | InvalidRequest] | AsyncIterable[SendRequest | InvalidRequest],
         *,
-        tenant: str | None = None,
         connection: Any = None,
     ) -> AsyncIterator[SendResult | Rejection]:
         """Accepts any number of requests in bounded memory; one answer each, in order.
@@ -136,7 +132,7 @@ class Sending:
         prepared: list[Submission | Rejection] = []
         index = 0
         async for request in each(requests):
-            prepared.append(await self._prepare_one(tenant or self.tenant, request, index))
+            prepared.append(await self._prepare_one(self.tenant, request, index))
             index += 1
             if len(prepared) >= _SEND_CHUNK:
                 for result in await self._accept_chunk(prepared, connection, index - len(prepared)):

@@ -66,7 +66,7 @@ class Callers:
         for _ in range(_TRIES):
             process = self._some_process()
             if process is not None:
-                work = process.engine.submit(request, tenant=tenant, earlier=_earlier(request))
+                work = process.engine.of(tenant).submit(request, earlier=_earlier(request))
                 task = process.run(work)
                 await asyncio.wait({task})
                 if self._answered(tenant, task):
@@ -95,7 +95,7 @@ class Callers:
             return
 
         async def send() -> list[SendResult | Rejection]:
-            return [result async for result in process.engine.submit_many(requests, tenant=tenant)]
+            return [result async for result in process.engine.of(tenant).submit_many(requests)]
 
         task = process.run(send())
         await asyncio.wait({task})

@@ -265,7 +265,7 @@ async def test_the_same_key_repeats_a_failure_as_a_failure(world: World) -> None
 async def test_another_tenants_send_is_read_back_as_that_tenants(world: World) -> None:
     engine = await world.open({"sms": ScriptedProvider("sms")}, working=False)
     raw = {"recipient": ADA, "channel": "email", "content": {"body": "x"}, "synchronous": True}
-    sent = await engine.submit(request_from(raw), tenant="acme")
+    sent = await engine.of("acme").submit(request_from(raw))
     assert sent.status == "sent"
     assert await world.store.get("acme", sent.id) is not None
 
