@@ -1,0 +1,15 @@
+"""All routes of the service, in the order of its description."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from homing.api import notifications
+from homing.api.routing import Route
+
+SUBJECTS = (notifications,)
+
+
+@cache
+def all_routes() -> tuple[Route, ...]:
+    return tuple(route for subject in SUBJECTS for route in subject.routes.all)

@@ -1,0 +1,135 @@
+"""The OpenAPI 3.1 description, made from the routes and from the types the engine itself uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from homing.api.answers import ErrorBody
+from homing.api.errors import CODES
+from homing.api.routing import Route
+
+_REF = "#/components/schemas/{name}"
+_ALWAYS = ("INTERNAL_ERROR", "OVERLOADED", "TIMEOUT", "STORE_UNAVAILABLE")
+_BEHIND_KEY = ("UNAUTHORIZED", "FORBIDDEN", "RATE_LIMITED")
+_WITH_BODY = (
+    "MALFORMED_REQUEST",
+    "REQUEST_TIMEOUT",
+    "PAYLOAD_TOO_LARGE",
+    "UNSUPPORTED_MEDIA_TYPE",
+    "INVALID_REQUEST",
+)
+
+
+def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict[str, Any]:
+    """The whole description."""
+    kinds = _kinds(routes)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    by_kind = dict(zip(map(repr, kinds), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Homing",
+            "version": version,
+            "summary": "Durable notification delivery",
+            "description": "An application says “tell this person this”; Homing keeps trying until it lands, "
+            "or says exactly why it did not.",
+        },
+        **({"servers": [{"url": server}]} if server else {}),
+        "tags": [{"name": name} for name in dict.fromkeys(route.tag for route in routes)],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key, or an admin's JWT."}
+            },
+        },
+    }
+
+
+def _kinds(routes: Iterable[Route]) -> list[Any]:
+    found: dict[str, Any] = {repr(ErrorBody): ErrorBody}
+    for route in routes:
+        for kind in (route.body, route.query, route.answer, *route.answers.values(), *route.params.values()):
+            if kind is not None and kind is not bytes:
+                found.setdefault(repr(kind), kind)
+    return list(found.values())
+
+
+def _operation(route: Route, by_kind: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    head, _, rest = route.summary.partition("\n\n")
+    made: dict[str, Any] = {
+        "operationId": route.handler.__name__,
+        "summary": " ".join(head.split()),
+        "tags": [route.tag],
+        "parameters": _parameters(route, by_kind, components),
+        "responses": _responses(route, by_kind),
+    }
+    if rest:
+        made["description"] = " ".join(rest.split())
+    if route.scopes:
+        made["security"] = [{"key": []}]
+        needs = " or ".join(f"`{scope.value}`" for scope in route.scopes)
+        made["description"] = f"{made.get('description', '')} Needs the scope {needs}.".strip()
+    if route.body is not None:
+        made["requestBody"] = {
+            "required": not route.body_optional,
+            "content": {route.body_type: {"schema": by_kind[repr(route.body)]}},
+        }
+    return made
+
+
+def _parameters(
+    route: Route, by_kind: Mapping[str, Any], components: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    found = [
+        {"name": name, "in": "path", "required": True, "schema": {"minLength": 1, **by_kind[repr(kind)]}}
+        for name, kind in route.params.items()
+    ]
+    if route.query is not None:
+        schema = by_kind[repr(route.query)]
+        known = components[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        required = set(known.get("required", ()))
+        for name, own in known["properties"].items():
+            one: dict[str, Any] = {"name": name, "in": "query", "required": name in required, "schema": own}
+            if own.get("type") == "array":
+                one |= {"style": "form", "explode": False}
+            found.append(one)
+    found += [
+        {
+            "name": name,
+            "in": "header",
+            "required": False,
+            "description": meaning,
+            "schema": {"type": "string"},
+        }
+        for name, meaning in route.headers.items()
+    ]
+    return found
+
+
+def _responses(route: Route, by_kind: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for status, kind in {route.status: route.answer, **route.answers}.items():
+        found[str(status)] = {"description": HTTPStatus(status).phrase}
+        if kind is not None and kind is not bytes:
+            found[str(status)]["content"] = {"application/json": {"schema": by_kind[repr(kind)]}}
+    reads = route.body is not None or route.raw
+    codes = dict.fromkeys((*route.errors, *_ALWAYS, *(_BEHIND_KEY if route.scopes else ())))
+    codes |= dict.fromkeys(_WITH_BODY if reads else ())
+    codes |= dict.fromkeys(("MALFORMED_REQUEST", "INVALID_REQUEST") if route.query or route.params else ())
+    for code in codes:
+        known = CODES[code]
+        said = found.setdefault(str(known.status), {"description": "", **_error_content(by_kind)})
+        said["description"] = f"{said['description']} `{code}`: {known.meaning}".strip()
+    return dict(sorted(found.items()))
+
+
+def _error_content(by_kind: Mapping[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": by_kind[repr(ErrorBody)]}}}

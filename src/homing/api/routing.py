@@ -1,0 +1,217 @@
+"""Routes: an address, who may use it, and a function whose annotations say what goes in and comes out."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from homing.api.answers import Answer, ApiError
+from homing.api.service import Call, Handler
+from homing.core.access import Scope
+from homing.core.reading import explained
+
+_PARAM = re.compile(r"\{(\w+)\}")
+
+
+class Route(Struct, frozen=True, kw_only=True):
+    """One operation."""
+
+    method: str
+    path: str
+    """Below the API's prefix, such as `/notifications/{id}`; absolute where `open`."""
+    handler: Handler
+    summary: str
+    tag: str
+    scopes: tuple[Scope, ...]
+    """Any of these will do; none: everybody may, and the route looks for itself."""
+    status: int
+    answer: Any
+    """The type of the value; None: no body."""
+    answers: Mapping[int, Any]
+    """Other successes, by status."""
+    errors: tuple[str, ...]
+    """Codes beyond those that every route may answer with."""
+    body: Any = None
+    body_type: str = "application/json"
+    body_optional: bool = False
+    large: bool = False
+    """Takes as much as a batch may have."""
+    query: type[Struct] | None = None
+    params: Mapping[str, Any]
+    headers: Mapping[str, str]
+    """Request headers that it reads, with their meaning."""
+    raw: bool = False
+    """The handler reads the body by itself, whatever its Content-Type."""
+
+
+class Routes:
+    """The routes of one subject. Use it as a decorator: `@routes.post("/notifications/send", …)`."""
+
+    def __init__(self, tag: str, *, prefix: str = "/api/v1") -> None:
+        self.tag = tag
+        self.prefix = prefix
+        self.all: list[Route] = []
+
+    def get(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("GET", path, options)
+
+    def post(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("POST", path, options)
+
+    def put(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("PUT", path, options)
+
+    def delete(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("DELETE", path, options)
+
+    def options(self, path: str, **options: Any) -> Callable[[Handler], Handler]:
+        return self._route("OPTIONS", path, options)
+
+    def _route(self, method: str, path: str, options: dict[str, Any]) -> Callable[[Handler], Handler]:
+        def register(handler: Handler) -> Handler:
+            self.all.append(_route(method, self.prefix + path, handler, self.tag, options))
+            return handler
+
+        return register
+
+
+def _route(method: str, path: str, handler: Handler, tag: str, options: dict[str, Any]) -> Route:
+    signature = inspect.signature(handler, eval_str=True)
+    kinds = {name: p.annotation for name, p in signature.parameters.items() if name != "call"}
+    body, query = kinds.pop("body", None), kinds.pop("query", None)
+    named = set(_PARAM.findall(path))
+    assert named == set(kinds), f"{method} {path}: the path and {handler.__name__} name other parameters"
+    answer = signature.return_annotation
+    if get_origin(answer) is Answer:
+        answer = answer.__args__[0]
+    scopes = options.pop("scope", ())
+    return Route(
+        method=method,
+        path=path,
+        handler=handler,
+        summary=(handler.__doc__ or "").strip(),
+        tag=tag,
+        scopes=(scopes,) if isinstance(scopes, Scope) else tuple(scopes),
+        status=options.pop("status", 200),
+        answer=answer,
+        answers=options.pop("answers", {}),
+        errors=tuple(options.pop("errors", ())),
+        body=body,
+        query=query,
+        params=kinds,
+        headers=options.pop("headers", {}),
+        **options,
+    )
+
+
+class Table:
+    """Finds the route of a request: exact addresses by a look-up, the others segment by segment."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._shaped: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+        for route in routes:
+            self._place(route)
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """The route and the path's parameters; raises what there is to be told where there is none."""
+        params: dict[str, str] = {}
+        methods = self._exact.get(path)
+        if methods is None:
+            methods, params = self._match(path)
+        route = methods.get(method)
+        if route is None:
+            allowed = ", ".join(sorted(methods))
+            raise ApiError(
+                "METHOD_NOT_ALLOWED", f"{path} has no {method}; it has {allowed}", headers={"Allow": allowed}
+            )
+        return route, params
+
+    def _match(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
+        parts = tuple(path.split("/"))
+        for shape, methods in self._shaped.get(len(parts), ()):
+            if all(own[:1] == "{" or own == given for own, given in zip(shape, parts, strict=True)):
+                pairs = zip(shape, parts, strict=True)
+                params = {own[1:-1]: given for own, given in pairs if own[:1] == "{"}
+                if all(params.values()):
+                    return methods, params
+        raise ApiError(
+            "NOT_FOUND", "there is nothing at this address; /api/v1/openapi.json lists what there is"
+        )
+
+    def _place(self, route: Route) -> None:
+        if "{" not in route.path:
+            self._exact.setdefault(route.path, {})[route.method] = route
+            return
+        shape = tuple(route.path.split("/"))
+        known = self._shaped.setdefault(len(shape), [])
+        for other, methods in known:
+            if other == shape:
+                methods[route.method] = route
+                return
+        known.append((shape, {route.method: route}))
+        known.sort(key=lambda one: sum(part[:1] == "{" for part in one[0]))  # the most exact first
+
+
+def arguments(route: Route, call: Call, params: Mapping[str, str], query: str) -> dict[str, Any]:
+    """What the handler is called with, read strictly by its annotations."""
+    found: dict[str, Any] = {
+        name: _converted(params[name], kind, name, strict=False) for name, kind in route.params.items()
+    }
+    if route.query is not None:
+        found["query"] = _query(route.query, query)
+    if route.body is not None and not route.raw:
+        found["body"] = _body(route, call)
+    return found
+
+
+def _body(route: Route, call: Call) -> Any:
+    if not call.raw and route.body_optional:
+        return _converted({}, route.body, "body")
+    try:
+        return msgspec.json.decode(call.raw, type=route.body)
+    except msgspec.ValidationError as error:
+        raise _malformed(error, route.body) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError("MALFORMED_REQUEST", f"the body is not JSON: {error}") from None
+    except RecursionError:
+        raise ApiError("MALFORMED_REQUEST", "the body is nested too deeply") from None
+
+
+def _query(kind: type[Struct], text: str) -> Any:
+    """Names that repeat are lists where the struct has a list, else refused."""
+    from urllib.parse import parse_qsl
+
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=100)
+    except ValueError as error:
+        raise ApiError("MALFORMED_REQUEST", f"the query cannot be read: {error}") from None
+    many = {one.encode_name for one in msgspec.structs.fields(kind) if get_origin(one.type) is tuple}
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in many:
+            found.setdefault(name, []).extend(part for part in value.split(",") if part)
+        elif name in found:
+            raise ApiError("MALFORMED_REQUEST", f"{name}: is given twice", field=name)
+        else:
+            found[name] = value
+    return _converted(found, kind, "query", strict=False)
+
+
+def _converted(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        raise _malformed(error, kind, where) from None
+
+
+def _malformed(error: msgspec.ValidationError, kind: Any, where: str = "body") -> ApiError:
+    known = getattr(kind, "__struct_encode_fields__", ())
+    field, problem = explained(error, known)
+    field = where if field == "request" else field
+    return ApiError("MALFORMED_REQUEST", f"{field}: {problem}", field=field)

@@ -1,0 +1,156 @@
+"""The service over real HTTP for tests: an engine, its application and a server, on a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+import uvicorn
+
+from homing import Homing
+from homing.api.all_routes import all_routes
+from homing.api.app import App
+from homing.api.service import Service, ServiceSettings
+from homing.core.access import Caller, Scope
+from homing.engine.clock import SystemClock
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+
+class AnyKey:
+    """A gatekeeper for tests that are not about keys: the key is `TENANT` or `TENANT:SCOPE,SCOPE`."""
+
+    async def caller(self, authorization: str) -> Caller | None:
+        kind, _, key = authorization.partition(" ")
+        if kind != "Bearer" or not key:
+            return None
+        tenant, _, scopes = key.partition(":")
+        has = frozenset(map(Scope, scopes.split(","))) if scopes else frozenset(Scope)
+        return Caller(tenant=tenant, who=f"key:{tenant}", scopes=has, rate_key=tenant)
+
+    async def admit(self, caller: Caller) -> int:
+        return 0
+
+
+class Noted:
+    """An audit trail that a test can read."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[str, str, str, Mapping[str, Any]]] = []
+
+    async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None:
+        self.notes.append((caller.who, action, target, detail))
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens, and where."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[int], None]) -> None:
+        super().__init__(config)
+        self._tell = started
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self._tell(self.servers[0].sockets[0].getsockname()[1])
+
+
+class Serving:
+    """A running service; `call` makes one request, `on_loop` reaches into the engine."""
+
+    def __init__(self, settings: ServiceSettings | None = None, **homing: Any) -> None:
+        self._settings = settings or ServiceSettings()
+        self._homing = homing
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self.trail = Noted()
+        self.port = 0
+
+    def __enter__(self) -> Serving:
+        self._thread.start()
+        assert self._ready.wait(20), "the service did not start"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the service did not stop"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        json: Any = None,
+        *,
+        key: str | None = "default",
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> Reply:
+        """One request; `path` below /api/v1 unless it begins with it or with another root."""
+        sent = dict(headers or {})
+        if key is not None:
+            sent.setdefault("Authorization", f"Bearer {key}")
+        if json is not None:
+            body = msgspec.json.encode(json)
+            sent.setdefault("Content-Type", "application/json")
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body=body, headers=sent)
+            answer = connection.getresponse()
+            named = {name.lower(): value for name, value in answer.getheaders()}
+            return Reply(answer.status, named, answer.read())
+        finally:
+            connection.close()
+
+    def on_loop(self, work: Callable[[Homing], Any]) -> Any:
+        """Runs a coroutine of the engine where the engine lives."""
+        return asyncio.run_coroutine_threadsafe(work(self.engine), self._loop).result(30)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with Homing(**self._homing) as self.engine:
+            service = Service(
+                engine=self.engine, gatekeeper=AnyKey(), trail=self.trail, settings=self._settings
+            )
+            self.app = App(service, all_routes(), clock=SystemClock(), chance=random.Random(1))
+            config = uvicorn.Config(
+                self.app, port=0, log_level="warning", access_log=False, lifespan="off", ws="none"
+            )
+            self._server = _Server(config, self._started)
+            await self._server.serve()
+
+    def _started(self, port: int) -> None:
+        self.port = port
+        self._ready.set()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Serving]]:
+    """Starts services that end with the test: `serve(store=…, providers=…, worker=True)`."""
+    with ExitStack() as running:
+        yield lambda settings=None, **homing: running.enter_context(Serving(settings, **homing))
