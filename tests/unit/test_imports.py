@@ -15,7 +15,7 @@ import homing
 
 ADAPTERS = ("stores", "providers", "timers", "sinks", "rendering", "observing")
 FRONTS = ("api", "dashboard", "bridges")
-FOR_TRIALS = ("sim", "testing")
+FOR_TRIALS = ("sim", "testing", "benching")
 
 RULES: dict[str, tuple[str, ...]] = {
     "core": (),
@@ -32,10 +32,11 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 """Part of the package → other parts it may import. `homing` is the package's own `__init__`.
 
-`sim` and `testing` may import everything; nobody imports them but the command line's demo and simulation.
+`sim`, `testing` and `benching` may import everything; nobody imports them but those commands that are trials
+themselves: the demo, the simulation and the benchmark.
 """
 
-MAY_USE_TRIALS = re.compile(r"homing\.cli\.(\w+\.)*\w*(demo|simulat)\w*(\.\w+)*")
+MAY_USE_TRIALS = re.compile(r"homing\.cli\.(\w+\.)*\w*(demo|simulat|bench)\w*(\.\w+)*")
 
 CORE_LIBRARIES = ("msgspec",)
 CORE_AVOIDS = (
@@ -189,6 +190,8 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("cli/send", "from homing.stores.memory import MemoryStore"),
         ("cli/send", "from homing.sim import run"),
         ("cli/send", "from homing.testing import fakes"),
+        ("cli/send", "from homing.benching import sink"),
+        ("engine/worker", "from homing.benching.crew import Crew"),
         ("engine/demo", "from homing.sim import run"),
         ("__init__", "from homing.testing import fakes"),
         ("novelty", "from homing.core.model import Claim"),
@@ -212,6 +215,8 @@ def test_a_wrong_import_is_caught_wherever_it_hides(tmp_path: Path, module: str,
         ("cli/demo", "from homing.sim import run\nfrom homing.testing import fakes"),
         ("cli/demo/stage", "from homing.testing import fakes"),
         ("cli/policy_simulate", "import homing.sim"),
+        ("cli/bench", "from homing.benching.running import measure"),
+        ("benching/crew", "from homing.library import Homing\nfrom homing.providers.http import Request"),
         ("__init__", "from homing.library import Homing\nfrom homing.core.model import Status"),
         ("__main__", "from homing.cli import main"),
         ("testing/fakes", "from homing.stores.memory import M\nfrom homing.cli import main\nimport homing"),

@@ -1,0 +1,110 @@
+"""How many webhooks a second Homing delivers to a local sink, beside the bare loop over the same transport.
+
+    python bench/deliver.py                                        (a temporary SQLite file, one process)
+    python bench/deliver.py postgresql://postgres@127.0.0.1/postgres --processes 1 2
+    python bench/deliver.py --notifications 20000 --rounds 5 --failing 0.1
+    python bench/deliver.py --only homing --profile profile.svg    (py-spy over the worker process)
+
+Rounds take turns, the median counts, and each round checks that accepted = accounted = arrived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import statistics
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from homing.benching import Unsound
+from homing.benching.arena import IN_FLIGHT
+from homing.benching.delivering import Round, deliver, deliver_bare
+from homing.benching.loops import run
+from homing.benching.sink import Sink
+
+Contestant = Callable[[], Awaitable[Round]]
+
+
+def contestants(options: argparse.Namespace, sink: Sink) -> dict[str, Contestant]:
+    found: dict[str, Contestant] = {}
+    for processes in options.processes:
+
+        def ours(count: int = processes, failing: float = 0.0) -> Awaitable[Round]:
+            return deliver(
+                options.store,
+                sink,
+                options.notifications,
+                processes=count,
+                in_flight=options.in_flight,
+                failing=failing,
+                on_ready=profiling(options.profile),
+            )
+
+        def limit(count: int = processes) -> Awaitable[Round]:
+            return deliver_bare(
+                options.store, sink, options.notifications, processes=count, in_flight=options.in_flight
+            )
+
+        if options.only in (None, "bare"):
+            found[f"bare loop, {processes} process(es)"] = limit
+        if options.only in (None, "homing"):
+            found[f"homing, {processes} process(es)"] = ours
+            if options.failing:
+                name = f"homing, {processes} process(es), {options.failing:.0%} refused once"
+                found[name] = lambda again=ours: again(failing=options.failing)  # type: ignore[misc]
+    return found
+
+
+def profiling(path: str | None) -> Callable[[list[int]], None] | None:
+    """Watches the first worker process with py-spy, where that is installed, until it ends."""
+    if path is None:
+        return None
+    program = str(Path(sys.executable).with_name("py-spy"))
+
+    def start(pids: list[int]) -> None:
+        command = [program, "record", "--nonblocking", "--rate", "200", "-o", path, "--pid", str(pids[0])]
+        atexit.register(subprocess.Popen(command, stdout=subprocess.DEVNULL).wait)
+
+    return start
+
+
+async def measure(options: argparse.Namespace) -> None:
+    rates: dict[str, list[float]] = {}
+    with Sink() as sink:
+        for number in range(options.rounds):
+            for name, contestant in contestants(options, sink).items():
+                one = await contestant()
+                rates.setdefault(name, []).append(one.per_second)
+                accepting = f", accepted {one.accepted_per_second:,.0f}/s" if one.accepted_per_second else ""
+                print(f"  round {number + 1} {name:<44} {one.per_second:>9,.0f}/s{accepting}", flush=True)
+    print(f"medians of {options.rounds}, {options.notifications:,} each; accepted = accounted = arrived")
+    first = statistics.median(next(iter(rates.values())))
+    for name, found in rates.items():
+        rate = statistics.median(found)
+        print(f"  {name:<52} {rate:>9,.0f}/s  {rate / first:>5.2f}  ({min(found):,.0f}-{max(found):,.0f})")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("store", nargs="?", default="sqlite:", help="postgresql://… or sqlite:FOLDER")
+    parser.add_argument("--notifications", type=int, default=10_000)
+    parser.add_argument("--processes", type=int, nargs="+", default=[1])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--in-flight", type=int, default=IN_FLIGHT)
+    parser.add_argument(
+        "--failing", type=float, default=0.0, help="share that is refused once: also measured"
+    )
+    parser.add_argument("--only", choices=["homing", "bare"])
+    parser.add_argument("--profile", metavar="FILE", help="py-spy's picture of a worker process")
+    try:
+        run(measure(parser.parse_args()))
+    except Unsound as error:
+        print(f"unsound: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

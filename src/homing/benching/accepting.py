@@ -1,0 +1,119 @@
+"""How fast requests are accepted: each is on disk when its caller is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from homing.benching.arena import Arena, arena
+from homing.benching.figures import Figure
+from homing.benching.loads import TEXT, accept, holds, request, requests
+from homing.benching.plan import Plan, Stage
+from homing.library import Homing
+
+CALLERS = 64
+ONE, CONCURRENT = "one caller, one by one", f"{CALLERS} callers, one by one"
+MANY, TEMPLATE = "send_many, content ready", "send_many, a template each"
+_URL = "https://example.org/hook"
+_TEMPLATE = {
+    "email.subject.txt": "Order {{ number }} is on its way, {{ name }}",
+    "email.txt": "Hello {{ name }},\n\n{% for item in items %}{{ item }}\n{% endfor %}\n" + TEXT,
+}
+
+Accepting = Callable[[Homing, Plan], Awaitable[int]]
+
+
+def steps(plan: Plan, postgres: bool) -> int:
+    return plan.rounds * len(WAYS)
+
+
+async def measure(stage: Stage) -> AsyncIterator[Figure]:
+    """The four ways to hand requests over in Python."""
+    found = await stage.in_turns("accept", {name: _contestant(stage, way) for name, way in WAYS.items()})
+    against = {CONCURRENT: ONE, TEMPLATE: MANY}
+    for name, rounds in found.items():
+        yield Figure(
+            part="accept",
+            name=name,
+            store=stage.store,
+            unit="/s",
+            rounds=rounds,
+            beside=against.get(name, ""),
+        )
+
+
+def _contestant(stage: Stage, way: Accepting) -> Callable[[], Awaitable[float]]:
+    async def contest() -> float:
+        async with arena(stage.server) as place:
+            return await per_second(place, way, stage.plan)
+
+    return contest
+
+
+async def per_second(place: Arena, way: Accepting, plan: Plan) -> float:
+    """Accepted in a second; the store must have them all."""
+    async with Homing(loaded_settings=place.settings(**_with_templates(place))) as homing:
+        # Connections, prepared statements and the compiled template are there before it is timed.
+        before = await accept(homing, requests(100, _URL)) + await accept(homing, _templated(1))
+        began = time.perf_counter()
+        accepted = await way(homing, plan)
+        took_s = time.perf_counter() - began
+        await holds(homing, place, pending=before + accepted)
+    return accepted / took_s
+
+
+async def one_by_one(homing: Homing, plan: Plan) -> int:
+    for number in range(plan.singles):
+        await homing.submit(request(number, _URL))
+    return plan.singles
+
+
+async def concurrently(homing: Homing, plan: Plan) -> int:
+    """Callers that each wait for their answer before they ask again."""
+    left = iter(range(plan.concurrent))
+
+    async def caller() -> None:
+        for number in left:
+            await homing.submit(request(number, _URL))
+
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return plan.concurrent
+
+
+async def many(homing: Homing, plan: Plan) -> int:
+    return await accept(homing, requests(plan.many, _URL))
+
+
+async def many_with_a_template(homing: Homing, plan: Plan) -> int:
+    return await accept(homing, _templated(plan.many))
+
+
+WAYS: Mapping[str, Accepting] = {
+    ONE: one_by_one,
+    CONCURRENT: concurrently,
+    MANY: many,
+    TEMPLATE: many_with_a_template,
+}
+
+
+def _templated(count: int) -> Iterator[Mapping[str, Any]]:
+    for number in range(count):
+        yield {
+            "recipient": {"email": f"ada-{number}@example.org"},
+            "channel": "email",
+            "template_key": "order_shipped",
+            "data": {"name": "Ada", "number": number, "items": ["a lamp", "two chairs"]},
+        }
+
+
+def _with_templates(place: Arena) -> dict[str, Any]:
+    """A folder of templates, and somebody who would send emails."""
+    folder = place.folder / "templates"
+    texts = folder / "order_shipped" / "en-US"
+    texts.mkdir(parents=True, exist_ok=True)
+    for name, text in _TEMPLATE.items():
+        (texts / name).write_text(text, encoding="utf-8")
+    mail = {"kind": "file", "path": str(place.folder / "mails.jsonl"), "channels": ["email"]}
+    return {"templates": {"folder": str(folder)}, "providers": {"mail": mail}}

@@ -1,0 +1,266 @@
+"""The limit: a bare loop that claims, posts with the product's own transport, and settles.
+
+It promises nothing else: one table, one index; no tenants, no fairness, no attempts kept, no retries, no
+limits, no signatures, no metrics. What Homing reaches of this is what its promises cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
+
+from homing.benching.arena import Arena
+from homing.benching.crew import Post
+from homing.benching.loads import payload
+from homing.benching.loops import run
+from homing.providers.http import Answer, Request
+from homing.providers.transport import CurlTransport
+
+CLAIM = 500
+_GATHER_S = 0.005
+_T = TypeVar("_T")
+
+Row = tuple[int, str]
+
+
+class BareTask(Struct, frozen=True, kw_only=True):
+    """What a bare process needs to know."""
+
+    store: str
+    postgres: bool
+    url: str
+    in_flight: int
+
+
+class Queue(Protocol):
+    """The least that a queue can be."""
+
+    async def open(self) -> None: ...
+    async def load(self, due: Iterable[float], first: int = 0) -> None:
+        """Rows numbered from `first`, each due at its time."""
+
+    async def claim(self, limit: int) -> list[Row]: ...
+    async def settle(self, done: Sequence[tuple[int, int]]) -> None:
+        """(number, HTTP status) of each."""
+
+    async def next_due(self) -> float | None:
+        """When the next is due; the wall clock."""
+
+    async def sent(self) -> int: ...
+    async def close(self) -> None: ...
+
+
+class PostgresQueue:
+    """Two connections: claims do not wait for settlements."""
+
+    _TABLE = """
+        CREATE TABLE IF NOT EXISTS bare (
+            id bigint PRIMARY KEY, state smallint NOT NULL DEFAULT 0, due_at timestamptz NOT NULL,
+            attempts smallint NOT NULL DEFAULT 0, lease_until timestamptz, http_status smallint,
+            payload text NOT NULL
+        ) WITH (fillfactor = 80);
+        CREATE INDEX IF NOT EXISTS bare_due ON bare (due_at) WHERE state = 0;
+    """
+    _CLAIM = """
+        UPDATE bare SET state = 1, attempts = attempts + 1, lease_until = now() + interval '60 s'
+        WHERE id IN (SELECT id FROM bare WHERE state = 0 AND due_at <= now() ORDER BY due_at
+                     LIMIT $1 FOR UPDATE SKIP LOCKED)
+        RETURNING id, payload
+    """
+    _SETTLE = """
+        UPDATE bare SET state = 2, http_status = told.status
+        FROM unnest($1::bigint[], $2::smallint[]) AS told (id, status)
+        WHERE bare.id = told.id AND bare.state = 1
+    """
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+
+    async def open(self) -> None:
+        import asyncpg
+
+        self._claiming: Any = await asyncpg.connect(self._store)
+        self._settling: Any = await asyncpg.connect(self._store)
+        await self._claiming.execute(self._TABLE)
+
+    async def load(self, due: Iterable[float], first: int = 0) -> None:
+        from datetime import UTC, datetime
+
+        records = ((n, datetime.fromtimestamp(at, UTC), payload(n)) for n, at in enumerate(due, first))
+        await self._claiming.copy_records_to_table(
+            "bare", records=records, columns=["id", "due_at", "payload"]
+        )
+
+    async def claim(self, limit: int) -> list[Row]:
+        rows: list[Row] = await self._claiming.fetch(self._CLAIM, limit)
+        return rows
+
+    async def settle(self, done: Sequence[tuple[int, int]]) -> None:
+        ids, statuses = zip(*done, strict=True)
+        await self._settling.execute(self._SETTLE, ids, statuses)
+
+    async def next_due(self) -> float | None:
+        at = await self._claiming.fetchval("SELECT due_at FROM bare WHERE state = 0 ORDER BY due_at LIMIT 1")
+        return None if at is None else float(at.timestamp())
+
+    async def sent(self) -> int:
+        count: int = await self._claiming.fetchval(
+            "SELECT count(*) FROM bare WHERE state = 2 AND http_status = 200"
+        )
+        return count
+
+    async def close(self) -> None:
+        await self._claiming.close()
+        await self._settling.close()
+
+
+class SqliteQueue:
+    """One connection on one thread, each commit on the disk."""
+
+    _TABLE = """
+        CREATE TABLE IF NOT EXISTS bare (
+            id INTEGER PRIMARY KEY, state INT NOT NULL DEFAULT 0, due_at REAL NOT NULL,
+            attempts INT NOT NULL DEFAULT 0, lease_until REAL, http_status INT, payload TEXT NOT NULL
+        )
+    """
+    _INDEX = "CREATE INDEX IF NOT EXISTS bare_due ON bare (due_at) WHERE state = 0"
+    _DURABLE = ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "PRAGMA busy_timeout = 10000")
+    _CLAIM = """
+        UPDATE bare SET state = 1, attempts = attempts + 1, lease_until = ?1 + 60
+        WHERE id IN (SELECT id FROM bare WHERE state = 0 AND due_at <= ?1 ORDER BY due_at LIMIT ?2)
+        RETURNING id, payload
+    """
+    _SETTLE = "UPDATE bare SET state = 2, http_status = ? WHERE id = ? AND state = 1"
+
+    def __init__(self, store: str) -> None:
+        self._path = Path(store).with_name("bare.db")
+
+    async def open(self) -> None:
+        self._thread = ThreadPoolExecutor(1)
+        self._connection = await self._on_thread(lambda: sqlite3.connect(self._path, isolation_level=None))
+        for statement in (*self._DURABLE, self._TABLE, self._INDEX):
+            await self._all(statement)
+
+    async def load(self, due: Iterable[float], first: int = 0) -> None:
+        rows = ((n, at, payload(n)) for n, at in enumerate(due, first))
+        await self._many("INSERT INTO bare (id, due_at, payload) VALUES (?, ?, ?)", rows)
+
+    async def claim(self, limit: int) -> list[Row]:
+        return await self._all(self._CLAIM, (time.time(), limit))
+
+    async def settle(self, done: Sequence[tuple[int, int]]) -> None:
+        await self._many(self._SETTLE, [(status, number) for number, status in done])
+
+    async def next_due(self) -> float | None:
+        found = await self._all("SELECT due_at FROM bare WHERE state = 0 ORDER BY due_at LIMIT 1")
+        return float(found[0][0]) if found else None
+
+    async def sent(self) -> int:
+        found = await self._all("SELECT count(*) FROM bare WHERE state = 2 AND http_status = 200")
+        return int(found[0][0])
+
+    async def close(self) -> None:
+        await self._on_thread(self._connection.close)
+        self._thread.shutdown()
+
+    async def _all(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        found: list[Any] = await self._on_thread(lambda: self._connection.execute(sql, parameters).fetchall())
+        return found
+
+    async def _many(self, sql: str, rows: Any) -> None:
+        def write() -> None:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.executemany(sql, rows)
+            self._connection.execute("COMMIT")
+
+        await self._on_thread(write)
+
+    async def _on_thread(self, call: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+def queue(store: str, postgres: bool) -> Queue:
+    """The bare queue in an arena's store."""
+    return PostgresQueue(store) if postgres else SqliteQueue(store)
+
+
+def task(arena: Arena, url: str, in_flight: int) -> BareTask:
+    """The bare loop over that store."""
+    return BareTask(store=arena.store, postgres=arena.postgres, url=url, in_flight=in_flight)
+
+
+def bare_worker(post: Post, task: BareTask) -> None:
+    """The job of a bare process."""
+    run(_work(post, task))
+
+
+async def _work(post: Post, task: BareTask) -> None:
+    rows = queue(task.store, task.postgres)
+    await rows.open()
+    transport = CurlTransport(max_host_connections=task.in_flight)
+    loop = _Loop(post, rows, transport, task)
+    post.ready.release()
+    await asyncio.to_thread(post.go.wait)
+    working = asyncio.gather(
+        loop.claiming(), loop.settling(), *(loop.sending() for _ in range(task.in_flight))
+    )
+    await asyncio.to_thread(post.stop.wait)
+    working.cancel()
+    await asyncio.gather(working, return_exceptions=True)
+    await transport.close()
+    await rows.close()
+
+
+class _Loop:
+    """Claims keep about one batch ready; outcomes are gathered for a few milliseconds."""
+
+    def __init__(self, post: Post, rows: Queue, transport: CurlTransport, task: BareTask) -> None:
+        self._post, self._rows, self._transport, self._url = post, rows, transport, task.url
+        self._ready: asyncio.Queue[Row] = asyncio.Queue()
+        self._taken = asyncio.Event()
+        self._done: list[tuple[int, int]] = []
+        self._some_done = asyncio.Event()
+
+    async def claiming(self) -> None:
+        while True:
+            if self._ready.qsize() >= CLAIM:
+                self._taken.clear()
+                await self._taken.wait()
+                continue
+            found = await self._rows.claim(CLAIM)
+            for row in found:
+                self._ready.put_nowait(row)
+            if not found:
+                await self._sleep()
+
+    async def _sleep(self) -> None:
+        """Until the next is due."""
+        at = await self._rows.next_due()
+        await asyncio.sleep(0.05 if at is None else max(0.0, min(1.0, at - time.time())))
+
+    async def sending(self) -> None:
+        headers = (("content-type", "application/json"),)
+        while True:
+            number, body = await self._ready.get()
+            if self._ready.qsize() < CLAIM:
+                self._taken.set()
+            request = Request(url=self._url, body=body.encode(), headers=headers)
+            answer = await self._transport.send(request, timeout_ms=30_000)
+            self._done.append((number, answer.status if isinstance(answer, Answer) else 0))
+            self._some_done.set()
+
+    async def settling(self) -> None:
+        while True:
+            await self._some_done.wait()
+            await asyncio.sleep(_GATHER_S)
+            self._some_done.clear()
+            done, self._done = self._done, []
+            await self._rows.settle(done)
+            self._post.note(len(done), len(done))

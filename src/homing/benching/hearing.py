@@ -1,0 +1,105 @@
+"""How fast callbacks are taken in: signed status callbacks as Twilio sends them, one request each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlencode
+
+from homing.benching import Unsound
+from homing.benching.arena import arena
+from homing.benching.crew import Crew, homing_worker
+from homing.benching.delivering import SETTLED_WITHIN_S
+from homing.benching.figures import Figure
+from homing.benching.loads import TEXT, accept, holds
+from homing.benching.plan import Plan, Stage
+from homing.core.callbacks import Callback
+from homing.library import Homing
+from homing.providers.twilio_callbacks import signature_of
+
+CALLERS = 64
+_TOKEN = "a-token-of-nobody"  # noqa: S105 (signs callbacks to ourselves)
+_URL = "https://notify.example.org/callbacks/twilio"
+NAME = f"status callbacks of Twilio, {CALLERS} at once"
+
+
+def steps(plan: Plan, postgres: bool) -> int:
+    return plan.rounds
+
+
+async def measure(stage: Stage) -> AsyncIterator[Figure]:
+    """Callbacks verified, read, and in the store when they are answered."""
+    found = await stage.in_turns("callbacks", {NAME: lambda: per_second(stage)})
+    yield Figure(part="callbacks", name=NAME, store=stage.store, unit="/s", rounds=found[NAME])
+
+
+async def per_second(stage: Stage) -> float:
+    """Sends texts through the real provider, then hears that each was delivered."""
+    count = stage.plan.callbacks
+    stage.sink.reset()
+    async with arena(stage.server) as place:
+        settings = place.settings(providers={"twilio": _twilio(stage.sink.port)})
+        async with Homing(loaded_settings=settings) as homing:
+            accepted = await accept(homing, (_text(number) for number in range(count)))
+            with Crew(homing_worker, settings, 1) as crew:
+                crew.begin()
+                await crew.finish(count, SETTLED_WITHIN_S)
+            await holds(homing, place, sent=accepted)
+            took_s = await _hear_all(homing, [_delivered(number) for number in range(count)])
+            await holds(homing, place, delivered=accepted)
+    return count / took_s
+
+
+async def _hear_all(homing: Homing, callbacks: list[Callback]) -> float:
+    left = iter(callbacks)
+
+    async def caller() -> None:
+        for callback in left:
+            result = await homing.hear("twilio", callback)
+            if result.applied != 1:
+                raise Unsound(f"a callback was not applied: {result}")
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return time.perf_counter() - began
+
+
+def _twilio(port: int) -> dict[str, Any]:
+    """Against the sink, which numbers the messages that it takes."""
+    return {
+        "account_sid": "AC" + "0" * 32,
+        "auth_token": _TOKEN,
+        "sender": "+15550000",
+        "base_url": f"http://127.0.0.1:{port}",
+        "max_in_flight": 256,
+    }
+
+
+def _text(number: int) -> dict[str, Any]:
+    return {
+        "recipient": {"phone": f"+1555{number:07}"},
+        "channel": "sms",
+        "type": "order_shipped",
+        "content": {"text": TEXT[:150]},
+    }
+
+
+def _delivered(number: int) -> Callback:
+    params = [
+        ("AccountSid", "AC" + "0" * 32),
+        ("MessageSid", f"SM{number:032x}"),
+        ("MessageStatus", "delivered"),
+        ("To", f"+1555{number:07}"),
+        ("From", "+15550000"),
+        ("ApiVersion", "2010-04-01"),
+    ]
+    return Callback(
+        url=_URL,
+        headers={
+            "content-type": "application/x-www-form-urlencoded",
+            "x-twilio-signature": signature_of(_TOKEN, _URL, params),
+        },
+        body=urlencode(params).encode(),
+    )

@@ -1,0 +1,92 @@
+"""What Homing does when nothing is to be done, and how soon it is there when something is."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+
+from homing.benching import Unsound
+from homing.benching.arena import Arena, arena
+from homing.benching.crew import Crew, homing_worker
+from homing.benching.figures import Figure
+from homing.benching.loads import accept, request
+from homing.benching.plan import Plan, Stage
+from homing.benching.sink import Sink
+from homing.library import Homing
+
+IDLE_PERCENT = 1.0
+_STARTS_WITHIN_S = 60.0
+_COMMAND = "import sys; from homing.cli import main; sys.exit(main())"
+
+
+def steps(plan: Plan, postgres: bool) -> int:
+    return 1 + plan.starts
+
+
+async def measure(stage: Stage) -> AsyncIterator[Figure]:
+    """An idle worker's share of a processor; from `homing worker` in a shell to its first delivery."""
+    stage.step("idle: one worker, nothing to do")
+    share = await _idle_percent(stage)
+    if share is None:
+        stage.note("idle processor time is read from /proc, which this system does not have")
+    else:
+        yield Figure(
+            part="idle",
+            name="one worker, share of a processor",
+            store=stage.store,
+            unit="%",
+            rounds=(share,),
+            at_most=IDLE_PERCENT,
+        )
+    async with arena(stage.server) as place:
+        stage.sink.reset()
+        rounds = [await _start_ms(stage, place, number) for number in range(stage.plan.starts)]
+    yield Figure(
+        part="start",
+        name="homing worker, to its first delivery",
+        store=stage.store,
+        unit="ms",
+        rounds=tuple(rounds),
+    )
+
+
+async def _idle_percent(stage: Stage) -> float | None:
+    async with arena(stage.server) as place:
+        with Crew(homing_worker, place.settings(), 1) as crew:
+            crew.begin()
+            await asyncio.sleep(stage.plan.idle_s / 4)
+            before, began = crew.cpu_s, time.monotonic()
+            await asyncio.sleep(stage.plan.idle_s)
+            after, ended = crew.cpu_s, time.monotonic()
+    if not before or not after:
+        return None
+    return 100 * (after[0] - before[0]) / (ended - began)
+
+
+async def _start_ms(stage: Stage, place: Arena, number: int) -> float:
+    stage.step(f"start: homing worker, round {number + 1}")
+    async with Homing(loaded_settings=place.settings()) as homing:
+        await accept(homing, [request(number, stage.sink.url)])
+    began = time.time()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _COMMAND, "worker", "--config", str(place.config)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        await _arrived(stage.sink, number + 1)
+    finally:
+        process.terminate()
+        await process.wait()
+    return 1000 * (stage.sink.report().last_at - began)
+
+
+async def _arrived(sink: Sink, count: int) -> None:
+    until = time.monotonic() + _STARTS_WITHIN_S
+    while sink.report().taken < count:
+        if time.monotonic() > until:
+            raise Unsound(f"a worker that was started delivered nothing in {_STARTS_WITHIN_S:.0f} seconds")
+        await asyncio.sleep(0.02)

@@ -1,0 +1,221 @@
+"""How late what is scheduled arrives, alone and behind a backlog, and what a backlog costs in memory.
+
+Lateness is measured where it matters, at the sink: when it arrived, less when it was due.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
+
+from homing.benching import bare
+from homing.benching.arena import IN_FLIGHT, Arena, arena
+from homing.benching.crew import Crew, Post, homing_worker
+from homing.benching.delivering import SETTLED_WITHIN_S, check_bare, check_sink
+from homing.benching.figures import Figure
+from homing.benching.loads import accept, holds, request
+from homing.benching.loops import run
+from homing.benching.plan import Plan, Stage
+from homing.config import Settings
+from homing.core.request import SendRequest
+from homing.library import Homing
+
+_FAR = timedelta(days=30)
+_MB = 1024 * 1024
+_BACKLOG_FROM = 100_000_000
+"""Numbers of what waits; it never arrives while we look."""
+WORKER_MB, ACCEPTING_MB = 200.0, 200.0
+
+
+class Arrivals(Struct, frozen=True, kw_only=True):
+    """One round: how late each was, and the memory that the worker had at the end."""
+
+    late_ms: tuple[float, ...]
+    rss_mb: float = 0.0
+
+    def at(self, share: float) -> float:
+        """The lateness that so many were not above."""
+        return sorted(self.late_ms)[min(len(self.late_ms) - 1, int(share * len(self.late_ms)))]
+
+
+class Backlog(Struct, frozen=True, kw_only=True):
+    """What waits in a store, and what it took to put it there."""
+
+    waiting: int
+    bytes_each: float = 0.0
+    accepting_mb: float = 0.0
+
+
+def steps(plan: Plan, postgres: bool) -> int:
+    return 2 * (1 + 2 * _rounds(plan))
+
+
+async def measure(stage: Stage) -> AsyncIterator[Figure]:
+    """Alone, then with the plan's backlog waiting."""
+    alone, backlog = await _measure(stage, 0)
+    for figure in _lateness(stage, "", alone):
+        yield figure
+    behind, backlog = await _measure(stage, stage.plan.backlog)
+    for figure in _lateness(stage, f", {backlog.waiting:,} waiting", behind):
+        yield figure
+    for figure in _memory(stage, alone["Homing"], behind["Homing"], backlog):
+        yield figure
+
+
+def _rounds(plan: Plan) -> int:
+    return plan.rounds if plan.form == "long" else 1
+
+
+async def _measure(stage: Stage, waiting: int) -> tuple[Mapping[str, Sequence[Arrivals]], Backlog]:
+    part = f"schedule, {waiting:,} waiting"
+    stage.step(f"{part}: put there")
+    async with _filled(stage, waiting) as (ours, backlog), _filled_bare(stage, waiting) as limit:
+        found = await stage.in_turns(
+            part, {"bare loop": _bare_round(stage, limit), "Homing": _round(stage, ours)}, _rounds(stage.plan)
+        )
+        async with Homing(loaded_settings=ours.settings()) as homing:
+            await holds(homing, ours, delivered=stage.plan.due * _rounds(stage.plan), pending=waiting)
+    return found, backlog
+
+
+@asynccontextmanager
+async def _filled(stage: Stage, waiting: int) -> AsyncIterator[tuple[Arena, Backlog]]:
+    async with arena(stage.server) as place:
+        async with Homing(loaded_settings=place.settings()):
+            before = await place.size_bytes()
+        if not waiting:
+            yield place, Backlog(waiting=0)
+            return
+        with Crew(_accept_backlog, (place.settings(), waiting, stage.sink.url), 1) as crew:
+            crew.begin()
+            await crew.finish(waiting, SETTLED_WITHIN_S)
+            accepting_mb = crew.most_memory_bytes / _MB
+        await place.rested()
+        each = (await place.size_bytes() - before) / waiting
+        yield place, Backlog(waiting=waiting, bytes_each=each, accepting_mb=accepting_mb)
+
+
+def _accept_backlog(post: Post, what: tuple[Settings, int, str]) -> None:
+    """In a process of its own, which tells how much memory `send_many` of so many takes."""
+    settings, waiting, url = what
+
+    async def work() -> None:
+        post.ready.release()
+        post.go.wait()
+        async with Homing(loaded_settings=settings) as homing:
+            accepted = await accept(homing, _far(waiting, url))
+        post.note_memory()
+        post.note(accepted, 0)
+
+    run(work())
+    post.stop.wait()
+
+
+def _far(waiting: int, url: str) -> Iterator[SendRequest]:
+    began = datetime.now(UTC) + _FAR
+    for number in range(waiting):
+        yield request(_BACKLOG_FROM + number, url, send_at=began + timedelta(milliseconds=number))
+
+
+@asynccontextmanager
+async def _filled_bare(stage: Stage, waiting: int) -> AsyncIterator[tuple[Arena, bare.Queue]]:
+    async with arena(stage.server) as place:
+        rows = bare.queue(place.store, place.postgres)
+        await rows.open()
+        try:
+            later = time.time() + _FAR.total_seconds()
+            await rows.load((later + number / 1000 for number in range(waiting)), _BACKLOG_FROM)
+            await place.rested()
+            yield place, rows
+        finally:
+            await rows.close()
+
+
+def _dues(plan: Plan) -> list[float]:
+    """Moments at random, the same in every round but for when it begins."""
+    chance, began = random.Random(7), time.time() + plan.lead_s
+    return [round(began + chance.random() * plan.due_within_s, 3) for _ in range(plan.due)]
+
+
+def _round(stage: Stage, place: Arena) -> Callable[[], Awaitable[Arrivals]]:
+    async def one() -> Arrivals:
+        stage.sink.reset()
+        settings = place.settings()
+        async with Homing(loaded_settings=settings) as homing:
+            with Crew(homing_worker, settings, 1) as crew:
+                crew.begin()
+                dues = _dues(stage.plan)
+                moments = (datetime.fromtimestamp(due, UTC) for due in dues)
+                url = stage.sink.url
+                await accept(homing, (request(n, url, send_at=at) for n, at in enumerate(moments)))
+                await crew.finish(len(dues), SETTLED_WITHIN_S)
+                memory = crew.rss_bytes
+        return _arrivals(stage, dues, memory[0] / _MB if memory else 0.0)
+
+    return one
+
+
+def _bare_round(stage: Stage, limit: tuple[Arena, bare.Queue]) -> Callable[[], Awaitable[Arrivals]]:
+    place, rows = limit
+    sent = 0
+
+    async def one() -> Arrivals:
+        nonlocal sent
+        stage.sink.reset()
+        with Crew(bare.bare_worker, bare.task(place, stage.sink.url, IN_FLIGHT), 1) as crew:
+            crew.begin()
+            dues = _dues(stage.plan)
+            await rows.load(dues, sent)
+            await crew.finish(len(dues), SETTLED_WITHIN_S)
+        first, sent = sent, sent + len(dues)
+        check_bare(await rows.sent(), sent)
+        return _arrivals(stage, dues, 0.0, first)
+
+    return one
+
+
+def _arrivals(stage: Stage, dues: Sequence[float], rss_mb: float, first: int = 0) -> Arrivals:
+    check_sink(stage.sink, len(dues))
+    arrived = stage.sink.arrivals()
+    late_ms = tuple(1000 * (arrived[first + number] - due) for number, due in enumerate(dues))
+    return Arrivals(late_ms=late_ms, rss_mb=rss_mb)
+
+
+def _lateness(stage: Stage, where: str, found: Mapping[str, Sequence[Arrivals]]) -> Iterator[Figure]:
+    for quantile, share in (("p50", 0.5), ("p99", 0.99)):
+        for who, rounds in found.items():
+            ours = who == "Homing"
+            yield Figure(
+                part="schedule",
+                name=f"{who}, {quantile} late{where}",
+                store=stage.store,
+                unit="ms",
+                rounds=tuple(one.at(share) for one in rounds),
+                beside=f"bare loop, {quantile} late{where}" if ours else "",
+                at_most=3.0 if ours and quantile == "p99" and where else None,
+            )
+
+
+def _memory(
+    stage: Stage, alone: Sequence[Arrivals], behind: Sequence[Arrivals], backlog: Backlog
+) -> Iterator[Figure]:
+    def figure(name: str, unit: str, value: float, at_most: float | None = None) -> Figure:
+        return Figure(
+            part="memory", name=name, store=stage.store, unit=unit, rounds=(value,), at_most=at_most
+        )
+
+    waiting = f"{backlog.waiting:,} waiting"
+    without, with_ = (statistics.median(one.rss_mb for one in rounds) for rounds in (alone, behind))
+    if without and with_:
+        yield figure("worker, nothing waiting", "MB", without)
+        yield figure(f"worker, {waiting}", "MB", with_, WORKER_MB)
+        each = max(0.0, (with_ - without) * _MB / backlog.waiting)
+        yield figure("worker, for each that waits", "bytes", each)
+    yield figure(f"send_many of {backlog.waiting:,}, at most", "MB", backlog.accepting_mb, ACCEPTING_MB)
+    yield figure("disk, for each that waits", "bytes", backlog.bytes_each)
