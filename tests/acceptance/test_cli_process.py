@@ -112,7 +112,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(cli: Cli) -> None:
         "retried": 0,
         "failed": 0,
         "other": 0,
-        "dry_run": True,
+        "dryRun": True,
         "found": 3,
     }
     assert two.json == {"processed": 2, "succeeded": 2, "retried": 0, "failed": 0, "other": 0}

@@ -160,8 +160,8 @@ def test_stats_count_by_status_attempt_and_hour(past: Past) -> None:
     assert counts["in_doubt"] == 1
     assert sum(counts.values()) == len(past.ids)
     by_attempts = {row["attempts"]: row for row in stats["retryStatistics"]}
-    assert by_attempts[1] == {"attempts": 1, "count": 7, "pending_count": 1, "failed_count": 2}
-    assert by_attempts[2] == {"attempts": 2, "count": 2, "pending_count": 0, "failed_count": 1}
+    assert by_attempts[1] == {"attempts": 1, "count": 7, "pendingCount": 1, "failedCount": 2}
+    assert by_attempts[2] == {"attempts": 2, "count": 2, "pendingCount": 0, "failedCount": 1}
     assert [(row["attempts"], row["succeeded"], row["failed"]) for row in stats["successByAttempt"]] == [
         (1, 3, 2),
         (2, 1, 1),
@@ -182,23 +182,23 @@ def test_health_marks_the_thresholds_and_its_exit_code_says_whether_one_is_passe
     assert "healthy: no threshold is passed" in fine.out
     metrics = json.json
     assert list(metrics)[:13] == [
-        "total_retrying",
-        "avg_attempts",
-        "max_attempts",
-        "oldest_retry",
-        "pending_retry_count",
-        "permanently_failed_count",
-        "total_notifications",
-        "sent_count",
-        "failed_count",
-        "recovered_by_retry_count",
-        "success_rate",
-        "failure_rate",
-        "retry_recovery_rate",
+        "totalRetrying",
+        "avgAttempts",
+        "maxAttempts",
+        "oldestRetry",
+        "pendingRetryCount",
+        "permanentlyFailedCount",
+        "totalNotifications",
+        "sentCount",
+        "failedCount",
+        "recoveredByRetryCount",
+        "successRate",
+        "failureRate",
+        "retryRecoveryRate",
     ]
     assert metrics["healthy"] is True
-    assert (metrics["total_notifications"], metrics["sent_count"], metrics["failed_count"]) == (10, 4, 3)
-    assert (metrics["success_rate"], metrics["failure_rate"], metrics["retry_recovery_rate"]) == (
+    assert (metrics["totalNotifications"], metrics["sentCount"], metrics["failedCount"]) == (10, 4, 3)
+    assert (metrics["successRate"], metrics["failureRate"], metrics["retryRecoveryRate"]) == (
         40.0,
         30.0,
         25.0,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from homing.cli.exits import ExitCode
 from homing.cli.mask import Privacy
-from homing.cli.policy_view import policy_fields, policy_json
+from homing.cli.policy_view import policy_fields
 from homing.cli.root import app
 from homing.cli.screen import Screen, print_json, styled
 from homing.cli.shared import Json, NotificationId, Options, command, engine
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 @command(app, "explain")
 async def explain(options: Options, id: NotificationId, json: Json = False) -> int:
     """Explain one notification: its attempts, its policy, its verdict and next step."""
+    import msgspec
+
+    from homing.engine.explaining import explanation_view
+
     async with engine(options) as homing:
         found = await homing.explain(id)
     if json:
-        print_json(options.privacy.wire(_wire(found), found.history.notification.recipient))
+        wire = msgspec.to_builtins(explanation_view(found))
+        print_json(options.privacy.wire(wire, found.history.notification.recipient))
     else:
         show(options.screen, options.privacy, found)
     return ExitCode.OK
@@ -109,22 +114,3 @@ def _cause(c: Cause, privacy: Privacy) -> tuple[Any, ...]:
 
 def _after(since: timedelta) -> str:
     return f"+{span(max(0, since.total_seconds() * 1000))}"
-
-
-def _wire(found: Explanation) -> dict[str, Any]:
-    import msgspec
-
-    from homing.core.reading import camel
-
-    resolution = found.resolution
-    history: dict[str, Any] = msgspec.to_builtins(found.history)
-    return {
-        **history,
-        "policy": policy_json(resolution.policy),
-        "rule": resolution.rule,
-        "presetRule": resolution.preset_rule,
-        "sources": {camel(name): source for name, source in resolution.sources.items()},
-        "passedOver": list(resolution.passed_over),
-        "verdict": found.verdict,
-        "nextStep": found.next_step,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,8 @@ async def health(options: Options, json: Json = False) -> int:
     passed = [check for check in found if check.passed]
     code = ExitCode.NO if passed else ExitCode.OK
     if json:
-        print_json({**msgspec.to_builtins(metrics), "healthy": not passed, "thresholds": found})
+        thresholds = [_wire(check) for check in found]
+        print_json({**msgspec.to_builtins(metrics), "healthy": not passed, "thresholds": thresholds})
         return code
     by_metric = {check.metric: check for check in found}
     screen = options.screen
@@ -177,6 +178,14 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
 def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
     hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=hours_ago)
     return sum(s.failed for s in sums if s.hour_at == hour)
+
+
+def _wire(check: Check) -> dict[str, Any]:
+    """A metric is named as it is among the metrics themselves."""
+    from homing.core.reading import camel
+
+    values = {camel(field.name): getattr(check, field.name) for field in fields(check)}
+    return {**values, "metric": camel(check.metric)}
 
 
 def _mark(check: Check | None) -> tuple[Any, Any]:

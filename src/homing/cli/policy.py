@@ -28,7 +28,7 @@ from homing.cli.policy_flags import (
     TimeoutFlag,
     patch_from,
 )
-from homing.cli.policy_view import policy_fields, policy_json, rule_words
+from homing.cli.policy_view import policy_fields, rule_words
 from homing.cli.root import group
 from homing.cli.screen import print_json, styled
 from homing.cli.shared import Json, Options, Who, Why, command, engine, login
@@ -65,6 +65,7 @@ async def show(
     from homing.core.modes import mode_of
     from homing.core.policy import Keys
     from homing.core.reading import camel
+    from homing.engine.explaining import policy_view
 
     settings = options.settings()
     keys = Keys(
@@ -89,7 +90,7 @@ async def show(
             {
                 "keys": {name: getattr(keys, name) for name in keys.__struct_fields__},
                 "mode": chosen,
-                "policy": policy_json(found.policy),
+                "policy": policy_view(found.policy),
                 "rule": found.rule,
                 "presetRule": found.preset_rule,
                 "sources": {camel(name): source for name, source in found.sources.items()},

@@ -23,16 +23,6 @@ _IRRELEVANT = {
 _JITTER_FIELDS = {"proportional": ("jitter_ratio",), "additive": ("jitter_ms",)}
 
 
-def policy_json(policy: RetryPolicy) -> dict[str, Any]:
-    """All fields, as the wire has them."""
-    from homing.core.reading import camel
-
-    values = {name: getattr(policy, name) for name in policy.__struct_fields__ if name != "call"}
-    if policy.call is not None:
-        values["call"] = getattr(policy.call, "__qualname__", repr(policy.call))
-    return {camel(name): value for name, value in values.items()}
-
-
 def policy_fields(screen: Screen, resolution: Resolution) -> None:
     """Each field that matters, its value and where it came from."""
     policy = resolution.policy

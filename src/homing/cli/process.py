@@ -78,7 +78,7 @@ def _would(options: Options, ready: Any, narrator: Narrator | None, *, json: boo
 
         from homing.engine.stats import Processed
 
-        print_json({**msgspec.to_builtins(Processed()), "dry_run": True, "found": len(ready)})
+        print_json({**msgspec.to_builtins(Processed()), "dryRun": True, "found": len(ready)})
         return ExitCode.OK
     if narrator is not None:
         narrator.list_only(ready)

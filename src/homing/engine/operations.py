@@ -52,7 +52,7 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     next_delay_minutes: float
 
 
-class AttemptStatistics(Struct, frozen=True, kw_only=True):
+class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):
     """Notifications that have had this many attempts."""
 
     attempts: int
@@ -61,7 +61,7 @@ class AttemptStatistics(Struct, frozen=True, kw_only=True):
     failed_count: int
 
 
-class AttemptSuccess(Struct, frozen=True, kw_only=True):
+class AttemptSuccess(Struct, frozen=True, kw_only=True, rename="camel"):
     """How many of those that ended after this many attempts were sent."""
 
     attempts: int
@@ -71,7 +71,7 @@ class AttemptSuccess(Struct, frozen=True, kw_only=True):
     success_rate: float
 
 
-class HealthMetrics(Struct, frozen=True, kw_only=True):
+class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
     """The health of the retry system. Purged notifications still count in totals and rates."""
 
     total_retrying: int
