@@ -20,14 +20,18 @@ UNMEASURED := tests/acceptance tests/simulation
 N ?= 10000
 SEED ?= 1
 ARGS ?=
+# For `make bench`: where to measure; databases and files are made there and dropped.
+STORES ?= sqlite:
+# The peers that `make bench-peers` measures beside Homing live in an environment of their own.
+PEERS := .venv-peers
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check format bench simulate coverage lock clean
+.PHONY: help install demo serve test check format bench bench-long bench-peers simulate coverage lock clean
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## .venv with everything that is locked, and Homing itself
 
@@ -67,8 +71,26 @@ format: $(STAMP) ## Format the code, and mend what the linter can
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
-bench: $(STAMP) ## Measure
-	@for each in bench/*.py; do echo "== $$each"; $(BIN)/python "$$each" || exit 1; done
+bench: $(STAMP) ## What this machine does with Homing, in two minutes (STORES="sqlite: postgresql://…")
+	@$(BIN)/homing bench $(STORES) $(ARGS)
+
+bench-long: $(STAMP) ## The same with a million waiting and five rounds; table, chart and JSON go to build/
+	@mkdir -p build
+	@$(BIN)/homing bench --long $(STORES) --json build/bench.json --chart build/bench.svg \
+		--markdown build/bench.md $(ARGS)
+
+bench-peers: $(STAMP) $(PEERS)/.installed ## Homing beside PgQueuer, Celery, Dramatiq and Procrastinate
+	@mkdir -p build
+	@$(BIN)/python bench/peers/run.py --python $(PEERS)/bin/python --json build/peers.json $(ARGS)
+
+$(PEERS)/.installed: requirements/peers.txt
+	@test -x $(PEERS)/bin/python || "$(PYTHON)" -m venv $(PEERS)
+ifeq ($(UV),)
+	$(PEERS)/bin/python -m pip install --quiet -r requirements/peers.txt
+else
+	$(UV) pip install --quiet --python $(PEERS)/bin/python -r requirements/peers.txt
+endif
+	@touch $@
 
 simulate: $(STAMP) ## Simulated worlds with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one)
 	@$(BIN)/python -m homing.sim --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)
@@ -83,5 +105,5 @@ lock: ## Lock the dependencies anew (needs uv)
 	@$(COMPILE) --upgrade --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
 
 clean: ## Remove .venv, caches and reports
-	rm -rf $(VENV) .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
+	rm -rf $(VENV) $(PEERS) .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

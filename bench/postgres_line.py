@@ -38,8 +38,8 @@ from homing.core.model import (
     Status,
     Submission,
 )
-from homing.stores.postgres import PostgresStore, leases
-from homing.stores.postgres.connection import WRITING
+from homing.stores.postgres import PostgresStore, claim, leases
+from homing.stores.postgres.connection import TOLD
 
 DAY_MS = 86_400_000
 LANE = "standard.email"
@@ -207,14 +207,14 @@ async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]
     """The statements of a claim, just as they run, and taken back; buffers for each row."""
     now = time.time_ns() // 1_000_000 + 60_000
     plans: dict[str, Any] = {}
-    await connection.execute(WRITING)
+    await connection.execute(f"BEGIN; {TOLD}")
     queue = await connection.fetchval("SELECT id FROM homing.queues")
     seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
-    ones, taken = [1] * batch, [seq for (seq,) in seqs]
-    leased = (taken, ones, ones, ones, ones, [False] * batch, [""] * batch, now, now)
+    ones, later, taken = [1] * batch, [now] * batch, [seq for (seq,) in seqs]
+    leased = (taken, later, later, ones, ones, ones, later, [False] * batch, [""] * batch)
     for name, sql, parameters in (
-        ("sweep", leases.SWEEP, (now,)),
-        ("due rows", leases.DUE_ROWS, ([queue], [0], [-1], now, batch)),
+        ("sweep", claim.SWEEP, (now,)),
+        ("due rows", claim.DUE_ROWS, ([queue], [0], [-1], now, batch)),
         ("lease", leases.LEASE.text, leased),
     ):
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}"

@@ -20,7 +20,6 @@ from homing.api.all_routes import all_routes
 from homing.api.app import App
 from homing.api.service import Service, ServiceSettings
 from homing.core.access import Caller, Scope
-from homing.engine.clock import SystemClock
 
 T = TypeVar("T")
 
@@ -137,7 +136,7 @@ class Serving:
             service = Service(
                 engine=self.engine, gatekeeper=AnyKey(), trail=self.trail, settings=self._settings
             )
-            self.app = App(service, all_routes(), clock=SystemClock(), chance=random.Random(1))
+            self.app = App(service, all_routes(), chance=random.Random(1))
             config = uvicorn.Config(
                 self.app, port=0, log_level="warning", access_log=False, lifespan="off", ws="none"
             )

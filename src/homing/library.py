@@ -91,7 +91,7 @@ class Homing(Engine):
                 chance=chance,
                 observers=observers,
             ),
-            compose.engine_settings(loaded),
+            compose.engine_settings(loaded, own_renderer=renderer is not None),
         )
         self._with_worker = worker
 

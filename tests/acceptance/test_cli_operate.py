@@ -52,7 +52,7 @@ def test_dead_letters_are_listed_unacknowledged_first_and_grouped_by_error(past:
     assert sum(group["count"] for group in groups_json.json) == 3
     assert groups_json.json[0]["reason"] == "BAD_RECIPIENT"
     assert "BAD_RECIPIENT" in groups.out
-    assert (bad.code, bad.err) == (2, "error: --cursor: is not one that this list has given\n")
+    assert (bad.code, bad.err) == (2, "error: cursor: is not one that this list has given\n")
 
 
 def test_a_bulk_resend_asks_first_and_lands_once(past: Past) -> None:

@@ -12,7 +12,9 @@ from homing.core.breaker import BreakerPolicy
 from homing.core.errors import ConfigError
 from homing.core.model import Channel, Priority
 from homing.core.policy import OnTimeout, PolicyPatch, RetryPolicy, Rule
-from homing.sim.rehearsal import Outage, OutageKind, Rehearsal, RehearsalReport, Traffic, rehearse
+from homing.core.rehearsal import Outage, OutageKind, Rehearsal, RehearsalReport, Traffic
+from homing.sim.rehearsal import rehearse
+from homing.sim.rehearsal_svg import draw
 
 MINUTE_MS = 60_000
 SOME = Traffic(per_second=1.0, duration_ms=20 * MINUTE_MS)
@@ -138,7 +140,7 @@ def test_the_report_survives_json() -> None:
 
 def test_the_picture_is_well_formed_and_says_what_it_shows() -> None:
     report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
-    root = ElementTree.fromstring(report.to_svg())
+    root = ElementTree.fromstring(draw(report))
     assert root.tag.endswith("svg")
     words = " ".join(node.text or "" for node in root.iter() if node.tag.endswith("text"))
     for said in (

@@ -194,9 +194,9 @@ def test_the_settings_without_a_default_are_described() -> None:
 
 
 def test_the_settings_of_a_provider_are_those_that_are_read() -> None:
-    from homing.compose import _LISTED_KEYS
+    from homing.compose import LISTED_KEYS
 
-    assert set(_names("settings.md", "`[providers.NAME]`")) == set(_LISTED_KEYS)
+    assert set(_names("settings.md", "`[providers.NAME]`")) == set(LISTED_KEYS)
 
 
 def test_the_fields_of_a_policy_are_those_of_the_code() -> None:

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 from functools import cache
 
-from homing.api import notifications
+from homing.api import (
+    audit,
+    batch,
+    callbacks,
+    keys,
+    notifications,
+    policies,
+    providers,
+    queue,
+    recipients,
+    suppressions,
+    templates,
+    tenants,
+)
 from homing.api.routing import Route
 
-SUBJECTS = (notifications,)
+SUBJECTS = (
+    notifications,
+    batch,
+    queue,
+    policies,
+    providers,
+    templates,
+    recipients,
+    suppressions,
+    tenants,
+    keys,
+    audit,
+    callbacks,
+)
 
 
 @cache

@@ -19,6 +19,12 @@ class Answer(Struct, Generic[_T], frozen=True):
     content_type: str = "application/json"
 
 
+class Items(Struct, Generic[_T], frozen=True):
+    """A list that is whole: there is no further page."""
+
+    items: tuple[_T, ...]
+
+
 class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """What went wrong, to what, and what to do."""
 

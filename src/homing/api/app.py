@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -12,10 +15,12 @@ from homing.api.answers import Answer, ApiError
 from homing.api.bodies import Receive, read_body
 from homing.api.errors import answer_to
 from homing.api.routing import Route, Table, arguments
-from homing.api.service import NOBODY, Call, Service
+from homing.api.service import Call, Service, Watcher, sent_path
+from homing.api.under_way import Request, UnderWay
 from homing.core.access import Caller
-from homing.core.ids import uuid7
-from homing.core.ports import Chance, Clock
+from homing.core.ports import Chance
+
+log = logging.getLogger("homing.requests")
 
 _ENCODER = msgspec.json.Encoder()
 _JSON = ("application/json", "")
@@ -24,62 +29,112 @@ _COMMON = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{8,64}")
+_NOT_IN_HEADERS = re.compile(r"[^ -~]")
+_CLOSE = {"Connection": "close"}
 
 
 class App:
     """Serves one `Service` over the routes it is given."""
 
-    def __init__(self, service: Service, routes: Iterable[Route], *, clock: Clock, chance: Chance) -> None:
+    def __init__(
+        self, service: Service, routes: Iterable[Route], *, chance: Chance, watchers: Sequence[Watcher] = ()
+    ) -> None:
         self.service = service
+        self.under_way = UnderWay(service.settings.max_requests, service.settings.buffer_bytes)
         self._table = Table(routes)
-        self._clock = clock
-        self._chance = chance
-        self._under_way = 0
-
-    @property
-    def under_way(self) -> int:
-        """Requests that are being answered."""
-        return self._under_way
+        self._watchers = tuple(watchers)
+        self._series = f"{chance.getrandbits(48):012x}"
+        self._numbers = count(1)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
             await _refuse_protocol(scope, receive, send)
             return
-        self._under_way += 1
+        request = self._request(scope)
+        seen = [(watcher, watcher.began(scope["headers"])) for watcher in self._watchers]
         try:
-            answer = await self._answered(scope, receive)
+            answer, body = await self._answered(request, scope, receive)
         finally:
-            self._under_way -= 1
-        await self._send(answer, scope, send)
+            self.under_way.end(request)
+        await send(_start(answer, body, request.id))
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        if seen or log.isEnabledFor(logging.INFO):
+            self._tell(request, scope["method"], answer.status, seen)
 
-    async def _answered(self, scope: Mapping[str, Any], receive: Receive) -> Answer[Any]:
-        settings = self.service.settings
+    def _request(self, scope: Mapping[str, Any]) -> Request:
+        task = asyncio.current_task()
+        assert task is not None, "the server runs each request as one"
+        now = task.get_loop().time()
+        id = f"{self._series}-{next(self._numbers):x}"
+        for name, value in scope["headers"]:
+            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                id = value.decode("ascii")
+        return Request(id, task, now, now + self.service.settings.read_ms / 1000)
+
+    async def _answered(
+        self, request: Request, scope: Mapping[str, Any], receive: Receive
+    ) -> tuple[Answer[Any], bytes]:
+        """The answer and its bytes, whatever happens."""
         try:
-            if self._under_way > settings.max_requests:
-                raise ApiError("OVERLOADED", "too many requests are under way; come again in a second")
-            async with asyncio.timeout(settings.answer_ms / 1000):
-                return await self._done(scope, receive)
-        except TimeoutError:
-            return answer_to(ApiError("TIMEOUT", f"no answer within {settings.answer_ms} ms; try again"))
+            self.under_way.begin(request)
+            answer = await self._done(request, scope, receive)
+            return answer, _body(answer)
+        except asyncio.CancelledError:
+            if not request.given_up:
+                raise
+            request.task.uncancel()
+            return self._refused(request, self._too_slow(request))
         except Exception as error:
-            return answer_to(error)
+            return self._refused(request, error)
 
-    async def _done(self, scope: Mapping[str, Any], receive: Receive) -> Answer[Any]:
-        route, params = self._table.find(scope["method"], scope["path"])
+    async def _done(self, request: Request, scope: Mapping[str, Any], receive: Receive) -> Answer[Any]:
+        route, params = self._table.find(scope["method"], sent_path(scope))
+        request.route = route
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        caller = await self._caller(route, headers) if route.scopes else NOBODY
+        if route.scopes:
+            request.caller = await self._caller(route, headers)
+        raw = await self._read(request, route, headers, receive)
+        request.reading = False
+        request.until = request.task.get_loop().time() + self.service.settings.answer_ms / 1000
         call = Call(
             service=self.service,
-            caller=caller,
+            caller=request.caller,
             method=scope["method"],
-            url=_url(scope, headers, self.service.settings.public_url),
+            scope=scope,
             headers=headers,
-            raw=await self._read(route, headers, receive),
+            raw=raw,
         )
         result = await route.handler(
             call, **arguments(route, call, params, scope["query_string"].decode("latin-1"))
         )
         return result if isinstance(result, Answer) else Answer(result, route.status)
+
+    def _refused(self, request: Request, error: Exception) -> tuple[Answer[Any], bytes]:
+        answer = answer_to(error, request.id)
+        return answer, _body(answer)
+
+    def _too_slow(self, request: Request) -> ApiError:
+        settings = self.service.settings
+        if request.reading:
+            said = f"the body did not arrive within {settings.read_ms} ms"
+            return ApiError("REQUEST_TIMEOUT", said, headers=_CLOSE)
+        return ApiError("TIMEOUT", f"no answer within {settings.answer_ms} ms; try again")
+
+    def _tell(self, request: Request, method: str, status: int, seen: Sequence[tuple[Watcher, Any]]) -> None:
+        """A line for each request, without values that a recipient could be in: no path, query or body."""
+        took_s = request.task.get_loop().time() - request.began
+        route = request.route
+        for watcher, began in seen:
+            watcher.ended(began, route.handler.__name__ if route else "", method, status, took_s)
+        log.info(
+            "%s %s %d %.1f ms",
+            method if route else "-",
+            route.path if route else "-",
+            status,
+            took_s * 1000,
+            extra={"request_id": request.id, "tenant": request.caller.tenant, "who": request.caller.who},
+        )
 
     async def _caller(self, route: Route, headers: Mapping[str, str]) -> Caller:
         gatekeeper = self.service.gatekeeper
@@ -102,39 +157,46 @@ class App:
             )
         return caller
 
-    async def _read(self, route: Route, headers: Mapping[str, str], receive: Receive) -> bytes:
+    async def _read(
+        self, request: Request, route: Route, headers: Mapping[str, str], receive: Receive
+    ) -> bytes:
         if route.body is None and not route.raw:
             return b""
         said = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if not route.raw and said not in _JSON:
+        if said not in (route.bodies or _JSON) and not (route.raw and not route.bodies):
             raise ApiError(
                 "UNSUPPORTED_MEDIA_TYPE",
-                f"Content-Type: {said!r} is not understood; send {route.body_type}",
+                f"Content-Type: {said!r} is not understood; send {' or '.join(route.bodies or _JSON[:1])}",
                 field="Content-Type",
             )
         settings = self.service.settings
-        limit = settings.batch_bytes if route.large else settings.body_bytes
-        return await read_body(receive, headers, limit=limit, within_ms=settings.read_ms)
-
-    async def _send(self, answer: Answer[Any], scope: Mapping[str, Any], send: Any) -> None:
-        value = answer.value
-        body = b"" if value is None else value if isinstance(value, bytes) else _ENCODER.encode(value)
-        id = uuid7(self._clock.now_ms(), self._chance.getrandbits(74))
-        headers = [*_COMMON, (b"x-request-id", id.encode()), (b"content-length", b"%d" % len(body))]
-        if value is not None:
-            headers.append((b"content-type", answer.content_type.encode("latin-1")))
-        if answer.headers:
-            headers += [(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in answer.headers.items()]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        limit = route.most_bytes or (settings.batch_bytes if route.large else settings.body_bytes)
+        return await read_body(
+            receive, headers, limit=limit, hold=lambda more: self.under_way.hold(request, more)
+        )
 
 
-def _url(scope: Mapping[str, Any], headers: Mapping[str, str], public_url: str) -> str:
-    """As the caller knows it: signatures of providers are over the public one."""
-    query = scope["query_string"].decode("latin-1")
-    path = scope.get("raw_path") or scope["path"].encode()
-    base = public_url.rstrip("/") or f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
-    return f"{base}{path.decode('latin-1')}{f'?{query}' if query else ''}"
+def _body(answer: Answer[Any]) -> bytes:
+    value = answer.value
+    if value is None:
+        return b""
+    return value if isinstance(value, bytes) else _ENCODER.encode(value)
+
+
+def _start(answer: Answer[Any], body: bytes, id: str) -> dict[str, Any]:
+    headers = [*_COMMON, (b"x-request-id", id.encode("ascii"))]
+    if answer.status != 204:  # which has none by definition
+        headers.append((b"content-length", b"%d" % len(body)))
+    if answer.value is not None:
+        headers.append((b"content-type", answer.content_type.encode("latin-1")))
+    if answer.headers:
+        headers += [(name.lower().encode("ascii"), _safe(value)) for name, value in answer.headers.items()]
+    return {"type": "http.response.start", "status": answer.status, "headers": headers}
+
+
+def _safe(value: str) -> bytes:
+    """Whoever wrote it: it cannot end its header and begin another."""
+    return _NOT_IN_HEADERS.sub("?", value).encode("ascii")
 
 
 async def _refuse_protocol(scope: Mapping[str, Any], receive: Receive, send: Any) -> None:

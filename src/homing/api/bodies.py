@@ -1,8 +1,7 @@
-"""Reads a request's body: whole, bounded after decompression, and within a time."""
+"""Reads a request's body: whole, and bounded after decompression. How long it may take, others look after."""
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -10,45 +9,56 @@ from typing import Any
 from homing.api.answers import ApiError
 
 Receive = Callable[[], Awaitable[Any]]
+Hold = Callable[[int], None]
+"""Told how many more bytes are kept in memory; raises where that is too much."""
 
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_SMALL = 64 * 1024
+"""Bodies up to this are not counted one by one: so many are bounded by the number of requests."""
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], *, limit: int, within_ms: int) -> bytes:
-    """The body, decompressed; raises what there is to be told where it is too large or too slow."""
+async def read_body(receive: Receive, headers: Mapping[str, str], *, limit: int, hold: Hold) -> bytes:
+    """The body, decompressed; raises what there is to be told where it is too large."""
     length = headers.get("content-length", "")
-    if length.isdecimal() and int(length) > limit:
+    if length == "0":
+        return b""
+    if length.isdecimal() and len(length) < 20 and int(length) > limit:
         raise _too_large(limit)  # compressed ones are no larger than what is in them
-    inflate = _inflater(headers.get("content-encoding", "").strip().lower(), limit)
-    try:
-        message = await asyncio.wait_for(receive(), within_ms / 1000) if length != "0" else {}
-        if not message.get("more_body"):  # the usual case: it came in one piece
-            return inflate([message.get("body", b"")])
-        async with asyncio.timeout(within_ms / 1000):
-            return inflate(await _pieces(receive, message, limit))
-    except TimeoutError:
-        raise ApiError("REQUEST_TIMEOUT", f"the body did not arrive within {within_ms} ms") from None
+    encoding = headers.get("content-encoding", "").strip().lower()
+    window = _window(encoding)
+    message = await receive()
+    if message.get("more_body") or message["type"] == "http.disconnect":
+        body = await _joined(receive, message, limit, hold)
+    else:  # the usual case: it came in one piece
+        body = message.get("body", b"")
+    if window is not None:
+        return _inflated(body, encoding, window, limit, hold)
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
 
 
-async def _pieces(receive: Receive, message: Any, limit: int) -> list[bytes]:
-    pieces: list[bytes] = []
-    size = 0
+async def _joined(receive: Receive, message: Any, limit: int, hold: Hold) -> bytes:
+    whole = bytearray()
+    held = 0
     while True:
         if message["type"] == "http.disconnect":
             raise ApiError("REQUEST_TIMEOUT", "the client went away before its body was complete")
-        piece = message.get("body", b"")
-        size += len(piece)
-        if size > limit:
+        whole += message.get("body", b"")
+        if len(whole) > limit:
             raise _too_large(limit)
-        pieces.append(piece)
+        if len(whole) > held + _SMALL:
+            hold(len(whole) - held)
+            held = len(whole)
         if not message.get("more_body"):
-            return pieces
+            return bytes(whole)
         message = await receive()
 
 
-def _inflater(encoding: str, limit: int) -> Callable[[list[bytes]], bytes]:
+def _window(encoding: str) -> int | None:
+    """How zlib reads it; None: it is plain."""
     if encoding in ("", "identity"):
-        return lambda pieces: pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return None
     window = _WINDOW.get(encoding)
     if window is None:
         raise ApiError(
@@ -56,20 +66,29 @@ def _inflater(encoding: str, limit: int) -> Callable[[list[bytes]], bytes]:
             f"Content-Encoding: {encoding!r} is not understood; use gzip or deflate",
             field="Content-Encoding",
         )
+    return window
 
-    def inflate(pieces: list[bytes]) -> bytes:
-        stream = zlib.decompressobj(wbits=window)
-        try:
-            plain = stream.decompress(b"".join(pieces), limit + 1)
-        except zlib.error as error:
-            raise ApiError("MALFORMED_REQUEST", f"the body is not {encoding}: {error}") from None
-        if len(plain) > limit:
-            raise _too_large(limit)
-        if not stream.eof:
-            raise ApiError("MALFORMED_REQUEST", f"the body is cut off: its {encoding} data has no end")
-        return plain
 
-    return inflate
+def _inflated(body: bytes, encoding: str, window: int, limit: int, hold: Hold) -> bytes:
+    """In steps, so that no more is made than may be kept."""
+    stream = zlib.decompressobj(wbits=window)
+    plain = bytearray()
+    held = 0
+    rest = body
+    try:
+        while rest and not stream.eof:
+            plain += stream.decompress(rest, _SMALL)
+            rest = stream.unconsumed_tail
+            if len(plain) > limit:
+                raise _too_large(limit)
+            if len(plain) > held + _SMALL:
+                hold(len(plain) - held)
+                held = len(plain)
+    except zlib.error as error:
+        raise ApiError("MALFORMED_REQUEST", f"the body is not {encoding}: {error}") from None
+    if not stream.eof:
+        raise ApiError("MALFORMED_REQUEST", f"the body is cut off: its {encoding} data has no end")
+    return bytes(plain)
 
 
 def _too_large(limit: int) -> ApiError:

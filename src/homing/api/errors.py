@@ -55,7 +55,7 @@ CODES: Mapping[str, Code] = {
 _RETRY_AFTER = {"Retry-After": "1"}
 
 
-def answer_to(error: Exception) -> Answer[ErrorBody]:
+def answer_to(error: Exception, request_id: str = "") -> Answer[ErrorBody]:
     """How an exception is told: the engine's errors and ours by their code, anything else as a defect."""
     if isinstance(error, ApiError):
         return refusal(error.code, error.message, field=error.field, headers=error.headers)
@@ -66,7 +66,13 @@ def answer_to(error: Exception) -> Answer[ErrorBody]:
             field=getattr(error, "field", None),
             notification_id=getattr(error, "notification_id", None) or None,
         )
-    log.error("a request failed: %s", type(error).__name__, exc_info=error)
+    log.error(
+        "request %s failed: %s",
+        request_id,
+        type(error).__name__,
+        exc_info=error,
+        extra={"request_id": request_id},
+    )
     return refusal("INTERNAL_ERROR", "Something went wrong here; the log has it under this answer's id.")
 
 

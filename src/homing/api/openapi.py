@@ -56,7 +56,9 @@ def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict
 def _kinds(routes: Iterable[Route]) -> list[Any]:
     found: dict[str, Any] = {repr(ErrorBody): ErrorBody}
     for route in routes:
-        for kind in (route.body, route.query, route.answer, *route.answers.values(), *route.params.values()):
+        named = (*route.answers.values(), *route.params.values(), *route.bodies.values())
+        headers = (kind for kind in route.headers.values() if not isinstance(kind, str))
+        for kind in (route.body, route.query, route.answer, *named, *headers):
             if kind is not None and kind is not bytes:
                 found.setdefault(repr(kind), kind)
     return list(found.values())
@@ -77,11 +79,14 @@ def _operation(route: Route, by_kind: Mapping[str, Any], components: Mapping[str
         made["security"] = [{"key": []}]
         needs = " or ".join(f"`{scope.value}`" for scope in route.scopes)
         made["description"] = f"{made.get('description', '')} Needs the scope {needs}.".strip()
-    if route.body is not None:
+    if bodies := route.bodies or ({route.body_type: route.body} if route.body is not None else {}):
         made["requestBody"] = {
             "required": not route.body_optional,
-            "content": {route.body_type: {"schema": by_kind[repr(route.body)]}},
+            "content": {name: {"schema": by_kind[repr(kind)]} for name, kind in bodies.items()},
         }
+        if route.examples:
+            examples = {str(number): {"value": one} for number, one in enumerate(route.examples, 1)}
+            made["requestBody"]["content"][next(iter(bodies))]["examples"] = examples
     return made
 
 
@@ -101,16 +106,9 @@ def _parameters(
             if own.get("type") == "array":
                 one |= {"style": "form", "explode": False}
             found.append(one)
-    found += [
-        {
-            "name": name,
-            "in": "header",
-            "required": False,
-            "description": meaning,
-            "schema": {"type": "string"},
-        }
-        for name, meaning in route.headers.items()
-    ]
+    for name, said in route.headers.items():
+        schema = {"type": "string", "description": said} if isinstance(said, str) else by_kind[repr(said)]
+        found.append({"name": name, "in": "header", "required": False, "schema": schema})
     return found
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, get_origin
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
@@ -41,12 +43,18 @@ class Route(Struct, frozen=True, kw_only=True):
     body_optional: bool = False
     large: bool = False
     """Takes as much as a batch may have."""
+    most_bytes: int | None = None
+    """Takes so much, whatever the settings say."""
     query: type[Struct] | None = None
     params: Mapping[str, Any]
-    headers: Mapping[str, str]
-    """Request headers that it reads, with their meaning."""
+    headers: Mapping[str, Any]
+    """Request headers that it reads, each with its meaning, or with an annotated type that has it."""
     raw: bool = False
-    """The handler reads the body by itself, whatever its Content-Type."""
+    """The handler reads the body by itself, whatever its Content-Type (or one of `bodies`)."""
+    bodies: Mapping[str, Any] = {}
+    """Of a raw one: the media types that it takes, and what is in each."""
+    examples: tuple[Any, ...] = ()
+    """Bodies that are acceptable."""
 
 
 class Routes:
@@ -110,7 +118,10 @@ def _route(method: str, path: str, handler: Handler, tag: str, options: dict[str
 
 
 class Table:
-    """Finds the route of a request: exact addresses by a look-up, the others segment by segment."""
+    """Finds the route of a request: exact addresses by a look-up, the others segment by segment.
+
+    Paths are as they were sent: `%2F` is a slash inside a segment, not between two.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
@@ -124,7 +135,7 @@ class Table:
         methods = self._exact.get(path)
         if methods is None:
             methods, params = self._match(path)
-        route = methods.get(method)
+        route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(methods))
             raise ApiError(
@@ -133,7 +144,7 @@ class Table:
         return route, params
 
     def _match(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
-        parts = tuple(path.split("/"))
+        parts = tuple(map(unquote, path.split("/")) if "%" in path else path.split("/"))
         for shape, methods in self._shaped.get(len(parts), ()):
             if all(own[:1] == "{" or own == given for own, given in zip(shape, parts, strict=True)):
                 pairs = zip(shape, parts, strict=True)
@@ -174,13 +185,18 @@ def _body(route: Route, call: Call) -> Any:
     if not call.raw and route.body_optional:
         return _converted({}, route.body, "body")
     try:
-        return msgspec.json.decode(call.raw, type=route.body)
+        return _decoder(route.body).decode(call.raw)
     except msgspec.ValidationError as error:
         raise _malformed(error, route.body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError("MALFORMED_REQUEST", f"the body is not JSON: {error}") from None
     except RecursionError:
         raise ApiError("MALFORMED_REQUEST", "the body is nested too deeply") from None
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
 
 
 def _query(kind: type[Struct], text: str) -> Any:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
+from urllib.parse import quote
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from homing.core.access import Caller
+from homing.core.rehearsal import Rehearsal, RehearsalReport
 from homing.engine.front import Front
 from homing.engine.homing import Engine
+
+_MOST_FRONTS = 1_000
 
 
 class ServiceSettings(Struct, frozen=True, kw_only=True):
@@ -27,6 +31,8 @@ class ServiceSettings(Struct, frozen=True, kw_only=True):
     """How long an answer may take."""
     max_requests: int = 1_000
     """Under way at once; more are answered with 503."""
+    buffer_bytes: int = 256 * 1024 * 1024
+    """What all bodies under way may have together; more is answered with 503."""
 
 
 class Gatekeeper(Protocol):
@@ -45,6 +51,16 @@ class Trail(Protocol):
     async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None: ...
 
 
+class Watcher(Protocol):
+    """Looks at requests as they come and go. Both calls must be quick, and change nothing."""
+
+    def began(self, headers: Sequence[tuple[bytes, bytes]]) -> Any:
+        """One has come; what is returned is given back at its end. In the context that it is answered in."""
+
+    def ended(self, began: Any, operation: str, method: str, status: int, took_s: float) -> None:
+        """It was answered. `operation`: as the OpenAPI names it; empty: there is none at that address."""
+
+
 class Service(Struct, kw_only=True):
     """Everything behind the routes."""
 
@@ -52,9 +68,24 @@ class Service(Struct, kw_only=True):
     gatekeeper: Gatekeeper
     trail: Trail
     settings: ServiceSettings = ServiceSettings()
+    simulate: Callable[[Rehearsal], Awaitable[RehearsalReport]] | None = None
+    """Rehearses an outage, beside everything else that goes on here."""
+    simulating: int = 0
+    """How many rehearsals are under way."""
+
+    fronts: dict[str, Front] = field(default_factory=dict)
+    """Made before; the engine makes more."""
 
     def front(self, tenant: str) -> Front:
-        return self.engine if tenant == self.engine.tenant else self.engine.of(tenant)
+        """What a tenant can do."""
+        if tenant == self.engine.tenant:
+            return self.engine
+        found = self.fronts.get(tenant)
+        if found is None:
+            if len(self.fronts) >= _MOST_FRONTS:
+                self.fronts.clear()
+            found = self.fronts[tenant] = self.engine.of(tenant)
+        return found
 
 
 class Call(Struct, kw_only=True, gc=False):
@@ -64,12 +95,20 @@ class Call(Struct, kw_only=True, gc=False):
     caller: Caller
     """Of an open route: nobody."""
     method: str
-    url: str
-    """As it was called, with the public scheme and host."""
+    scope: Mapping[str, Any]
+    """As the server read it."""
     headers: Mapping[str, str]
     """Names in lower case; of one that is repeated, the last."""
     raw: bytes = b""
     """The body, decompressed."""
+
+    @property
+    def url(self) -> str:
+        """As the caller knows it, with the public scheme and host: signatures of providers are over that."""
+        query = self.scope["query_string"].decode("latin-1")
+        base = self.service.settings.public_url.rstrip("/")
+        base = base or f"{self.scope.get('scheme', 'http')}://{self.headers.get('host', '')}"
+        return f"{base}{sent_path(self.scope)}{f'?{query}' if query else ''}"
 
     @property
     def front(self) -> Front:
@@ -79,6 +118,12 @@ class Call(Struct, kw_only=True, gc=False):
     async def note(self, action: str, target: str = "", **detail: Any) -> None:
         """Writes into the audit trail what is about to be done; raises where that is not possible."""
         await self.service.trail.note(self.caller, action, target, detail)
+
+
+def sent_path(scope: Mapping[str, Any]) -> str:
+    """The path as it was sent, nothing decoded."""
+    raw = scope.get("raw_path")
+    return raw.decode("latin-1") if raw else quote(scope["path"])
 
 
 NOBODY = Caller(tenant="", who="", scopes=frozenset())

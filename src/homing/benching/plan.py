@@ -35,8 +35,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     callbacks: int
     idle_s: float
     starts: int
-    database_work: tuple[int, ...]
-    """Sizes of the store between which the database's work is compared; (): not compared."""
+    costs: tuple[int, ...]
+    """Sizes of the store between which what a notification costs it is compared; (): not compared."""
 
 
 QUICK = Plan(
@@ -53,7 +53,7 @@ QUICK = Plan(
     callbacks=1_000,
     idle_s=4,
     starts=3,
-    database_work=(),
+    costs=(),
 )
 LONG = Plan(
     form="long",
@@ -69,7 +69,7 @@ LONG = Plan(
     callbacks=10_000,
     idle_s=30,
     starts=5,
-    database_work=(10_000, 1_000_000),
+    costs=(10_000, 1_000_000),
 )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from homing import __version__
-from homing.benching import accepting, delivering, hearing, standing, waiting
+from homing.benching import accepting, costing, delivering, hearing, serving, standing, waiting
 from homing.benching.arena import connected, is_postgres
 from homing.benching.figures import Figure, Machine, Report
 from homing.benching.plan import Plan, Stage
@@ -31,13 +31,15 @@ class Part(Struct, frozen=True):
 
 PARTS = (
     Part("accept", accepting.steps, accepting.measure),
+    Part("serve", serving.steps, serving.measure),
     Part("deliver", delivering.steps, delivering.measure),
     Part("schedule", waiting.steps, waiting.measure),
     Part("callbacks", hearing.steps, hearing.measure),
     Part("standing", standing.steps, standing.measure),
+    Part("costs", costing.steps, costing.measure),
 )
 """In the order in which they are measured and shown. `schedule` also tells the memory that waiting takes,
-`standing` the idle processor time and the start."""
+`standing` the idle processor time and the start; `costs` is of PostgreSQL and the long form alone."""
 
 Tell = Callable[[int, int, str], None]
 """(steps done, steps in all, what is done now)."""

@@ -17,6 +17,7 @@ _COMMANDS = (
     "send",
     "process",
     "worker",
+    "serve",
     "read",
     "explain",
     "health",
@@ -29,6 +30,7 @@ _COMMANDS = (
     "templates",
     "db",
     "doctor",
+    "bench",
 )
 """Modules that register commands, in the order of `homing --help`."""
 

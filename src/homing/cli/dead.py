@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from homing.cli import filters
-from homing.cli.exits import ExitCode, Refused
+from homing.cli.exits import ExitCode
 from homing.cli.root import group
 from homing.cli.screen import print_json, styled
 from homing.cli.shared import DryRun, Json, Options, Who, Why, Yes, command, engine, login
 from homing.cli.words import local, relative
-
-if TYPE_CHECKING:
-    from homing.core.model import Filter, Notification
-    from homing.library import Homing
 
 dead = group("dead", "Dead letters: list, group, acknowledge, resend.")
 
@@ -28,8 +24,6 @@ Acknowledged = Annotated[
     bool | None,
     typer.Option("--acknowledged/--unacknowledged", help="Only those; default: unacknowledged first."),
 ]
-
-_UNSEEN, _SEEN = "u:", "a:"
 
 
 @command(dead, "list")
@@ -51,25 +45,21 @@ async def list_(
     """List dead letters, unacknowledged first, then newest first."""
     import msgspec
 
-    def chosen(seen: bool) -> Filter:
-        return filters.build(
-            statuses=["failed"],
-            channel=channel,
-            type=type,
-            provider=provider,
-            batch=batch,
-            reason=reason,
-            error_code=error_code,
-            since=since,
-            until=until,
-            acknowledged=seen,
-        )
+    from homing.engine.dead_letters import dead_letters
 
-    parts = [(_UNSEEN, chosen(False)), (_SEEN, chosen(True))]
-    if acknowledged is not None:
-        parts = parts[1:] if acknowledged else parts[:1]
+    chosen = filters.build(
+        channel=channel,
+        type=type,
+        provider=provider,
+        batch=batch,
+        reason=reason,
+        error_code=error_code,
+        since=since,
+        until=until,
+    )
     async with engine(options) as homing:
-        items, more = await _pages(homing, parts, limit, cursor)
+        page = await dead_letters(homing, chosen, acknowledged=acknowledged, limit=limit, cursor=cursor)
+    items, more = page.items, page.cursor
     if json:
         print_json(options.privacy.wire(msgspec.to_builtins({"items": items, "cursor": more})))
         return ExitCode.OK
@@ -203,24 +193,3 @@ async def resend(
     }
     job = Job(CommandName.RESEND, "resent", ids, flags, who or login(), why, rate, all_)
     return await job.run(options, dry_run=dry_run, yes=yes, json=json)
-
-
-async def _pages(
-    homing: Homing, parts: list[tuple[str, Filter]], limit: int, cursor: str | None
-) -> tuple[list[Notification], str | None]:
-    """One page over several filters, one after the other; its cursor says in which one it ended."""
-    items: list[Notification] = []
-    mark, rest = (cursor[:2], cursor[2:] or None) if cursor else (parts[0][0], None)
-    names = [name for name, _ in parts]
-    if mark not in names:
-        raise Refused("--cursor: is not one that this list has given")
-    for name, chosen in parts[names.index(mark) :]:
-        page = await homing.list(chosen, limit=limit - len(items), cursor=rest)
-        items.extend(page.items)
-        rest = None
-        if page.cursor is not None:
-            return items, name + page.cursor
-        if len(items) >= limit:
-            later = names[names.index(name) + 1 :]
-            return items, later[0] if later else None
-    return items, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +19,6 @@ from homing.cli.shared import (
     Options,
     Who,
     Why,
-    backend,
     command,
     engine,
     login,
@@ -29,7 +27,6 @@ from homing.cli.words import plural
 
 if TYPE_CHECKING:
     from homing.core.model import Retention
-    from homing.core.ports import Backend
 
 _DAY_MS = 86_400_000
 
@@ -118,13 +115,10 @@ async def purge(
         raise Refused(f"--days: is {days:g}; it cannot be negative")
     retention = None if days is None else _older_than(int(days * _DAY_MS))
     async with engine(options) as homing:
-        if dry_run:
-            kept = retention or homing.settings.upkeep.retention
-            async with backend(options.settings()) as store:
-                counts = {"notifications": await _count(options, store, kept)}
-        else:
-            with Bar(options, "purging") as bar:
-                counts = await homing.purge(retention, lambda so_far: _show(bar, so_far))
+        with Bar(options, "counting" if dry_run else "purging") as bar:
+            counts = await homing.purge(
+                retention, lambda so_far: _show(bar, so_far, dry_run), dry_run=dry_run
+            )
     if json:
         print_json({**counts, "dryRun": dry_run})
         return ExitCode.OK
@@ -139,29 +133,6 @@ def _older_than(age_ms: int) -> Retention:
     return Retention(delivered_ms=age_ms, sent_ms=age_ms, others_ms=age_ms, keys_ms=age_ms)
 
 
-def _show(bar: Bar, so_far: Mapping[str, int]) -> None:
+def _show(bar: Bar, so_far: Mapping[str, int], dry_run: bool) -> None:
     done = sum(so_far.values())
-    bar.at(done, f"{done:,} removed")
-
-
-async def _count(options: Options, store: Backend, retention: Retention) -> int:
-    """How many notifications a purge would remove, of all tenants."""
-    from homing.core.model import Filter, Status
-    from homing.core.states import FINAL
-
-    now, total = datetime.fromtimestamp(await store.now_ms() / 1000, UTC), 0
-    ages_ms = {Status.DELIVERED: retention.delivered_ms, Status.SENT: retention.sent_ms}
-    with Bar(options, "counting") as bar:
-        for tenant in await store.tenants():
-            for status in sorted(FINAL):
-                until = now - timedelta(milliseconds=ages_ms.get(status, retention.others_ms))
-                chosen = Filter(statuses=(status,), created_until=until + timedelta(milliseconds=1))
-                cursor: str | None = None
-                while True:
-                    page = await store.list(tenant, chosen, limit=500, cursor=cursor)
-                    total += sum(n.updated_at <= until for n in page.items)
-                    bar.at(total, f"{total:,} notifications")
-                    cursor = page.cursor
-                    if cursor is None:
-                        break
-    return total
+    bar.at(done, f"{done:,} {'notifications' if dry_run else 'removed'}")

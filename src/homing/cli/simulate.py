@@ -32,7 +32,7 @@ from homing.cli.simulate_view import show
 from homing.cli.words import duration_ms, per_second
 
 if TYPE_CHECKING:
-    from homing.sim.rehearsal import RehearsalReport
+    from homing.core.rehearsal import RehearsalReport
 
 
 @command(policy, "simulate")
@@ -104,7 +104,8 @@ def simulate(
     import logging
 
     from homing.core.model import Channel
-    from homing.sim.rehearsal import Outage, OutageKind, Rehearsal, Traffic, rehearse
+    from homing.core.rehearsal import Outage, OutageKind, Rehearsal, Traffic
+    from homing.sim.rehearsal import rehearse
 
     patch = patch_from(
         max_attempts=max_attempts,
@@ -177,7 +178,7 @@ def _policy(options: Options, preset: str | None, patch: dict[str, Any]) -> tupl
 
 
 def _which(name: str) -> tuple[str, ...]:
-    from homing.sim.rehearsal import PROVIDERS
+    from homing.core.rehearsal import PROVIDERS
 
     if name == "both":
         return PROVIDERS
@@ -200,7 +201,9 @@ def _priorities(given: list[str]) -> dict[Any, float]:
 
 
 def _draw(report: RehearsalReport, file: Path) -> None:
+    from homing.sim.rehearsal_svg import draw
+
     try:
-        file.write_text(report.to_svg(), encoding="utf-8")
+        file.write_text(draw(report), encoding="utf-8")
     except OSError as error:
         raise Refused(f"--svg: {file}: {error.strerror}") from None

@@ -10,7 +10,7 @@ from homing.cli.screen import Screen, styled
 from homing.cli.words import plural, span
 
 if TYPE_CHECKING:
-    from homing.sim.rehearsal import Outage, RehearsalReport, Traffic
+    from homing.core.rehearsal import Outage, RehearsalReport, Traffic
 
 _CHART_WIDTH = 72
 

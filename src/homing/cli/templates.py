@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,53 +11,45 @@ from homing.cli.exits import ExitCode, Refused
 from homing.cli.inputs import file_text, json_object
 from homing.cli.root import group
 from homing.cli.screen import Styled, print_json, styled
-from homing.cli.shared import Json, Options, command
+from homing.cli.shared import Json, Options, command, engine
 from homing.cli.words import plural
 
 if TYPE_CHECKING:
     from homing.config import Settings
-    from homing.core.model import Content
+    from homing.core.model import Channel, Content
+    from homing.core.templates import CheckReport, Preview, TemplateSummary
+
+_PAGE = 500
 
 templates = group("templates", "List, check and preview message templates.")
 
 
 @command(templates, "list")
-def list_(options: Options, json: Json = False) -> int:
-    """List templates: their channels, locales and versions."""
-    from homing import compose
-
-    written = compose.templates(options.settings()).library().folder.written
+async def list_(options: Options, json: Json = False) -> int:
+    """List templates: their channels, locales and versions; with --tenant also those that it has written."""
+    found = await _listed(options)
     if json:
-        print_json(
-            [
-                {
-                    "key": key,
-                    "locales": {
-                        locale: {"version": one.version, "channels": one.channels}
-                        for locale, one in locales.items()
-                    },
-                }
-                for key, locales in written.items()
-            ]
-        )
+        print_json(found)
         return ExitCode.OK
+    origin = options.tenant is not None
     options.screen.table(
-        ("KEY", "LOCALE", "VERSION", "CHANNELS"),
+        ("KEY", "LOCALE", "VERSION", *(("ORIGIN",) if origin else ()), "CHANNELS"),
         [
-            (key, locale, one.version, ", ".join(one.channels))
-            for key, locales in written.items()
-            for locale, one in locales.items()
+            (one.key, locale, its.version, *((one.origin,) if origin else ()), ", ".join(its.channels))
+            for one in found
+            for locale, its in one.locales.items()
         ],
     )
     return ExitCode.OK
 
 
 @command(templates, "check")
-def check(options: Options, json: Json = False) -> int:
-    """Check every template in every declared locale with its sample data; exit code 1 if one is not fit."""
-    from homing import compose
+async def check(options: Options, json: Json = False) -> int:
+    """Check every template in every declared locale with its sample data; exit code 1 if one is not fit.
 
-    report = compose.check_templates(options.settings())
+    With --tenant also those that it has written itself.
+    """
+    report = await _checked(options)
     if json:
         print_json(report)
         return ExitCode.OK if report.good else ExitCode.NO
@@ -77,7 +69,7 @@ def check(options: Options, json: Json = False) -> int:
 
 
 @command(templates, "preview")
-def preview(
+async def preview(
     options: Options,
     key: Annotated[str, typer.Argument(metavar="KEY", help="The template's key.")],
     locale: Annotated[
@@ -93,18 +85,15 @@ def preview(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Render a template and print its parts; nothing is sent or stored."""
-    from homing import compose
+    """Render a template and print its parts; nothing is sent or stored.
+
+    With --tenant the one that it has written itself comes first.
+    """
     from homing.cli.filters import one_of
     from homing.core.model import Channel
 
-    settings = options.settings()
     values = None if data is None else json_object(file_text(data, "--data"), "--data")
-    found = (
-        compose.templates(settings)
-        .library()
-        .preview(key, _locale(settings, locale), one_of(Channel, channel, "--channel"), values)
-    )
+    found = await _previewed(options, key, locale, one_of(Channel, channel, "--channel"), values)
     if json:
         print_json(found)
         return ExitCode.OK
@@ -118,14 +107,46 @@ def preview(
     return ExitCode.OK
 
 
+async def _listed(options: Options) -> Sequence[TemplateSummary]:
+    """Without a tenant the store is not opened: where a folder is deployed there may be none."""
+    from homing import compose
+
+    if options.tenant is None:
+        return compose.listed_templates(options.settings())
+    async with engine(options) as homing:
+        found: list[TemplateSummary] = []
+        while page := await homing.templates.list(after=found[-1].key if found else "", limit=_PAGE):
+            found += page
+        return found
+
+
+async def _checked(options: Options) -> CheckReport:
+    from homing import compose
+
+    if options.tenant is None:
+        return compose.check_templates(options.settings())
+    async with engine(options) as homing:
+        return await homing.templates.check()
+
+
+async def _previewed(
+    options: Options, key: str, locale: str | None, channel: Channel | None, data: dict[str, Any] | None
+) -> Preview:
+    from homing import compose
+
+    if options.tenant is None:
+        settings = options.settings()
+        return compose.templates(settings).library().preview(key, _locale(settings, locale), channel, data)
+    async with engine(options) as homing:
+        return await homing.templates.preview(key, locale=locale, channel=channel, data=data)
+
+
 def _locale(settings: Settings, wanted: str | None) -> str:
     """The declared locale that is meant; a preview, too, falls back to no other."""
     from homing import compose
-    from homing.core.locale import LAST_RESORT, lookup, normal
+    from homing.core.locale import lookup, normal
 
     policy = compose.locales(settings)
-    if policy is None:
-        return LAST_RESORT
     if wanted is None:
         return policy.resolve(settings.tenant, None, None)
     if found := lookup([normal(wanted)], policy.declared):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from homing.cli.exits import ExitCode, Refused
 from homing.cli.root import app
 from homing.cli.shared import Options, command, configure_logging, engine
+from homing.cli.stopping import Signals, until_stopped
 from homing.cli.words import duration_ms, span
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ async def worker(
 
 async def _work(options: Options, homing: Homing) -> int:
     loop = asyncio.get_running_loop()
-    told: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.put_nowait, number)
+    told = Signals()
     screen, began = options.screen, loop.time()
     settings = homing.settings
     screen.line(
@@ -70,47 +68,29 @@ async def _work(options: Options, homing: Homing) -> int:
         f"priority {settings.slots.priority}, standard {settings.slots.standard}, bulk {settings.slots.bulk}"
     )
     sys.stdout.flush()
-    running = asyncio.create_task(homing.run_worker())
-    hard = await _until_stopped(options, homing, running, told)
+    hard = await until_stopped(
+        options,
+        told,
+        asyncio.create_task(homing.run_worker()),
+        lambda hard: homing.stop_worker(hard=hard),
+        lambda: f"no more is taken, {homing.worker.in_flight} under way",
+        lambda: f"{homing.worker.in_flight} broken off; their leases run out and others take them",
+    )
+    screen.line(ended(homing, span((loop.time() - began) * 1000), hard=hard))
+    return ExitCode.NO if hard else ExitCode.OK
+
+
+def ended(homing: Homing, after: str, *, hard: bool) -> str:
+    """What a worker has done, in one line."""
     done, lateness = homing.worker.processed, homing.worker.lateness
     mean = f", {span(lateness.total_ms / lateness.seen)} late on average" if lateness.seen else ""
     other = f", {done.other} other" if done.other else ""
     how = "stopped hard" if hard else "stopped"
-    screen.line(
-        f"worker {settings.name} {how} after {span((loop.time() - began) * 1000)}: "
+    return (
+        f"worker {homing.settings.name} {how} after {after}: "
         f"processed {done.processed}: {done.succeeded} succeeded, {done.retried} to be retried, "
         f"{done.failed} failed{other}{mean}"
     )
-    return ExitCode.NO if hard else ExitCode.OK
-
-
-async def _until_stopped(
-    options: Options, homing: Homing, running: asyncio.Task[None], told: asyncio.Queue[signal.Signals]
-) -> bool:
-    """True where what was under way had to be broken off."""
-    first = asyncio.create_task(told.get())
-    await asyncio.wait([running, first], return_when=asyncio.FIRST_COMPLETED)
-    if running.done():
-        first.cancel()
-        await running  # it broke off by itself: say why
-        return False
-    under_way = homing.worker.in_flight
-    options.notes.line(
-        f"{first.result().name}: no more is taken, {under_way} under way; again to break them off"
-    )
-    drain = asyncio.create_task(homing.stop_worker())
-    second = asyncio.create_task(told.get())
-    await asyncio.wait([drain, second], return_when=asyncio.FIRST_COMPLETED)
-    hard = not drain.done()
-    if hard:
-        left = homing.worker.in_flight
-        options.notes.line(
-            f"{second.result().name}: {left} broken off; their leases run out and others take them"
-        )
-        await homing.stop_worker(hard=True)
-    second.cancel()
-    await asyncio.gather(drain, running, return_exceptions=True)
-    return hard
 
 
 def _settings(interval: str | None, batch_size: int | None, metrics: str | None) -> dict[str, Any]:

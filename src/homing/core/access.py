@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 from msgspec import Struct
+
+from homing.core.errors import InvalidRequest
+
+TENANT_PATTERN = "^[a-z0-9][a-z0-9._-]{0,62}$"
+_TENANT = re.compile(TENANT_PATTERN.removesuffix("$") + r"\Z")
 
 
 class Scope(StrEnum):
@@ -36,3 +44,22 @@ class Caller(Struct, frozen=True, kw_only=True):
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or Scope.ADMIN in self.scopes
+
+
+def check_tenant(name: Any, where: str = "tenant") -> str:
+    """A name that a new tenant may have: one that cannot be mistaken for another."""
+    if not isinstance(name, str) or not _TENANT.match(name):
+        raise InvalidRequest(where, "must have 1 to 63 of a-z, 0-9, . _ -, and begin with a letter or digit")
+    return name
+
+
+def scopes_from(names: Iterable[Any], where: str = "scopes") -> tuple[Scope, ...]:
+    """Scopes by their names, each once, in the order of their rank; at least one."""
+    given = list(names)
+    for name in given:
+        if not isinstance(name, str) or name not in tuple(Scope):
+            allowed = ", ".join(scope.value for scope in Scope)
+            raise InvalidRequest(where, f"has {name!r}; allowed are {allowed}")
+    if not given:
+        raise InvalidRequest(where, "is empty; a key without a scope is good for nothing")
+    return tuple(scope for scope in Scope if scope in given)

@@ -15,6 +15,7 @@ from homing.core.model import Attachment, Content, Recipient
 from homing.core.request import ADDRESS_FIELD, SendRequest, channels_of
 
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
 _AT = re.compile(r" - at `(?:key in )?\$?\.?([^`]*)`$|- at `key` in `\$\.?([^`]*)`$")
 
 
@@ -48,9 +49,11 @@ def explained(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str
     text = str(error)
     if unknown := _UNKNOWN.match(text):
         return unknown[1], unknown_field(unknown[1], known)
-    if place := _AT.search(text):
-        return (place[1] or place[2] or "request"), text[: place.start()].strip()
-    return "request", text
+    place = _AT.search(text)
+    field = (place[1] or place[2] or "") if place else ""
+    if missing := _MISSING.match(text):
+        return f"{field}.{missing[1]}" if field else missing[1], "is missing"
+    return field or "request", text[: place.start()].strip() if place else text
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from homing.core.effects import EVERY_CATEGORY, EVERY_CHANNEL
+from homing.core.effects import EVERY_CATEGORY, EVERY_CHANNEL, suppression_key
 from homing.core.errors import InvalidRequest
 from homing.core.locale import is_tag
 from homing.core.model import Channel, Recipient
@@ -22,13 +22,14 @@ from homing.core.text import check_line
 _LONGEST_ID = 320
 _LONGEST_TOKEN = 4096
 _MOST_DEVICES = 50
+_TimeOfDay = Annotated[str, Meta(examples=["22:00"])]
 
 
 class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
     """Where a recipient gets push messages. Written without `active`, a known device stays as it is."""
 
-    token: str
-    platform: str = ""
+    token: Annotated[str, Meta(min_length=1, max_length=_LONGEST_TOKEN, examples=["fcm-token-1"])]
+    platform: Annotated[str, Meta(max_length=50, examples=["ios"])] = ""
     """`ios`, `android`, `web` or whatever the application calls it."""
     active: bool | None = None
     """Always said when it is read."""
@@ -37,8 +38,8 @@ class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unk
 class QuietWindow(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """A recipient's own quiet hours, as `22:00` and `07:00`; the same time twice: none."""
 
-    start: str
-    end: str
+    start: _TimeOfDay
+    end: _TimeOfDay
 
 
 class RecipientProfile(
@@ -83,6 +84,11 @@ class Suppression(Struct, frozen=True, kw_only=True, rename="camel"):
     why: str
     updated_at: datetime
     updated_by: str
+
+    @property
+    def place(self) -> str:
+        """Where it stands among the others: the next page begins after it."""
+        return suppression_key(self.channel, self.address, self.category)
 
 
 def profile_from(

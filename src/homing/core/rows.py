@@ -40,12 +40,18 @@ _DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
 
 
 class Row(Struct, kw_only=True):
-    """What changes in a notification's life, and what it is claimed and matched by."""
+    """What changes in a notification's life, and what it is claimed and matched by.
 
-    id: str
-    tenant: str
-    batch_id: str
+    The order is that in which stores read it: where it waits, then what a claim and its settlement need, up
+    to `holds`, then what else has to do with leases, up to `overdue`. All that follows has a default and need
+    not be read for those.
+    """
+
     lane: str
+    tenant: str
+    outlet: str
+    id: str
+    batch_id: str
     channel: Channel
     mode: Mode
     type: str
@@ -53,7 +59,6 @@ class Row(Struct, kw_only=True):
     priority: Priority
     origin: str
     provider: str
-    outlet: str
     pinned: bool
     address: str
     status: Status
@@ -69,30 +74,31 @@ class Row(Struct, kw_only=True):
     failures_here: int = 0
     last_delay_ms: int = 0
     max_age_ms: int
-    holds: dict[str, int] = field(default_factory=dict)
     created_at: int
-    updated_at: int
     aged_from: int
-    send_at: int | None = None
     expires_at: int | None = None
     due_at: int | None = None
     """Set exactly while `pending` or `retrying`."""
-    deadline_at: int | None = None
-    """Set like `due_at`: when a waiting row must be looked at even if no lane is open for it."""
-    lease_until: int | None = None
-    """Set exactly while `sending`."""
-    started_at: int = 0
-    worker: str = ""
-    overdue: bool = False
-    """The lease was taken by a passed deadline: no attempt belongs to it."""
     cancel_requested: bool = False
-    reason: Reason | None = None
     last_error: str | None = None
     error_code: str | None = None
     last_attempt_at: int | None = None
     sent_at: int | None = None
     delivered_at: int | None = None
     failed_at: int | None = None
+    holds: dict[str, int] = field(default_factory=dict)
+    lease_until: int | None = None
+    """Set exactly while `sending`."""
+    started_at: int = 0
+    worker: str = ""
+    overdue: bool = False
+    """The lease was taken by a passed deadline: no attempt belongs to it."""
+    updated_at: int = 0
+    """Of its last change; there is one at least."""
+    send_at: int | None = None
+    deadline_at: int | None = None
+    """Set like `due_at`: when a waiting row must be looked at even if no lane is open for it."""
+    reason: Reason | None = None
     acknowledged_at: int | None = None
     acknowledged_by: str | None = None
     acknowledged_why: str | None = None
@@ -247,7 +253,7 @@ def claim_of(row: Row, message: Message, due_at: int) -> Claim:
         max_attempts=row.max_attempts,
         failures_here=row.failures_here,
         last_delay_ms=row.last_delay_ms,
-        holds=row.holds,
+        holds=dict(row.holds),  # the store may keep the row
         token=row.token,
         created_at=row.created_at,
         aged_from=row.aged_from,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
@@ -105,10 +105,12 @@ class Commands:
         why: str = "",
         dry_run: bool = False,
         rate_per_second: float | None = None,
-    ) -> AsyncIterator[BulkProgress]:
+        as_of: datetime | None = None,
+    ) -> AsyncGenerator[BulkProgress, None]:
         """A command on all that a filter finds, in steps, with its progress.
 
-        A resend or retry stops when a breaker opens meanwhile. Synchronous ones are left alone.
+        A resend or retry stops when a breaker opens meanwhile. Synchronous ones are left alone, and what
+        has changed since `as_of`: so a run that was broken off can be repeated and touches none twice.
         """
         if name is CommandName.RESOLVE:
             raise InvalidRequest("command", "resolve is for one notification at a time")
@@ -116,7 +118,7 @@ class Commands:
             raise InvalidRequest("rate_per_second", f"is {rate_per_second}; a rate must be above 0")
         step = _STEP if rate_per_second is None else max(1, min(_STEP, int(rate_per_second)))
         matched = done = refused = 0
-        async for found in self._matching(name, filter, step):
+        async for found in self._matching(name, filter, step, as_of):
             ids = [n.id for n in found]
             matched += len(ids)
             if dry_run:
@@ -137,10 +139,17 @@ class Commands:
     async def purge(
         self,
         retention: Retention | None = None,
-        on_step: Callable[[Mapping[str, int]], None] = lambda so_far: None,
+        on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
+        *,
+        dry_run: bool = False,
     ) -> dict[str, int]:
-        """Removes what is past its age, in small steps; how many of each kind, also after each step."""
-        return await self._upkeep.purge(retention, on_step)
+        """Removes what is past its age, in small steps, of all tenants; how many of each kind.
+
+        `on_step` hears the same after each step, and ends it early with True. With `dry_run`, how many
+        notifications it would be.
+        """
+        work = self._upkeep.purgeable if dry_run else self._upkeep.purge
+        return await work(retention, on_step)
 
     async def _sending(self, name: CommandName, id: str, who: str, why: str, provider: str | None) -> Command:
         notification = await self.get(id)
@@ -178,7 +187,7 @@ class Commands:
         return result
 
     async def _matching(
-        self, name: CommandName, filter: Filter, step: int
+        self, name: CommandName, filter: Filter, step: int, as_of: datetime | None
     ) -> AsyncIterator[list[Notification]]:
         """Those for which the command is possible, page by page."""
         order = Command(name=name, who="")
@@ -189,6 +198,7 @@ class Commands:
                 n
                 for n in page.items
                 if n.mode is not Mode.SYNCHRONOUS
+                and (as_of is None or n.updated_at <= as_of)
                 and after_command(order, n.status, mode=n.mode, resent=n.resent_as is not None) is not None
             ]
             if found:

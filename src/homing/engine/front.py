@@ -10,6 +10,7 @@ from msgspec import Struct
 from homing.core.model import Submission
 from homing.core.observing import Observer
 from homing.core.ports import Backend, Chance, Clock
+from homing.core.templates import Press
 from homing.engine.breakers import Breakers
 from homing.engine.clock import LocalWaker
 from homing.engine.commands import Commands
@@ -20,6 +21,7 @@ from homing.engine.recipients import Recipients
 from homing.engine.roster import Roster
 from homing.engine.sending import Sending, SendResult
 from homing.engine.spool import Spool
+from homing.engine.templates import Templates
 from homing.engine.upkeep import Upkeep
 
 
@@ -40,6 +42,8 @@ class Tools(Struct, frozen=True, kw_only=True):
     submit_now: Callable[[Submission, int], Coroutine[Any, Any, SendResult]]
     queue_name: Callable[[Submission], str]
     wake: Callable[[], None]
+    press: Press | None
+    """Where templates are managed; None: they are somebody else's."""
 
 
 class Front(Sending, Operations, Commands):
@@ -63,6 +67,7 @@ class Front(Sending, Operations, Commands):
         self._queue_name = tools.queue_name
         self._wake = tools.wake
         self._recipients = Recipients(tools.backend, tenant)
+        self._templates = Templates(tools.backend, tenant, tools.press)
 
     def of(self, tenant: str) -> Front:
         """The same for another tenant, over the same parts."""
@@ -77,3 +82,8 @@ class Front(Sending, Operations, Commands):
     def recipients(self) -> Recipients:
         """The store's own directory: recipients, devices, preferences and suppressions."""
         return self._recipients
+
+    @property
+    def templates(self) -> Templates:
+        """The tenant's own templates, beside those of the folder."""
+        return self._templates

@@ -20,11 +20,13 @@ from homing.core.modes import MODE_INFO
 from homing.core.observing import Observer
 from homing.core.pacing import Paces
 from homing.core.policy import Preset, Rule
-from homing.core.ports import Backend, Chance, Clock, Directory, Listens, Renderer, Sink
+from homing.core.ports import Backend, Chance, Clock, Directory, Listens, Renderer, Shared, Sink
 from homing.core.presets import PRIORITY
 from homing.core.quiet_hours import QuietHours
 from homing.core.receipt_health import ReceiptPolicy
+from homing.core.templates import Press
 from homing.engine.alerts import Alerts
+from homing.engine.audit import AuditTrail
 from homing.engine.breakers import Breakers
 from homing.engine.callbacks import CallbackResult, Callbacks
 from homing.engine.clock import LocalWaker
@@ -34,6 +36,8 @@ from homing.engine.directory import RegistryDirectory
 from homing.engine.front import Front, Tools
 from homing.engine.inbox import InboxReader
 from homing.engine.intake import Intake, IntakeSettings
+from homing.engine.jobs import Jobs
+from homing.engine.keychain import Keychain
 from homing.engine.look_ups import LookUps
 from homing.engine.observing import observed_by
 from homing.engine.pacing import Pacing
@@ -45,6 +49,7 @@ from homing.engine.roster import Roster
 from homing.engine.spool import Spool
 from homing.engine.stats import Processed
 from homing.engine.synchronous import Synchronous, ended
+from homing.engine.tenants import Tenants
 from homing.engine.upkeep import Upkeep, UpkeepSettings
 from homing.engine.vitals import Vitals
 from homing.engine.worker import Worker, WorkerSettings
@@ -167,8 +172,19 @@ class Engine(Front, ProviderDesk, Vitals):
             submit_now=synchronous.send,
             queue_name=self._queue_name_of,
             wake=self._waker.wake,
+            press=parts.renderer if isinstance(parts.renderer, Press) else None,
         )
         super().__init__(tools, settings.tenant)
+        self.tenants = Tenants(parts.backend, parts.clock)
+        self.keys = Keychain(parts.backend, self.tenants, parts.clock, parts.chance)
+        self.audit = AuditTrail(parts.backend, parts.clock)
+        self.jobs = Jobs(
+            backend=parts.backend,
+            clock=parts.clock,
+            chance=parts.chance,
+            worker=settings.name,
+            front=self.of,
+        )
         self._inbox_waker = LocalWaker()
         self._callbacks = Callbacks(
             backend=parts.backend,
@@ -196,6 +212,11 @@ class Engine(Front, ProviderDesk, Vitals):
         self._work: asyncio.Task[None] | None = None
         self._spooler: asyncio.Task[None] | None = None
 
+    @property
+    def shared(self) -> Shared:
+        """What all processes of the store agree on: breakers, rates, who leads."""
+        return self._backend
+
     # Life ----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -214,11 +235,13 @@ class Engine(Front, ProviderDesk, Vitals):
 
     async def close(self) -> None:
         """Ends what is under way, settles it, and closes everything."""
+        await self.jobs.close()
         await self.stop_worker()
         if self._spooler is not None:
             self._spooler.cancel()
             await asyncio.gather(self._spooler, return_exceptions=True)
         await self._roster.close()
+        await self.keys.close()
         await self._backend.close()
 
     def start_worker(self) -> None:

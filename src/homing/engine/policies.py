@@ -7,7 +7,7 @@ see it within seconds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -51,6 +51,8 @@ class Policies:
         self._chance = chance
         self._seen: tuple[tuple[str, int], ...] = ()
         self.book = PolicyBook(preset, self._configured.values())
+        self.changed: Mapping[str, Entry] = {}
+        """Rules in force that were added or replaced while running, by name."""
 
     async def refresh(self) -> None:
         """Reads what was changed at runtime, by whichever process."""
@@ -61,6 +63,7 @@ class Policies:
         self._seen = seen
         try:
             self.book = self._book(entries)
+            self.changed = {entry.key: entry for entry in entries if not entry.value.get("removed")}
         except ConfigError as error:  # written by a process with another preset or other rules
             log.error("the stored rules do not fit here, the ones in force stay: %s", error)
 
@@ -69,6 +72,11 @@ class Policies:
         if rule.policy.call is not UNSET:
             raise ConfigError("call", "is a function, which can be set in the configuration only")
         return await self._change(rule.name, rule, who, why)
+
+    async def check(self, rule: Rule) -> None:
+        """Raises where the rule does not fit, as `set` would; changes nothing."""
+        await self.refresh()
+        PolicyBook(self._preset, (*(one for one in self.book.rules if one.name != rule.name), rule))
 
     async def remove(self, name: str, *, who: str, why: str = "") -> PolicyChange:
         """Takes a rule out, also one that the configuration file has."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -88,6 +89,7 @@ class Recipients:
 
     async def list(self, *, after: str = "", limit: int = 100) -> tuple[RecipientProfile, ...]:
         """By id; `after` the last one of the page before."""
+        check_line(after, "after")
         entries = await self._registry.list_entries(self._tenant, RECIPIENT, after=after, limit=_limit(limit))
         return tuple(await self._profiles(entries))
 
@@ -104,6 +106,7 @@ class Recipients:
         self, id: str, token: str, *, platform: str = "", active: bool = True, who: str
     ) -> RecipientProfile:
         """Adds a device as the first one, or says anew whether a known one is active."""
+        token = token.strip()
         while True:
             found = await self.get(id)
             others = tuple(replace(one, active=None) for one in found.devices if one.token != token)
@@ -112,6 +115,20 @@ class Recipients:
                 return await self.put(replace(found, devices=(device, *others)), who=who)
             except VersionConflict:  # somebody else added theirs: once more, on top of it
                 continue
+
+    async def delete_device(self, id: str, token: str, *, who: str) -> bool:
+        """Removes one device; False: the recipient has no such one."""
+        token = token.strip()
+        while True:
+            found = await self.get(id)
+            others = tuple(replace(one, active=None) for one in found.devices if one.token != token)
+            if len(others) == len(found.devices):
+                return False
+            try:
+                await self.put(replace(found, devices=others), who=who)
+            except VersionConflict:  # somebody else changed another one: once more, without this one
+                continue
+            return True
 
     # Preferences ---------------------------------------------------------------------------------
 
@@ -167,10 +184,14 @@ class Recipients:
         channel: str | None = None,
         address: str | None = None,
         *,
-        after: Suppression | None = None,
+        after: str = "",
         limit: int = 100,
     ) -> tuple[Suppression, ...]:
-        """By channel and address; all of them, those of a channel, or those of one address."""
+        """By channel and address; all of them, those of a channel, or those of one address.
+
+        `after` is the `place` of the last one of the page before.
+        """
+        check_line(after, "after")
         prefix = ""
         if address is not None and channel is None:
             raise InvalidRequest("channel", "is missing; an address is one on a channel")
@@ -178,13 +199,13 @@ class Recipients:
             prefix = f"{channel_from(channel)}:"
         if channel is not None and address is not None:
             on, address = self._place(channel, address)
-            prefix = f"{on.value}:{address}:"
-        start = suppression_key(after.channel, after.address, after.category) if after else ""
+            found = [suppression_of(one) for one in await self._all(SUPPRESSION, f"{on.value}:{address}:")]
+            theirs = (one for one in found if one.address == address and one.place > after)
+            return tuple(islice(theirs, _limit(limit)))  # `a:` also begins what is filed of `a:b`
         entries = await self._registry.list_entries(
-            self._tenant, SUPPRESSION, prefix=prefix, after=start, limit=_limit(limit)
+            self._tenant, SUPPRESSION, prefix=prefix, after=after, limit=_limit(limit)
         )
-        found = map(suppression_of, entries)
-        return tuple(one for one in found if address is None or one.address == address)
+        return tuple(map(suppression_of, entries))
 
     # The Registry --------------------------------------------------------------------------------
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from msgspec import Struct
 
 from homing.core.errors import StoreError
-from homing.core.model import Claim, Retention, Status, Tally
+from homing.core.events import moment
+from homing.core.model import Claim, Filter, Retention, Status, Tally
 from homing.core.observing import NOBODY, Observer
 from homing.core.ports import Backend, Clock
+from homing.core.states import FINAL
 from homing.engine.alerts import Alerts
 from homing.engine.breakers import Breakers
 from homing.engine.receipt_watch import ReceiptWatch
@@ -113,9 +116,12 @@ class Upkeep:
     async def purge(
         self,
         retention: Retention | None = None,
-        on_step: Callable[[Mapping[str, int]], None] = lambda so_far: None,
+        on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
     ) -> dict[str, int]:
-        """Removes what is past its age, in small steps, so that nothing else waits for it."""
+        """Removes what is past its age, in small steps, so that nothing else waits for it.
+
+        `on_step` hears how many it were so far; its True ends it early.
+        """
         total: dict[str, int] = {}
         while True:
             removed = await self._backend.prune(
@@ -123,10 +129,38 @@ class Upkeep:
             )
             for kind, count in removed.items():
                 total[kind] = total.get(kind, 0) + count
-            on_step(total)
-            if max(removed.values(), default=0) < self._settings.purge_step:
+            enough = on_step(total)
+            if enough or max(removed.values(), default=0) < self._settings.purge_step:
                 return total
             await self._clock.sleep_ms(1)
+
+    async def purgeable(
+        self,
+        retention: Retention | None = None,
+        on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
+    ) -> dict[str, int]:
+        """How many notifications a purge would remove, of all tenants; removes nothing."""
+        kept, found = retention or self._settings.retention, {"notifications": 0}
+        now = moment(await self._backend.now_ms())
+        for tenant in await self._backend.tenants():
+            for status in sorted(FINAL):
+                until = now - timedelta(milliseconds=kept.age_ms(status))
+                async for number in self._older(tenant, status, until):
+                    found["notifications"] += number
+                    if on_step(found):
+                        return found
+        return found
+
+    async def _older(self, tenant: str, status: Status, until: datetime) -> AsyncIterator[int]:
+        """How many of each page have had this status since then or longer."""
+        chosen = Filter(statuses=(status,), created_until=until + timedelta(milliseconds=1))
+        cursor: str | None = None
+        while True:
+            page = await self._backend.list(tenant, chosen, limit=self._settings.purge_step, cursor=cursor)
+            yield sum(n.updated_at <= until for n in page.items)
+            cursor = page.cursor
+            if cursor is None:
+                return
 
     async def check_thresholds(self) -> None:
         """Raises an alert when a threshold is passed, once until it is fine again."""

@@ -8,7 +8,8 @@ that rides on a pooled connection, so that a name which resolves differently the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import urlsplit
 
@@ -123,6 +124,23 @@ class Guard(Struct, frozen=True, kw_only=True):
             if address in network:
                 return self._address_open(IPv4Address((int(address) >> shift) & 0xFFFFFFFF))
         return address in _OPEN_V6 and not any(address in network for network in _CLOSED_V6)
+
+
+_ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
+_REMEMBERED = 4_096
+
+
+class Door:
+    """A guard that remembers what it has said of the hosts and addresses that are used again and again."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._refusal = lru_cache(_REMEMBERED)(guard.refusal)
+        self.allows: Callable[[str, int], bool] = lru_cache(_REMEMBERED)(guard.allows)
+
+    def refusal(self, url: str) -> str | None:
+        """`Guard.refusal`, which looks at nothing of a URL but its scheme, host and port."""
+        origin = _ORIGIN.match(url)
+        return self._refusal(origin[0] if origin else url)
 
 
 def networks(names: Iterable[str], where: str) -> tuple[Network, ...]:

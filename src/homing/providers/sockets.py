@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import select
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
+Asked = Callable[[float], list[tuple[int, int]]]
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
@@ -17,7 +19,7 @@ class Connections:
     """
 
     def __init__(self) -> None:
-        self._by_port: dict[int, int] = {}
+        self._by_port: dict[int, tuple[int, Asked]] = {}
         self._swept_at = 1024
 
     def alive(self, local_port: int, made: list[int]) -> bool:
@@ -27,21 +29,24 @@ class Connections:
         """
         for descriptor in made:
             if _local_port(descriptor) == local_port:
-                self._by_port[local_port] = descriptor
+                self._by_port[local_port] = (descriptor, _asking(descriptor))
                 self._sweep()
                 return True
         known = self._by_port.get(local_port)
-        if known is None:
-            return True
-        asked = select.poll()
-        asked.register(known, _HUNG_UP)
-        return not asked.poll(0)
+        return known is None or not known[1](0)
 
     def _sweep(self) -> None:
         """Now and then, forgets connections that are closed."""
         if len(self._by_port) >= self._swept_at:
-            self._by_port = {port: one for port, one in self._by_port.items() if _local_port(one) == port}
+            self._by_port = {port: one for port, one in self._by_port.items() if _local_port(one[0]) == port}
             self._swept_at = max(1024, 2 * len(self._by_port))
+
+
+def _asking(descriptor: int) -> Asked:
+    """What answers with something once the connection is hung up: made once, asked before each request."""
+    asked = select.poll()
+    asked.register(descriptor, _HUNG_UP)
+    return asked.poll
 
 
 def _local_port(descriptor: int) -> int:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pycurl  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from homing.providers.guard import Guard
-from homing.providers.http import Answer, Failure, Request
+from homing.providers.guard import Door
+from homing.providers.http import Answer, Failure, Headers, Request
 from homing.providers.sockets import Connections, Handed
 
 ANSWER_CAP = 64 * 1024
@@ -26,6 +26,9 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _URL = re.compile(r"https?://[\x21\x23-\x5b\x5d\x5f\x61-\x7a\x7e|%]+", re.IGNORECASE)
 _METHOD = re.compile(r"[A-Z]{1,20}")
+_IS_TYPE = re.compile(r"content-type[:;]", re.IGNORECASE).match
+_BODILESS = ("GET", "HEAD")
+_BLANK = (b"\r\n", b"\n")
 _LIGHT = 64 * 1024
 _IDLE_S = 30
 """A connection that was idle for longer is not used again: its other end may be closing it right now."""
@@ -70,26 +73,33 @@ class WireOptions(Struct, frozen=True, kw_only=True):
     connect_timeout_ms: int
     ca_file: str
     user_agent: str
-    guard: Guard
+    door: Door
     resolve: Mapping[str, str]
     """`host:port` → address, instead of asking the resolver."""
 
 
-def unfit(request: Request, guard: Guard) -> Failure | None:
+def unfit(request: Request, door: Door) -> Failure | None:
     """What must not be written at all: broken or smuggling URLs and headers, addresses that are refused."""
     problem = None
     if not _URL.fullmatch(request.url):
         problem = "the URL is not a plain http or https URL in ASCII"
     elif not _METHOD.fullmatch(request.method):
         problem = "the method is none"
-    elif not all(_NAME.fullmatch(name) and _VALUE.fullmatch(value) for name, value in request.headers):
+    elif not _are_fit(request.headers):
         problem = "a header has characters that no header may have"
     if problem:
         return Failure(code="bad_request", error=problem, written=False)
-    refused = guard.refusal(request.url) if request.guarded else None
+    refused = door.refusal(request.url) if request.guarded else None
     if refused:
         return Failure(code="refused_address", error=f"the URL is refused: {refused}", written=False)
     return None
+
+
+def _are_fit(headers: Headers) -> bool:
+    if not headers:
+        return True
+    names, values = zip(*headers, strict=True)
+    return all(map(_NAME.fullmatch, names)) and all(map(_VALUE.fullmatch, values))
 
 
 def _now_ms() -> int:
@@ -97,7 +107,7 @@ def _now_ms() -> int:
 
 
 class Transfer:
-    """A handle that is used for one request after another."""
+    """A handle that is used for one request after another. What they have in common is told it once."""
 
     _started: bool
     """The request was begun on a connection."""
@@ -108,6 +118,13 @@ class Transfer:
     def __init__(self, options: WireOptions, pool: Connections) -> None:
         self._options = options
         self._pool = pool
+        self._url = ""
+        self._timeout_ms = 0
+        self._shape: tuple[str, bool, bool] | None = None
+        self._went_again = False
+        self._head: list[bytes] = []
+        self._body = bytearray()
+        self._made: list[int] = []
         self.curl = pycurl.Curl()
         set_ = self.curl.setopt
         set_(pycurl.NOSIGNAL, 1)
@@ -124,7 +141,7 @@ class Transfer:
         set_(pycurl.USERAGENT, options.user_agent)
         if options.ca_file:
             set_(pycurl.CAINFO, options.ca_file)
-        set_(pycurl.HEADERFUNCTION, self._on_header)
+        set_(pycurl.HEADERFUNCTION, self._head.append)
         set_(pycurl.WRITEFUNCTION, self._on_body)
         set_(pycurl.SOCKOPTFUNCTION, self._on_made)
         set_(pycurl.PREREQFUNCTION, self._on_connected)
@@ -132,31 +149,48 @@ class Transfer:
 
     def prepare(self, request: Request, timeout_ms: int) -> None:
         """Makes the handle ready for this request. It must not be under way."""
+        set_, url = self.curl.setopt, request.url
+        if self._went_again:
+            set_(pycurl.FRESH_CONNECT, 0)
+            self._timeout_ms = 0
         self._forget()
         self._guarded = request.guarded
         self._body_size = len(request.body)
-        self._timeout_ms = timeout_ms
         self._until_ms = _now_ms() + timeout_ms
-        set_, options = self.curl.setopt, self._options
-        set_(pycurl.URL, request.url)
-        set_(pycurl.FRESH_CONNECT, 0)
-        set_(pycurl.PIPEWAIT, int(request.url[4] in "sS"))
+        if url != self._url:
+            set_(pycurl.URL, url)
+            self._url = url
+        if timeout_ms != self._timeout_ms:
+            set_(pycurl.TIMEOUT_MS, max(1, timeout_ms))
+            set_(pycurl.CONNECTTIMEOUT_MS, max(1, min(self._options.connect_timeout_ms, timeout_ms)))
+            self._timeout_ms = timeout_ms
+        shape = (request.method, request.guarded, url[4] in "sS")
+        if shape != self._shape:
+            self._take_shape(*shape)
+            self._shape = shape
+        if self._options.resolve:
+            set_(pycurl.RESOLVE, [f"{place}:{address}" for place, address in self._options.resolve.items()])
         set_(pycurl.HTTPHEADER, _header_lines(request))
-        set_(pycurl.TIMEOUT_MS, max(1, timeout_ms))
-        set_(pycurl.CONNECTTIMEOUT_MS, max(1, min(options.connect_timeout_ms, timeout_ms)))
-        if options.resolve:
-            set_(pycurl.RESOLVE, [f"{place}:{address}" for place, address in options.resolve.items()])
-        if request.guarded:
+        if request.method not in _BODILESS:
+            set_(pycurl.POSTFIELDS, request.body)
+
+    def _take_shape(self, method: str, guarded: bool, secure: bool) -> None:
+        set_ = self.curl.setopt
+        set_(pycurl.PIPEWAIT, int(secure))
+        if guarded:
             set_(pycurl.OPENSOCKETFUNCTION, self._on_socket)
         else:
             self.curl.unsetopt(pycurl.OPENSOCKETFUNCTION)
-        if request.method in ("GET", "HEAD"):
+        if method in _BODILESS:
             self.curl.unsetopt(pycurl.CUSTOMREQUEST)
-            set_(pycurl.NOBODY if request.method == "HEAD" else pycurl.HTTPGET, 1)
+            set_(pycurl.NOBODY if method == "HEAD" else pycurl.HTTPGET, 1)
         else:
             set_(pycurl.NOBODY, 0)
-            set_(pycurl.POSTFIELDS, request.body)
-            set_(pycurl.CUSTOMREQUEST, request.method)
+            set_(pycurl.CUSTOMREQUEST, method)
+
+    def left_ms(self) -> int:
+        """Of the time that the request was given."""
+        return self._until_ms - _now_ms()
 
     def result(self, errno: int) -> Answer | Failure:
         """What the transfer brought; `errno` is libcurl's, 0 for a good end.
@@ -164,9 +198,10 @@ class Transfer:
         Once the status and headers are there, the other side has said what it did with the request,
         whatever then becomes of its body.
         """
-        if self._headers_whole:
+        status, headers = _read_head(self._head)
+        if status:
             cut = errno != pycurl.E_OK
-            return Answer(status=self._status, headers=self._headers, body=bytes(self._body), truncated=cut)
+            return Answer(status=status, headers=headers, body=bytes(self._body), truncated=cut)
         nowhere = self._turned_away and not self._made  # of its addresses, none may be connected to
         code = "refused_address" if self._refused or nowhere else _CODES.get(errno, "dropped")
         error = _SAYS[code].format(timeout_ms=self._timeout_ms)
@@ -177,7 +212,7 @@ class Transfer:
 
         If so, the handle is ready to be used once more, for the same request and on a new connection.
         """
-        left_ms = self._until_ms - _now_ms()
+        left_ms = self.left_ms()
         if not self._stopped or self._went_again or left_ms <= 0 or self._written():
             return False
         self._started = self._stopped = False
@@ -188,39 +223,24 @@ class Transfer:
 
     def rests(self) -> bool:
         """Lets go of what it carried. False: the handle itself holds a large body on, so it is not kept."""
-        light = self._body_size <= _LIGHT
-        self._forget()
-        return light
+        self._head.clear()
+        self._body.clear()
+        return self._body_size <= _LIGHT
 
     def close(self) -> None:
         self.curl.close()
 
     def _written(self) -> bool:
         sent = self.curl.getinfo(pycurl.REQUEST_SIZE) > self._body_size
-        return self._started and sent and self.curl.getinfo(pycurl.POSTTRANSFER_TIME_T) > 0
+        return bool(self._started and sent and self.curl.getinfo(pycurl.POSTTRANSFER_TIME_T) > 0)
 
     def _forget(self) -> None:
-        self._status = 0
-        self._headers: dict[str, str] = {}
-        self._headers_whole = False
-        self._body = bytearray()
+        self._head.clear()
+        self._body.clear()
+        self._made.clear()
         self._body_size = 0
         self._guarded = self._refused = self._turned_away = False
-        self._started = False
-        self._stopped = False
-        self._went_again = False
-        self._made: list[int] = []
-
-    def _on_header(self, line: bytes) -> None:
-        if line.startswith(b"HTTP/"):  # a final answer may follow a provisional one (1xx)
-            word = line.split(None, 2)[1:2]
-            self._status = int(word[0]) if word and word[0].isdigit() else 0
-            self._headers = {}
-        elif line in (b"\r\n", b"\n"):
-            self._headers_whole = self._status >= 200
-        else:
-            name, _, value = line.partition(b":")
-            self._headers[name.strip().lower().decode("latin-1")] = value.strip().decode("latin-1")
+        self._started = self._stopped = self._went_again = False
 
     def _on_body(self, piece: bytes) -> int:
         room = ANSWER_CAP - len(self._body)
@@ -230,7 +250,7 @@ class Transfer:
     def _on_socket(self, purpose: int, address: Any) -> Any:
         """Before a connection is made for a guarded request: by the address that the name resolved to."""
         family, kind, protocol, place = address
-        if not self._options.guard.allows(place[0], place[1]):
+        if not self._options.door.allows(place[0], place[1]):
             self._turned_away = True
             return pycurl.SOCKET_BAD
         try:
@@ -249,7 +269,7 @@ class Transfer:
         answer. The first one may have been acted on, so that is for the policy to decide: no second time.
         And it looks at pooled connections once a second only, so whether this one is alive is asked here.
         """
-        if self._guarded and not self._options.guard.allows(remote, remote_port):
+        if self._guarded and not self._options.door.allows(remote, remote_port):
             self._refused = True
             return _ABORT
         self._stopped = self._started or not self._pool.alive(local_port, self._made)
@@ -257,12 +277,26 @@ class Transfer:
         return _ABORT if self._stopped else _GO_ON
 
 
-def _header_lines(request: Request) -> list[bytes]:
-    lines = [
-        f"{name}: {value}".encode("latin-1") if value else f"{name};".encode("latin-1")
-        for name, value in request.headers
-    ]
-    if not any(name.lower() == "content-type" for name, _ in request.headers):
-        lines.append(b"Content-Type:")  # without it libcurl would call every body a form
-    lines.append(b"Expect:")  # the body goes out at once: no waiting for leave
-    return lines
+def _read_head(lines: Sequence[bytes]) -> tuple[int, dict[str, str]]:
+    """(status, headers) of an answer; 0 where they have not come whole."""
+    status = whole = 0
+    headers: dict[str, str] = {}
+    for line in lines:
+        if line.startswith(b"HTTP/"):  # a final answer may follow a provisional one (1xx)
+            word = line.split(None, 2)[1:2]
+            status = int(word[0]) if word and word[0].isdigit() else 0
+            headers = {}
+        elif line in _BLANK:
+            whole = status if status >= 200 else 0
+        else:
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.strip().lower()] = value.strip()
+    return whole, headers
+
+
+def _header_lines(request: Request) -> list[str] | list[bytes]:
+    lines = [f"{name}: {value}" if value else f"{name};" for name, value in request.headers]
+    if not any(_IS_TYPE(line) for line in lines):
+        lines.append("Content-Type:")  # without it libcurl would call every body a form
+    lines.append("Expect:")  # the body goes out at once: no waiting for leave
+    return lines if all(map(str.isascii, lines)) else [line.encode("latin-1") for line in lines]

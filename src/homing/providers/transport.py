@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import pycurl  # type: ignore[import-untyped]
 
-from homing.providers.guard import Guard
+from homing.providers.guard import Door, Guard
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.sockets import Connections
 from homing.providers.transfer import Transfer, WireOptions, unfit
+from homing.providers.watching import Alarm, watch
 
-_SPARE_HANDLES = 64
 _LONGEST_MS = 24 * 3_600_000
 
 
@@ -38,7 +38,7 @@ class CurlTransport:
             connect_timeout_ms=connect_timeout_ms,
             ca_file=ca_file,
             user_agent=user_agent,
-            guard=guard or Guard(),
+            door=Door(guard or Guard()),
             resolve={} if resolve is None else resolve,
         )
         self._max_connections = max_connections
@@ -47,7 +47,7 @@ class CurlTransport:
 
     async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
         """Never raises for the network; cancelling ends the transfer."""
-        failure = unfit(request, self._options.guard)
+        failure = unfit(request, self._options.door)
         if failure is not None:
             return failure
         return await self._line().carry(request, min(timeout_ms, _LONGEST_MS))
@@ -77,15 +77,18 @@ class _Line:
     ) -> None:
         self._loop = loop
         self._options = options
+        self._most_spare = connections
+        self._watch = watch(loop, self._act, self._hand_out)
+        self._timer = Alarm(loop, self._on_timer)
+        self._soon: asyncio.Handle | None = None
+        self._limit = Alarm(loop, self._end_overdue)
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections)
         self._multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, per_host)
         self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
-        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch.wanted)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
-        self._watched: dict[int, int] = {}
-        self._timer: asyncio.Handle | None = None
         self._under_way: dict[pycurl.Curl, tuple[Transfer, asyncio.Future[Answer | Failure]]] = {}
         self._spare: list[Transfer] = []
         self._connections = Connections()
@@ -100,30 +103,22 @@ class _Line:
         future: asyncio.Future[Answer | Failure] = self._loop.create_future()
         self._under_way[transfer.curl] = (transfer, future)
         self._multi.add_handle(transfer.curl)
-        # libcurl lets what waits for a connection wait on beyond its time.
-        limit = self._loop.call_later(timeout_ms / 1000, self._time_is_up, transfer, future)
+        self._limit.set_at_latest(self._loop.time() + timeout_ms / 1000)
         try:
             return await future
-        finally:
-            limit.cancel()
-            if self._is_under_way(transfer, future):  # cancelled: its connection is given up
+        except asyncio.CancelledError:
+            entry = self._under_way.get(transfer.curl)
+            if entry is not None and entry[1] is future:  # its connection is given up
                 del self._under_way[transfer.curl]
                 self._multi.remove_handle(transfer.curl)
                 transfer.close()
-
-    def _is_under_way(self, transfer: Transfer, future: asyncio.Future[Answer | Failure]) -> bool:
-        """Whether the handle still works for who waits for this; once it has ended, others may use it."""
-        entry = self._under_way.get(transfer.curl)
-        return entry is not None and entry[1] is future
-
-    def _time_is_up(self, transfer: Transfer, future: asyncio.Future[Answer | Failure]) -> None:
-        if self._is_under_way(transfer, future):
-            self._end(transfer.curl, pycurl.E_OPERATION_TIMEDOUT)
+            raise
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.close()
+        self._limit.close()
+        if self._soon is not None:
+            self._soon.cancel()
         for transfer, future in self._under_way.values():
             self._multi.remove_handle(transfer.curl)
             result = transfer.result(pycurl.E_ABORTED_BY_CALLBACK)
@@ -134,57 +129,39 @@ class _Line:
         for transfer in self._spare:
             transfer.close()
         self._spare.clear()
-        for descriptor in list(self._watched):
-            self._unwatch(descriptor)
+        self._watch.close()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, None)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, None)
         self._multi.close()
 
-    def _watch(self, what: int, descriptor: int, multi: pycurl.CurlMulti, data: object) -> None:
-        """libcurl says which sockets it wants to hear of."""
-        if what == pycurl.POLL_REMOVE:
-            self._unwatch(descriptor)
-            return
-        before = self._watched.get(descriptor, 0)
-        self._watched[descriptor] = what
-        reads, read = what & pycurl.POLL_IN, before & pycurl.POLL_IN
-        writes, wrote = what & pycurl.POLL_OUT, before & pycurl.POLL_OUT
-        if reads and not read:
-            self._loop.add_reader(descriptor, self._act, descriptor, pycurl.CSELECT_IN)
-        elif read and not reads:
-            self._loop.remove_reader(descriptor)
-        if writes and not wrote:
-            self._loop.add_writer(descriptor, self._act, descriptor, pycurl.CSELECT_OUT)
-        elif wrote and not writes:
-            self._loop.remove_writer(descriptor)
-
-    def _unwatch(self, descriptor: int) -> None:
-        what = self._watched.pop(descriptor, 0)
-        if self._loop.is_closed():
-            return
-        if what & pycurl.POLL_IN:
-            self._loop.remove_reader(descriptor)
-        if what & pycurl.POLL_OUT:
-            self._loop.remove_writer(descriptor)
-
     def _set_timer(self, timeout_ms: int) -> None:
         """libcurl says when it wants to be called if nothing happens before. Not from in here."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if timeout_ms == 0:
-            self._timer = self._loop.call_soon(self._on_timer)
-        elif timeout_ms > 0:
-            self._timer = self._loop.call_later(timeout_ms / 1000, self._on_timer)
+            if self._soon is None:
+                self._soon = self._loop.call_soon(self._on_soon)
+        else:
+            self._timer.set(None if timeout_ms < 0 else self._loop.time() + timeout_ms / 1000)
+
+    def _on_soon(self) -> None:
+        self._soon = None
+        self._on_timer()
 
     def _on_timer(self) -> None:
-        self._timer = None
         self._act(pycurl.SOCKET_TIMEOUT, 0)
+        self._hand_out()
+
+    def _end_overdue(self) -> None:
+        """libcurl lets what waits for a connection wait on beyond its time."""
+        for transfer, _ in list(self._under_way.values()):
+            left_ms = transfer.left_ms()
+            if left_ms <= 0:
+                self._end(transfer.curl, pycurl.E_OPERATION_TIMEDOUT)
+            else:
+                self._limit.set_at_latest(self._loop.time() + left_ms / 1000)
 
     def _act(self, descriptor: int, events: int) -> None:
         with suppress(pycurl.error):  # one transfer's trouble is reported with it
             self._multi.socket_action(descriptor, events)
-        self._hand_out()
 
     def _hand_out(self) -> None:
         """Answers those who wait for transfers that have ended."""
@@ -205,7 +182,7 @@ class _Line:
             self._multi.add_handle(curl)
             return
         result = transfer.result(errno)
-        if len(self._spare) < _SPARE_HANDLES and transfer.rests():
+        if len(self._spare) < self._most_spare and transfer.rests():
             self._spare.append(transfer)
         else:
             transfer.close()

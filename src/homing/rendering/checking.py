@@ -3,45 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
-
-from msgspec import Struct
+from typing import Any
 
 from homing.core.errors import InvalidRequest
 from homing.core.model import Channel
 from homing.core.request import SendLimits, check_content
+from homing.core.templates import CheckReport, Finding
 from homing.rendering.files import file_name
 from homing.rendering.templates import Library, rendered
-
-
-class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One thing that is wrong."""
-
-    message: str
-    key: str | None = None
-    locale: str | None = None
-    """None: it concerns all locales of the template."""
-    missing: bool = False
-    """The template does not exist in this locale."""
-
-
-class CheckReport(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Every template in every declared locale, and what is wrong."""
-
-    keys: tuple[str, ...]
-    locales: tuple[str, ...]
-    findings: tuple[Finding, ...]
-
-    @property
-    def good(self) -> bool:
-        return not self.findings
-
-    def state(self, key: str, locale: str) -> Literal["ok", "wrong", "missing"]:
-        """Of one template in one locale."""
-        here = [one for one in self.findings if one.key == key and one.locale in (None, locale)]
-        if any(one.missing for one in here):
-            return "missing"
-        return "wrong" if here else "ok"
 
 
 def check(library: Library, locales: Sequence[str], limits: SendLimits) -> CheckReport:

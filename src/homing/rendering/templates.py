@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
 
 from homing.core.errors import InvalidRequest, TemplateFailed, TemplateNotFound
 from homing.core.locale import LAST_RESORT
 from homing.core.model import Channel, Content
 from homing.core.ports import Rendered
+from homing.core.templates import Preview
 from homing.rendering.files import Folder, read_folder
 
 if TYPE_CHECKING:
@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 _TURN_S = 0.01
 
 
-class Preview(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How a template reads."""
+class Turns:
+    """Ten thousand recipients of one request are rendered in a row: others have a turn in between."""
 
-    key: str
-    locale: str
-    version: str
-    contents: dict[Channel, Content]
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    async def give(self) -> None:
+        """Lets others run, if they have not for a while."""
+        now = time.monotonic()
+        if now - self._last > _TURN_S:
+            self._last = now
+            await asyncio.sleep(0)
 
 
 class FolderTemplates:
@@ -42,7 +47,7 @@ class FolderTemplates:
     def __init__(self, folder: Path) -> None:
         self._root = folder
         self._library: Library | None = None
-        self._last_turn = 0.0
+        self._turns = Turns()
 
     async def render(
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
@@ -53,15 +58,8 @@ class FolderTemplates:
         if found is None:  # reading and compiling take milliseconds: not on the event loop
             found = await asyncio.to_thread(lambda: self.library().compiled(template_key, wanted))
         made = rendered(found, template_key, channel, data)
-        await self._let_others_run()
+        await self._turns.give()
         return made
-
-    async def _let_others_run(self) -> None:
-        """Ten thousand recipients of one request are rendered in a row: others have a turn in between."""
-        now = time.monotonic()
-        if now - self._last_turn > _TURN_S:
-            self._last_turn = now
-            await asyncio.sleep(0)
 
     def library(self) -> Library:
         """What is in the folder, as it was when it was read."""
@@ -75,10 +73,12 @@ class FolderTemplates:
 
 
 class Library:
-    """One reading of a folder, with what was compiled of it."""
+    """One reading of a folder, with what was compiled of it; or what a tenant has written beside it."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, beside: Library | None = None) -> None:
+        """`beside` lends its sandbox, with the files that templates share."""
         self.folder = folder
+        self._beside = beside
         self._sandbox: Sandbox | None = None
         self._compiled: dict[tuple[str, str], Compiled] = {}
         self._lock = threading.Lock()
@@ -123,15 +123,23 @@ class Library:
             told = f"{key}/sample.json: is not a JSON object: {error}"
             raise TemplateFailed("templateKey", told) from None
 
-    def _compile(self, key: str, locale: str) -> Compiled:
-        from homing.rendering.compiling import Compiled, compile_partials
+    def sandbox(self) -> Sandbox:
+        """Where its templates run; the shared files are compiled once."""
+        from homing.rendering.compiling import compile_partials
         from homing.rendering.sandbox import Sandbox
 
+        if self._beside is not None:
+            return self._beside.sandbox()
         if self._sandbox is None:
             made = Sandbox(self.folder.partials)
             compile_partials(made, self.folder.partials)
             self._sandbox = made
-        return Compiled(self._sandbox, locale, self.folder.written[key][locale])
+        return self._sandbox
+
+    def _compile(self, key: str, locale: str) -> Compiled:
+        from homing.rendering.compiling import Compiled
+
+        return Compiled(self.sandbox(), locale, self.folder.written[key][locale])
 
 
 def rendered(template: Compiled, key: str, channel: Channel, data: Mapping[str, Any]) -> Rendered:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from homing.core.model import Status
-from homing.sim.rehearsal import (
+from homing.core.rehearsal import (
     Bucket,
     Ending,
     Percentiles,

@@ -26,13 +26,13 @@ from homing.core.model import (
 from homing.core.policy import PolicyPatch, RetryPolicy, Rule
 from homing.core.ports import Clock, Delivery
 from homing.core.presets import preset
+from homing.core.rehearsal import BreakerChange, Outage, OutageKind, Rehearsal
 from homing.core.request import SendRequest
 from homing.core.states import FINAL
 from homing.engine.homing import Engine, EngineSettings, Parts
 from homing.engine.roster import Listed, Roster
 from homing.engine.worker import WorkerSettings
 from homing.sim.loop import START_MS, VirtualClock, VirtualLoop, run
-from homing.sim.rehearsal import BreakerChange, Outage, OutageKind, Rehearsal
 from homing.stores.memory import MemoryStore
 
 _PATIENCE_MS = 30 * 24 * 3_600_000

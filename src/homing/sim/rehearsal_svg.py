@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from homing.sim.rehearsal import Outage, OutageKind, RehearsalReport
+from homing.core.rehearsal import Outage, OutageKind, RehearsalReport
 
 _COLOURS = ("#2563eb", "#d97706")
 _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
@@ -33,8 +33,11 @@ class _Panel(Struct, frozen=True):
         return self.top + self.height * (1 - value / self.most)
 
 
-def draw(report: RehearsalReport, *, width: int, height: int) -> str:
-    """An SVG document, readable by itself: title, axes, legend."""
+def draw(report: RehearsalReport, *, width: int = 960, height: int = 560) -> str:
+    """Sends per second by provider above, the backlog below, outages shaded.
+
+    An SVG document, readable by itself: title, axes, legend.
+    """
     until_ms = max(report.bucket_ms, len(report.buckets) * report.bucket_ms)
     inner = width - _LEFT - _RIGHT
 

@@ -329,9 +329,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
 
 
 def _claim_of(kept: Kept, due_at: int) -> Claim:
-    claim = rows.claim_of(kept.row, decode_message(kept.message), due_at)
-    kept.row.holds = dict(kept.row.holds)  # the worker has the row's own dict now
-    return claim
+    return rows.claim_of(kept.row, decode_message(kept.message), due_at)
 
 
 def _allows(kept: Kept, command: Command) -> bool:

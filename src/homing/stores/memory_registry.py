@@ -11,6 +11,7 @@ from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from homing.core import limits
+from homing.core.audit import refuse_rewrite
 from homing.core.breaker import Breaker
 from homing.core.limits import Bucket, RateLimit
 from homing.core.model import Entry, RegistryPut
@@ -72,6 +73,7 @@ class MemoryRegistry:
         encoded = [msgpack.encode(entry.value) for entry in entries]
         versions: dict[tuple[str, str, str], int] = {}
         for entry in entries:
+            refuse_rewrite(entry.kind, entry.version)
             place = (entry.tenant, entry.kind, entry.key)
             version = versions.get(place, self._version(*place))
             if entry.version not in (version, -1):
@@ -83,6 +85,7 @@ class MemoryRegistry:
         )
 
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        refuse_rewrite(kind)
         drawer = self._drawers.get((tenant, kind))
         if drawer is None:
             return 0

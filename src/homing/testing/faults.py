@@ -156,6 +156,8 @@ class FaultServer:
     async def stop(self) -> None:
         """Stops listening (from now on connections are refused) and drops who is connected."""
         if self._server is not None:
+            for _ in range(5):  # who is connected already comes to be served, and is dropped with the others
+                await asyncio.sleep(0)
             self._server.close()
             for task in self._tasks:
                 task.cancel()

@@ -129,7 +129,7 @@ def test_content_is_read_with_its_attachments(content: Any) -> None:
         ({"content": 7}, "content", "Expected `object"),
         ({"content": {"body": 7}}, r"content\.body", "Expected `str"),
         ({"content": {"attachments": 7}}, r"content\.attachments", "Expected `array`"),
-        ({"content": {"attachments": [{"filename": "f"}]}}, r"content\.attachments\[0\]", "missing"),
+        ({"content": {"attachments": [{"filename": "f"}]}}, r"content\.attachments\[0\]\.content", "missing"),
         ({"channels": "sms"}, "channels", "Expected `array`"),
         ({"metadata": {7: "x"}}, "metadata", ""),
         ("sms", "request", "is str; give a SendRequest or a mapping"),

@@ -427,6 +427,6 @@ async def _one_after_another(engine: Homing, number: int) -> list[str]:
 async def _submit(engine: Homing, tenant: str, to: str) -> None:
     from homing import Content, Recipient, SendRequest
 
-    await engine.submit(
-        SendRequest(recipient=Recipient(email=to), channel="email", content=Content(body="x")), tenant=tenant
+    await engine.of(tenant).submit(
+        SendRequest(recipient=Recipient(email=to), channel="email", content=Content(body="x"))
     )

@@ -79,7 +79,7 @@ async def test_a_write_over_an_older_version_is_refused_and_changes_nothing(engi
         ({"id": "u", "timeZone": "Europe"}, "recipient.timeZone"),
         ({"id": "u", "timeZone": ""}, "recipient.timeZone"),
         ({"id": "u", "quietHours": {"start": "9", "end": "10:00"}}, "recipient.quietHours.start"),
-        ({"id": "u", "quietHours": {"start": "09:00"}}, "recipient.quietHours"),
+        ({"id": "u", "quietHours": {"start": "09:00"}}, "recipient.quietHours.end"),
         ({"id": "u", "devices": [{"token": ""}]}, "recipient.devices[0].token"),
         ({"id": "u", "devices": [{"token": "t"}, {"token": "t"}]}, "recipient.devices[1].token"),
         ({"id": "u", "devices": [{"token": "t", "platform": "x" * 51}]}, "recipient.devices[0].platform"),
@@ -306,7 +306,7 @@ async def test_suppressions_are_listed_with_why_and_who(engine: Homing) -> None:
     assert [one.category for one in await people.suppressions("email", ADA)] == ["*", "news"]
     assert await people.suppressions("webhook") == (made,)
     (first,) = await people.suppressions("email", limit=1)
-    assert [one.address for one in await people.suppressions("email", after=first)] == [
+    assert [one.address for one in await people.suppressions("email", after=first.place)] == [
         ADA,
         "bob@example.org",
     ]

@@ -7,10 +7,11 @@ import re
 from msgspec.structs import replace
 
 from homing.core.model import Mode, Reason, Status
-from homing.core.rows import Row, new_row
+from homing.core.rows import Row, claim_of, lease, new_row, settle
 from homing.stores.codec import ROW_FIELDS
 from homing.stores.migrate import migrations
 from homing.stores.postgres.codec import (
+    CLAIMED,
     MESSAGE,
     SETTLED,
     STATE,
@@ -18,10 +19,11 @@ from homing.stores.postgres.codec import (
     is_id,
     message_columns,
     rows_from,
+    rows_to_claim,
     settled_columns,
     state_columns,
 )
-from homing.testing.builders import a_notification, a_submission, an_id
+from homing.testing.builders import a_message, a_notification, a_submission, an_id, postponed
 
 _NAMES = {"holds": '{"x":1}', "engagement": '{"open":2}', "queue": 7, "unhurried": False, "seq": 3}
 
@@ -84,6 +86,22 @@ def test_a_row_comes_back_as_it_was() -> None:
     [(seq, found)] = rows_from([record])
     assert seq == 3
     assert {n: getattr(found, n) for n in ROW_FIELDS} == {n: getattr(row, n) for n in ROW_FIELDS}
+
+
+def test_a_row_to_claim_has_all_that_its_settlement_needs() -> None:
+    row = a_row()
+    columns = [_NAMES.get(n, in_columns(n, row)) for n in CLAIMED]
+    names = {7: (row.lane, row.tenant, row.outlet)}
+    [(seq, found)] = rows_to_claim([(3, 7, *columns, '{"x":1}', "{}")], names)
+    [(_, without)] = rows_to_claim([(3, 7, *columns, None, "{}")], names)
+    assert seq == 3
+    assert without.holds == {}
+    row.status = found.status = Status.RETRYING
+    for one in (row, found):
+        lease(one, "w", 5, 1000)
+        later = postponed(claim_of(one, a_message(), 1), 5, Reason.QUIET_HOURS)
+        assert settle(one, later, 2000) is not None
+    assert settled_columns(3, found, 7) == settled_columns(3, row, 7)
 
 
 def test_what_postgres_cannot_store_is_replaced() -> None:

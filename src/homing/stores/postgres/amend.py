@@ -8,10 +8,10 @@ from homing.core.model import AmendResult, Command, CommandName, Filter, Status
 from homing.core.rows import command as commanded
 from homing.core.rows import resent
 from homing.core.states import COMMANDS
+from homing.stores.held import Found
 from homing.stores.orders import Asked, allows, sort_out
 from homing.stores.postgres.accept import insert_rows
 from homing.stores.postgres.changes import Book
-from homing.stores.postgres.codec import Found
 from homing.stores.postgres.filters import query
 from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
 from homing.stores.postgres.statements import Tx

@@ -5,7 +5,7 @@ Counts, hourly sums, attempts, causes and events: all in the transaction of the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -28,7 +28,7 @@ from homing.core.model import (
 from homing.core.rows import Change, events_of, sums_of
 from homing.stores.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns, encode
 from homing.stores.postgres.codec import clean, decode_message
-from homing.stores.postgres.statements import Tx, insertion
+from homing.stores.postgres.statements import Record, Tx, Write, insertion, run_together
 
 HOUR_MS = 3_600_000
 _KEY = ("hour_at", "tenant", "channel", "provider")
@@ -168,17 +168,19 @@ class Book:
         if self._tx.subscribed:
             self._told.append((seq, replace(change, row=copy(row))))
 
-    async def write(self) -> None:
-        """Everything that was noted."""
+    async def write(self, *others: Write, last: str = "") -> Sequence[Record]:
+        """Everything that was noted, together with `others`; what the query `last` says."""
         tx = self._tx
         events = await self._events() if self._told else []
-        if self._attempts:
-            await WRITE_ATTEMPTS.run(tx, self._attempts)
-        if self._causes:
-            await _WRITE_CAUSES.run(tx, self._causes)
-        if self._kinds:
-            await WRITE_LEDGER.run(tx, list(self._ledger()))
-        await write_events(tx, events)
+        writes = [
+            *others,
+            (WRITE_ATTEMPTS, self._attempts),
+            (_WRITE_CAUSES, self._causes),
+            (WRITE_LEDGER, list(self._ledger())),
+            (_WRITE_EVENTS, [_event_columns(event) for event in events]),
+        ]
+        writes = [(batch, rows) for batch, rows in writes if rows]
+        return await run_together(tx, writes, last) if writes or last else ()
 
     def _ledger(self) -> Iterable[tuple[Any, ...]]:
         hour_at = self._tx.now - self._tx.now % HOUR_MS
@@ -215,7 +217,7 @@ class Book:
 
 async def write_events(tx: Tx, events: Iterable[Event]) -> None:
     """To the outbox; one whose id waits there already is the same event told again."""
-    rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
+    rows = [_event_columns(event) for event in events]
     if rows:
         await _WRITE_EVENTS.run(tx, rows)
 
@@ -253,6 +255,11 @@ async def fold(tx: Tx, limit: int = 50_000) -> int:
         return 0
     folded: int = await tx.one(_FOLD, limit)
     return folded
+
+
+def _event_columns(event: Event) -> tuple[Any, ...]:
+    """In the order of `_EVENTS`."""
+    return event.id, event.name, event.tenant, event.at, event.notification_id, encode(event.payload)
 
 
 def _attempt_columns(seq: int, change: int, attempt: AttemptRecord) -> tuple[Any, ...]:

@@ -8,18 +8,17 @@ values from a row in the same order. `holds` and `engagement` are JSON; NULL sta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from homing.core.model import Message, Mode
 from homing.core.rows import Row
-from homing.stores.codec import ROW_FIELDS, StoredRow, encode
+from homing.stores.codec import ROW_FIELDS, encode
+from homing.stores.held import Found
+from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.statements import Record
-
-Found = tuple[int, StoredRow]
-"""(seq, row)."""
 
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _AS_TEXT = frozenset({"id", "resend_of", "resent_as"})
@@ -120,6 +119,7 @@ SETTLED: dict[str, str] = {
     for name in [
         "seq",
         "queue",
+        "updated_at",
         "provider",
         "status",
         "changes",
@@ -144,14 +144,26 @@ SETTLED: dict[str, str] = {
 """What a settlement changes, besides what ends with every lease."""
 
 
+_LAST_CLAIMED = ROW_FIELDS.index("holds")
+CLAIMED = ROW_FIELDS[3:_LAST_CLAIMED]
+"""What a claim reads of a row, besides `holds` and its queue, the first three fields."""
+
+
+def _column(name: str, message: str, state: str, queue: str) -> str:
+    alias = queue if name in ("lane", "outlet") else message if name in _OF_MESSAGE else state
+    return f"{alias}.{name}::text" if name in _AS_TEXT else f"{alias}.{name}"
+
+
 def selected(message: str, state: str, queue: str) -> str:
     """The select list of a row, `seq` first, from these aliases of messages, live or settled, and queues."""
+    columns = (_column(name, message, state, queue) for name in ROW_FIELDS)
+    return ", ".join((f"{message}.seq", *columns))
 
-    def of(name: str) -> str:
-        alias = queue if name in ("lane", "outlet") else message if name in _OF_MESSAGE else state
-        return f"{alias}.{name}::text" if name in _AS_TEXT else f"{alias}.{name}"
 
-    return ", ".join((f"{message}.seq", *(of(name) for name in ROW_FIELDS)))
+def selected_for_claim(message: str, state: str) -> str:
+    """The select list of a row that is to be claimed: (seq, queue, …, holds, message)."""
+    columns = (_column(name, message, state, "") for name in CLAIMED)
+    return ", ".join((f"{state}.seq", f"{state}.queue", *columns, f"{state}.holds", f"{message}.message"))
 
 
 SELECTED = selected("r", "r", "r")
@@ -161,6 +173,16 @@ SELECTED = selected("r", "r", "r")
 def rows_from(records: Iterable[Record]) -> list[Found]:
     """Rows from records that begin with the columns of `selected`."""
     found: list[Found] = msgspec.convert([_values(record) for record in records], list[Found])
+    return found
+
+
+def rows_to_claim(records: Iterable[Record], names: Mapping[int, Queue]) -> list[Found]:
+    """Rows from records with the columns of `selected_for_claim`."""
+    values: list[tuple[int, tuple[Any, ...]]] = []
+    for record in records:
+        holds = () if record[-2] is None else (_decode_counts(record[-2]),)
+        values.append((record[0], (*names[record[1]], *record[2:-2], *holds)))
+    found: list[Found] = msgspec.convert(values, list[Found])
     return found
 
 
@@ -248,6 +270,7 @@ def settled_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
     return (
         seq,
         queue,
+        row.updated_at,
         row.provider,
         row.status._value_,
         row.changes,

@@ -19,21 +19,23 @@ from homing.stores.postgres.statements import Tx
 R = TypeVar("R")
 _TRIES = 6
 """Against deadlocks and the like, and against connections that died while nobody used them."""
-_NOW = "SELECT homing.now_ms()"
-_NOW_BESIDE = """
-SELECT homing.now_ms() FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held
-"""
-_ALONE = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 # Every statement on the line is written for an index. Told so, the planner keeps to them also before it has
-# statistics of a table that was empty a minute ago.
-_BEGIN = """
-BEGIN ISOLATION LEVEL READ COMMITTED{mode};
-SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off;
-SET LOCAL enable_mergejoin = off; SET LOCAL jit = off
-"""
-WRITING, _READING = _BEGIN.format(mode=""), _BEGIN.format(mode=" READ ONLY")
+# statistics of a table that was empty a minute ago, and one plan serves every batch.
+_PLANNER = {
+    **dict.fromkeys(
+        ["enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "jit"], "off"
+    ),
+    "plan_cache_mode": "force_generic_plan",
+}
+_SETTINGS = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _PLANNER.items())
+_UNTIMED = f"SELECT 0, {_SETTINGS}"
+TOLD = f"SELECT homing.now_ms(), {_SETTINGS}"
+_TOLD_BESIDE = f"{TOLD} FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
 _IMPATIENT_MS = 250
-_IMPATIENT = f"{WRITING}; SET LOCAL lock_timeout = {_IMPATIENT_MS}"
+_TOLD_IMPATIENT = f"{TOLD}, set_config('lock_timeout', '{_IMPATIENT_MS}', true)"
+_ALONE = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+_WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_READING = f"{_WRITING} READ ONLY"
 
 
 Action = Callable[[Tx], Awaitable[R]]
@@ -111,11 +113,13 @@ class Database:
         calls of one kind share, and that another kind takes alone (see `alone_with`). Who is not `patient`
         waits for another's locks for a moment only, and is told `StoreBusy`.
         """
-        begin = _READING if read_only else WRITING if patient else _IMPATIENT
+        begin = _READING if read_only else _WRITING
         for tried in range(1, _TRIES + 1):
             connection = await self._begun(begin)
             try:
-                tx = await self._tx(connection, subscribed, timed, beside)
+                told = TOLD if timed else _UNTIMED
+                now = await self._told(connection, told if patient else _TOLD_IMPATIENT, beside)
+                tx = Tx(connection, now, self.address.schema, self.queues, subscribed)
                 result = await action(tx)
                 await connection.execute("COMMIT")
             except RACES as error:
@@ -136,13 +140,15 @@ class Database:
                 return result
         raise AssertionError("unreachable")
 
-    async def _tx(self, connection: Any, subscribed: Collection[str], timed: bool, beside: str | None) -> Tx:
-        now, schema = 0, self.address.schema
+    async def _told(self, connection: Any, words: str, beside: str | None) -> int:
+        """The time of the transaction, which is told with the same words how to plan."""
+        schema = self.address.schema
+        now: int
         if beside is not None:
-            now = await connection.fetchval(in_schema(_NOW_BESIDE, schema), f"{schema} {beside}")
-        elif timed:
-            now = await connection.fetchval(in_schema(_NOW, schema))
-        return Tx(connection, now, self.address.schema, self.queues, subscribed)
+            now = await connection.fetchval(in_schema(_TOLD_BESIDE, schema), f"{schema} {beside}")
+        else:
+            now = await connection.fetchval(in_schema(words, schema))
+        return now
 
     async def _begun(self, begin: str) -> Any:
         """A connection, in a transaction. One that died in the pool is replaced by the next."""

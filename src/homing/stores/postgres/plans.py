@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homing.stores.postgres import accept, changes, leases, rows, settle
+from homing.stores.postgres import accept, changes, claim, leases, rows, settle
 
 
 def hot_statements() -> dict[str, str]:
@@ -10,11 +10,11 @@ def hot_statements() -> dict[str, str]:
     return {
         "accept: messages": accept.MESSAGES.text,
         "accept: states": accept.STATES["live"].text,
-        "claim: sweep": leases.SWEEP,
-        "claim: look": leases.LOOK,
-        "claim: due rows": leases.DUE_ROWS,
+        "claim: sweep": claim.SWEEP,
+        "claim: look": claim.LOOK,
+        "claim: due rows": claim.DUE_ROWS,
         "claim: lease": leases.LEASE.text,
-        "claim: turns": leases.TURNS,
+        "claim: turns": claim.TURNS,
         "reclaim: what has passed": leases.PASSED,
         "settle: rows by id": rows.LEASED,
         "settle: what waits on": settle.WAITS_ON.text,

@@ -8,6 +8,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from homing.core import limits
+from homing.core.audit import refuse_rewrite
 from homing.core.breaker import Breaker
 from homing.core.limits import Bucket
 from homing.core.model import Entry
@@ -103,6 +104,7 @@ async def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] |
         versions = {(t, kind, key): version for t, kind, key, version in await tx.rows(_LOCK, *places)}
     written: list[Entry] = []
     for entry in entries:
+        refuse_rewrite(entry.kind, entry.version)
         version = versions[_place(entry)]
         if entry.version not in (version, -1):
             await tx.run(_CLEAR_ROOM, *places)
@@ -117,6 +119,7 @@ async def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] |
 
 async def delete(tx: Tx, tenant: str, kind: str, keys: Sequence[str]) -> int:
     """How many of them were there."""
+    refuse_rewrite(kind)
     return await tx.run(_DELETE, tenant, kind, list(keys))
 
 

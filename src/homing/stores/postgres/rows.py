@@ -12,7 +12,8 @@ from homing.core.errors import StoreBusy
 from homing.core.rows import Row
 from homing.core.states import LIVE
 from homing.stores.codec import StoredRow
-from homing.stores.postgres.codec import SELECTED, STATE, Found, is_id, rows_from, selected, state_columns
+from homing.stores.held import Found
+from homing.stores.postgres.codec import SELECTED, STATE, is_id, rows_from, selected, state_columns
 from homing.stores.postgres.statements import Batch, Tx
 
 _MOVES = 8

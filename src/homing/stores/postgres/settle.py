@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from homing.core.model import RegistryPut, Settlement, SettleResult
+from homing.core.rows import Change, Row
 from homing.core.rows import settle as settled
 from homing.core.states import LIVE
+from homing.stores.held import Found, Held
 from homing.stores.postgres.changes import Book, write_puts
 from homing.stores.postgres.codec import SETTLED, STATE, settled_columns
 from homing.stores.postgres.receipts import take_early
@@ -15,20 +17,17 @@ from homing.stores.postgres.rows import leased_by_id, queue_of, stored
 from homing.stores.postgres.statements import Batch, Tx
 
 _WRITTEN = tuple(name for name in SETTLED if name != "seq")
-_UPDATED = len(SETTLED) + 1
-# What ends with every lease: nobody holds it, and the time of the change is the transaction's.
-_ALWAYS = {
-    "lease_until": "NULL::bigint",
-    "overdue": "false",
-    "worker": "''",
-    "updated_at": f"${_UPDATED}::bigint",
-}
+# What ends with every lease: nobody holds it.
+_ALWAYS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
+# A row was read, or kept since its claim, and has changed by this settlement: it is written only where
+# nothing else has changed it meanwhile.
+_UNCHANGED = "s.seq = u.seq AND s.changes = u.changes - 1"
 WAITS_ON = Batch(
     f"""
 UPDATE homing.live AS s
 SET {", ".join(f"{name} = u.{name}" for name in _WRITTEN)},
     {", ".join(f"{name} = {value}" for name, value in _ALWAYS.items())}
-FROM {{rows}} WHERE s.seq = u.seq
+FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 """,  # noqa: S608
     SETTLED,
 )
@@ -41,9 +40,9 @@ def _moved(name: str) -> str:
 ENDS = Batch(
     f"""
 WITH gone AS (
-  DELETE FROM homing.live AS s USING {{rows}} WHERE s.seq = u.seq
+  DELETE FROM homing.live AS s USING {{rows}} WHERE {_UNCHANGED}
   RETURNING {", ".join(f"{_moved(name)} AS {name}" for name in STATE)})
-INSERT INTO homing.settled ({", ".join(STATE)}) SELECT * FROM gone
+INSERT INTO homing.settled ({", ".join(STATE)}) SELECT * FROM gone RETURNING seq
 """,  # noqa: S608
     SETTLED,
 )
@@ -58,45 +57,79 @@ class Fate(Enum):
     MISSING = 2
 
 
-async def settle(tx: Tx, batch: Sequence[Settlement]) -> list[Fate]:
+_Pair = tuple[int, Settlement, Found]
+"""The place in its batch, the settlement, and the row it is about."""
+
+
+class _Settling:
+    """One call of settle: what was applied, and what comes of it."""
+
+    def __init__(self, tx: Tx, batch: Sequence[Settlement]) -> None:
+        self.tx = tx
+        self.book = Book(tx)
+        self.fates = [Fate.STALE] * len(batch)
+        self.applied: list[int] = []
+        self.puts: list[RegistryPut] = []
+
+    async def apply(self, pairs: Iterable[_Pair]) -> None:
+        """Where the token is still the newest, and the row is still as it was read."""
+        changes: dict[int, tuple[int, Settlement, Change]] = {}
+        for place, settlement, (seq, row) in pairs:
+            change = settled(row, settlement, self.tx.now)
+            if change is not None:
+                changes[seq] = (place, settlement, change)
+        written = await self._write({seq: change.row for seq, (_, _, change) in changes.items()})
+        for seq in written:
+            place, settlement, change = changes[seq]
+            self.fates[place] = Fate.APPLIED
+            self.book.record(seq, change)
+            self.puts += settlement.puts
+        self.applied += written
+
+    async def finish(self) -> None:
+        if not self.applied:
+            return
+        [(early,)] = await self.book.write(last=EARLY)
+        await write_puts(self.tx, self.puts)
+        if early:
+            await take_early(self.tx, self.applied)
+
+    async def _write(self, rows: Mapping[int, Row]) -> list[int]:
+        """In the order of `seq`; those that were still as they had been."""
+        queues = await self.tx.queues.find(self.tx, {queue_of(row) for row in rows.values()})
+        written: list[int] = []
+        for statement, stays in ((WAITS_ON, True), (ENDS, False)):
+            columns = [
+                settled_columns(seq, rows[seq], queues[queue_of(rows[seq])])
+                for seq in sorted(rows)
+                if (rows[seq].status in LIVE) is stays
+            ]
+            if columns:
+                written += [seq for (seq,) in await statement.run(self.tx, columns)]
+        return written
+
+
+async def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
     """Applies settlements in their order; the fate of each."""
-    found = await leased_by_id(tx, [settlement.id for settlement in batch])
-    absent = [settlement.id for settlement in batch if settlement.id not in found]
-    ended = await stored(tx, absent) if absent else set()
-    book = Book(tx)
-    fates: list[Fate] = []
-    applied: dict[int, Settlement] = {}
-    puts: list[RegistryPut] = []
-    for settlement in batch:
-        if settlement.id not in found:
-            fates.append(Fate.STALE if settlement.id in ended else Fate.MISSING)
-            continue
-        seq, row = found[settlement.id]
-        change = settled(row, settlement, tx.now)
-        if change is None:
-            fates.append(Fate.STALE)
-            continue
-        book.record(seq, change)
-        applied[seq] = settlement
-        puts += settlement.puts
-        fates.append(Fate.APPLIED)
-    if not applied:
-        return fates
-    changed = {seq: found[settlement.id][1] for seq, settlement in applied.items()}
-    queues = await tx.queues.find(tx, {queue_of(row) for row in changed.values()})
-    for statement, stays in ((WAITS_ON, True), (ENDS, False)):
-        written = [
-            settled_columns(seq, row, queues[queue_of(row)])
-            for seq, row in changed.items()
-            if (row.status in LIVE) is stays
-        ]
-        if written:
-            await statement.run(tx, written, tx.now)
-    await book.write()
-    await write_puts(tx, puts)
-    if await tx.one(EARLY):
-        await take_early(tx, list(applied))
-    return fates
+    settling = _Settling(tx, batch)
+    known = ((place, one, held.take(one)) for place, one in enumerate(batch))
+    await settling.apply([(place, one, found) for place, one, found in known if found is not None])
+    rest = [(place, one) for place, one in enumerate(batch) if settling.fates[place] is not Fate.APPLIED]
+    if rest:
+        await _read_and_settle(tx, settling, rest)
+    await settling.finish()
+    return settling.fates
+
+
+async def _read_and_settle(tx: Tx, settling: _Settling, rest: Sequence[tuple[int, Settlement]]) -> None:
+    found = await leased_by_id(tx, [settlement.id for _, settlement in rest])
+    await settling.apply([(place, one, found[one.id]) for place, one in rest if one.id in found])
+    absent = {one.id for _, one in rest if one.id not in found}
+    if absent:
+        absent -= await stored(tx, absent)
+        for place, settlement in rest:
+            if settlement.id in absent:
+                settling.fates[place] = Fate.MISSING
 
 
 def result_of(batch: Sequence[Settlement], fates: Sequence[Fate]) -> SettleResult:

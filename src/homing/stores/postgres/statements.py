@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from homing.stores.postgres.names import in_schema
 from homing.stores.postgres.queues import Queue, Queues
 
-_VARIANTS = 16
-"""Texts of one statement, so that they all stay prepared."""
+_SHAPES = 16
+"""Of one statement, so that all its texts stay prepared."""
+
+_Shape = tuple[bool, ...]
+"""For each column: whether all rows share its value."""
 
 Record = Sequence[Any]
 """A row as every driver gives it: values by position."""
@@ -61,38 +65,68 @@ class Batch:
     """A statement that carries rows as columns: an array for each, or one value where all rows share it.
 
     Rows of one batch are mostly alike, and an array costs driver and server something for each element.
-    `{rows}` in the text stands for a relation `u` of all columns; the first is always an array. Parameters
-    that follow the columns keep their numbers.
+    `{rows}` in the text stands for a relation `u` of all columns; the first is always an array.
     """
 
     def __init__(self, text: str, columns: Mapping[str, str]) -> None:
         self.columns = columns
         self._text = text
-        self._texts: dict[tuple[bool, ...], str] = {}
+        self._shapes: set[_Shape] = set()
 
     @property
     def text(self) -> str:
         """With an array for every column."""
-        return self._for((False,) * len(self.columns))
+        return self.in_shape((False,) * len(self.columns))
 
-    async def run(self, tx: Tx, rows: Sequence[Sequence[Any]], *more: Any) -> Sequence[Record]:
-        """What the statement returns for these rows, of which there is one at least."""
+    def fitted(self, rows: Sequence[Sequence[Any]]) -> tuple[_Shape, list[Any]]:
+        """Which columns these rows share (there is one row at least), and the parameters."""
         columns = [list(column) for column in zip(*rows, strict=True)]
-        shared = (False, *(column.count(column[0]) == len(column) for column in columns[1:]))
-        if shared not in self._texts and len(self._texts) >= _VARIANTS:
-            shared = (False,) * len(columns)
-        values = [column[0] if same else column for column, same in zip(columns, shared, strict=True)]
-        return await tx.rows(self._for(shared), *values, *more)
+        shape: _Shape = (False, *(column.count(column[0]) == len(column) for column in columns[1:]))
+        if shape not in self._shapes:
+            if len(self._shapes) >= _SHAPES:
+                shape = (False,) * len(columns)
+            self._shapes.add(shape)
+        return shape, [column[0] if same else column for column, same in zip(columns, shape, strict=True)]
 
-    def _for(self, shared: tuple[bool, ...]) -> str:
-        if shared not in self._texts:
-            self._texts[shared] = self._text.replace("{rows}", _relation(self.columns, shared))
-        return self._texts[shared]
+    def in_shape(self, shape: _Shape, first: int = 1) -> str:
+        """The text for rows that share these columns, its parameters numbered from `first` on."""
+        return self._text.replace("{rows}", _relation(self.columns, shape, first))
+
+    async def run(self, tx: Tx, rows: Sequence[Sequence[Any]]) -> Sequence[Record]:
+        """What the statement returns for these rows, of which there is one at least."""
+        return await run_together(tx, [(self, rows)])
 
 
-def _relation(columns: Mapping[str, str], shared: Sequence[bool]) -> str:
+Write = tuple[Batch, Sequence[Sequence[Any]]]
+"""A statement and its rows, of which there is one at least."""
+
+
+async def run_together(tx: Tx, writes: Sequence[Write], last: str = "") -> Sequence[Record]:
+    """Several statements that do not depend on each other in one round trip; what `last` returns."""
+    shapes: list[tuple[Batch, _Shape]] = []
+    parameters: list[Any] = []
+    for batch, rows in writes:
+        shape, values = batch.fitted(rows)
+        shapes.append((batch, shape))
+        parameters += values
+    return await tx.rows(_together(tuple(shapes), last), *parameters)
+
+
+@lru_cache(maxsize=1024)
+def _together(shapes: tuple[tuple[Batch, _Shape], ...], last: str) -> str:
+    texts, first = [], 1
+    for batch, shape in shapes:
+        texts.append(batch.in_shape(shape, first))
+        first += len(shape)
+    if not last and len(texts) == 1:
+        return texts[0]
+    named = ", ".join(f"w{number} AS ({text})" for number, text in enumerate(texts))
+    return f"WITH {named} {last or 'SELECT'}" if texts else last
+
+
+def _relation(columns: Mapping[str, str], shape: _Shape, first: int) -> str:
     arrays, names, chosen = [], [], []
-    for number, ((name, kind), same) in enumerate(zip(columns.items(), shared, strict=True), 1):
+    for number, ((name, kind), same) in enumerate(zip(columns.items(), shape, strict=True), first):
         # Ids go as texts, because drivers differ in what they take for a uuid.
         if same:
             chosen.append(

@@ -41,10 +41,12 @@ try:
 except ImportError:
     raise ConfigError("store", "is PostgreSQL, which needs: pip install 'homing[postgres]'") from None
 
+from homing.stores.held import Held
 from homing.stores.postgres import (
     accept,
     amend,
     callers,
+    claim,
     examine,
     inbox,
     leases,
@@ -87,6 +89,7 @@ class PostgresStore:
             self._accept_together
         )
         self._lookout = Lookout()
+        self._held = Held()
         self._reclaiming = Pace()
         self._reclaimed_at = 0
 
@@ -145,7 +148,7 @@ class PostgresStore:
         return await self._accepting.do(batch)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        return await self._write(lambda tx: leases.claim(tx, request, self._lookout))
+        return await self._write(lambda tx: claim.claim(tx, request, self._lookout, self._held))
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         """Whoever reclaims also keeps the ledger short, in a transaction of its own."""
@@ -153,7 +156,9 @@ class PostgresStore:
         if not self._reclaiming.due():
             since = self._reclaimed_at - _LATE_COMMITS_MS
         with self._reclaiming.sweep():
-            batch = await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since))
+            batch = await self._write(
+                lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since, self._held)
+            )
         if len(batch.claims) < limit:  # else there may be more that passed as early
             self._reclaimed_at = batch.now
         await self._write(fold)
@@ -163,7 +168,7 @@ class PostgresStore:
         return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        fates = await self._write(lambda tx: settle.settle(tx, batch), beside=receipts.RECEIPTS)
+        fates = await self._write(lambda tx: settle.settle(tx, batch, self._held), beside=receipts.RECEIPTS)
         return settle.result_of(batch, fates)
 
     async def amend(

@@ -9,6 +9,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from homing.core import limits
+from homing.core.audit import refuse_rewrite
 from homing.core.breaker import Breaker
 from homing.core.limits import Bucket
 from homing.core.model import Entry
@@ -74,6 +75,7 @@ def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
     versions = {(t, kind, key): v for t, kind, key, v in _decode_versions(tx.one(_VERSIONS, encode(places)))}
     written: list[Entry] = []
     for entry, place in zip(entries, places, strict=True):
+        refuse_rewrite(entry.kind, entry.version)
         version = versions.get(place, 0)
         if entry.version not in (version, -1):
             return None
@@ -86,6 +88,7 @@ def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
 
 def delete(tx: Tx, tenant: str, kind: str, keys: Sequence[str]) -> int:
     """How many of them were there."""
+    refuse_rewrite(kind)
     return tx.run(
         "DELETE FROM homing_registry"
         " WHERE tenant = ? AND kind = ? AND key IN (SELECT value FROM json_each(?))",

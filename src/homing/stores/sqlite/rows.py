@@ -10,7 +10,7 @@ from homing.stores.sqlite.statements import Tx, json_row
 Found = tuple[int, StoredRow]
 """(seq, row)."""
 
-LAST_SETTLED = "failed_at"
+LAST_SETTLED = "overdue"
 """The last field of a row that a settlement, or an extension, reads or changes."""
 
 _BY_ID = f"""

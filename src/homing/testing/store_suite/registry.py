@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
+from homing.core.audit import AUDIT
+from homing.core.errors import StoreError
 from homing.core.model import Entry
 from homing.core.ports import Backend
 from homing.testing.builders import HOUR_MS
@@ -161,6 +164,22 @@ class RegistryTests:
         [listed] = await store.list_entries("default", "device")
         listed.value.clear()
         assert (await store.get_many("default", "device", ["k"]))["k"].value == {"deep": {"n": 1}}
+
+    async def test_what_is_in_the_audit_trail_is_neither_written_over_nor_deleted(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        noted = replace(_entry("k", {"who": "ada"}), kind=AUDIT)
+        await _put(store, noted)
+        assert await store.put([replace(noted, value={"who": "eve"})], who="eve") is None
+        for version in (1, -1):
+            with pytest.raises(StoreError, match="written once"):
+                await store.put([_entry("other"), replace(noted, version=version)], who="eve")
+        with pytest.raises(StoreError, match="written once"):
+            await store.delete("default", AUDIT, ["k"])
+        [kept] = await store.list_entries("default", AUDIT)
+        assert (kept.value, kept.version) == ({"who": "ada"}, 1)
+        assert await store.get_many("default", "device", ["other"]) == {}
 
 
 def _entry(key: str, value: dict[str, Any] | None = None, *, version: int = 0) -> Entry:

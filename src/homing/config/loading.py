@@ -10,12 +10,12 @@ from importlib import import_module, resources
 from math import isfinite
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Struct, field
 from msgspec.structs import replace
 
+from homing.config.tables import TABLES, Settings, TemplateSettings
 from homing.core.errors import ConfigError
 from homing.core.locale import is_tag
 from homing.core.policy import DelayCall, PolicyPatch, Rule, decode_rule
@@ -33,148 +33,23 @@ _AT_LEAST_ONE = (
     "http.max_connections",
     "http.max_host_connections",
     "limits.fan_out",
+    "service.answer_ms",
+    "service.batch_bytes",
+    "service.body_bytes",
+    "service.buffer_bytes",
+    "service.head_ms",
+    "service.keep_alive_ms",
+    "service.max_connections",
+    "service.max_requests",
+    "service.read_ms",
+    "service.workers",
     "worker.poll_ms",
+)
+_WITH_DURATIONS = (
+    *("worker", "retention", "thresholds", "look_ups", "receipts", "http", "service", "dedup_windows_ms"),
 )
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-
-
-class SlotSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    priority: int
-    standard: int
-    bulk: int
-
-
-class WorkerTable(Struct, frozen=True, forbid_unknown_fields=True):
-    poll_ms: int
-    lease_ms: int
-
-
-class RateSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    most: int
-    per_ms: int = 3_600_000
-    burst: int = 0
-
-
-class PaceSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    most: int
-    per_ms: int
-    burst: int
-    exempt_priorities: tuple[str, ...]
-    of: dict[str, RateSettings] = field(default_factory=dict)
-
-
-class QuietHourSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    start: str
-    end: str
-    time_zone: str
-    exempt_priorities: tuple[str, ...]
-    exempt_categories: tuple[str, ...]
-    exempt_types: tuple[str, ...]
-
-
-class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    content_bytes: int
-    attachments_bytes: int
-    metadata_bytes: int
-    fan_out: int
-    recipient: PaceSettings
-    tenant: PaceSettings
-
-
-class RetentionSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    delivered_ms: int
-    sent_ms: int
-    others_ms: int
-    keys_ms: int
-
-
-class ThresholdSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    retry_backlog: int
-    failure_rate: float
-    failure_rate_of: int
-    oldest_retry_ms: int
-    dead_letters_growing: int
-
-
-class LookUpSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    doubt_after_ms: int
-    silent_after_ms: int
-    until_ms: int
-    per_round: int
-
-
-class ReceiptSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    bad_share: float
-    bad_of: int
-    window_ms: int
-    stopped_after_ms: int
-    stopped_of: int
-    usual_share: float
-    pause_ms: int
-
-
-class HttpSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    connect_timeout_ms: int
-    max_connections: int
-    max_host_connections: int
-    ca_file: str
-    allow_networks: tuple[str, ...]
-    allow_http: bool
-    allow_ports: tuple[int, ...]
-
-
-class TemplateSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    folder: str
-    locales: tuple[str, ...]
-    default_locale: str
-    unmatched_locale: Literal["preset", "default", "reject"]
-    tenant_locales: dict[str, str]
-
-
-class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    listen: str
-    tenants: int
-
-
-class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    format: Literal["text", "json"]
-    level: Literal["debug", "info", "warning", "error"]
-
-
-class QueueNames(Struct, frozen=True, forbid_unknown_fields=True):
-    priority: str
-    standard: str
-    bulk: str
-
-
-class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set. `default.toml` says what each one means."""
-
-    store: str
-    tenant: str
-    preset: str
-    spool: str
-    worker_name: str
-    synchronous_types: tuple[str, ...]
-    slots: SlotSettings
-    worker: WorkerTable
-    limits: LimitSettings
-    quiet_hours: QuietHourSettings
-    retention: RetentionSettings
-    thresholds: ThresholdSettings
-    look_ups: LookUpSettings
-    receipts: ReceiptSettings
-    http: HttpSettings
-    templates: TemplateSettings
-    metrics: MetricsSettings
-    log: LogSettings
-    queue_names: QueueNames
-    dedup_windows_ms: dict[str, int] = field(default_factory=dict)
-    routes: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    providers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rules: tuple[Rule, ...] = ()
 
 
 def load(
@@ -317,7 +192,7 @@ def _over(base: Any, value: Any) -> Any:
 
 def _settings(raw: dict[str, Any]) -> Settings:
     for table, kind in Settings.__annotations__.items():
-        allowed = getattr(_TABLES.get(kind), "__struct_fields__", None)
+        allowed = getattr(TABLES.get(kind), "__struct_fields__", None)
         if allowed is not None:
             for key in _table(raw, table):
                 if key not in allowed:
@@ -330,7 +205,7 @@ def _settings(raw: dict[str, Any]) -> Settings:
         for name, table in _table(raw, group).items():
             if not isinstance(table, Mapping):
                 raise ConfigError(f"{group}.{name}", f"is {table!r}; it must be a table [{group}.{name}]")
-    for table in ("worker", "retention", "thresholds", "look_ups", "receipts", "http", "dedup_windows_ms"):
+    for table in _WITH_DURATIONS:
         raw[table] = _durations(_table(raw, table), table, all_keys=table == "dedup_windows_ms")
     raw["limits"] = _limits(_table(raw, "limits"))
     try:
@@ -344,7 +219,7 @@ def _settings(raw: dict[str, Any]) -> Settings:
 def _check(settings: Settings) -> None:
     if not settings.tenant:
         raise ConfigError("tenant", "is empty; give a name")
-    for group in ("slots", "worker", "limits", "retention", "thresholds", "look_ups", "receipts"):
+    for group in ("slots", "worker", "limits", "retention", "thresholds", "look_ups", "receipts", "service"):
         for name in (values := getattr(settings, group)).__struct_fields__:
             value = getattr(values, name)
             if isinstance(value, (int, float)) and value < 0:
@@ -358,6 +233,8 @@ def _check(settings: Settings) -> None:
             raise ConfigError(name, f"is {number}; it must be at least 1")
     if settings.metrics.tenants < 0:
         raise ConfigError("metrics.tenants", f"is {settings.metrics.tenants}; it cannot be negative")
+    if not 0 <= settings.tracing.share <= 1:
+        raise ConfigError("tracing.share", f"is {settings.tracing.share}; it must be from 0.0 to 1.0")
     for type_, window in settings.dedup_windows_ms.items():
         if window < 0:
             raise ConfigError(f"dedup_windows_ms.{type_}", f"is {window}; it cannot be negative")
@@ -410,23 +287,3 @@ def _durations(table: Mapping[str, Any], where: str, *, all_keys: bool = False) 
         else:
             out[key] = value
     return out
-
-
-_TABLES: dict[str, type[Struct]] = {
-    kind.__name__: kind
-    for kind in (
-        SlotSettings,
-        WorkerTable,
-        LimitSettings,
-        QuietHourSettings,
-        RetentionSettings,
-        ThresholdSettings,
-        LookUpSettings,
-        ReceiptSettings,
-        HttpSettings,
-        TemplateSettings,
-        MetricsSettings,
-        LogSettings,
-        QueueNames,
-    )
-}

@@ -1,0 +1,223 @@
+"""Accepting over HTTP: `notifications/send`, every answer a commit, beside an empty handler.
+
+    python bench/http_ingest.py [STORE] [--rounds N] [--seconds S] [--connections N] [--profile FILE]
+
+STORE: nothing for SQLite in a temporary folder, or postgresql://… of a server where databases may be made.
+One process answers both: the same server and frame with a handler that does nothing, without a key; and a
+send as users make it, with its key, its body read and checked, its rows committed. Rounds alternate, and the
+figure to read is the ratio; a busy machine slows both, and the ratio of processor time says what it blurs.
+Load comes from wrk where it is installed, else from a process of our own. Ends with an error if there are not
+exactly as many rows as sends that were answered with 202, or if the ratio is below the bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from homing import Homing
+from homing.api.all_routes import all_routes
+from homing.api.app import App
+from homing.api.routing import Routes
+from homing.api.server import Server, ServerSettings, listening
+from homing.api.service import Call
+from homing.benching.arena import Arena, arena
+from homing.benching.loops import run
+from homing.compose import service
+from homing.engine.chance import SystemChance
+
+BAR = 0.5
+SEND = "/api/v1/notifications/send"
+BARE = "/bare"
+BODY = json.dumps(
+    {
+        "recipient": {"url": "https://example.org/hook", "locale": "en-GB"},
+        "channel": "webhook",
+        "type": "order_confirmed",
+        "content": {"subject": "Your order 1815 is on its way", "body": "It left us today. " * 20},
+        "metadata": {"entry_id": 1815},
+    }
+)
+
+bare = Routes("Bare", prefix="")
+
+
+@bare.post(BARE)
+async def nothing(call: Call) -> None:
+    """The least that can be asked."""
+
+
+class Counting:
+    """The application, and how many answers of each status it has given at each address."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.answers: Counter[tuple[str, int]] = Counter()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                self.answers[scope["path"], message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+def serve(place: Arena, pipe: Connection) -> None:
+    """In a process of its own: says where it listens and with which key; at the end, what it answered."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    async def work() -> None:
+        settings = place.settings(service={"key_file": str(place.folder / "key")})
+        async with Homing(loaded_settings=settings) as homing:
+            await service.first_key(settings, homing)
+            made = service.behind(settings, homing)
+            routes = (*bare.all, *all_routes())
+            app = Counting(App(made, routes, chance=SystemChance()))
+            server = Server(app, ServerSettings())
+            at = listening("127.0.0.1", 0)
+            pipe.send((at.getsockname()[1], (place.folder / "key").read_text().strip()))
+            serving = asyncio.create_task(server.serve([at]))
+            while await asyncio.to_thread(pipe.recv) == "cpu":
+                pipe.send(time.process_time())
+            server.stop()
+            await serving
+            pipe.send(app.answers)
+
+    run(work())
+
+
+def wrk(url: str, key: str, folder: Path, seconds: float, connections: int) -> float:
+    """Requests a second."""
+    script = folder / "post.lua"
+    script.write_text(
+        f'wrk.method = "POST"\nwrk.body = {json.dumps(BODY)}\n'
+        f'wrk.headers["Content-Type"] = "application/json"\nwrk.headers["Authorization"] = "Bearer {key}"\n'
+    )
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script), url]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    if "Non-2xx" in said or "Socket errors" in said:
+        sys.exit(f"not every request was answered as it should be:\n{said}")
+    found = re.search(r"Requests/sec:\s+([\d.]+)", said)
+    assert found, said
+    return float(found[1])
+
+
+def load(url: str, key: str, folder: Path, seconds: float, connections: int) -> float:
+    """The same without wrk."""
+    host, _, rest = url.removeprefix("http://").partition(":")
+    port, _, path = rest.partition("/")
+    head = (
+        f"POST /{path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n{BODY}"
+    ).encode()
+
+    async def one(until: float) -> int:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        done = 0
+        while time.monotonic() < until:
+            writer.write(head)
+            answered = await reader.readuntil(b"\r\n\r\n")
+            if not answered.startswith(b"HTTP/1.1 20"):
+                sys.exit(f"not answered as it should be: {answered!r}")
+            length = re.search(rb"content-length: (\d+)", answered)
+            await reader.readexactly(int(length[1]) if length else 0)
+            done += 1
+        writer.close()
+        return done
+
+    async def all_of_them() -> float:
+        began = time.monotonic()
+        done = await asyncio.gather(*(one(began + seconds) for _ in range(connections)))
+        return sum(done) / (time.monotonic() - began)
+
+    return run(all_of_them())
+
+
+async def measure(given: argparse.Namespace) -> float:
+    """All rounds; the median of their ratios."""
+    async with arena(given.store) as place:
+        mine, theirs = multiprocessing.get_context("spawn").Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(place, theirs), daemon=True
+        )
+        process.start()
+        port, key = mine.recv()
+        generate = wrk if shutil.which("wrk") else load
+        ratios, rates, costs = [], [], []
+
+        def used_s() -> float:
+            mine.send("cpu")
+            return float(mine.recv())
+
+        def rate(path: str, seconds: float = given.seconds) -> tuple[float, float]:
+            """Answers a second, and microseconds of the processor for each."""
+            before_s = used_s()
+            found = generate(f"http://127.0.0.1:{port}{path}", key, place.folder, seconds, given.connections)
+            return found, (used_s() - before_s) * 1e6 / (found * seconds)
+
+        for path in (BARE, SEND):
+            rate(path, 1)
+        profiler = _profiler(given.profile, process.pid)
+        for number in range(given.rounds):
+            (empty, empty_us), (sends, send_us) = (rate(SEND if profiler else BARE)), rate(SEND)
+            ratios.append(sends / empty)
+            costs.append(empty_us / send_us)
+            rates.append(sends)
+            print(
+                f"round {number + 1}: empty {empty:,.0f}/s ({empty_us:.0f} µs), "
+                f"send {sends:,.0f}/s ({send_us:.0f} µs), ratio {ratios[-1]:.2f} (processor: {costs[-1]:.2f})"
+            )
+        if profiler:
+            profiler.send_signal(signal.SIGINT)
+            profiler.wait()
+        mine.send("stop")
+        answers = mine.recv()
+        process.join(30)
+        rows, sent = await place.rows(), answers[SEND, 202]
+        if rows != sent or set(answers) - {(SEND, 202), (BARE, 200)}:
+            sys.exit(f"unsound: {sent} answers 202, {rows} rows; all answers: {dict(answers)}")
+        print(
+            f"{sent:,} answers 202, {rows:,} rows; median {statistics.median(rates):,.0f} sends/s, "
+            f"processor: {statistics.median(costs):.2f}"
+        )
+        return statistics.median(ratios)
+
+
+def _profiler(file: str | None, pid: int | None) -> subprocess.Popen[bytes] | None:
+    if file is None:
+        return None
+    return subprocess.Popen(
+        ["py-spy", "record", "-o", file, "-p", str(pid), "-r", "100", "-f", "raw", "-d", "600"]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("store", nargs="?", default="sqlite:")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--profile", metavar="FILE", help="py-spy on the service; sends only")
+    given = parser.parse_args()
+    ratio = run(measure(given))
+    print(f"ratio {ratio:.2f} (bar: {BAR})")
+    if ratio < BAR and given.profile is None:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

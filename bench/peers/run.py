@@ -1,0 +1,263 @@
+"""Homing beside its peers, all in one run that takes turns: delivery, bulk and concurrent enqueueing.
+
+    make bench-peers
+    python bench/peers/run.py --python .venv-peers/bin/python --rounds 5 --json peers.json
+
+The job is the same for all: keep it, claim it, post about 300 bytes to a local sink, record that it is done.
+Each peer is used as its documentation says, with the concurrency that suited it best, two processes each.
+Rates of delivery are taken at the sink, from the first arrival to the last. What a peer loses or repeats ends
+the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from homing.benching import Unsound, accepting
+from homing.benching.arena import arena, connected, database
+from homing.benching.delivering import check_sink, deliver
+from homing.benching.figures import Figure, Report
+from homing.benching.loops import run
+from homing.benching.plan import LONG
+from homing.benching.running import machine
+from homing.benching.sink import Sink
+from homing.benching.writing import shown
+
+DELIVER, BULK, SINGLES = "deliver, two processes", "enqueue in bulk", "enqueue by 64 callers"
+TEMPLATE = "enqueue in bulk, a template each"
+PROCESSES = 2
+BARS = {
+    (DELIVER, "PgQueuer"): 2.0,
+    (DELIVER, "Procrastinate"): 10.0,
+    (BULK, "PgQueuer"): 1.0,
+    (TEMPLATE, "PgQueuer"): 0.5,
+    (SINGLES, "PgQueuer"): 3.0,
+}
+"""What Homing must reach, in multiples of the peer."""
+
+
+class Peer(Struct, frozen=True, kw_only=True):
+    """A peer's script, and how many jobs it gets: as many as it does in some seconds."""
+
+    name: str
+    script: str
+    deliveries: int
+    bulk: int
+    singles: int
+    postgres: bool = True
+
+
+PEERS = (
+    Peer(name="PgQueuer", script="pgqueuer_peer", deliveries=15_000, bulk=50_000, singles=6_000),
+    Peer(name="Celery", script="celery_peer", deliveries=8_000, bulk=8_000, singles=6_000, postgres=False),
+    Peer(name="Dramatiq", script="dramatiq_peer", deliveries=8_000, bulk=0, singles=6_000, postgres=False),
+    Peer(name="Procrastinate", script="procrastinate_peer", deliveries=3_000, bulk=10_000, singles=3_000),
+)
+HOMING = Peer(name="Homing", script="", deliveries=20_000, bulk=50_000, singles=20_000)
+
+Rates = dict[tuple[str, str], list[float]]
+"""(what, whose) → jobs a second, round by round."""
+
+
+class Scripts:
+    """Runs the scripts of one peer in the peers' environment."""
+
+    def __init__(self, python: str, peer: Peer, sink: Sink, postgres: str) -> None:
+        self._command = [python, str(Path(__file__).with_name(f"{peer.script}.py"))]
+        self._env = {
+            **os.environ,
+            "BENCH_SINK": sink.url,
+            "BENCH_POSTGRES": postgres,
+            "BENCH_PROCESSES": str(PROCESSES),
+        }
+
+    def say(self, *words: str) -> Any:
+        done = subprocess.run(
+            [*self._command, *words], env=self._env, capture_output=True, text=True, timeout=300, check=False
+        )
+        if done.returncode:
+            raise Unsound(f"{' '.join(words)} of {self._command[1]} failed: {done.stderr[-2000:]}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Its worker processes, ended with everything that they started."""
+        log = subprocess.DEVNULL
+        workers = subprocess.Popen(
+            [*self._command, "worker"], env=self._env, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            yield
+        finally:
+            os.killpg(workers.pid, signal.SIGKILL)
+            workers.wait()
+
+
+async def peer_round(python: str, server: str, peer: Peer, sink: Sink, rates: Rates) -> None:
+    """One peer, once: delivery first, then both ways to enqueue, each with nothing there before."""
+    name = f"homing_bench_{os.getpid()}_peer"
+    async with database(server, name) as url:
+        scripts = Scripts(python, peer, sink, url)
+        scripts.say("prepare")
+        scripts.say("bulk", str(peer.deliveries))
+        if peer.postgres:
+            async with connected(url) as connection:
+                await connection.execute("VACUUM ANALYZE")
+                await connection.execute("CHECKPOINT")
+        sink.reset()
+        with scripts.working():
+            await _until_done(scripts, sink, peer)
+        note(rates, DELIVER, peer.name, _arrival_rate(sink))
+    for what, count in ((BULK, peer.bulk), (SINGLES, peer.singles)):
+        if not count:
+            continue
+        async with database(server, name) as url:
+            scripts = Scripts(python, peer, sink, url)
+            scripts.say("prepare")
+            seconds = scripts.say("bulk" if what is BULK else "singles", str(count))
+            if (left := scripts.say("left")) != count:
+                raise Unsound(f"{peer.name} was given {count:,} jobs and has {left:,}")
+            note(rates, what, peer.name, count / seconds)
+            if not peer.postgres:  # what it was given stays in its broker otherwise
+                scripts.say("prepare")
+
+
+async def _until_done(scripts: Scripts, sink: Sink, peer: Peer) -> None:
+    until = time.monotonic() + 300
+    while sink.report().taken < peer.deliveries:
+        if time.monotonic() > until:
+            raise Unsound(f"{peer.name} delivered only {sink.report().taken:,} of {peer.deliveries:,}")
+        await asyncio.sleep(0.25)
+    while scripts.say("left"):
+        if time.monotonic() > until:
+            raise Unsound(f"{peer.name} delivered all and says that {scripts.say('left'):,} are left")
+    check_sink(sink, peer.deliveries)
+
+
+def _arrival_rate(sink: Sink) -> float:
+    seen = sink.report()
+    return (seen.taken - 1) / (seen.last_at - seen.first_at)
+
+
+async def homing_round(server: str, own: Peer, sink: Sink, rates: Rates) -> None:
+    """The same of Homing, with the books checked as in every benchmark."""
+    await deliver(server, sink, own.deliveries, processes=PROCESSES)
+    note(rates, DELIVER, own.name, _arrival_rate(sink))
+    plan = replace(LONG, many=own.bulk, concurrent=own.singles)
+    for what, way in (
+        (BULK, accepting.MANY),
+        (TEMPLATE, accepting.TEMPLATE),
+        (SINGLES, accepting.CONCURRENT),
+    ):
+        async with arena(server) as place:
+            rate = await accepting.per_second(place, accepting.WAYS[way], plan)
+        note(rates, what, own.name, rate)
+
+
+def note(rates: Rates, what: str, who: str, rate: float) -> None:
+    rates.setdefault((what, who), []).append(rate)
+    print(f"  {what:<34} {who:<14} {rate:>10,.0f}/s", flush=True)
+
+
+def figures(rates: Rates) -> list[Figure]:
+    """Each peer's rate, then Homing's as a multiple of each."""
+    found = [
+        Figure(part=what, name=who, store="", unit="/s", rounds=tuple(rounds))
+        for (what, who), rounds in rates.items()
+    ]
+    for (what, who), theirs in rates.items():
+        for mine in (what, TEMPLATE) if what == BULK else (what,):
+            ours = rates.get((mine, HOMING.name))
+            if ours and who != HOMING.name:
+                pairs = zip(ours, theirs, strict=True)
+                found.append(
+                    Figure(
+                        part=mine,
+                        name=f"Homing / {who}",
+                        store="",
+                        unit="",
+                        rounds=tuple(one / other for one, other in pairs),
+                        at_least=BARS.get((mine, who)),
+                    )
+                )
+    return found
+
+
+def show(report: Report) -> None:
+    print(f"\nmedians of rounds that took turns ({report.seconds:,.0f} s)")
+    for part in dict.fromkeys(figure.part for figure in report.figures):
+        print(f"\n{part}")
+        for result in report.results:
+            figure = result.figure
+            if figure.part == part:
+                times = "" if figure.unit else " times"
+                spread = f"({shown(min(figure.rounds), '')}-{shown(max(figure.rounds), '')})"
+                bar = (
+                    f"bar {figure.at_least:g}: {'met' if result.met else 'MISSED'}" if figure.at_least else ""
+                )
+                value = shown(statistics.median(figure.rounds), figure.unit)
+                print(f"  {figure.name:<24} {value + times:>14}  {spread:<18} {bar}".rstrip())
+
+
+async def measure(options: argparse.Namespace) -> Report:
+    began, began_at = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    rates: Rates = {}
+    chosen = [peer for peer in PEERS if not options.only or peer.name.lower() in options.only]
+    with Sink() as sink:
+        for number in range(options.rounds):
+            print(f"round {number + 1} of {options.rounds}", flush=True)
+            await homing_round(options.server, scaled(HOMING, options.scale), sink, rates)
+            for peer in chosen:
+                await peer_round(options.python, options.server, scaled(peer, options.scale), sink, rates)
+    return Report(
+        machine=await machine([options.server]),
+        form="peers",
+        began_at=began_at,
+        seconds=time.monotonic() - began,
+        figures=tuple(figures(rates)),
+    )
+
+
+def scaled(peer: Peer, by: float) -> Peer:
+    counts = {name: round(by * getattr(peer, name)) for name in ("deliveries", "bulk", "singles")}
+    return replace(peer, **counts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--python", default=".venv-peers/bin/python", help="of the peers' environment")
+    parser.add_argument("--server", default="postgresql://postgres@127.0.0.1:5432/postgres")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="less than 1: fewer jobs")
+    parser.add_argument("--only", nargs="+", help="only these peers, in small letters")
+    parser.add_argument("--json", type=Path, help="all figures go there")
+    options = parser.parse_args()
+    try:
+        report = run(measure(options))
+    except Unsound as error:
+        print(f"unsound: {error}", file=sys.stderr)
+        return 1
+    show(report)
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

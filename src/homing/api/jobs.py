@@ -1,0 +1,64 @@
+"""Bulk commands under way: how far they are, stopping them, going on with them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from homing.api.routing import Routes
+from homing.api.service import Call
+from homing.core.access import Scope
+from homing.core.jobs import Job
+
+routes = Routes("Jobs")
+
+JobId = Annotated[
+    str,
+    Meta(
+        pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        examples=["018d0c7e-5a00-7000-8000-000000000001"],
+    ),
+]
+
+_MAY_READ = (Scope.READ, Scope.OPERATE)
+
+
+class JobQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 50
+
+
+class JobList(Struct, frozen=True, kw_only=True):
+    """Newest first; the last hundred are kept."""
+
+    items: tuple[Job, ...]
+
+
+@routes.get("/jobs", scope=_MAY_READ)
+async def list_jobs(call: Call, query: JobQuery) -> JobList:
+    """The tenant's jobs, newest first."""
+    return JobList(items=await call.service.engine.jobs.list(call.caller.tenant, limit=query.limit))
+
+
+@routes.get("/jobs/{id}", scope=_MAY_READ, errors=("NOT_FOUND",))
+async def get_job(call: Call, id: JobId) -> Job:
+    """How far a job is. One whose process has ended is `interrupted`."""
+    return await call.service.engine.jobs.get(call.caller.tenant, id)
+
+
+@routes.post("/jobs/{id}/stop", scope=Scope.OPERATE, errors=("NOT_FOUND",))
+async def stop_job(call: Call, id: JobId) -> Job:
+    """Stop a job at its next step, whichever process does it. One that has ended stays as it is."""
+    await call.service.engine.jobs.get(call.caller.tenant, id)
+    await call.note("job.stop", id)
+    return await call.service.engine.jobs.stop(call.caller.tenant, id, who=call.caller.who)
+
+
+@routes.post("/jobs/{id}/resume", scope=Scope.OPERATE, errors=("NOT_FOUND", "COMMAND_REFUSED"))
+async def resume_job(call: Call, id: JobId) -> Job:
+    """Go on with a job that was stopped, failed or interrupted. Nothing is done twice."""
+    await call.service.engine.jobs.get(call.caller.tenant, id)
+    await call.note("job.resume", id)
+    return await call.service.engine.jobs.resume(call.caller.tenant, id, who=call.caller.who)

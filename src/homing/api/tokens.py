@@ -1,0 +1,251 @@
+"""Admins' tokens: JWTs of issuers that the settings name, each with one key and one algorithm."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
+from typing import Any
+
+import jwt
+import msgspec
+from jwt.algorithms import get_default_algorithms
+from msgspec import Struct
+
+from homing.core.access import Caller, Scope, scopes_from
+from homing.core.errors import ConfigError, InvalidRequest
+from homing.core.ports import Clock
+from homing.core.reading import explained, unknown_field
+
+log = logging.getLogger("homing.tokens")
+
+LONGEST_TOKEN = 8_192
+_SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
+_PUBLIC_KEY_ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA"),
+)
+_LEAST_RSA_BITS = 2_048
+_REQUIRED = ("exp", "iat", "aud", "iss", "sub")
+_HEADER_FIELDS = frozenset({"alg", "typ", "kid"})
+"""All others (jwk, jku, x5u, x5c, crit …) ask to be verified with something that the token brings along."""
+_TYPES = ("jwt", "at+jwt")
+_KEY_ID = re.compile(r"[\w.=-]{1,200}", re.ASCII)
+_SUBJECT = re.compile(r"[^\x00-\x20\x7f-\x9f]{1,200}")
+
+
+class Issuer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whose tokens are believed, and what they may do. `key` is the secret or public key itself."""
+
+    issuer: str
+    audience: str
+    algorithm: str
+    """The only one that counts, whatever a token says of itself."""
+    key: str
+    tenant: str = ""
+    """Whose all its tokens are; or:"""
+    tenant_claim: str = ""
+    """the claim that names the tenant."""
+    scopes: tuple[str, ...] = ()
+    """What all its tokens may do; or:"""
+    scope_claim: str = ""
+    """the claim that lists their scopes, as a list or with blanks between them."""
+    leeway_ms: int = 30_000
+    """How far its clock may be off."""
+
+    def __repr__(self) -> str:
+        return f"Issuer({self.issuer!r}, …)"
+
+
+def issuers(tables: Iterable[Mapping[str, Any]], reveal: Callable[[str, str], str]) -> tuple[Issuer, ...]:
+    """From the settings' tables `[[service.jwt]]`; `reveal` (field, given) reads env:NAME and file:PATH."""
+    found: list[Issuer] = []
+    for index, table in enumerate(tables):
+        where = f"service.jwt[{index}]"
+        one = _issuer(table, where)
+        one = msgspec.structs.replace(one, key=reveal(f"{where}.key", one.key))
+        _check(one, where)
+        found.append(one)
+    return tuple(found)
+
+
+class Tokens:
+    """Verifies tokens. Everything about how is in the settings; a token can only fit, or not."""
+
+    def __init__(self, issuers: Iterable[Issuer], clock: Clock) -> None:
+        self._clock = clock
+        self._issuers: dict[tuple[str, str], list[tuple[Issuer, Any]]] = {}
+        for one in issuers:
+            prepared = get_default_algorithms()[one.algorithm].prepare_key(one.key)
+            self._issuers.setdefault((one.issuer, one.algorithm), []).append((one, prepared))
+
+    def caller(self, token: str) -> Caller | None:
+        """Whose token it is; None: nobody's. The tenant is as the token says: it may be disabled."""
+        try:
+            return self._caller(token)
+        except (_Refused, jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
+            # What the library says may quote the token; what we say does not.
+            log.info(
+                "a token was refused: %s", error if isinstance(error, _Refused) else type(error).__name__
+            )
+            return None
+
+    def _caller(self, token: str) -> Caller:
+        if len(token) > LONGEST_TOKEN or not token.isascii():
+            raise _Refused("it is too long, or not ASCII")
+        algorithm, issuer = _named(token)
+        for one, key in self._issuers.get((issuer, algorithm), ()):
+            try:
+                claims = self._verified(token, one, key)
+            except jwt.PyJWTError:
+                continue  # an issuer that changes its key has two for a while
+            return _caller(claims, one)
+        raise _Refused("no issuer, audience, algorithm and key in the settings fit it")
+
+    def _verified(self, token: str, issuer: Issuer, key: Any) -> Mapping[str, Any]:
+        """The claims of a token that the issuer has signed for us and that holds now.
+
+        Times are checked here and not by the library, which would ask the machine's clock.
+        """
+        claims: dict[str, Any] = jwt.decode(
+            token,
+            key,
+            algorithms=[issuer.algorithm],
+            audience=issuer.audience,
+            issuer=issuer.issuer,
+            options={
+                "require": list(_REQUIRED),
+                "verify_exp": False,
+                "verify_iat": False,
+                "verify_nbf": False,
+            },
+        )
+        now, leeway = self._clock.now_ms() / 1000, issuer.leeway_ms / 1000
+        if _time(claims, "exp") + leeway <= now:
+            raise _Refused("it has expired")
+        for name in ("iat", "nbf"):
+            if name in claims and _time(claims, name) - leeway > now:
+                raise _Refused(f"its {name} is in the future")
+        return claims
+
+
+class _Refused(Exception):
+    """A token that is not accepted; what is said of it contains nothing of it."""
+
+
+def _named(token: str) -> tuple[str, str]:
+    """(algorithm, issuer) that a token claims: by these its key is found, and then has to fit."""
+    header = jwt.get_unverified_header(token)
+    if unknown := set(header) - _HEADER_FIELDS:
+        raise _Refused(f"its header has {len(unknown)} fields that are not allowed")
+    algorithm, kind, key_id = header.get("alg"), header.get("typ", "JWT"), header.get("kid", "-")
+    if not isinstance(kind, str) or kind.lower() not in _TYPES:
+        raise _Refused("its type is another")
+    if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
+        raise _Refused("its kid is not plain")
+    claims = jwt.decode(token, options={"verify_signature": False})
+    issuer = claims.get("iss")
+    if not isinstance(algorithm, str) or not isinstance(issuer, str):
+        raise _Refused("its algorithm or issuer is missing")
+    return algorithm, issuer
+
+
+def _caller(claims: Mapping[str, Any], issuer: Issuer) -> Caller:
+    subject = claims["sub"]
+    if not isinstance(subject, str) or not _SUBJECT.fullmatch(subject):
+        raise _Refused("its sub is not a plain name")
+    tenant = claims.get(issuer.tenant_claim) if issuer.tenant_claim else issuer.tenant
+    if not isinstance(tenant, str) or not tenant:
+        raise _Refused("the claim that names its tenant is missing")
+    return Caller(
+        tenant=tenant,
+        who=f"jwt:{subject}",
+        scopes=_scopes(claims, issuer),
+        rate_key=f"jwt:{tenant}",
+    )
+
+
+def _scopes(claims: Mapping[str, Any], issuer: Issuer) -> frozenset[Scope]:
+    if not issuer.scope_claim:
+        return frozenset(Scope(name) for name in issuer.scopes)
+    given = claims.get(issuer.scope_claim)
+    names = given.split(" ") if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _Refused("the claim that lists its scopes is missing")
+    found = frozenset(scope for scope in Scope if scope.value in names)
+    if not found:
+        raise _Refused("none of its scopes is one of ours")
+    return found
+
+
+def _time(claims: Mapping[str, Any], name: str) -> float:
+    at = claims[name]
+    if isinstance(at, bool) or not isinstance(at, (int, float)) or not isfinite(at):
+        raise _Refused(f"its {name} is not a time")
+    return float(at)
+
+
+# Settings --------------------------------------------------------------------------------------------
+
+
+def _issuer(table: Mapping[str, Any], where: str) -> Issuer:
+    known = Issuer.__struct_fields__
+    for name in table:
+        if name not in known:
+            raise ConfigError(f"{where}.{name}", unknown_field(name, known))
+    for name in ("issuer", "audience", "algorithm", "key"):
+        if not table.get(name):
+            raise ConfigError(f"{where}.{name}", "is missing")
+    try:
+        return msgspec.convert(dict(table), Issuer)
+    except msgspec.ValidationError as error:
+        field, problem = explained(error, known)
+        raise ConfigError(f"{where}.{field}", problem) from None
+
+
+def _check(issuer: Issuer, where: str) -> None:
+    if bool(issuer.tenant) == bool(issuer.tenant_claim):
+        raise ConfigError(f"{where}.tenant", "or tenant_claim is to be given, one of them")
+    if bool(issuer.scopes) == bool(issuer.scope_claim):
+        raise ConfigError(f"{where}.scopes", "or scope_claim is to be given, one of them")
+    if not 0 <= issuer.leeway_ms <= 300_000:
+        raise ConfigError(f"{where}.leeway_ms", f"is {issuer.leeway_ms}; allowed are 0 to 300000 (5 minutes)")
+    try:
+        if issuer.scopes:
+            scopes_from(issuer.scopes)
+    except InvalidRequest as error:
+        raise ConfigError(f"{where}.{error.field}", str(error).removeprefix("scopes: ")) from None
+    if issuer.algorithm in _SECRET_BYTES:
+        _check_secret(issuer, where)
+    elif issuer.algorithm in _PUBLIC_KEY_ALGORITHMS:
+        _check_public_key(issuer, where)
+    else:
+        allowed = ", ".join((*_SECRET_BYTES, *_PUBLIC_KEY_ALGORITHMS))
+        raise ConfigError(f"{where}.algorithm", f"is {issuer.algorithm!r}; allowed are {allowed}")
+
+
+def _check_secret(issuer: Issuer, where: str) -> None:
+    """Long enough, and not a public key, which is no secret."""
+    least = _SECRET_BYTES[issuer.algorithm]
+    if "-----BEGIN" in issuer.key or issuer.key.lstrip().startswith(("ssh-", "ecdsa-", "{")):
+        raise ConfigError(f"{where}.key", f"is not a secret, and {issuer.algorithm} needs one; see algorithm")
+    if len(issuer.key.encode()) < least:
+        raise ConfigError(
+            f"{where}.key", f"is too short: {issuer.algorithm} needs {least} random bytes at least"
+        )
+
+
+def _check_public_key(issuer: Issuer, where: str) -> None:
+    if "-----BEGIN" not in issuer.key:
+        raise ConfigError(f"{where}.key", "must be a public key in PEM form, such as file:issuer.pem")
+    if "PRIVATE KEY" in issuer.key:
+        raise ConfigError(
+            f"{where}.key", "is a private key; give the public one, and keep that one away from here"
+        )
+    try:
+        key = get_default_algorithms()[issuer.algorithm].prepare_key(issuer.key)
+    except (jwt.PyJWTError, ValueError, TypeError):
+        raise ConfigError(f"{where}.key", f"is not a public key for {issuer.algorithm}") from None
+    if issuer.algorithm[:2] in ("RS", "PS") and key.key_size < _LEAST_RSA_BITS:
+        raise ConfigError(f"{where}.key", f"has {key.key_size} bits; RSA needs {_LEAST_RSA_BITS} at least")

@@ -1,0 +1,275 @@
+"""What one notification costs the database, from accept to settled, in a small store and in a large one.
+
+Statements are counted where they are sent; pages and write-ahead log as the server counts them, so nothing
+else may use that server meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homing import compose
+from homing.benching import Unsound
+from homing.benching.arena import Arena, arena, connected
+from homing.benching.crew import Crew, Post, homing_worker
+from homing.benching.delivering import SETTLED_WITHIN_S, check_sink
+from homing.benching.figures import Figure
+from homing.benching.loads import accept, holds, request, requests
+from homing.benching.loops import run
+from homing.benching.plan import Plan, Stage
+from homing.config import Settings
+from homing.core.model import (
+    AttemptRecord,
+    Claim,
+    ClaimRequest,
+    LaneRoom,
+    OutcomeKind,
+    Settlement,
+    Status,
+)
+from homing.library import Homing
+
+_LANE = "standard.webhook"
+_BATCH = 500
+_DAY_MS = 86_400_000
+_MOST_GROWTH = 1.2
+_COSTS = ("statements", "pages", "wal")
+_UNIT = {"statements": "", "pages": "", "wal": "bytes"}
+_NAMED = {
+    "statements": "statements for each",
+    "pages": "pages touched for each",
+    "wal": "write-ahead log for each, without full pages",
+}
+
+
+class Cost(Struct, frozen=True, kw_only=True):
+    """Of one notification."""
+
+    statements: float
+    pages: float
+    wal: float
+
+
+def steps(plan: Plan, postgres: bool) -> int:
+    return len(plan.costs) * (1 + plan.rounds) if postgres else 0
+
+
+async def measure(stage: Stage) -> AsyncIterator[Figure]:
+    """The same life in stores of different sizes, half of each settled and half waiting."""
+    sizes = stage.plan.costs if stage.postgres else ()
+    async with AsyncExitStack() as stack:
+        passes: dict[str, Callable[[], Awaitable[Cost]]] = {}
+        for size in sizes:
+            stage.step(f"costs: {size:,} in the store, put there")
+            place = await stack.enter_async_context(_filled(stage, size))
+            passes[f"{size:,} in the store"] = _pass(stage, place, size)
+        found = await stage.in_turns("costs", passes)
+        for figure in _figures(stage, found):
+            yield figure
+
+
+def _figures(stage: Stage, found: dict[str, tuple[Cost, ...]]) -> list[Figure]:
+    """Each kind of cost by the size of the store; growth is judged against the smallest."""
+    smallest = next(iter(found), "")
+    return [
+        Figure(
+            part="costs",
+            name=f"{_NAMED[cost]}, {where}",
+            store=stage.store,
+            unit=_UNIT[cost],
+            rounds=tuple(getattr(one, cost) for one in rounds),
+            beside="" if where == smallest else f"{_NAMED[cost]}, {smallest}",
+            at_most=None if where == smallest else _MOST_GROWTH,
+        )
+        for cost in _COSTS
+        for where, rounds in found.items()
+    ]
+
+
+# A store of that size --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _filled(stage: Stage, size: int) -> AsyncIterator[Arena]:
+    async with arena(stage.server) as place:
+        with Crew(_fill, (place.settings(), size, stage.sink.url), 1) as crew:
+            crew.begin()
+            await crew.finish(size, 2 * SETTLED_WITHIN_S)
+        await place.rested()
+        async with connected(place.store) as connection:
+            for (table,) in await connection.fetch(_TABLES):
+                # A vacuum in the middle would be counted as the work of whoever is measured then.
+                await connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
+        yield place
+
+
+_TABLES = """
+SELECT c.oid::regclass::text FROM pg_class AS c
+WHERE c.relnamespace = 'homing'::regnamespace AND c.relkind = 'r'
+"""
+
+
+def _fill(post: Post, what: tuple[Settings, int, str]) -> None:
+    settings, size, url = what
+
+    async def work() -> None:
+        post.ready.release()
+        post.go.wait()
+        half = size // 2
+        far = datetime.now(UTC) + timedelta(days=30)
+        later = (request(number, url, send_at=far) for number in range(half, size))
+        async with Homing(loaded_settings=settings) as homing:
+            await accept(homing, chain(requests(half, url), later))
+        await _settle(settings, half)
+        post.note(size, 0)
+
+    run(work())
+    post.stop.wait()
+
+
+async def _settle(settings: Settings, count: int) -> None:
+    """Claims and settles without sending: only the rows are wanted."""
+    store = compose.store(settings.store)
+    await store.open()
+    try:
+        room = LaneRoom(slots=_BATCH, tenant_slots=_BATCH)
+        wanted = ClaimRequest(worker="fill", lease_ms=60_000, lanes={_LANE: room}, outlet_slots=_BATCH)
+        settled = 0
+        while claims := (await store.claim(wanted)).claims:
+            settled += len((await store.settle([_delivered(claim) for claim in claims])).applied)
+        if settled != count:
+            raise Unsound(f"{count:,} were due, {settled:,} could be settled")
+    finally:
+        await store.close()
+
+
+def _delivered(claim: Claim) -> Settlement:
+    record = AttemptRecord(
+        number=claim.attempt,
+        provider=claim.provider,
+        outcome=OutcomeKind.ACCEPTED,
+        started_at=claim.started_at,
+        latency_ms=20,
+        worker=claim.worker,
+    )
+    return Settlement(
+        id=claim.id,
+        token=claim.token,
+        status=Status.DELIVERED,
+        attempt=record,
+        provider=claim.provider,
+        outlet=claim.outlet,
+        max_age_ms=_DAY_MS,
+    )
+
+
+# A life in it ----------------------------------------------------------------------------------------
+
+
+def _pass(stage: Stage, place: Arena, size: int) -> Callable[[], Awaitable[Cost]]:
+    count = min(stage.plan.deliveries, 5_000)
+    done = 0
+
+    async def one() -> Cost:
+        nonlocal done
+        await _life(stage, place, count)  # pages that are written whole after a checkpoint are written by now
+        before = await _server(place)
+        statements = await _life(stage, place, count)
+        after = await _server(place)
+        done += 2 * count
+        async with Homing(loaded_settings=place.settings()) as homing:
+            await holds(homing, place, delivered=size // 2 + done, pending=size - size // 2)
+        return Cost(
+            statements=statements / count,
+            pages=(after.pages - before.pages) / count,
+            wal=await _wal(place, before.lsn, after.lsn) / count,
+        )
+
+    return one
+
+
+async def _life(stage: Stage, place: Arena, count: int) -> int:
+    """Accepts and delivers so many in one process; how many statements that took."""
+    stage.sink.reset()
+    with Crew(_counted_worker, (place.settings(), count, stage.sink.url), 1) as crew:
+        crew.begin()
+        await crew.finish(count, SETTLED_WITHIN_S)
+        statements = crew.attempts
+    check_sink(stage.sink, count)
+    return statements
+
+
+def _counted_worker(post: Post, what: tuple[Settings, int, str]) -> None:
+    """Accepts, then works; instead of attempts it notes the statements that its connections were given."""
+    import asyncpg
+
+    settings, count, url = what
+    seen = 0
+    as_made = asyncpg.Connection.__init__
+
+    def counting(self: Any, *args: Any, **kwargs: Any) -> None:
+        def note(record: Any) -> None:
+            nonlocal seen
+            seen += 1
+
+        as_made(self, *args, **kwargs)
+        self.add_query_logger(note)
+
+    asyncpg.Connection.__init__ = counting  # type: ignore[method-assign]
+
+    class Counted(Post, frozen=True):
+        def note(self, ended: int, attempts: int) -> None:
+            nonlocal seen
+            super().note(ended, seen)
+            seen = 0
+
+    async def first() -> None:
+        async with Homing(loaded_settings=settings) as homing:
+            await accept(homing, requests(count, url))
+
+    run(first())
+    homing_worker(Counted(*msgspec.structs.astuple(post)), settings)
+
+
+class _Counts(Struct, frozen=True):
+    pages: int
+    lsn: int
+
+
+async def _server(place: Arena) -> _Counts:
+    """What the server has counted so far, once it has counted all of it."""
+    async with connected(place.store) as connection:
+        pages = -1
+        while True:
+            await connection.execute("SELECT pg_stat_clear_snapshot()")
+            now = int(await connection.fetchval(_PAGES))
+            if now - pages < _SETTLED_PAGES:
+                return _Counts(now, int(await connection.fetchval("SELECT pg_current_wal_insert_lsn()")))
+            pages = now
+            await asyncio.sleep(0.5)
+
+
+_PAGES = "SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()"
+_SETTLED_PAGES = 500
+"""Our own looking touches some, too."""
+_WAL_WITHOUT_PAGES = "SELECT sum(record_size)::bigint FROM pg_get_wal_stats($1::pg_lsn, $2::pg_lsn)"
+
+
+async def _wal(place: Arena, start: int, end: int) -> float:
+    """Bytes of its records; where the server cannot tell, with the full pages that follow a checkpoint."""
+    import asyncpg
+
+    async with connected(place.store) as connection:
+        try:
+            await connection.execute("CREATE EXTENSION IF NOT EXISTS pg_walinspect")
+            return float(await connection.fetchval(_WAL_WITHOUT_PAGES, start, end))
+        except asyncpg.PostgresError:
+            return float(end - start)

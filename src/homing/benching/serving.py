@@ -1,0 +1,129 @@
+"""How fast the service accepts over HTTP: `homing serve` as a process, 64 connections, each answer a commit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from homing.benching import Unsound
+from homing.benching.arena import Arena, arena
+from homing.benching.figures import Figure
+from homing.benching.loads import holds, request
+from homing.benching.plan import Plan, Stage
+from homing.library import Homing
+
+CONNECTIONS = 64
+BATCH = 500
+ONE, MANY = f"over HTTP, {CONNECTIONS} connections", f"over HTTP, batches of {BATCH}"
+_COMMAND = "import sys; from homing.cli import main; sys.exit(main())"
+_SAYS_WHERE = re.compile(rb"http://127\.0\.0\.1:(\d+)")
+_LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
+_HOOK = "https://example.org/hook"
+_STARTS_WITHIN_S = 60.0
+
+
+def steps(plan: Plan, postgres: bool) -> int:
+    return 2 * plan.rounds
+
+
+async def measure(stage: Stage) -> AsyncIterator[Figure]:
+    """Single sends, and batches that are accepted row by row."""
+    plan = stage.plan
+    found = await stage.in_turns(
+        "serve",
+        {
+            ONE: _contestant(stage, "send", [[number] for number in range(plan.concurrent)]),
+            MANY: _contestant(stage, "batch", list(_batches(plan.many))),
+        },
+    )
+    for name, rounds in found.items():
+        yield Figure(part="serve", name=name, store=stage.store, unit="/s", rounds=rounds)
+
+
+def _batches(count: int) -> Iterator[list[int]]:
+    for first in range(0, count, BATCH):
+        yield list(range(first, min(count, first + BATCH)))
+
+
+def _contestant(stage: Stage, path: str, bodies: Sequence[list[int]]) -> Callable[[], Awaitable[float]]:
+    async def contest() -> float:
+        async with arena(stage.server) as place:
+            async with _served(place) as (port, key):
+                requests = [_request(path, numbers, key) for numbers in bodies]
+                took_s = await _post_all(port, requests)
+            accepted = sum(len(numbers) for numbers in bodies)
+            async with Homing(loaded_settings=place.settings()) as homing:
+                await holds(homing, place, pending=accepted)
+        return accepted / took_s
+
+    return contest
+
+
+@asynccontextmanager
+async def _served(place: Arena) -> AsyncIterator[tuple[int, str]]:
+    """The service without a worker; its port, and a key that may do everything."""
+    key_file = place.folder / "key"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _COMMAND, "serve", "--config", str(place.config)),
+        *("--listen", "127.0.0.1:0", "--no-worker"),
+        env={**os.environ, "HOMING_SERVICE__KEY_FILE": str(key_file)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield await _port(process), _key(key_file)
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+async def _port(process: asyncio.subprocess.Process) -> int:
+    assert process.stdout is not None
+    async with asyncio.timeout(_STARTS_WITHIN_S):
+        async for line in process.stdout:
+            if told := _SAYS_WHERE.search(line):
+                return int(told[1])
+    raise Unsound("`homing serve` ended before it listened")
+
+
+def _key(file: Path) -> str:
+    return file.read_text(encoding="utf-8").strip()
+
+
+def _request(path: str, numbers: Sequence[int], key: str) -> bytes:
+    asked = [request(number, _HOOK) for number in numbers]
+    body = msgspec.json.encode(asked if path == "batch" else asked[0])
+    head = (
+        f"POST /api/v1/notifications/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def _post_all(port: int, requests: Sequence[bytes]) -> float:
+    """Seconds that all of them take, over connections that are kept open."""
+    left = iter(requests)
+
+    async def connection() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=8 * 1024 * 1024)
+        for one in left:
+            writer.write(one)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            body = await reader.readexactly(int(length[1])) if length else b""
+            if not head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 202")):
+                raise Unsound(f"a good request was answered with {head[:40]!r} {body[:200]!r}")
+        writer.close()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(connection() for _ in range(min(CONNECTIONS, len(requests)))))
+    return time.perf_counter() - began

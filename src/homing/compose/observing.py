@@ -1,0 +1,42 @@
+"""Who watches an engine: metrics, their endpoint, log lines."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from homing.compose.engine import engine_settings
+from homing.config import Settings
+from homing.core.errors import ConfigError
+from homing.engine.homing import Engine
+from homing.making import load
+
+if TYPE_CHECKING:
+    from homing.observing.endpoint import Endpoint
+    from homing.observing.metrics import Metrics
+
+
+def metrics(settings: Settings) -> Metrics:
+    """An observer that counts for Prometheus."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError(
+            "metrics", "needs prometheus-client, which is missing: pip install 'homing[metrics]'"
+        )
+    made: Metrics = load("homing.observing.metrics:Metrics")(
+        tenants=settings.metrics.tenants, queue_names=engine_settings(settings).queue_names
+    )
+    return made
+
+
+def endpoint(settings: Settings, counted: Metrics, engine: Engine) -> Endpoint:
+    """Where /metrics, /healthz and /readyz of an engine are served; counts what it is told from now on."""
+    counted.watch(engine)
+    listen = load("homing.observing.endpoint:listen_at")(settings.metrics.listen, "metrics.listen")
+    pages = load("homing.observing.pages:pages")(counted, engine)
+    made: Endpoint = load("homing.observing.endpoint:Endpoint")(listen, pages)
+    return made
+
+
+def log_to_stderr(format: str, level: str) -> None:
+    """Log lines of this process, redacted."""
+    load("homing.observing.logs:configure")(format, level)

@@ -1,0 +1,147 @@
+"""Providers and sinks, from settings or given from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.compose.whole import whole
+from homing.config import Settings
+from homing.core.errors import ConfigError
+from homing.core.events import EVENT_NAMES
+from homing.core.limits import RateLimit
+from homing.core.model import Channel
+from homing.core.ports import Clock, EventCall, Provider, Sink
+from homing.core.request import provider_id
+from homing.engine.clock import SystemClock
+from homing.engine.relay import DEFAULT_EVENTS
+from homing.engine.roster import Listed, Roster
+from homing.making import PROVIDERS, SINKS, Shared, load, make
+
+LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
+"""What every provider's table may have; the rest are its own settings."""
+
+Given = Provider | Listed | Callable[..., Any]
+"""A provider from Python: an object with `send`, a function of a `Delivery`, or either with its settings."""
+
+Subscribed = tuple[Sink, frozenset[str]]
+Sinks = Mapping[str, Subscribed]
+
+
+def roster(
+    settings: Settings, providers: Mapping[str, Given] | None = None, clock: Clock | None = None
+) -> Roster:
+    """The configured providers and those given from Python; with neither, the console serves all channels."""
+    shared = Shared(settings.http, (clock or SystemClock()).now_ms)
+    listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
+    for name, given in (providers or {}).items():
+        known = provider_id(name)
+        listed.append(replace(given, id=known) if isinstance(given, Listed) else list_provider(known, given))
+    if not listed:
+        listed.append(_configured("console", {"kind": "console"}, shared))
+    routes = {
+        _channel(name, f"routes.{name}"): [provider_id(one) for one in order]
+        for name, order in settings.routes.items()
+    }
+    return Roster(listed, routes, shared)
+
+
+def list_provider(
+    name: str, given: Provider | Callable[..., Any], channels: Sequence[str] | None = None, **options: Any
+) -> Listed:
+    """A provider from Python: an object with `send`, or a function of a `Delivery`."""
+    provider: Any = given
+    if not hasattr(given, "send"):
+        provider = load("homing.providers.function:FunctionProvider")(given)
+    has = _traits(given)
+    serves = channels if channels is not None else has.pop("channels", None)
+    return Listed(
+        **{
+            **has,
+            **options,
+            "id": provider_id(name),
+            "provider": provider,
+            "channels": _channels(serves, name),
+        }
+    )
+
+
+def configured_sinks(settings: Settings) -> Sinks:
+    """The sinks that the settings name."""
+    found: dict[str, tuple[Sink, frozenset[str]]] = {}
+    for name, options in settings.sinks.items():
+        rest = dict(options)
+        kind = rest.pop("kind", name)
+        names = _event_names(rest.pop("events", DEFAULT_EVENTS), f"sinks.{name}.events")
+        found[name] = (make("sinks", name, kind, SINKS, rest), names)
+    return found
+
+
+def callback_sink(call: EventCall, events: Iterable[str]) -> Subscribed:
+    """A Python function that hears of these events."""
+    sink: Sink = load("homing.sinks.callback:CallbackSink")(call)
+    return sink, _event_names(events, "events")
+
+
+def _event_names(names: Any, where: str) -> frozenset[str]:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigError(where, f"is {names!r}; give a list of event names")
+    found = frozenset(names)
+    for unknown in found - EVENT_NAMES:
+        raise ConfigError(where, f"names {unknown!r}; allowed are {', '.join(sorted(EVENT_NAMES))}")
+    return found
+
+
+def _configured(name: str, options: dict[str, Any], shared: Shared) -> Listed:
+    kind = options.get("kind", name)
+    rate, weight = options.get("rate_per_second"), options.get("weight")
+    own = {key: value for key, value in options.items() if key not in LISTED_KEYS}
+    provider = make("providers", name, kind, PROVIDERS, own, shared)
+    has = _traits(provider)
+    hosts = options.get("host_slots", has.get("host_slots"))
+    burst = options.get("rate_burst")
+    if rate is None and burst is not None:
+        raise ConfigError(f"providers.{name}.rate_burst", "is given without rate_per_second")
+    try:
+        limit = (
+            None
+            if rate is None
+            else RateLimit(float(rate), max(1, int(rate)) if burst is None else int(burst))
+        )
+    except (ConfigError, TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"providers.{name}.rate_per_second", str(error)) from None
+    return Listed(
+        id=provider_id(name),
+        provider=provider,
+        kind=kind,
+        channels=_channels(options.get("channels", has.get("channels")), name),
+        max_in_flight=whole(options.get("max_in_flight", 128), f"providers.{name}.max_in_flight"),
+        rate=limit,
+        breaker=has.get("breaker"),
+        host_slots=None if hosts is None else whole(hosts, f"providers.{name}.host_slots", least=1),
+        weight=None if weight is None else whole(weight, f"providers.{name}.weight"),
+    )
+
+
+def _traits(provider: Any) -> dict[str, Any]:
+    """What a provider's class says of itself; settings win over it."""
+    names = ("channels", "host_slots", "breaker")
+    return {name: found for name in names if (found := getattr(provider, name, None)) is not None}
+
+
+def _channels(names: Any, provider: str) -> tuple[Channel, ...]:
+    if names is None:
+        return tuple(Channel)
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigError(f"providers.{provider}.channels", f"is {names!r}; give a list of channels")
+    return tuple(_channel(name, f"providers.{provider}.channels") for name in names)
+
+
+def _channel(name: str, where: str) -> Channel:
+    try:
+        return Channel(name)
+    except ValueError:
+        allowed = ", ".join(channel.value for channel in Channel)
+        raise ConfigError(where, f"names {name!r}; allowed are {allowed}") from None

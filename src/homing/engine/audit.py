@@ -1,0 +1,232 @@
+"""The audit trail in the store: notes are appended, read and checked, and by nothing changed or removed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from homing.core.access import Caller
+from homing.core.audit import (
+    AUDIT,
+    AUDIT_HEAD,
+    Audited,
+    AuditEntry,
+    Deed,
+    Fault,
+    FaultKind,
+    Head,
+    Walk,
+    audited,
+    deed,
+    entry_from,
+    key_of,
+    number_of,
+    written,
+)
+from homing.core.errors import InvalidRequest, StoreError
+from homing.core.model import Entry
+from homing.core.ports import Clock, Registry
+from homing.engine.policies import EVERY_TENANT
+
+OF_NO_TENANT = frozenset({"policy", "provider", "breaker", "tenant", "purge"})
+"""Subjects of actions that are no tenant's own: they have a chain to themselves."""
+
+_PAGE = 500
+_MOST_AT_ONCE = 200
+_MOST_TRIES = 100
+"""Of writing one page of notes: each time, another process was faster."""
+
+
+class AuditPage(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Newest first; `cursor` asks for what follows, None is the end."""
+
+    items: tuple[Audited, ...]
+    cursor: str | None = None
+
+
+class Verified(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How far a check has come, and what it found in that step."""
+
+    tenant: str
+    """Whose chain; `*`: of what is no tenant's own."""
+    entries: int
+    """How many of it were looked at."""
+    head: Head
+    faults: tuple[Fault, ...] = ()
+    done: bool = False
+    """The whole chain was looked at."""
+    seen: tuple[str, ...] = ()
+    """Those of the hashes that were asked for which are in it."""
+
+
+class _Note(Struct, frozen=True):
+    chain: str
+    deed: Deed
+    done: asyncio.Future[None]
+
+
+class AuditTrail:
+    """One chain per tenant, and one for what is no tenant's own.
+
+    Notes of one process that come while another is being written share the next write.
+    """
+
+    def __init__(self, registry: Registry, clock: Clock) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._waiting: list[_Note] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    # Writing -------------------------------------------------------------------------------------
+
+    async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None:
+        """Writes down what is about to be done; raises where that is not possible, and then it is not."""
+        subject = action.partition(".")[0]
+        note = _Note(
+            chain=EVERY_TENANT if subject in OF_NO_TENANT else caller.tenant,
+            deed=deed(self._clock.now_ms(), caller.who, action, target, detail),
+            done=asyncio.get_running_loop().create_future(),
+        )
+        self._waiting.append(note)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all(), name="homing-audit")
+        await note.done
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                notes, self._waiting = self._waiting[:_MOST_AT_ONCE], self._waiting[_MOST_AT_ONCE:]
+                await self._settle([note for note in notes if not note.done.done()])
+        finally:
+            self._writing = None
+
+    async def _settle(self, notes: Sequence[_Note]) -> None:
+        try:
+            await self._write(notes)
+        except Exception as error:
+            for note in notes:
+                if not note.done.done():
+                    note.done.set_exception(error)
+        else:
+            for note in notes:
+                if not note.done.done():
+                    note.done.set_result(None)
+
+    async def _write(self, notes: Sequence[_Note]) -> None:
+        chains: dict[str, list[Deed]] = {}
+        for note in notes:
+            chains.setdefault(note.chain, []).append(note.deed)
+        for _ in range(_MOST_TRIES):
+            heads = await self._registry.get_many(EVERY_TENANT, AUDIT_HEAD, list(chains))
+            entries = [
+                entry
+                for chain, deeds in chains.items()
+                for entry in _next_entries(chain, heads.get(chain), deeds)
+            ]
+            if await self._registry.put(entries, who="homing") is not None:
+                return
+        raise StoreError(
+            "the audit trail cannot be written; nothing was done. Try again, or see `homing audit verify`"
+        )
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def list(self, tenant: str, *, cursor: str | None = None, limit: int = 50) -> AuditPage:
+        """A tenant's chain, newest first; that of `*` has what is no tenant's own."""
+        if cursor is not None and number_of(cursor) is None:
+            raise InvalidRequest("cursor", "is not one that this list has given")
+        page = await self._registry.list_entries(tenant, AUDIT, after=cursor or "", limit=limit + 1)
+        shown = page[:limit]
+        entries = (entry_from(entry.value) for entry in shown)
+        return AuditPage(
+            items=tuple(audited(entry) for entry in entries if entry is not None),
+            cursor=shown[-1].key if len(page) > limit else None,
+        )
+
+    async def chains(self) -> tuple[str, ...]:
+        """Whose chains there are."""
+        found: list[str] = []
+        while True:
+            after = found[-1] if found else ""
+            page = await self._registry.list_entries(EVERY_TENANT, AUDIT_HEAD, after=after, limit=_PAGE)
+            found += [entry.key for entry in page]
+            if len(page) < _PAGE:
+                return tuple(found)
+
+    async def verify(self, tenant: str, heads: Iterable[str] = ()) -> AsyncIterator[Verified]:
+        """Walks one chain, in steps; `heads` are hashes that must have been in some chain."""
+        newest = await self._registry.list_entries(tenant, AUDIT, limit=1)
+        # In this order: an entry and its head are written together, so the head is never behind the entry.
+        stored = (await self._registry.get_many(EVERY_TENANT, AUDIT_HEAD, [tenant])).get(tenant)
+        head, lost = _head_to_walk(tenant, stored, newest)
+        walk = Walk(tenant, head)
+        walk.watch(heads)
+        entries = 0
+        after = "" if _beyond(newest, head) else key_of(head.number + 1)
+        if lost is not None:
+            yield Verified(tenant=tenant, entries=0, head=head, faults=(lost,))
+        while True:
+            page = await self._registry.list_entries(tenant, AUDIT, after=after, limit=_PAGE)
+            entries += len(page)
+            faults = walk.page(page)
+            if len(page) < _PAGE:
+                yield Verified(
+                    tenant=tenant,
+                    entries=entries,
+                    head=head,
+                    faults=(*faults, *walk.end()),
+                    done=True,
+                    seen=tuple(walk.seen),
+                )
+                return
+            yield Verified(tenant=tenant, entries=entries, head=head, faults=tuple(faults))
+            after = page[-1].key
+
+
+def _next_entries(chain: str, stored: Entry | None, deeds: Sequence[Deed]) -> list[Entry]:
+    """The entries of a chain and its head after them, each over the version that is there."""
+    new = written(chain, _head(stored), deeds)
+    head = Entry(
+        tenant=EVERY_TENANT,
+        kind=AUDIT_HEAD,
+        key=chain,
+        value=msgspec.to_builtins(Head(new[-1].number, new[-1].hash)),
+        version=stored.version if stored else 0,
+    )
+    return [*(_filed(entry) for entry in new), head]
+
+
+def _filed(entry: AuditEntry) -> Entry:
+    value: dict[str, Any] = msgspec.to_builtins(entry)
+    return Entry(tenant=entry.tenant, kind=AUDIT, key=key_of(entry.number), value=value)
+
+
+def _head(stored: Entry | None) -> Head:
+    if stored is None:
+        return Head()
+    try:
+        return msgspec.convert(stored.value, Head)
+    except msgspec.ValidationError:
+        raise StoreError("the head of the audit trail was changed; see `homing audit verify`") from None
+
+
+def _head_to_walk(tenant: str, stored: Entry | None, newest: Sequence[Entry]) -> tuple[Head, Fault | None]:
+    """Where to begin; a head that was lost or changed is a fault, and the walk begins at the newest entry."""
+    try:
+        head = _head(stored)
+        if stored is not None or not newest:
+            return head, None
+        kind, what = FaultKind.REMOVED, "the head of the chain is missing"
+    except StoreError:
+        kind, what = FaultKind.CHANGED, "the head of the chain cannot be read"
+    number = (number_of(newest[0].key) or 0) if newest else 0
+    return Head(number, ""), Fault(tenant=tenant, kind=kind, number=number, what=what)
+
+
+def _beyond(newest: Sequence[Entry], head: Head) -> bool:
+    """Whether there is an entry that the head does not know of."""
+    return bool(newest) and newest[0].key < key_of(head.number)

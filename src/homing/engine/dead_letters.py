@@ -1,0 +1,43 @@
+"""Dead letters in the order in which somebody should look at them."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from homing.core.errors import InvalidRequest
+from homing.core.model import Filter, Notification, Page, Status
+from homing.engine.operations import Operations
+
+_UNSEEN, _SEEN = "u:", "a:"
+"""How a cursor begins: it says in which of the two parts its page ended."""
+
+
+async def dead_letters(
+    front: Operations,
+    filter: Filter,
+    *,
+    acknowledged: bool | None = None,
+    limit: int = 50,
+    cursor: str | None = None,
+) -> Page:
+    """Unacknowledged first, then newest first; only those or only the others where `acknowledged` says so."""
+    parts = {_UNSEEN: False, _SEEN: True}
+    if acknowledged is not None:
+        parts = {mark: seen for mark, seen in parts.items() if seen is acknowledged}
+    marks = list(parts)
+    mark, after = (cursor[:2], cursor[2:] or None) if cursor else (marks[0], None)
+    if mark not in parts:
+        raise InvalidRequest("cursor", "is not one that this list has given")
+    items: list[Notification] = []
+    for at, part in enumerate(marks):
+        if at < marks.index(mark):
+            continue
+        chosen = replace(filter, statuses=(Status.FAILED,), acknowledged=parts[part])
+        page = await front.list(chosen, limit=limit - len(items), cursor=after)
+        items.extend(page.items)
+        after = None
+        if page.cursor is not None:
+            return Page(items=tuple(items), cursor=part + page.cursor)
+        if len(items) >= limit:
+            return Page(items=tuple(items), cursor=marks[at + 1] if at + 1 < len(marks) else None)
+    return Page(items=tuple(items))

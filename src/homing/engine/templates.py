@@ -1,0 +1,219 @@
+"""A tenant's own templates: checked before they are written, every version kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core.effects import key_part
+from homing.core.errors import ConfigError, InvalidRequest, NotFound, TemplateFailed, VersionConflict
+from homing.core.model import Channel, Entry
+from homing.core.ports import Registry
+from homing.core.templates import (
+    TEMPLATE,
+    TEMPLATE_VERSION,
+    CheckReport,
+    Press,
+    Preview,
+    Template,
+    TemplateSummary,
+    TemplateVersion,
+    check_key,
+    checked_template,
+    filed_head,
+    filed_template,
+    head_version,
+    history_of,
+    summary_of,
+    template_of,
+    version_key,
+)
+from homing.core.text import check_line
+
+KEPT_VERSIONS = 100
+"""Of one template; older ones are removed as new ones come."""
+MOST_TEMPLATES = 1_000
+"""Of one tenant."""
+_PAGE = 500
+_TOLD = 5
+_REMOVED_AT_ONCE = 10
+
+
+class Templates:
+    """The templates of one tenant: its own, and those of the folder that all tenants have.
+
+    A template of its own wins over the folder's of the same key. A write is checked as a deployment is: it
+    compiles, is there in every declared locale, and renders with its sample; else nothing is written.
+    """
+
+    def __init__(self, registry: Registry, tenant: str, press: Press | None) -> None:
+        self._registry = registry
+        self._tenant = tenant
+        self._known_press = press
+
+    # Reads ---------------------------------------------------------------------------------------
+
+    async def list(self, *, after: str = "", limit: int = 100) -> tuple[TemplateSummary, ...]:
+        """By key, those of the folder among them; `after` the last key of the page before."""
+        check_line(after, "after")
+        if not 1 <= limit <= 1000:
+            raise InvalidRequest("limit", f"is {limit}; allowed are 1 to 1000")
+        shared = await self._press.shared()
+        heads = await self._registry.list_entries(self._tenant, TEMPLATE, after=after, limit=limit)
+        found = {key: summary for key, summary in shared.items() if key > after}
+        if len(heads) == limit:  # what comes after the last of this page is for the next
+            found = {key: summary for key, summary in found.items() if key < heads[-1].key}
+        found |= {head.key: summary_of(head) for head in heads}
+        return tuple(found[key] for key in sorted(found)[:limit])
+
+    async def get(self, key: str) -> Template:
+        """The one that is in force, or `NotFound`."""
+        check_key(key)
+        if head := await self._head(key):
+            return await self.version(key, head_version(head))
+        shared = await self._press.get_shared(key)
+        if shared is None:
+            raise NotFound(f"there is no template {key!r} for tenant {self._tenant!r}")
+        return shared
+
+    async def versions(self, key: str, *, before: int = 0, limit: int = 20) -> tuple[TemplateVersion, ...]:
+        """The newest first; `before`: those that are older. Also of one that was deleted."""
+        check_key(key)
+        after = version_key(key, before) if before else ""
+        filed = await self._registry.list_entries(
+            self._tenant, TEMPLATE_VERSION, prefix=f"{key_part(key)}:", after=after, limit=min(limit, 100)
+        )
+        return tuple(map(history_of, filed))
+
+    async def version(self, key: str, version: int) -> Template:
+        """As it was then, or `NotFound`: it was never there, or is no longer kept."""
+        place = version_key(check_key(key), version)
+        found = await self._registry.get_many(self._tenant, TEMPLATE_VERSION, [place])
+        if place not in found:
+            raise NotFound(f"there is no version {version} of the template {key!r}")
+        return template_of(key, found[place])
+
+    async def preview(
+        self,
+        key: str,
+        *,
+        locale: str | None = None,
+        channel: Channel | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> Preview:
+        """How it reads with this data, or its sample. Nothing is sent or stored."""
+        check_key(key)
+        return await self._press.preview(self._tenant, key, locale, channel, data)
+
+    async def check(self, template: Template | None = None) -> CheckReport:
+        """A draft; or, without one, all that this tenant has."""
+        if template is not None:
+            return await self._press.check([checked_template(template)])
+        shared = await self._press.check_shared()
+        own = await self._press.check([await self.get(head.key) for head in await self._heads()])
+        kept = [one for one in shared.findings if one.key not in own.keys]
+        if own.keys or shared.keys:  # an empty folder is no fault where the tenant has its own
+            kept = [one for one in kept if one.key is not None or shared.keys]
+        return CheckReport(
+            keys=tuple(sorted({*shared.keys, *own.keys})),
+            locales=own.locales,
+            findings=(*kept, *own.findings),
+        )
+
+    # Writes --------------------------------------------------------------------------------------
+
+    async def put(self, template: Template, *, who: str) -> Template:
+        """Writes a template whole, as a new version. `TemplateFailed` says what is wrong with it.
+
+        With a `version`, only over that one (else `VersionConflict`); without, over whatever is there.
+        """
+        checked_template(template)
+        report = await self._press.check([template])
+        if not report.good:
+            told = [one.message for one in report.findings[:_TOLD]]
+            more = len(report.findings) - len(told)
+            raise TemplateFailed("locales", "; ".join(told) + (f"; and {more} more" if more else ""))
+        while True:
+            head = await self._head(template.key)
+            if template.version and (head is None or head_version(head) != template.version):
+                raise VersionConflict(
+                    f"the template {template.key!r} is no longer at version {template.version}"
+                )
+            if head is None:
+                await self._check_room(template.key)
+            version = await self._next_version(template.key)
+            if await self._registry.put(self._entries(template, head, version), who=who) is not None:
+                break  # else somebody else has just written: once more, on top of it
+        self._press.forget(self._tenant, template.key)
+        await self._remove_old(template.key, version)
+        return await self.version(template.key, version)
+
+    async def restore(self, key: str, version: int, *, who: str) -> Template:
+        """Writes an earlier version anew, as the newest; also of a template that was deleted."""
+        return await self.put(replace(await self.version(key, version), version=0), who=who)
+
+    async def delete(self, key: str) -> bool:
+        """Takes the tenant's own out of force; False: there is none. Its versions are kept.
+
+        The folder's of the same key, if there is one, is in force again.
+        """
+        removed = await self._registry.delete(self._tenant, TEMPLATE, [check_key(key)])
+        self._press.forget(self._tenant, key)
+        return removed > 0
+
+    # The Registry --------------------------------------------------------------------------------
+
+    @property
+    def _press(self) -> Press:
+        if self._known_press is None:
+            raise ConfigError(
+                "templates", "are not managed here: jinja2 is missing, or the renderer is one of your own"
+            )
+        return self._known_press
+
+    def _entries(self, template: Template, head: Entry | None, version: int) -> tuple[Entry, Entry]:
+        return (
+            Entry(
+                tenant=self._tenant,
+                kind=TEMPLATE,
+                key=template.key,
+                value=filed_head(template, version),
+                version=head.version if head else 0,
+            ),
+            Entry(
+                tenant=self._tenant,
+                kind=TEMPLATE_VERSION,
+                key=version_key(template.key, version),
+                value=filed_template(template),
+            ),
+        )
+
+    async def _head(self, key: str) -> Entry | None:
+        return (await self._registry.get_many(self._tenant, TEMPLATE, [key])).get(key)
+
+    async def _heads(self) -> tuple[Entry, ...]:
+        found: list[Entry] = []
+        while True:
+            after = found[-1].key if found else ""
+            page = await self._registry.list_entries(self._tenant, TEMPLATE, after=after, limit=_PAGE)
+            found.extend(page)
+            if len(page) < _PAGE:
+                return tuple(found)
+
+    async def _check_room(self, key: str) -> None:
+        if len(await self._heads()) >= MOST_TEMPLATES:
+            raise InvalidRequest("key", f"{key!r} would be one too many; allowed are {MOST_TEMPLATES:,}")
+
+    async def _next_version(self, key: str) -> int:
+        """Counted on also where it was deleted: a version never means two things."""
+        newest = await self.versions(key, limit=1)
+        return newest[0].version + 1 if newest else 1
+
+    async def _remove_old(self, key: str, newest: int) -> None:
+        if newest <= KEPT_VERSIONS:
+            return
+        old = await self.versions(key, before=newest - KEPT_VERSIONS + 1, limit=_REMOVED_AT_ONCE)
+        places = [version_key(key, one.version) for one in old]
+        await self._registry.delete(self._tenant, TEMPLATE_VERSION, places)

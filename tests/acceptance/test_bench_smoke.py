@@ -1,0 +1,113 @@
+"""The benchmark runs, and no figure leaves it whose books do not balance."""
+
+from __future__ import annotations
+
+import http.client
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from homing.benching import Unsound, chart, writing
+from homing.benching.arena import arena
+from homing.benching.delivering import check_sink, deliver
+from homing.benching.figures import Figure, Machine, Report
+from homing.benching.loads import accept, holds, requests
+from homing.benching.plan import QUICK
+from homing.benching.running import PARTS, measure
+from homing.benching.sink import Sink
+from homing.library import Homing
+
+TINY = replace(
+    QUICK,
+    rounds=1,
+    singles=3,
+    concurrent=70,
+    many=20,
+    deliveries=20,
+    due=5,
+    due_within_s=0.2,
+    lead_s=0.5,
+    backlog=50,
+    callbacks=10,
+    idle_s=0.2,
+    starts=1,
+)
+
+
+NOWHERE = Machine(
+    system="", processor="", cores=1, memory_gb=1, python="3.11", stores=("SQLite",), homing="0"
+)
+
+
+@pytest.fixture
+def sink() -> Iterator[Sink]:
+    with Sink() as running:
+        yield running
+
+
+async def test_every_part_gives_its_figures_and_the_report_can_be_read_drawn_and_printed() -> None:
+    said: list[tuple[int, int]] = []
+    report = await measure(["sqlite:"], TINY, tell=lambda done, total, what: said.append((done, total)))
+    parts = {figure.part for figure in report.figures}
+    assert {"accept", "deliver", "schedule", "callbacks", "start"} <= parts
+    assert all(min(figure.rounds) >= 0 for figure in report.figures)
+    assert [done for done, _ in said] == list(range(said[0][1] + 1))
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+    assert chart.draw(report).count("<rect") > len(PARTS)
+    table = writing.markdown(report)
+    assert all(figure.name in table for figure in report.figures)
+
+
+async def test_what_the_sink_refuses_at_first_is_delivered_all_the_same(sink: Sink) -> None:
+    round_ = await deliver("sqlite:", sink, 40, failing=0.5)
+    assert sink.report().refused > 0
+    assert round_.attempts == 40 + sink.report().refused
+
+
+async def test_a_lost_row_fails_the_run() -> None:
+    async with arena("sqlite:") as place, Homing(loaded_settings=place.settings()) as homing:
+        await accept(homing, requests(5, "https://example.org/hook"))
+        await holds(homing, place, pending=5)
+        with closing(sqlite3.connect(place.store)) as connection, connection:
+            connection.execute("DELETE FROM homing_notifications WHERE rowid = 1")
+        with pytest.raises(Unsound, match="4 rows"):
+            await holds(homing, place, pending=5)
+
+
+async def test_a_notification_in_another_status_than_it_should_have_fails_the_run() -> None:
+    async with arena("sqlite:") as place, Homing(loaded_settings=place.settings()) as homing:
+        await accept(homing, requests(5, "https://example.org/hook"))
+        with pytest.raises(Unsound, match=r"accounts for \{'pending': 5\}"):
+            await holds(homing, place, delivered=5)
+
+
+def test_what_never_arrives_and_what_arrives_twice_fail_the_run(sink: Sink) -> None:
+    for number in (0, 1, 2):
+        _post(sink, number)
+    check_sink(sink, 3)
+    with pytest.raises(Unsound, match="3 arrived"):
+        check_sink(sink, 4)
+    _post(sink, 2)
+    with pytest.raises(Unsound, match="1 of them again"):
+        check_sink(sink, 3)
+
+
+def test_a_ratio_is_that_of_rounds_that_took_turns_and_is_held_against_its_bar() -> None:
+    limit = Figure(part="deliver", name="limit", store="SQLite", unit="/s", rounds=(100, 200, 400))
+    ours = replace(limit, name="ours", rounds=(50, 140, 200), beside="limit", at_least=0.6)
+    report = Report(machine=NOWHERE, form="quick", began_at="", seconds=0, figures=(limit, ours))
+    _, result = report.results
+    assert (result.ratio, result.met) == (0.5, False)
+    assert report.missed == (result,)
+    assert "MISSED" in writing.markdown(report)
+
+
+def _post(sink: Sink, number: int) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", sink.port)
+    connection.request("POST", "/hook", f'{{"n":{number},"text":"x"}}')
+    assert connection.getresponse().status == 200
+    connection.close()

@@ -1,0 +1,135 @@
+"""Many requests in one, over real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing.api.batch import MOST_ITEMS
+from homing.core.errors import StoreUnavailable
+from homing.core.model import Acceptance, Submission
+from homing.engine.clock import SystemClock
+from homing.stores.memory import MemoryStore
+from service import Reply, Serving
+
+Serve = Callable[..., Serving]
+BATCH = "/api/v1/notifications/batch"
+MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
+NDJSON = {"Content-Type": "application/x-ndjson"}
+
+
+@pytest.fixture
+def service(serve: Serve) -> Serving:
+    return serve(store="memory:")
+
+
+def lines(service: Serving, *items: bytes, **headers: str) -> Reply:
+    return service.call("POST", BATCH, body=b"\n".join(items), headers={**NDJSON, **headers})
+
+
+def stored(service: Serving) -> int:
+    return int(service.call("GET", "/api/v1/queue/counts").json["pending"])
+
+
+def test_an_array_is_answered_one_by_one_in_its_order(service: Serving) -> None:
+    wrong = {**MAIL, "channel": "pigeon"}
+    done = service.call("POST", BATCH, [MAIL, wrong, {**MAIL, "chanel": "sms"}, 5, MAIL])
+    assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 2, 3)
+    results = done.json["results"]
+    assert [one["index"] for one in results] == [0, 1, 2, 3, 4]
+    assert [one["status"] for one in results] == ["queued", "rejected", "rejected", "rejected", "queued"]
+    assert set(results[0]) == {
+        "index", "status", "batchId", "notificationId", "notificationIds", "queueName"
+    }  # fmt: skip
+    assert (results[1]["field"], results[1]["code"]) == ("channel", "INVALID_REQUEST")
+    assert (results[2]["field"], results[2]["code"]) == ("chanel", "MALFORMED_REQUEST")
+    assert "did you mean channel" in results[2]["message"]
+    assert results[3]["code"] == "MALFORMED_REQUEST"
+    found = service.call("GET", f"/api/v1/notifications/{results[4]['notificationId']}")
+    assert found.json["status"] == "pending"
+
+
+def test_one_bad_line_does_not_fail_the_others(service: Serving) -> None:
+    mail = msgspec.json.encode(MAIL)
+    done = lines(service, mail, b'{"recipient": ', b"", b"\xff\xfe", mail + b"\r", b"")
+    assert [one["status"] for one in done.json["results"]] == ["queued", "rejected", "rejected", "queued"]
+    assert done.json["results"][1]["message"].startswith("request: is not JSON")
+    assert stored(service) == 2
+
+
+def test_more_than_a_chunk_is_taken_in_its_order_and_all_of_it(service: Serving) -> None:
+    items = [msgspec.json.encode({**MAIL, "metadata": {"n": n}}) for n in range(1_234)]
+    done = lines(service, *items)
+    assert (done.json["accepted"], stored(service)) == (1_234, 1_234)
+    last = done.json["results"][-1]["notificationId"]
+    assert service.call("GET", f"/api/v1/notifications/{last}").json["metadata"] == {"n": 1_233}
+
+
+def test_too_many_are_refused_before_any_is_taken(service: Serving) -> None:
+    mail = msgspec.json.encode(MAIL)
+    for refused in (lines(service, *[mail] * (MOST_ITEMS + 2)), service.call("POST", BATCH, [0] * 10_001)):
+        assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
+    assert stored(service) == 0
+
+
+def test_an_array_of_very_many_very_small_things_is_refused_unread(service: Serving) -> None:
+    refused = service.call("POST", BATCH, [0] * 600_000)
+    assert refused.status == 413
+    assert "application/x-ndjson" in refused.json["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[", b"", b'"x"', b"[" * 100_000])
+def test_what_is_no_array_is_malformed(service: Serving, body: bytes) -> None:
+    refused = service.call("POST", BATCH, body=body, headers={"Content-Type": "application/json"})
+    assert (refused.status, refused.json["error"]["code"]) == (400, "MALFORMED_REQUEST")
+
+
+def test_another_media_type_is_told_which_are_understood(service: Serving) -> None:
+    refused = service.call("POST", BATCH, body=b"a,b", headers={"Content-Type": "text/csv"})
+    assert refused.status == 415
+    assert "application/json or application/x-ndjson" in refused.json["error"]["message"]
+
+
+def test_a_batch_sent_again_under_its_key_is_stored_once(service: Serving) -> None:
+    own = {**MAIL, "idempotencyKey": "mine"}
+    first = service.call("POST", BATCH, [MAIL, own, MAIL], headers={"Idempotency-Key": "night-1"}).json
+    again = service.call("POST", BATCH, [MAIL, own, MAIL], headers={"Idempotency-Key": "night-1"}).json
+    assert [one["notificationIds"] for one in again["results"]] == [
+        one["notificationIds"] for one in first["results"]
+    ]
+    assert all(one["duplicate"] for one in again["results"])
+    assert stored(service) == 3
+    other = service.call("POST", BATCH, [{**MAIL, "bulk": True}], headers={"Idempotency-Key": "night-1"})
+    assert other.json["results"][0]["code"] == "IDEMPOTENCY_CONFLICT"
+
+
+def test_a_synchronous_request_is_refused_in_its_place(service: Serving) -> None:
+    done = service.call("POST", BATCH, [{**MAIL, "synchronous": True}, MAIL]).json
+    assert [one["status"] for one in done["results"]] == ["rejected", "queued"]
+    assert done["results"][0]["field"] == "synchronous"
+
+
+class Leaving(MemoryStore):
+    """Goes away after so many commits."""
+
+    commits = 1
+
+    async def accept(self, batch: Sequence[Submission], tx: Any = None) -> tuple[Acceptance, ...]:
+        if self.commits == 0:
+            raise StoreUnavailable
+        self.commits -= 1
+        return await super().accept(batch, tx=tx)
+
+
+def test_when_the_store_goes_away_midway_each_answer_is_still_true(serve: Serve) -> None:
+    service = serve(store=Leaving(SystemClock()))
+    done = service.call("POST", BATCH, [MAIL] * 700)
+    assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 500, 200)
+    assert {one["code"] for one in done.json["results"][500:]} == {"STORE_UNAVAILABLE"}
+    assert stored(service) == 500
+    nothing = service.call("POST", BATCH, [MAIL])
+    assert (nothing.status, nothing.json["error"]["code"]) == (503, "STORE_UNAVAILABLE")
+    assert nothing.headers["retry-after"] == "1"

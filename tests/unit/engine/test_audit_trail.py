@@ -1,0 +1,197 @@
+"""The audit trail over a store: appended by many at once, read newest first, and checked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from homing.core.access import Caller, Scope
+from homing.core.audit import AUDIT, FaultKind, key_of
+from homing.core.errors import InvalidRequest, StoreError, StoreUnavailable
+from homing.core.model import Entry
+from homing.engine.audit import AuditTrail, Verified
+from homing.stores.memory import MemoryStore
+from homing.testing.clock import ManualClock
+
+
+class Book(MemoryStore):
+    """Counts its writes, can be away, and lets a test tear at it as no store lets anybody."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock)
+        self.writes = 0
+        self.away = False
+
+    async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
+        await asyncio.sleep(0)
+        if self.away:
+            raise StoreUnavailable
+        self.writes += 1
+        return await super().put(entries, who=who)
+
+    def rewrite(self, tenant: str, kind: str, key: str, **fields: object) -> None:
+        filed = self._drawers[tenant, kind].filed
+        value = {**msgspec.msgpack.decode(filed[key].value), **fields}
+        filed[key] = msgspec.structs.replace(filed[key], value=msgspec.msgpack.encode(value))
+
+    def tear_out(self, tenant: str, kind: str, key: str) -> None:
+        drawer = self._drawers[tenant, kind]
+        del drawer.filed[key]
+        drawer.keys.remove(key)
+
+
+def caller(tenant: str = "acme", who: str = "key:1") -> Caller:
+    return Caller(tenant=tenant, who=who, scopes=frozenset({Scope.ADMIN}))
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book(ManualClock())
+
+
+@pytest.fixture
+def trail(book: Book) -> AuditTrail:
+    return AuditTrail(book, ManualClock())
+
+
+async def note(trail: AuditTrail, count: int, tenant: str = "acme") -> None:
+    for number in range(count):
+        await trail.note(caller(tenant), "recipient.put", f"r{number}", {"n": number})
+
+
+async def verified(trail: AuditTrail, tenant: str = "acme", heads: Sequence[str] = ()) -> list[Verified]:
+    return [step async for step in trail.verify(tenant, heads)]
+
+
+async def test_what_was_noted_is_read_newest_first_page_by_page(trail: AuditTrail) -> None:
+    await note(trail, 5)
+    page = await trail.list("acme", limit=2)
+    assert [one.target for one in page.items] == ["r4", "r3"]
+    rest = await trail.list("acme", cursor=page.cursor, limit=3)
+    assert [one.number for one in rest.items] == [3, 2, 1]
+    assert rest.cursor is None
+    assert (page.items[0].who, page.items[0].action, page.items[0].detail) == (
+        "key:1",
+        "recipient.put",
+        {"n": 4},
+    )
+    with pytest.raises(InvalidRequest, match="cursor"):
+        await trail.list("acme", cursor="made up")
+
+
+async def test_each_tenant_has_its_chain_and_what_is_no_tenants_own_has_one(trail: AuditTrail) -> None:
+    await note(trail, 2)
+    await note(trail, 1, "other")
+    await trail.note(caller(), "policy.set", "rule", {})
+    await trail.note(caller("other"), "provider.open", "twilio", {})
+    assert await trail.chains() == ("*", "acme", "other")
+    assert [one.target for one in (await trail.list("*")).items] == ["twilio", "rule"]
+    assert [one.target for one in (await trail.list("other")).items] == ["r0"]
+    assert (await trail.list("nobody")).items == ()
+
+
+async def test_notes_that_come_together_share_a_write_and_keep_their_order(
+    book: Book, trail: AuditTrail
+) -> None:
+    await asyncio.gather(*(trail.note(caller("ab"[n % 2]), "recipient.put", f"r{n}", {}) for n in range(100)))
+    assert book.writes <= 2
+    for tenant, first in (("a", 0), ("b", 1)):
+        found = (await trail.list(tenant, limit=100)).items
+        assert [one.target for one in reversed(found)] == [f"r{n}" for n in range(first, 100, 2)]
+        [done] = await verified(trail, tenant)
+        assert (done.done, done.entries, done.faults) == (True, 50, ())
+
+
+async def test_several_processes_write_one_chain(book: Book) -> None:
+    trails = [AuditTrail(book, ManualClock()) for _ in range(4)]
+    await asyncio.gather(*(note(trail, 20) for trail in trails))
+    [done] = await verified(trails[0])
+    assert (done.entries, done.faults, done.head.number) == (80, (), 80)
+
+
+async def test_what_cannot_be_noted_raises_and_the_next_one_can(book: Book, trail: AuditTrail) -> None:
+    book.away = True
+    with pytest.raises(StoreUnavailable):
+        await note(trail, 1)
+    book.away = False
+    await note(trail, 1)
+    assert len((await trail.list("acme")).items) == 1
+
+
+async def test_a_detail_that_cannot_be_written_fails_alone(trail: AuditTrail) -> None:
+    bad, good = await asyncio.gather(
+        trail.note(caller(), "recipient.put", "bad", {"it": object()}),
+        trail.note(caller(), "recipient.put", "good", {}),
+        return_exceptions=True,
+    )
+    assert isinstance(bad, TypeError)
+    assert good is None
+    assert [one.target for one in (await trail.list("acme")).items] == ["good"]
+
+
+async def test_one_who_goes_away_meanwhile_takes_nobody_with_them(trail: AuditTrail) -> None:
+    gone = asyncio.create_task(note(trail, 1))
+    stays = asyncio.create_task(trail.note(caller(), "recipient.put", "stays", {}))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.wait([gone])
+    await stays
+    assert "stays" in [one.target for one in (await trail.list("acme")).items]
+
+
+async def test_a_long_chain_is_checked_in_steps_that_tell_how_far_they_are(trail: AuditTrail) -> None:
+    await asyncio.gather(*(trail.note(caller(), "recipient.put", f"r{n}", {}) for n in range(1200)))
+    steps = await verified(trail)
+    assert [step.entries for step in steps] == [500, 1000, 1200]
+    assert [step.done for step in steps] == [False, False, True]
+    assert {step.head.number for step in steps} == {1200}
+
+
+async def test_a_changed_and_a_removed_entry_are_named(book: Book, trail: AuditTrail) -> None:
+    await note(trail, 9)
+    book.rewrite("acme", AUDIT, key_of(4), who="nobody")
+    book.tear_out("acme", AUDIT, key_of(7))
+    [done] = await verified(trail)
+    assert [(fault.kind, fault.number) for fault in done.faults] == [
+        (FaultKind.REMOVED, 7),
+        (FaultKind.CHANGED, 4),
+    ]
+
+
+async def test_a_head_that_was_moved_back_removed_or_spoilt_is_found(book: Book, trail: AuditTrail) -> None:
+    await note(trail, 4)
+    third = (await trail.list("acme")).items[1]
+    book.rewrite("*", "audit_head", "acme", number=3, hash=third.hash)
+    [done] = await verified(trail)
+    assert [(fault.kind, fault.number) for fault in done.faults] == [(FaultKind.INSERTED, 4)]
+    book.rewrite("*", "audit_head", "acme", number="many")
+    lost, done = await verified(trail)
+    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [FaultKind.CHANGED]
+    with pytest.raises(StoreError, match="audit verify"):
+        await note(trail, 1)
+    book.tear_out("*", "audit_head", "acme")
+    lost, done = await verified(trail)
+    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [FaultKind.REMOVED]
+    with pytest.raises(StoreError, match="audit verify"):
+        await note(trail, 1)
+
+
+async def test_a_hash_that_was_kept_elsewhere_is_found_or_missed(book: Book, trail: AuditTrail) -> None:
+    await note(trail, 3)
+    kept = (await trail.list("acme")).items[0].hash
+    await note(trail, 2)
+    assert (await verified(trail, heads=[kept]))[-1].seen == (kept,)
+    assert (await verified(trail, heads=["0" * 64]))[-1].seen == ()
+
+
+async def test_entries_that_are_written_during_a_check_do_not_disturb_it(trail: AuditTrail) -> None:
+    await asyncio.gather(*(trail.note(caller(), "recipient.put", f"r{n}", {}) for n in range(600)))
+    steps = []
+    async for step in trail.verify("acme"):
+        steps.append(step)
+        await note(trail, 3)
+    assert [fault for step in steps for fault in step.faults] == []
+    assert steps[-1].entries == 600

@@ -1,0 +1,41 @@
+"""What a process keeps of the rows that it has leased."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import asdict
+
+from homing.core.model import Settlement
+from homing.core.rows import claim_of, lease, new_row
+from homing.stores.codec import ROW_FIELDS, StoredRow
+from homing.stores.held import Found, Held
+from homing.testing.builders import a_message, a_notification, a_submission, sent
+
+
+def a_leased_row(seq: int = 1) -> tuple[Found, Settlement]:
+    row = new_row(a_notification(), a_submission(), 1000).row
+    lease(row, "w", 60_000, 2000)
+    fields = asdict(row)
+    stored = msgspec.convert([fields[name] for name in ROW_FIELDS], StoredRow)
+    return (seq, stored), sent(claim_of(row, a_message(), 1000))
+
+
+def test_a_row_is_given_out_once() -> None:
+    held, (found, settlement) = Held(), a_leased_row()
+    held.keep([found])
+    assert held.take(settlement) is found
+    assert held.take(settlement) is None
+
+
+def test_a_settlement_with_another_token_has_to_look_for_itself() -> None:
+    held, (found, settlement) = Held(), a_leased_row()
+    held.keep([found])
+    assert held.take(msgspec.structs.replace(settlement, token=settlement.token + 1)) is None
+
+
+def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
+    held = Held(most=10)
+    leased = [a_leased_row(seq) for seq in range(11)]
+    held.keep(found for found, _ in leased)
+    kept = [settlement for _, settlement in leased if held.take(settlement) is not None]
+    assert kept == [settlement for _, settlement in leased[-5:]]
