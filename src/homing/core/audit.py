@@ -275,4 +275,6 @@ def _quiet(value: Any) -> Any:
         return {_plain(str(key)): _quiet(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [_quiet(one) for one in value]
+    if isinstance(value, int) and value.bit_length() > 63:
+        return str(value)  # not every store can keep it as a number
     return value

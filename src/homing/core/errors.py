@@ -12,6 +12,7 @@ HomingError
 │   └── DeliveryTimeout
 ├── CallbackRefused       a provider's callback whose signature is not valid
 ├── CallbackUnreadable
+├── LinkRefused           an unsubscribe link that was not made here
 ├── ConfigError           settings, policy, provider wiring
 └── StoreError
     ├── StoreUnavailable  try again later (or spool)
@@ -109,6 +110,12 @@ class CallbackUnreadable(HomingError):
     """The callback could not be read. Nothing was changed; a provider that is told so sends it again."""
 
     code = "UNREADABLE_CALLBACK"
+
+
+class LinkRefused(HomingError):
+    """The link is not complete, or was not made here. Nothing was changed."""
+
+    code = "INVALID_SIGNATURE"
 
 
 class ConfigError(HomingError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -19,11 +21,20 @@ class Stop(Struct, frozen=True):
         """What has capacity of its own for this address."""
         if not self.per_host:
             return self.provider
-        try:
-            host = urlsplit(address).netloc.rpartition("@")[2].lower()
-        except ValueError:  # not a URL: intake refuses it, but a stored one must not stop the worker
-            host = ""
-        return f"{self.provider}@{host}"
+        origin = _ORIGIN.match(address)
+        return f"{self.provider}@{_host(origin[0] if origin else address)}"
+
+
+_ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
+
+
+@lru_cache(4_096)
+def _host(url: str) -> str:
+    """With its port, in lower case."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2].lower()
+    except ValueError:  # not a URL: intake refuses it, but a stored one must not stop the worker
+        return ""
 
 
 Route = tuple[Stop, ...]

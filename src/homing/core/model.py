@@ -3,6 +3,9 @@
 Times are integers, milliseconds since the epoch by the *store's* clock, and end in `_at` or `_until`.
 Durations are integers in milliseconds and end in `_ms`. The read model (`Notification` and what hangs on
 it) is for people and other programs, so there times are aware `datetime`s in UTC.
+
+What there are many of at once has `gc=False`: nothing in it leads back to it, so the garbage collector need
+not look at thousands of them again and again.
 """
 
 from __future__ import annotations
@@ -117,7 +120,7 @@ class Reason(StrEnum):
     """Waits because every provider it could use is paused."""
 
 
-class Recipient(Struct, frozen=True, omit_defaults=True, rename="camel"):
+class Recipient(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """Whom to tell: at least one address, or an id that the recipient directory knows."""
 
     id: str | None = None
@@ -129,7 +132,7 @@ class Recipient(Struct, frozen=True, omit_defaults=True, rename="camel"):
     time_zone: str | None = None
 
 
-class Attachment(Struct, frozen=True, omit_defaults=True, rename="camel"):
+class Attachment(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """A file that goes with an email; `content` is base64."""
 
     filename: str
@@ -137,7 +140,7 @@ class Attachment(Struct, frozen=True, omit_defaults=True, rename="camel"):
     content_type: str = "application/octet-stream"
 
 
-class Content(Struct, frozen=True, omit_defaults=True, rename="camel"):
+class Content(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """What to say, as rendered. It never changes between attempts."""
 
     subject: str | None = None
@@ -153,7 +156,7 @@ class Content(Struct, frozen=True, omit_defaults=True, rename="camel"):
     """Of an email: where one POST unsubscribes (RFC 8058)."""
 
 
-class Message(Struct, frozen=True, omit_defaults=True, rename="camel"):
+class Message(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """The part of a notification that is written once and only read afterwards."""
 
     recipient: Recipient
@@ -165,7 +168,7 @@ class Message(Struct, frozen=True, omit_defaults=True, rename="camel"):
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-class NewNotification(Struct, frozen=True, kw_only=True):
+class NewNotification(Struct, frozen=True, kw_only=True, gc=False):
     """One notification as intake hands it to the store: validated, rendered, routed."""
 
     id: str
@@ -204,7 +207,7 @@ class NewNotification(Struct, frozen=True, kw_only=True):
     """It was written where nobody could be told that it is wrong: it is stored as a dead letter."""
 
 
-class Submission(Struct, frozen=True, kw_only=True):
+class Submission(Struct, frozen=True, kw_only=True, gc=False):
     """One request: its notifications are accepted together or not at all."""
 
     tenant: str
@@ -218,7 +221,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     lease_ms: int = 0
 
 
-class Acceptance(Struct, frozen=True, kw_only=True):
+class Acceptance(Struct, frozen=True, kw_only=True, gc=False):
     """The store's answer to one submission, in the order of its notifications."""
 
     batch_id: str
@@ -231,9 +234,17 @@ class Acceptance(Struct, frozen=True, kw_only=True):
     """For a submission with `lease_to`."""
 
 
-class Claim(Struct, frozen=True, kw_only=True, gc=False):
-    """One leased notification with all a worker needs to attempt it."""
+class Claim(Struct, frozen=True, gc=False):
+    """One leased notification with all a worker needs to attempt it.
 
+    From `id` on, everything but `holds` is the row's field of the same name (`core.rows.claim_of`).
+    """
+
+    message: Message
+    attempt: int
+    """The attempt that this lease is for; 1 is the first. Already counted and committed."""
+    due_at: int
+    """When it was due: the claim's time minus this is the schedule lateness."""
     id: str
     tenant: str
     batch_id: str
@@ -248,9 +259,18 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     outlet: str
     pinned: bool
     address: str
-    message: Message
-    attempt: int
-    """The attempt that this lease is for; 1 is the first. Already counted and committed."""
+    token: int
+    """Fencing token: a settlement counts only while it is the newest."""
+    created_at: int
+    aged_from: int
+    """`max_age_ms` counts from here: creation, `send_at`, an operator's retry, or a reopening receipt."""
+    expires_at: int | None
+    lease_until: int
+    started_at: int
+    """Store time of the claim; for an expired lease, of the claim that was lost."""
+    worker: str
+    overdue: bool = False
+    """Claimed because its deadline passed, not to be attempted: no attempt was counted."""
     attempt_floor: int = 0
     """Attempts allowed at least up to this number, whatever the policy's maximum: an operator's retry."""
     bounce_floor: int = 0
@@ -265,20 +285,6 @@ class Claim(Struct, frozen=True, kw_only=True, gc=False):
     """The delay before this attempt: decorrelated jitter grows from it."""
     holds: Mapping[str, int] = field(default_factory=dict)
     """Providers that asked to be left alone, and until when (`Retry-After`)."""
-    token: int
-    """Fencing token: a settlement counts only while it is the newest."""
-    created_at: int
-    aged_from: int
-    """`max_age_ms` counts from here: creation, `send_at`, an operator's retry, or a reopening receipt."""
-    due_at: int
-    """When it was due: the claim's time minus this is the schedule lateness."""
-    expires_at: int | None
-    lease_until: int
-    started_at: int
-    """Store time of the claim; for an expired lease, of the claim that was lost."""
-    overdue: bool = False
-    """Claimed because its deadline passed, not to be attempted: no attempt was counted."""
-    worker: str
 
 
 class ClaimBatch(Struct, frozen=True, kw_only=True):
@@ -314,7 +320,7 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     """
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, gc=False):
     """A handle on a claim, for `extend`. A provider that differs from the claim's is recorded first."""
 
     id: str
@@ -323,7 +329,7 @@ class Lease(Struct, frozen=True):
     outlet: str | None = None
 
 
-class Outcome(Struct, frozen=True, omit_defaults=True):
+class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
     """What a provider made of one attempt."""
 
     kind: OutcomeKind
@@ -335,7 +341,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True):
     """Taken and known to have arrived (no receipt will follow)."""
 
 
-class AttemptRecord(Struct, frozen=True, kw_only=True):
+class AttemptRecord(Struct, frozen=True, kw_only=True, gc=False):
     """One try, as it is kept. Written once, at its settlement; nothing about it is ever overwritten.
 
     A receipt may fill in the `provider_message_id` that an ambiguous send never came back with.
@@ -364,7 +370,7 @@ class RegistryPut(Struct, frozen=True, kw_only=True):
     value: dict[str, Any]
 
 
-class Settlement(Struct, frozen=True, kw_only=True):
+class Settlement(Struct, frozen=True, kw_only=True, gc=False):
     """What is to become of a claim. Made by `core.decide` alone; applied only while the token matches."""
 
     id: str

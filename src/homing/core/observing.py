@@ -101,9 +101,6 @@ class Depths(Struct, frozen=True, kw_only=True):
 class Readiness(Struct, frozen=True, kw_only=True):
     """Whether a process can do its work now; for each thing looked at, `ok` or what is wrong."""
 
+    ready: bool
     store: str
     worker: str
-
-    @property
-    def ready(self) -> bool:
-        return self.store == self.worker == "ok"

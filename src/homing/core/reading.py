@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -75,14 +76,27 @@ def camel(name: str) -> str:
 
 def fields_from(raw: Mapping[Any, Any], kind: type[Struct], where: str) -> dict[str, Any]:
     """The mapping with wire names; a key that the struct does not have is refused."""
+    names = _names(kind)
     found: dict[str, Any] = {}
     for key, value in raw.items():
-        name = camel(key) if isinstance(key, str) else repr(key)
-        if name not in kind.__struct_encode_fields__:
-            raise InvalidRequest(f"{where}{name}", unknown_field(name, kind.__struct_encode_fields__))
+        name = names.get(key) if isinstance(key, str) else None
+        if name is None:
+            unknown = camel(key) if isinstance(key, str) else repr(key)
+            if unknown not in names:
+                raise InvalidRequest(
+                    f"{where}{unknown}", unknown_field(unknown, kind.__struct_encode_fields__)
+                )
+            name = unknown
         if value is not None:
             found[name] = value
     return found
+
+
+@cache
+def _names(kind: type[Struct]) -> dict[str, str]:
+    """Field → its name on the wire, by both of its names."""
+    wire = kind.__struct_encode_fields__
+    return {**dict(zip(kind.__struct_fields__, wire, strict=True)), **dict(zip(wire, wire, strict=True))}
 
 
 def _recipient(to: Any, channel: Any) -> Any:

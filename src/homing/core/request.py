@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from datetime import datetime
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +16,7 @@ from homing.core.email import check_email_content, check_email_parts, email_addr
 from homing.core.errors import InvalidRequest
 from homing.core.locale import MOST_CHARACTERS
 from homing.core.model import Channel, Content, Priority, Recipient
-from homing.core.text import SURROGATE, check_line, check_text
+from homing.core.text import SURROGATE, check_line, check_text, is_plain
 
 BOTH = (Channel.EMAIL, Channel.PUSH)
 
@@ -70,8 +70,11 @@ class SendLimits(Struct, frozen=True, kw_only=True):
     depth: int = 32
 
 
+_REMEMBERED = 4_096
+"""Words of requests that are used again and again: their check is remembered for so many."""
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _NAME = re.compile(r"[\w.:/\-]{1,100}")
+_ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
 _PHONE_FILL = re.compile(r"[\s().\-]")
 _PHONE = re.compile(r"\+?[0-9]{3,15}")
 
@@ -95,7 +98,12 @@ _SAYS: dict[Channel, tuple[str, ...]] = {
 
 def channels_of(request: SendRequest) -> tuple[Channel, ...]:
     """The channels asked for, each once, in order."""
-    named = (*((request.channel,) if request.channel else ()), *request.channels)
+    return channels_named(request.channel, request.channels)
+
+
+def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Channel, ...]:
+    """The channels of these names, each once, in order."""
+    named = (*((channel,) if channel else ()), *channels)
     if not named:
         raise InvalidRequest("channel", f"is missing; allowed are {_one_of(Channel)} or both")
     found: dict[Channel, None] = {}
@@ -142,11 +150,12 @@ def address_of(recipient: Recipient, channel: Channel) -> str:
     """The recipient's address on this channel, checked and in its usual form."""
     name = ADDRESS_FIELD[channel]
     raw = getattr(recipient, name)
-    where = f"recipient.{_camel(name)}"
+    where, _ = _RECIPIENT_FIELDS[name]
     if raw is None or not raw.strip():
         if recipient.id:
             raise InvalidRequest(
-                "recipient.id", f"{recipient.id!r} has no {_camel(name)}, which {channel} needs"
+                "recipient.id",
+                f"{recipient.id!r} has no {where.removeprefix('recipient.')}, which {channel} needs",
             )
         raise InvalidRequest(where, f"is empty; {channel} needs it")
     check_line(raw, where)
@@ -158,18 +167,14 @@ def check_content(content: Content, channel: Channel, limits: SendLimits) -> Non
     """The content says something on this channel, is not too large and has no hidden characters."""
     if not any(getattr(content, part) for part in _SAYS[channel]):
         raise InvalidRequest("content", f"is empty for {channel}; give one of {', '.join(_SAYS[channel])}")
-    for part in ("subject", "title"):
-        check_line(getattr(content, part), f"content.{part}")
-    for part in ("body", "text", "html"):
-        check_text(getattr(content, part), f"content.{part}")
-    check_json(content.data, "content.data", limits)
-    size = sum(
-        len(p.encode())
-        for p in (content.subject, content.title, content.body, content.text, content.html)
-        if p
-    )
-    size += len(msgspec.json.encode(content.data)) if content.data else 0
-    size += sum(len(name) + len(value) for name, value in (content.headers or {}).items())
+    size = check_json(content.data, "content.data", limits)
+    for part, where, check in _TEXTS_OF_CONTENT:
+        text = getattr(content, part)
+        if text is not None:
+            check(text, where)
+            size += len(text.encode())
+    if content.headers:
+        size += sum(len(name) + len(value) for name, value in content.headers.items())
     if size > limits.content_bytes:
         raise InvalidRequest("content", f"has {size} bytes; allowed are {limits.content_bytes}")
     check_email_parts(content, limits.attachments_bytes)
@@ -179,73 +184,90 @@ def check_content(content: Content, channel: Channel, limits: SendLimits) -> Non
 
 def check_names(request: SendRequest) -> None:
     """Names, keys and the header: short, printable, on one line."""
-    for name, value in (
-        ("type", request.type),
-        ("category", request.category),
-        ("templateKey", request.template_key),
-    ):
-        if value is not None:
-            check_name(value, name)
+    if request.type is not None:
+        check_name(request.type, "type")
+    if request.category is not None:
+        check_name(request.category, "category")
+    if request.template_key is not None:
+        check_name(request.template_key, "templateKey")
     if request.origin:
         check_name(request.origin, "origin")
-    for name, value in (("idempotencyKey", request.idempotency_key), ("dedupKey", request.dedup_key)):
-        if value is not None and not _KEY.fullmatch(value):
-            raise InvalidRequest(name, "must have 1 to 255 visible ASCII characters")
-    check_line(request.accept_language, "acceptLanguage")
-    if request.accept_language is not None and len(request.accept_language) > MOST_CHARACTERS:
-        said = len(request.accept_language)
-        raise InvalidRequest("acceptLanguage", f"has {said} characters; allowed are {MOST_CHARACTERS}")
+    if request.idempotency_key is not None:
+        _check_key(request.idempotency_key, "idempotencyKey")
+    if request.dedup_key is not None:
+        _check_key(request.dedup_key, "dedupKey")
+    if request.accept_language is not None:
+        check_line(request.accept_language, "acceptLanguage")
+        if (said := len(request.accept_language)) > MOST_CHARACTERS:
+            raise InvalidRequest("acceptLanguage", f"has {said} characters; allowed are {MOST_CHARACTERS}")
 
 
 def check_name(value: Any, where: str) -> None:
     """A name as types, categories and origins have them."""
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not _is_name(value):
         raise InvalidRequest(where, "must have 1 to 100 letters, digits, or . _ : / -")
 
 
-def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> None:
-    """Free JSON: not too deep, not too large, and storable everywhere (no NUL, no lone surrogates)."""
-    if value is None:
-        return
-    for text in _texts(value, where, limits.depth):
-        if "\x00" in text or SURROGATE.search(text):
-            raise InvalidRequest(where, "has a NUL or an unpaired surrogate; no store can keep it")
+@lru_cache(_REMEMBERED)
+def _is_name(value: str) -> bool:
+    return _NAME.fullmatch(value) is not None
+
+
+def _check_key(value: str, where: str) -> None:
+    if not _KEY.fullmatch(value):
+        raise InvalidRequest(where, "must have 1 to 255 visible ASCII characters")
+
+
+def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> int:
+    """Free JSON: not too deep, not too large, and storable everywhere (no NUL, no lone surrogates).
+
+    How many bytes it has.
+    """
+    if value is None or value == {}:
+        return 0
+    _check_value(value, where, limits.depth)
     try:
         size = len(msgspec.json.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(where, f"cannot be written as JSON: {error}") from None
     if max_bytes is not None and size > max_bytes:
         raise InvalidRequest(where, f"has {size} bytes; allowed are {max_bytes}")
+    return size
 
 
-def _texts(value: Any, where: str, depth: int) -> Iterable[str]:
+def _check_value(value: Any, where: str, depth: int) -> None:
     if depth < 0:
         raise InvalidRequest(where, "is nested too deeply; allowed are 32 levels")
     if isinstance(value, str):
-        yield value
+        _check_storable(value, where)
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise InvalidRequest(where, f"has the key {key!r}; keys must be text")
-            yield key
-            yield from _texts(item, where, depth - 1)
+            _check_storable(key, where)
+            _check_value(item, where, depth - 1)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _texts(item, where, depth - 1)
+            _check_value(item, where, depth - 1)
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise InvalidRequest(where, "has a whole number beyond 64 bits; write it as text")
     elif isinstance(value, float) and not isfinite(value):
         raise InvalidRequest(where, f"has the number {value}, which JSON does not have")
 
 
+def _check_storable(text: str, where: str) -> None:
+    if not is_plain(text) and ("\x00" in text or SURROGATE.search(text)):
+        raise InvalidRequest(where, "has a NUL or an unpaired surrogate; no store can keep it")
+
+
 def _check_recipient(recipient: Recipient) -> None:
     """Every field that is given is one short, plain line, whether this channel uses it or not."""
-    for name in recipient.__struct_fields__:
-        value, where = getattr(recipient, name), f"recipient.{_camel(name)}"
-        check_line(value, where)
-        longest = 4096 if name in ("device_token", "url") else 320
-        if value is not None and len(value) > longest:
-            raise InvalidRequest(where, f"has {len(value)} characters; allowed are {longest}")
+    for name, (where, longest) in _RECIPIENT_FIELDS.items():
+        value = getattr(recipient, name)
+        if value is not None:
+            check_line(value, where)
+            if len(value) > longest:
+                raise InvalidRequest(where, f"has {len(value)} characters; allowed are {longest}")
 
 
 def _phone(number: str, where: str) -> str:
@@ -256,23 +278,36 @@ def _phone(number: str, where: str) -> str:
 
 
 def _url(url: str, where: str) -> str:
-    try:
-        parts = urlsplit(url)
-        port_is_fine = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_fine = False
-    if not port_is_fine or parts.scheme not in ("http", "https") or not parts.hostname or " " in url:
+    origin = _ORIGIN.match(url)
+    if " " in url or not _is_origin(origin[0] if origin else url):
         raise InvalidRequest(where, "is not a URL like https://example.org/hook")
     return url
 
 
+@lru_cache(_REMEMBERED)
+def _is_origin(url: str) -> bool:
+    """Of a URL, what is before its path, where all that can be wrong with it is."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+_TEXTS_OF_CONTENT = (
+    ("subject", "content.subject", check_line),
+    ("title", "content.title", check_line),
+    ("body", "content.body", check_text),
+    ("text", "content.text", check_text),
+    ("html", "content.html", check_text),
+)
+_RECIPIENT_FIELDS = {
+    name: (f"recipient.{wire}", 4096 if name in ("device_token", "url") else 320)
+    for name, wire in zip(Recipient.__struct_fields__, Recipient.__struct_encode_fields__, strict=True)
+}
+"""Field → how errors name it, and how long it may be."""
 _FORMS = {Channel.EMAIL: email_address, Channel.SMS: _phone, Channel.WEBHOOK: _url}
 
 
 def _one_of(kind: type[Channel] | type[Priority]) -> str:
     return ", ".join(member.value for member in kind)
-
-
-def _camel(name: str) -> str:
-    head, *rest = name.split("_")
-    return head + "".join(part.title() for part in rest)

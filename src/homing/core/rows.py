@@ -8,6 +8,7 @@ and the events follow.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -35,11 +36,14 @@ from homing.core.model import (
 from homing.core.receipts import Standing, Verdict, blames_recipient, same_message
 from homing.core.states import WAITING, after_command, may_settle
 
+# Looked up once: up to Python 3.11, `Status.SENT` is a call of a method in Python.
+_SENDING, _SENT, _DELIVERED, _FAILED = Status.SENDING, Status.SENT, Status.DELIVERED, Status.FAILED
+_TAKEN = frozenset({Status.SENT, Status.DELIVERED})
 _DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
 """Waiting that somebody wanted is no sign that nobody can deliver it: `max_age_ms` does not count it."""
 
 
-class Row(Struct, kw_only=True):
+class Row(Struct, gc=False):
     """What changes in a notification's life, and what it is claimed and matched by.
 
     The order is that in which stores read it: where it waits, then what a claim and its settlement need, up
@@ -62,6 +66,9 @@ class Row(Struct, kw_only=True):
     pinned: bool
     address: str
     status: Status
+    max_age_ms: int
+    created_at: int
+    aged_from: int
     token: int = 0
     changes: int = 0
     """Rises with each change: makes event ids unique and the same if a change is repeated."""
@@ -73,9 +80,6 @@ class Row(Struct, kw_only=True):
     max_attempts: int | None = None
     failures_here: int = 0
     last_delay_ms: int = 0
-    max_age_ms: int
-    created_at: int
-    aged_from: int
     expires_at: int | None = None
     due_at: int | None = None
     """Set exactly while `pending` or `retrying`."""
@@ -107,6 +111,12 @@ class Row(Struct, kw_only=True):
     engagement: dict[str, int] = field(default_factory=dict)
 
 
+_as_given = attrgetter(*Row.__struct_fields__[5:14])
+"""From `channel` to `address`, as they are in a `NewNotification` too."""
+_as_claimed = attrgetter(*Claim.__struct_fields__[3:-1])
+"""From `id` on, all but `holds`, which is the row's own."""
+
+
 class CauseRecord(Struct, frozen=True, kw_only=True):
     """Why a status changed (or an operator acted) when no attempt did it."""
 
@@ -119,7 +129,7 @@ class CauseRecord(Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class Change(Struct, frozen=True, gc=False):
     """What one transition did. `before` is None for a new row."""
 
     row: Row
@@ -147,35 +157,12 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
     One that was tried elsewhere goes on from there: it waits for its next attempt, not for its first.
     """
     start = max(now, new.send_at or now)
-    row = Row(
-        id=new.id,
-        tenant=submission.tenant,
-        batch_id=submission.batch_id,
-        lane=new.lane,
-        channel=new.channel,
-        mode=new.mode,
-        type=new.type,
-        category=new.category,
-        priority=new.priority,
-        origin=new.origin,
-        provider=new.provider,
-        outlet=new.outlet,
-        pinned=new.pinned,
-        address=new.address,
-        status=waiting_status(new.attempts_before),
-        attempts=new.attempts_before,
-        attempts_before=new.attempts_before,
-        max_attempts=new.max_attempts,
-        last_delay_ms=new.delay_ms,
-        last_error=new.last_error,
-        max_age_ms=new.max_age_ms,
-        created_at=now,
-        updated_at=now,
-        aged_from=start,
-        send_at=new.send_at,
-        expires_at=new.expires_at,
-        resend_of=new.resend_of,
-    )
+    place, status = (new.lane, submission.tenant, new.outlet), waiting_status(new.attempts_before)
+    # By position, like a claim: with names, the search for each field costs more than all else here.
+    row = Row(*(*place, new.id, submission.batch_id, *_as_given(new), status, new.max_age_ms, now, start))
+    row.attempts = row.attempts_before = new.attempts_before
+    row.max_attempts, row.last_delay_ms, row.last_error = new.max_attempts, new.delay_ms, new.last_error
+    row.send_at, row.expires_at, row.resend_of = new.send_at, new.expires_at, new.resend_of
     if new.refused:
         return _refused(row, now)
     _wait(row, max(start, now + new.delay_ms))
@@ -196,7 +183,7 @@ def lease(row: Row, worker: str, lease_ms: int, now: int) -> Change:
     """A claim: the attempt is counted here, before its send."""
     assert row.status in WAITING, f"only a waiting row is claimed, this one is {row.status}"
     before, attempts = row.status, row.attempts
-    row.status = Status.SENDING
+    row.status = _SENDING
     row.attempts += 1
     row.overdue = False
     _take(row, worker, lease_ms, now)
@@ -230,45 +217,12 @@ def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, 
 def claim_of(row: Row, message: Message, due_at: int) -> Claim:
     """What a worker gets to see of a leased row."""
     assert row.lease_until is not None, "a claim has a lease"
-    return Claim(
-        id=row.id,
-        tenant=row.tenant,
-        batch_id=row.batch_id,
-        channel=row.channel,
-        mode=row.mode,
-        lane=row.lane,
-        type=row.type,
-        category=row.category,
-        priority=row.priority,
-        origin=row.origin,
-        provider=row.provider,
-        outlet=row.outlet,
-        pinned=row.pinned,
-        address=row.address,
-        message=message,
-        attempt=row.attempts,
-        attempt_floor=row.attempt_floor,
-        bounce_floor=row.bounce_floor,
-        attempts_before=row.attempts_before,
-        max_attempts=row.max_attempts,
-        failures_here=row.failures_here,
-        last_delay_ms=row.last_delay_ms,
-        holds=dict(row.holds),  # the store may keep the row
-        token=row.token,
-        created_at=row.created_at,
-        aged_from=row.aged_from,
-        due_at=due_at,
-        expires_at=row.expires_at,
-        lease_until=row.lease_until,
-        started_at=row.started_at,
-        overdue=row.overdue,
-        worker=row.worker,
-    )
+    return Claim(*(message, row.attempts, due_at, *_as_claimed(row), dict(row.holds)))
 
 
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     """Applies a settlement; None: its token is no longer the newest, and nothing was changed."""
-    if row.status is not Status.SENDING or row.token != settlement.token:
+    if row.status is not _SENDING or row.token != settlement.token:
         return None
     assert may_settle(row.status, settlement.status), f"illegal: {row.status} → {settlement.status}"
     attempts = row.attempts
@@ -294,7 +248,7 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
         _wait(row, now + settlement.delay_ms)
     else:
         _finish(row, now)
-    return _changed(row, Status.SENDING, attempts, now, attempt=settlement.attempt, cause=cause)
+    return _changed(row, _SENDING, attempts, now, attempt=settlement.attempt, cause=cause)
 
 
 def command(row: Row, order: Command, now: int) -> Change | None:
@@ -516,15 +470,7 @@ def _changed(
 ) -> Change:
     row.changes += 1
     row.updated_at = now
-    return Change(
-        row=row,
-        before=before,
-        attempts_before=attempts,
-        at=now,
-        attempt=attempt,
-        cause=cause,
-        bounced=bounced,
-    )
+    return Change(row, before, attempts, now, attempt, cause, bounced)
 
 
 def _cause(kind: str, name: str, at: int, before: Status, after: Status, why: str) -> CauseRecord:
@@ -547,29 +493,24 @@ def _take(row: Row, worker: str, lease_ms: int, now: int) -> None:
 def _finish(row: Row, now: int) -> None:
     row.due_at = row.deadline_at = None
     row.cancel_requested = False
-    match row.status:
-        case Status.SENT:
-            row.sent_at = now
-        case Status.DELIVERED:
-            row.delivered_at = now
-            row.sent_at = row.sent_at or now
-        case Status.FAILED:
-            row.failed_at = now
-        case _:
-            pass
-    if row.status in (Status.SENT, Status.DELIVERED):
+    if row.status in _TAKEN:
+        row.sent_at = now if row.status is _SENT else row.sent_at or now
         row.failed_at = row.last_error = row.error_code = None
+    if row.status is _DELIVERED:
+        row.delivered_at = now
+    elif row.status is _FAILED:
+        row.failed_at = now
 
 
 def _note_attempt(row: Row, settlement: Settlement, attempt: AttemptRecord, now: int) -> None:
     row.last_attempt_at = now
     row.last_error, row.error_code = attempt.error, attempt.error_code
-    if row.status in (Status.SENT, Status.DELIVERED):
+    if row.status in _TAKEN:
         row.last_error = row.error_code = None
-    kept = {provider: until for provider, until in row.holds.items() if until > now}
+    if row.holds:
+        row.holds = {provider: until for provider, until in row.holds.items() if until > now}
     if settlement.hold_ms:
-        kept[attempt.provider] = now + settlement.hold_ms
-    row.holds = kept
+        row.holds = {**row.holds, attempt.provider: now + settlement.hold_ms}
 
 
 def _retry(row: Row, order: Command, now: int) -> Status:

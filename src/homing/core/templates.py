@@ -61,7 +61,7 @@ class TemplateOrigin(StrEnum):
     """A file of the project: all tenants have it."""
 
 
-class Template(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class Template(Struct, frozen=True, kw_only=True, rename="camel"):
     """One template with all its locales."""
 
     key: str

@@ -6,18 +6,23 @@ import re
 
 from homing.core.errors import InvalidRequest
 
-_LINE_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
-_TEXT_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_NOT_IN_A_LINE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")
+_NOT_IN_A_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def is_plain(value: str) -> bool:
+    """Nothing but visible ASCII and spaces: most text is, and to see that costs next to nothing."""
+    return value.isascii() and value.isprintable()
 
 
 def check_line(value: str | None, where: str) -> None:
     """One plain line."""
-    if value is not None and (_LINE_CONTROL.search(value) or SURROGATE.search(value)):
+    if value is not None and not is_plain(value) and _NOT_IN_A_LINE.search(value):
         raise InvalidRequest(where, "has a line break or control character; it must be one plain line")
 
 
 def check_text(value: str | None, where: str) -> None:
     """Text of any number of lines."""
-    if value is not None and (_TEXT_CONTROL.search(value) or SURROGATE.search(value)):
+    if value is not None and not is_plain(value) and _NOT_IN_A_TEXT.search(value):
         raise InvalidRequest(where, "has a control character; allowed are text, tabs and line breaks")

@@ -25,7 +25,7 @@ ROW_FIELDS: tuple[str, ...] = Row.__struct_fields__
 JSON_FIELDS = frozenset({"holds", "engagement"})
 
 
-class StoredRow(Row, array_like=True, kw_only=True, gc=False):
+class StoredRow(Row, array_like=True, gc=False):
     """A `Row` that is read from a JSON array. Nothing in it leads back to it, so `gc` need not look."""
 
 

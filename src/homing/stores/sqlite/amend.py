@@ -9,12 +9,13 @@ from homing.core.rows import command as commanded
 from homing.core.rows import resent
 from homing.core.states import COMMANDS
 from homing.stores.codec import Column, decode_rows, mutable_columns, own_columns, shared_columns
+from homing.stores.held import Found
 from homing.stores.orders import Asked, allows, sort_out
 from homing.stores.sqlite.accept import NEW_ROWS
 from homing.stores.sqlite.changes import Book, queue_of
 from homing.stores.sqlite.filters import query
 from homing.stores.sqlite.receipts import MUTABLE
-from homing.stores.sqlite.rows import Found, rows_by_id
+from homing.stores.sqlite.rows import rows_by_id
 from homing.stores.sqlite.statements import Many, Tx, json_row
 
 _COPIES = Many(

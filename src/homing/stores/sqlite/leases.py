@@ -19,6 +19,7 @@ from homing.stores.codec import (
     leased_columns,
 )
 from homing.stores.deal import Deal, Due, DueQueue
+from homing.stores.held import Held
 from homing.stores.sqlite.changes import NEXT_DUE, Book, queue_of
 from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_row
@@ -27,7 +28,7 @@ _QUEUES_PER_LANE = 2000
 """Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
 
 LAST_CLAIMED = "overdue"
-"""The last field of a row that a claim, or a reclaim, reads or changes."""
+"""The last field of a row that a claim, a reclaim, or the settlement of either reads or changes."""
 
 DUE_QUEUES = """
 SELECT json_array(
@@ -103,22 +104,23 @@ _decode_due = json.Decoder(list[list[Due]]).decode
 _decode_seqs = json.Decoder(list[int]).decode
 
 
-def claim(tx: Tx, request: ClaimRequest) -> ClaimBatch:
+def claim(tx: Tx, request: ClaimRequest, held: Held) -> ClaimBatch:
     """Leases due rows within the room that the request gives."""
     outlets = OutletRoom(request.outlet_room, request.outlet_slots)
     dealt, deals = _deal(tx, request, outlets)
-    claims = _lease(tx, dealt, request)
+    claims = _lease(tx, dealt, request, held)
     _keep_turns(tx, deals)
     return ClaimBatch(claims=claims, now=tx.now, next_due_at=_next_due_at(tx, request, outlets))
 
 
-def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
+def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int, held: Held) -> ClaimBatch:
     """Takes expired leases, and waiting rows whose deadline passed; whatever passed first, first."""
     seqs = _decode_seqs(tx.one(PASSED, tx.now, max(0, limit)))
     if not seqs:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
     book, claims, written = Book(tx), [], {}
-    for (seq, row), message in zip(*_rows_and_messages(tx, seqs), strict=True):
+    rows, messages = _rows_and_messages(tx, seqs)
+    for (seq, row), message in zip(rows, messages, strict=True):
         was = queue_of(row)
         due_at = row.started_at if row.due_at is None else row.due_at
         book.record(seq, reclaim(row, worker, lease_ms, tx.now), was)
@@ -126,6 +128,7 @@ def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int) -> ClaimBatch
         written[seq] = leased_columns(row)
     LEASED.run(tx, written)
     book.write()
+    held.keep(rows)
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
 
@@ -179,7 +182,7 @@ def _fetch(tx: Tx, queues: Sequence[DueQueue], limit: int) -> None:
         queue.fill(rows, limit)
 
 
-def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest) -> tuple[Claim, ...]:
+def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest, held: Held) -> tuple[Claim, ...]:
     if not dealt:
         return ()
     book, claims, written = Book(tx), [], {}
@@ -191,6 +194,7 @@ def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest) -> tuple[Claim, 
         written[seq] = leased_columns(row)
     LEASED.run(tx, written)
     book.write()
+    held.keep(rows)
     return tuple(claims)
 
 

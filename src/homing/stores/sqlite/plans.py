@@ -17,6 +17,7 @@ def hot_statements() -> dict[str, str]:
         "claim: queues after it": leases.LOOKED_AT.text,
         "claim: next due": leases.NEXT_DUE_AT,
         "reclaim: what has passed": leases.PASSED,
+        "settle: what has changed": rows.CHANGES,
         "settle: rows by id": rows.LEASED_BY_ID,
         "settle: rows": settle.SETTLED.each.text,
         "queues that rows have left": changes.LEFT.text,

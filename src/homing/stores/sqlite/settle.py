@@ -8,9 +8,10 @@ from enum import Enum
 from homing.core.model import RegistryPut, Settlement, SettleResult, Status
 from homing.core.rows import settle as settled
 from homing.stores.codec import SETTLED_FIELDS, Column, settled_columns
+from homing.stores.held import Found, Held
 from homing.stores.sqlite.changes import Book, write_puts
 from homing.stores.sqlite.receipts import take_early
-from homing.stores.sqlite.rows import leased_by_id
+from homing.stores.sqlite.rows import leased_by_id, unchanged
 from homing.stores.sqlite.statements import Tx, Update
 
 SETTLED = Update(SETTLED_FIELDS)
@@ -24,9 +25,9 @@ class Fate(Enum):
     MISSING = 2
 
 
-def settle(tx: Tx, batch: Sequence[Settlement]) -> list[Fate]:
+def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
     """Applies settlements in their order; the fate of each."""
-    found = leased_by_id(tx, [settlement.id for settlement in batch])
+    found = _found(tx, batch, held)
     book = Book(tx)
     fates: list[Fate] = []
     written: dict[int, tuple[Column, ...]] = {}
@@ -51,6 +52,14 @@ def settle(tx: Tx, batch: Sequence[Settlement]) -> list[Fate]:
     write_puts(tx, puts)
     take_early(tx, list(written))
     return fates
+
+
+def _found(tx: Tx, batch: Sequence[Settlement], held: Held) -> dict[str, Found]:
+    """The rows that these are about: those that were kept, where nothing has changed them, else as stored."""
+    kept = [row for settlement in batch if (row := held.take(settlement)) is not None]
+    found = {row.id: (seq, row) for seq, row in unchanged(tx, kept)} if kept else {}
+    others = [settlement.id for settlement in batch if settlement.id not in found]
+    return found | leased_by_id(tx, others) if others else found
 
 
 def result_of(batch: Sequence[Settlement], fates: Sequence[Fate]) -> SettleResult:

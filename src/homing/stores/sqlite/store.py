@@ -39,6 +39,7 @@ from homing.core.model import (
     Tally,
 )
 from homing.core.ports import Taken, Want
+from homing.stores.held import Held
 from homing.stores.sqlite import accept, amend, leases, reads, receipts, reference, schema, settle, upkeep
 from homing.stores.sqlite.changes import write_events
 from homing.stores.sqlite.connection import connect, translated
@@ -74,6 +75,7 @@ class SqliteStore:
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
         self._subscribed: frozenset[str] = frozenset()
+        self._held = Held()
         self._opening = threading.Lock()
         self._writer: Writer | None = None
         self._reader: Reader | None = None
@@ -112,17 +114,17 @@ class SqliteStore:
         return await self._open_writer().do(call)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        return await self._write(lambda tx: leases.claim(tx, request))
+        return await self._write(lambda tx: leases.claim(tx, request, self._held))
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        return await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms))
+        return await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, self._held))
 
     async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         def alone(cursor: sqlite3.Cursor) -> SettleResult:
-            return settle.result_of(batch, settle.settle(self._tx(cursor), batch))
+            return settle.result_of(batch, settle.settle(self._tx(cursor), batch, self._held))
 
         return await self._open_writer().do(Call(alone, self._settle_together, batch))
 
@@ -269,5 +271,5 @@ class SqliteStore:
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Settlement]]
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
-        fates = iter(settle.settle(self._tx(cursor), everything))
+        fates = iter(settle.settle(self._tx(cursor), everything, self._held))
         return [settle.result_of(batch, [next(fates) for _ in batch]) for batch in batches]

@@ -1,0 +1,63 @@
+"""The tokens of unsubscribe links: they open to what was sealed, or to nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homing.core.model import Channel
+from homing.core.unsubscribe import LONGEST_TOKEN, Seal, Subscription
+
+SEAL = Seal(b"a secret of thirty-two characters")
+ADA = Subscription("acme", Channel.EMAIL, "newsletter", None, "ada@example.org")
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
+subscriptions = st.builds(
+    Subscription, texts, st.sampled_from(Channel), texts, st.none() | texts, st.none() | texts
+)
+
+
+@given(subscriptions)
+def test_a_token_opens_to_what_was_sealed_and_is_always_the_same(what: Subscription) -> None:
+    token = SEAL.token(what)
+    assert SEAL.opened(token) == what
+    assert SEAL.token(what) == token
+    assert set(token) <= set(ALPHABET)
+
+
+@given(subscriptions, st.data())
+def test_a_token_that_was_changed_anywhere_opens_to_nothing(what: Subscription, data: st.DataObject) -> None:
+    token = SEAL.token(what)
+    at = data.draw(st.integers(0, len(token) - 1))
+    other = data.draw(st.sampled_from([one for one in ALPHABET if one != token[at]]))
+    assert SEAL.opened(token[:at] + other + token[at + 1 :]) is None
+    assert SEAL.opened(token[:at]) is None
+    assert SEAL.opened(token + other) is None
+
+
+@given(st.text(max_size=100))
+def test_what_is_no_token_opens_to_nothing(text: str) -> None:
+    assert SEAL.opened(text) is None
+
+
+@pytest.mark.parametrize("text", ["", "1", "1A", "1AAAA", "2" + "A" * 60, "1" + "A" * LONGEST_TOKEN, "1é"])
+def test_odd_lengths_and_forms_open_to_nothing(text: str) -> None:
+    assert SEAL.opened(text) is None
+
+
+def test_nothing_of_the_recipient_can_be_read_in_a_token() -> None:
+    from base64 import urlsafe_b64decode
+
+    token = SEAL.token(ADA)
+    raw = urlsafe_b64decode(token[1:] + "=" * (-len(token[1:]) % 4))
+    for word in (b"ada", b"example", b"acme", b"newsletter"):
+        assert word not in raw
+        assert word not in token.encode()
+
+
+def test_another_secret_opens_nothing_and_makes_another_token() -> None:
+    other = Seal(b"another secret of thirty-two chars")
+    assert other.opened(SEAL.token(ADA)) is None
+    assert other.token(ADA) != SEAL.token(ADA)
