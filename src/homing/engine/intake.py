@@ -16,24 +16,31 @@ from homing.core.errors import HomingError, InvalidRequest, StoreUnavailable, Te
 from homing.core.events import moment
 from homing.core.ids import uuid7
 from homing.core.locale import LocalePolicy
-from homing.core.model import Channel, Content, Message, Mode, NewNotification, Recipient, Submission, lane_of
-from homing.core.modes import SYNCHRONOUS_TYPES, mode_of
-from homing.core.policy import MODES, Keys, RetryPolicy
+from homing.core.model import (
+    Channel,
+    Content,
+    Message,
+    Mode,
+    NewNotification,
+    Recipient,
+    Submission,
+)
+from homing.core.modes import SYNCHRONOUS_TYPES
+from homing.core.policy import MODES, RetryPolicy
 from homing.core.ports import Chance, Clock, Directory, Rendered, Renderer
 from homing.core.request import (
     SendLimits,
     SendRequest,
     address_of,
-    channels_of,
     check_content,
     check_json,
     check_names,
-    priority_of,
-    provider_id,
     recipients_of,
 )
+from homing.engine.planning import Plan, Planner, Way
 from homing.engine.policies import Policies
 from homing.engine.roster import Roster
+from homing.engine.unsubscribing import Unsubscribing
 
 _HOOK_MS = 10_000
 LEASE_MARGIN_MS = 10_000
@@ -89,10 +96,10 @@ class Intake:
         settings: IntakeSettings,
         name: str,
         usable: Callable[[str], bool] = lambda provider: True,
+        links: Unsubscribing | None = None,
     ) -> None:
         """`usable`: whether a provider's breaker is not open, as far as this process knows without asking."""
         self._roster = roster
-        self._policies = policies
         self._directory = directory
         self._renderer = renderer
         self._clock = clock
@@ -100,6 +107,8 @@ class Intake:
         self._settings = settings
         self._name = name
         self._usable = usable
+        self._links = links if links is not None and links.offers else None
+        self._planner = Planner(policies, settings.synchronous_types)
 
     async def prepare(
         self,
@@ -116,21 +125,24 @@ class Intake:
         times): the same words under the same idempotency key are the same request.
         """
         self._check(request)
-        channels = channels_of(request)
+        plan = self._planner.plan(tenant, request)
         recipients = recipients_of(request, self._settings.limits)
-        mode = self._mode(request, channels, recipients)
-        _check_earlier(earlier, mode)
+        synchronous = plan.mode is Mode.SYNCHRONOUS
+        if synchronous:
+            _check_synchronous(request, plan, recipients)
+        if earlier is not NOTHING_EARLIER:
+            _check_earlier(earlier, plan.mode)
         if ask_directory:
-            recipients = await self._resolve(tenant, recipients, mode)
+            recipients = await self._resolve(tenant, recipients, plan.mode)
+        now = self._clock.now_ms()
         notifications = [
-            await self._notification(tenant, request, recipient, channel, mode, earlier)
+            await self._notification(tenant, request, recipient, plan, way, earlier, now)
             for recipient in recipients
-            for channel in channels
+            for way in plan.ways
         ]
-        synchronous = mode is Mode.SYNCHRONOUS
         return Submission(
             tenant=tenant,
-            batch_id=self._id(),
+            batch_id=self._id(now),
             notifications=tuple(notifications),
             idempotency_key=request.idempotency_key,
             fingerprint=_fingerprint(request, asked, earlier) if request.idempotency_key else "",
@@ -147,18 +159,22 @@ class Intake:
             raise InvalidRequest("content", "is missing; give content, or templateKey and data")
         if request.template_key is not None and request.content is not None:
             raise InvalidRequest("content", "and templateKey are both given; give one of them")
-        for name, at in (("sendAt", request.send_at), ("expiresAt", request.expires_at)):
-            if at is not None and at.tzinfo is None:
-                raise InvalidRequest(name, "has no time zone; give one, e.g. 2026-01-31T09:00:00Z")
-        now, send_at, expires_at = self._clock.now_ms(), _ms(request.send_at), _ms(request.expires_at)
-        if expires_at is not None and expires_at <= max(now, send_at or now):
-            raise InvalidRequest("expiresAt", "is not after now and sendAt; nothing could be sent in time")
+        if request.send_at is not None:
+            _check_zone("sendAt", request.send_at)
+        if request.expires_at is not None:
+            _check_zone("expiresAt", request.expires_at)
+        if (expires_at := _ms(request.expires_at)) is not None:
+            now = self._clock.now_ms()
+            if expires_at <= max(now, _ms(request.send_at) or now):
+                raise InvalidRequest(
+                    "expiresAt", "is not after now and sendAt; nothing could be sent in time"
+                )
 
     async def _resolve(
         self, tenant: str, recipients: Sequence[Recipient], mode: Mode
     ) -> tuple[Recipient, ...]:
         """Fills in what the directory knows; what the request says wins."""
-        ids = {r.id for r in recipients if r.id}
+        ids = {recipient.id for recipient in recipients if recipient.id}
         if not ids:
             return tuple(recipients)
         known = await self._known(
@@ -180,74 +196,64 @@ class Intake:
             return known
         raise StoreUnavailable(f"the recipient directory answered with {type(known).__name__}; try again")
 
-    def _mode(
-        self, request: SendRequest, channels: Sequence[Channel], recipients: Sequence[Recipient]
-    ) -> Mode:
-        mode = mode_of(
-            synchronous=request.synchronous,
-            type_=_type(request),
-            priority=priority_of(request.priority),
-            bulk=request.bulk,
-            synchronous_types=self._settings.synchronous_types,
-        )
-        if mode is Mode.SYNCHRONOUS:
-            if len(channels) > 1 or len(recipients) > 1:
-                raise InvalidRequest("synchronous", "is for one recipient and one channel")
-            if request.send_at is not None:
-                raise InvalidRequest(
-                    "sendAt", "and synchronous exclude each other: it is sent now or not at all"
-                )
-        return mode
-
     async def _notification(
         self,
         tenant: str,
         request: SendRequest,
         recipient: Recipient,
-        channel: Channel,
-        mode: Mode,
+        plan: Plan,
+        way: Way,
         earlier: Earlier,
+        now: int,
     ) -> NewNotification:
-        type_, priority = _type(request), priority_of(request.priority)
+        channel = way.channel
         address = address_of(recipient, channel)
-        rendered = await self._rendered(tenant, request, recipient, channel)
-        content = rendered.content
+        link = None
+        if self._links is not None:
+            link = await self._links.link(tenant, recipient, address, channel, plan.category, plan.mode)
+        if request.content is not None:
+            content, locale, version = request.content, recipient.locale, None
+        else:
+            rendered = await self._rendered(tenant, request, recipient, channel, link)
+            content, locale, version = rendered.content, rendered.locale, rendered.version
+        if link is not None and content.unsubscribe_url is None:
+            content = replace(content, unsubscribe_url=link)
         check_content(content, channel, self._settings.limits)
-        forced = provider_id(request.provider) if request.provider else None
-        id = self._id()
-        stop = self._roster.first_stop(channel, forced, id, self._usable)
-        policy = self._policies.book.policy(Keys(tenant, type_, request.origin, channel, priority), mode)
+        id = self._id(now)
+        stop = self._roster.first_stop(channel, plan.provider, id, self._usable)
         window_ms = self._settings.dedup_windows_ms.get(
-            type_, self._settings.dedup_key_window_ms if request.dedup_key else 0
+            plan.type, self._settings.dedup_key_window_ms if request.dedup_key else 0
         )
         return NewNotification(
             id=id,
             channel=channel,
-            mode=mode,
-            lane=lane_of(mode, channel),
-            type=type_,
-            category=request.category or type_,
-            priority=priority,
+            mode=plan.mode,
+            lane=way.lane,
+            type=plan.type,
+            category=plan.category,
+            priority=plan.priority,
             origin=request.origin,
             provider=stop.provider,
             outlet=stop.outlet(address),
-            pinned=forced is not None,
+            pinned=plan.provider is not None,
             address=address,
             message=Message(
                 recipient=recipient,
                 content=content,
                 template_key=request.template_key,
-                template_version=rendered.version,
-                locale=rendered.locale,
+                template_version=version,
+                locale=locale,
                 metadata=request.metadata,
             ),
             send_at=_ms(request.send_at),
             expires_at=_ms(request.expires_at),
-            max_age_ms=policy.max_age_ms,
-            dedup_key=_dedup_key(request.dedup_key, type_, channel, address, content) if window_ms else None,
+            max_age_ms=way.policy.max_age_ms,
+            dedup_key=_dedup_key(request.dedup_key, plan.type, channel, address, content)
+            if window_ms
+            else None,
             dedup_window_ms=window_ms,
             attempts_before=earlier.attempts,
-            delay_ms=0 if request.send_at else self._delay_ms(policy, earlier),
+            delay_ms=0 if request.send_at else self._delay_ms(way.policy, earlier),
             max_attempts=earlier.max_attempts,
             last_error=earlier.last_error,
         )
@@ -257,24 +263,38 @@ class Intake:
         return delay_ms(policy, earlier.attempts, self._chance.random()) if earlier.attempts else 0
 
     async def _rendered(
-        self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel
+        self,
+        tenant: str,
+        request: SendRequest,
+        recipient: Recipient,
+        channel: Channel,
+        link: str | None,
     ) -> Rendered:
-        if request.content is not None:
-            return Rendered(content=request.content, locale=recipient.locale)
         assert request.template_key is not None, "checked: content or a template"
         if self._renderer is None:
             raise TemplateNotFound("templateKey", f"{request.template_key!r}: no templates are configured")
         locales, locale = self._settings.locales, recipient.locale
         if locales is not None:
             locale = locales.resolve(tenant, locale, request.accept_language)
-        return await self._renderer.render(tenant, request.template_key, channel, locale, request.data or {})
+        data = request.data or {}
+        if link is not None:
+            data = {"unsubscribeUrl": link, **data}
+        return await self._renderer.render(tenant, request.template_key, channel, locale, data)
 
-    def _id(self) -> str:
-        return uuid7(self._clock.now_ms(), self._chance.getrandbits(74))
+    def _id(self, now: int) -> str:
+        return uuid7(now, self._chance.getrandbits(74))
 
 
-def _type(request: SendRequest) -> str:
-    return request.type or request.template_key or "message"
+def _check_zone(name: str, at: datetime) -> None:
+    if at.tzinfo is None:
+        raise InvalidRequest(name, "has no time zone; give one, e.g. 2026-01-31T09:00:00Z")
+
+
+def _check_synchronous(request: SendRequest, plan: Plan, recipients: Sequence[Recipient]) -> None:
+    if len(plan.ways) > 1 or len(recipients) > 1:
+        raise InvalidRequest("synchronous", "is for one recipient and one channel")
+    if request.send_at is not None:
+        raise InvalidRequest("sendAt", "and synchronous exclude each other: it is sent now or not at all")
 
 
 def _ms(at: datetime | None) -> int | None:

@@ -1,0 +1,100 @@
+"""What follows from the words of a request alone: worked out once for all that use the same words."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from msgspec import Struct
+
+from homing.core.model import Channel, Mode, Priority, lane_of
+from homing.core.modes import mode_of
+from homing.core.policy import Keys, RetryPolicy
+from homing.core.request import SendRequest, channels_named, priority_of, provider_id
+from homing.engine.policies import Policies
+
+_REMEMBERED = 4_096
+"""A program has some types, origins and tenants, and uses them again and again."""
+
+
+class Way(Struct, frozen=True):
+    """One channel of a request."""
+
+    channel: Channel
+    lane: str
+    policy: RetryPolicy
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """How a request is delivered, whoever it is for and whatever it says."""
+
+    type: str
+    category: str
+    priority: Priority
+    mode: Mode
+    provider: str | None
+    """The forced one."""
+    ways: tuple[Way, ...]
+
+
+class Planner:
+    """Makes plans; anew when the rules have changed."""
+
+    def __init__(self, policies: Policies, synchronous_types: frozenset[str]) -> None:
+        self._policies = policies
+        self._synchronous_types = synchronous_types
+        self._book = policies.book
+        self._plans = lru_cache(_REMEMBERED)(self._plan)
+
+    def plan(self, tenant: str, request: SendRequest) -> Plan:
+        """`InvalidRequest` where it names a channel or priority that is none."""
+        if self._book is not self._policies.book:
+            self._book = self._policies.book
+            self._plans.cache_clear()
+        return self._plans(
+            tenant,
+            request.channel,
+            request.channels,
+            request.type or request.template_key or "message",
+            request.category,
+            request.priority,
+            request.origin,
+            request.synchronous,
+            request.bulk,
+            request.provider,
+        )
+
+    def _plan(
+        self,
+        tenant: str,
+        channel: str | None,
+        channels: tuple[str, ...],
+        type: str,
+        category: str | None,
+        priority: str,
+        origin: str,
+        synchronous: bool | None,
+        bulk: bool,
+        provider: str | None,
+    ) -> Plan:
+        named, level = channels_named(channel, channels), priority_of(priority)
+        mode = mode_of(
+            synchronous=synchronous,
+            type_=type,
+            priority=level,
+            bulk=bulk,
+            synchronous_types=self._synchronous_types,
+        )
+
+        def way(one: Channel) -> Way:
+            return Way(
+                one, lane_of(mode, one), self._book.policy(Keys(tenant, type, origin, one, level), mode)
+            )
+
+        return Plan(
+            type=type,
+            category=category or type,
+            priority=level,
+            mode=mode,
+            provider=provider_id(provider) if provider else None,
+            ways=tuple(way(one) for one in named),
+        )
