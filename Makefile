@@ -28,7 +28,7 @@ PEERS := .venv-peers
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check format bench bench-long bench-peers simulate coverage lock clean
+.PHONY: help install demo serve test check format bench bench-long bench-peers client simulate coverage lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,7 +81,8 @@ bench-long: $(STAMP) ## The same with a million waiting and five rounds; table, 
 
 bench-peers: $(STAMP) $(PEERS)/.installed ## Homing beside PgQueuer, Celery, Dramatiq and Procrastinate
 	@mkdir -p build
-	@$(BIN)/python bench/peers/run.py --python $(PEERS)/bin/python --json build/peers.json $(ARGS)
+	@$(BIN)/python bench/peers/run.py --python $(PEERS)/bin/python --json build/peers.json \
+		--chart build/peers.svg --markdown build/peers.md $(ARGS)
 
 $(PEERS)/.installed: requirements/peers.txt
 	@test -x $(PEERS)/bin/python || "$(PYTHON)" -m venv $(PEERS)
@@ -91,6 +92,9 @@ else
 	$(UV) pip install --quiet --python $(PEERS)/bin/python -r requirements/peers.txt
 endif
 	@touch $@
+
+client: $(STAMP) ## Write the Python client's calls anew, from the routes
+	@$(BIN)/python tools/make_client.py
 
 simulate: $(STAMP) ## Simulated worlds with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one)
 	@$(BIN)/python -m homing.sim --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)

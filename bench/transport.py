@@ -10,44 +10,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import sys
 import time
-from multiprocessing.connection import Connection
-from typing import cast
 
 import pycurl  # type: ignore[import-untyped]
 import uvloop
 
+from homing.benching.sink import Sink
 from homing.providers.http import Answer, Request
 from homing.providers.transport import CurlTransport
 
-BODY = b'{"type":"order_confirmed","data":{"text":"' + b"x" * 400 + b'"}}'
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"id":"m-12345"}'[:15]
-
-
-class Sink(asyncio.Protocol):
-    """Answers each request that has come whole."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._had = b""
-
-    def data_received(self, data: bytes) -> None:
-        self._had += data
-        while (at := self._had.find(b"\r\n\r\n")) >= 0 and len(self._had) >= at + 4 + len(BODY):
-            self._had = self._had[at + 4 + len(BODY) :]
-            self._transport.write(OK)
-
-
-def sink(say: Connection) -> None:
-    async def serve() -> None:
-        server = await asyncio.get_running_loop().create_server(Sink, "127.0.0.1", 0)
-        say.send(server.sockets[0].getsockname()[1])
-        await server.serve_forever()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+BODY = b'{"type":"order_confirmed","data":{"n":1,"text":"' + b"x" * 400 + b'"}}'
 
 
 async def ours(url: str, requests: int, at_once: int) -> float:
@@ -102,18 +75,13 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    hear, say = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.Process(target=sink, args=(say,), daemon=True)
-    process.start()
-    url = f"http://127.0.0.1:{hear.recv()}/send"
     best = {"bare": 0.0, "asyncio": 0.0, "uvloop": 0.0}
-    for _ in range(given.rounds):  # in turns, so that a busy moment hits all of them
-        best["bare"] = max(best["bare"], bare(url, given.requests, given.at_once))
-        for name, loop in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
-            with asyncio.Runner(loop_factory=loop) as runner:
-                best[name] = max(best[name], runner.run(ours(url, given.requests, given.at_once)))
-    process.terminate()
-    process.join()
+    with Sink() as sink:
+        for _ in range(given.rounds):  # in turns, so that a busy moment hits all of them
+            best["bare"] = max(best["bare"], bare(sink.url, given.requests, given.at_once))
+            for name, loop in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
+                with asyncio.Runner(loop_factory=loop) as runner:
+                    best[name] = max(best[name], runner.run(ours(sink.url, given.requests, given.at_once)))
     for name, rate in best.items():
         print(f"{name:8} {rate:9,.0f} requests/s   {rate / best['bare']:.2f} of bare")
     return 0

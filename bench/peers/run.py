@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homing.benching import Unsound, accepting
+from homing.benching import Unsound, accepting, chart, writing
 from homing.benching.arena import arena, connected, database
 from homing.benching.delivering import check_sink, deliver
 from homing.benching.figures import Figure, Report
@@ -41,6 +41,7 @@ from homing.benching.writing import shown
 
 DELIVER, BULK, SINGLES = "deliver, two processes", "enqueue in bulk", "enqueue by 64 callers"
 TEMPLATE = "enqueue in bulk, a template each"
+PARTS = (DELIVER, BULK, TEMPLATE, SINGLES)
 PROCESSES = 2
 BARS = {
     (DELIVER, "PgQueuer"): 2.0,
@@ -178,8 +179,8 @@ def note(rates: Rates, what: str, who: str, rate: float) -> None:
 def figures(rates: Rates) -> list[Figure]:
     """Each peer's rate, then Homing's as a multiple of each."""
     found = [
-        Figure(part=what, name=who, store="", unit="/s", rounds=tuple(rounds))
-        for (what, who), rounds in rates.items()
+        Figure(part=what, name=who, store=_kind(who), unit="/s", rounds=tuple(rounds))
+        for (what, who), rounds in sorted(rates.items(), key=lambda item: PARTS.index(item[0][0]))
     ]
     for (what, who), theirs in rates.items():
         for mine in (what, TEMPLATE) if what == BULK else (what,):
@@ -190,13 +191,17 @@ def figures(rates: Rates) -> list[Figure]:
                     Figure(
                         part=mine,
                         name=f"Homing / {who}",
-                        store="",
+                        store=HOMING.name,
                         unit="",
                         rounds=tuple(one / other for one, other in pairs),
                         at_least=BARS.get((mine, who)),
                     )
                 )
     return found
+
+
+def _kind(who: str) -> str:
+    return HOMING.name if who == HOMING.name else "peer"
 
 
 def show(report: Report) -> None:
@@ -247,6 +252,8 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="less than 1: fewer jobs")
     parser.add_argument("--only", nargs="+", help="only these peers, in small letters")
     parser.add_argument("--json", type=Path, help="all figures go there")
+    parser.add_argument("--chart", type=Path, help="an SVG picture goes there")
+    parser.add_argument("--markdown", type=Path, help="the table goes there")
     options = parser.parse_args()
     try:
         report = run(measure(options))
@@ -256,6 +263,10 @@ def main() -> int:
     show(report)
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    if options.chart:
+        options.chart.write_text(chart.draw(report), encoding="utf-8")
+    if options.markdown:
+        options.markdown.write_text(writing.markdown(report), encoding="utf-8")
     return 0
 
 

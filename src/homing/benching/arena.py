@@ -41,6 +41,10 @@ _SQLITE_ROWS = "SELECT count(*) FROM homing_notifications"
 _number = itertools.count(1)
 
 
+class Unusable(Exception):
+    """A server that cannot be connected to, or where we may make no databases."""
+
+
 def is_postgres(address: str) -> bool:
     return address.startswith(("postgresql://", "postgres://"))
 
@@ -92,7 +96,10 @@ class Arena(Struct, frozen=True, kw_only=True):
 async def arena(server: str, *, in_flight: int = IN_FLIGHT) -> AsyncIterator[Arena]:
     """A store at `server`: the URL of any database of a PostgreSQL server where databases may be made, or
     `sqlite:` with a path, beside which its file goes (without one, in a temporary folder)."""
-    folder = Path(tempfile.mkdtemp(prefix="homing-bench-", dir=_beside(server)))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="homing-bench-", dir=_beside(server)))
+    except OSError as error:
+        raise Unusable(f"{server}: no folder can be made there: {error.strerror}") from None
     try:
         if is_postgres(server):
             async with database(server, f"homing_bench_{os.getpid()}_{next(_number)}") as url:
@@ -119,9 +126,14 @@ def _made(folder: Path, store: str, in_flight: int) -> Arena:
 @asynccontextmanager
 async def database(server: str, name: str) -> AsyncIterator[str]:
     """A database of this name for a while."""
+    import asyncpg
+
     async with connected(server) as admin:
-        await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        await admin.execute(f"CREATE DATABASE {name}")
+        try:
+            await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            await admin.execute(f"CREATE DATABASE {name}")
+        except asyncpg.PostgresError as error:
+            raise Unusable(f"the PostgreSQL server lets us make no database: {error}") from None
         try:
             yield f"{server.rpartition('/')[0]}/{name}"
         finally:
@@ -133,7 +145,10 @@ async def connected(url: str) -> AsyncIterator[Any]:
     """A connection of our own to a PostgreSQL database."""
     import asyncpg
 
-    connection = await asyncpg.connect(url)
+    try:
+        connection = await asyncpg.connect(url)
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise Unusable(f"the PostgreSQL server cannot be used: {error}") from None
     try:
         yield connection
     finally:

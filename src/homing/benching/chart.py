@@ -1,4 +1,4 @@
-"""The picture of a report: for each part with rates, one bar for each figure, the stores in two colours."""
+"""The picture of a report: for each part with rates, one bar for each figure, coloured by its store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from itertools import groupby
 from homing.benching.figures import Figure, Report
 from homing.benching.writing import machine, shown
 
-_COLOURS = {"SQLite": "#0f766e", "PostgreSQL": "#2563eb"}
+_COLOURS = {"SQLite": "#0f766e", "PostgreSQL": "#2563eb", "Homing": "#2563eb", "peer": "#9ca3af"}
+_TITLE = "Homing: notifications per second"
 _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _WIDTH, _LEFT, _RIGHT, _TOP = 900, 320, 90, 92
 _BAR, _GAP, _PART = 18, 6, 34
@@ -25,7 +26,7 @@ def draw(report: Report) -> str:
         body += _part(part, members, y)
         y += _PART + len(members) * (_BAR + _GAP)
     height = round(y + 20)
-    title = "Homing: notifications per second"
+    title = "Homing beside its peers: jobs per second" if report.form == "peers" else _TITLE
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" font-family="system-ui, \'DejaVu Sans\', sans-serif" '
@@ -40,7 +41,7 @@ def _head(title: str, report: Report) -> Iterator[str]:
     yield _text(24, 30, title, size=17, weight=600)
     yield _text(24, 50, machine(report), colour=_FAINT, size=11)
     at = 24.0
-    for store in dict.fromkeys(figure.store for figure in report.figures):
+    for store in dict.fromkeys(figure.store for figure in report.figures if figure.unit == "/s"):
         yield f'<rect x="{at}" y="62" width="12" height="12" fill="{_COLOURS.get(store, _INK)}"/>'
         yield _text(at + 18, 72, store)
         at += 110

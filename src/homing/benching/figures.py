@@ -14,7 +14,7 @@ class Figure(Struct, frozen=True, kw_only=True, rename="camel"):
     part: str
     name: str
     store: str
-    """`SQLite` or `PostgreSQL`."""
+    """`SQLite` or `PostgreSQL`; beside peers, `Homing` or `peer`."""
     unit: str
     """`/s`, `ms`, `MB`, `bytes`, `%`, or nothing for a plain ratio or count."""
     rounds: tuple[float, ...]
@@ -57,7 +57,7 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
 
     machine: Machine
     form: str
-    """`quick` or `long`."""
+    """`quick`, `long`, or `peers` for a run beside them."""
     began_at: str
     seconds: float
     figures: tuple[Figure, ...]

@@ -8,6 +8,8 @@ from homing.benching.figures import Report, Result
 
 COLUMNS = ("PART", "WHAT", "STORE", "MEDIAN>", "LEAST>", "MOST>", "RATIO>", "AGAINST", "BAR")
 
+_COMMANDS = {"quick": "homing bench", "long": "homing bench --long", "peers": "make bench-peers"}
+
 
 def rows(report: Report) -> list[tuple[str, ...]]:
     """One for each figure, under `COLUMNS`."""
@@ -35,8 +37,7 @@ def machine(report: Report) -> str:
 def markdown(report: Report) -> str:
     """The table as performance.md has it."""
     most = max((len(figure.rounds) for figure in report.figures), default=0)
-    command = "homing bench --long" if report.form == "long" else "homing bench"
-    said = f"Measured {report.began_at[:10]} by `{command}` on {machine(report)}."
+    said = f"Measured {report.began_at[:10]} by `{_COMMANDS[report.form]}` on {machine(report)}."
     lines = [
         f"{said} Medians of up to {most} rounds that take turns.",
         "",

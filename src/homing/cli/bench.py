@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,33 +50,50 @@ async def bench(
     Your own store is not touched: files and databases are made for this, and dropped. Only ratios within
     one run mean something on a machine that does other things too.
     """
-    from homing.benching import Unsound
-    from homing.benching.plan import LONG, QUICK
-    from homing.benching.running import PARTS, measure
-
-    _check(only or (), [part.name for part in PARTS])
     servers = stores or ([options.store] if options.store else ["sqlite:"])
-    with Bar(options, "bench", 100) as bar:
-        try:
-            report = await measure(
-                servers,
-                LONG if long else QUICK,
-                only=only or (),
-                tell=lambda done, total, what: bar.at(100 * done // total, what),
-            )
-        except Unsound as error:
-            raise Refused(
-                f"the books do not balance, so there are no figures: {error}", ExitCode.NO
-            ) from None
+    _check(servers)
+    report = await _measured(options, servers, long, only or [])
     _show(options, report)
     _write(report, json, chart, markdown)
     return ExitCode.OK
 
 
-def _check(only: list[str] | tuple[str, ...], known: list[str]) -> None:
+def _check(servers: Sequence[str]) -> None:
+    """What it measures, and what it measures with: that is more than the command line itself needs."""
+    for server in servers:
+        if "://" in server and not server.startswith(("postgresql://", "postgres://")):
+            raise Refused(
+                f"store: {server.partition('://')[0]}:// is not supported; give a file or postgresql://"
+            )
+    wanted = ["pycurl", "jinja2", *(["asyncpg"] if any("://" in server for server in servers) else [])]
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Refused(f"{' and '.join(missing)} missing, which bench needs: pip install 'homing[all]'")
+
+
+async def _measured(options: Options, servers: Sequence[str], long: bool, only: Sequence[str]) -> Report:
+    from homing.benching import Unsound
+    from homing.benching.arena import Unusable
+    from homing.benching.plan import LONG, QUICK
+    from homing.benching.running import PARTS, measure
+
+    known = [part.name for part in PARTS]
     for name in only:
         if name not in known:
             raise Refused(f"--only: is {name!r}; allowed are {', '.join(known)}")
+    with Bar(options, "bench", 100) as bar:
+        try:
+            return await measure(
+                servers,
+                LONG if long else QUICK,
+                only=only,
+                tell=lambda done, total, what: bar.at(100 * done // max(1, total), what),
+            )
+        except Unsound as error:
+            told = f"the books do not balance, so there are no figures: {error}"
+            raise Refused(told, ExitCode.NO) from None
+        except Unusable as error:
+            raise Refused(str(error), ExitCode.STORE) from None
 
 
 def _show(options: Options, report: Report) -> None:
