@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from homing.core.ports import Delivery, Directory, Provider, Rendered, Renderer
     from homing.core.recipients import Device, Preference, QuietWindow, RecipientProfile, Suppression
     from homing.core.request import SendRequest
+    from homing.core.templates import Template, TemplateParts
     from homing.engine.callbacks import CallbackResult
     from homing.engine.roster import Listed
     from homing.engine.sending import Rejection, SendResult
@@ -114,6 +115,7 @@ _HOME = {
         "Suppression",
     ),
     "homing.core.request": ("SendRequest",),
+    "homing.core.templates": ("Template", "TemplateParts"),
     "homing.engine.callbacks": ("CallbackResult",),
     "homing.engine.roster": ("Listed",),
     "homing.engine.sending": ("Rejection", "SendResult"),
@@ -185,8 +187,10 @@ __all__ = [
     "StoreUnavailable",
     "Suppression",
     "SyncHoming",
+    "Template",
     "TemplateFailed",
     "TemplateNotFound",
+    "TemplateParts",
     "VersionConflict",
     "__version__",
 ]

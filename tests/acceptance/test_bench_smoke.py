@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -53,7 +54,7 @@ async def test_every_part_gives_its_figures_and_the_report_can_be_read_drawn_and
     said: list[tuple[int, int]] = []
     report = await measure(["sqlite:"], TINY, tell=lambda done, total, what: said.append((done, total)))
     parts = {figure.part for figure in report.figures}
-    assert {"accept", "deliver", "schedule", "callbacks", "start"} <= parts
+    assert {"accept", "serve", "deliver", "schedule", "callbacks", "start"} <= parts
     assert all(min(figure.rounds) >= 0 for figure in report.figures)
     assert [done for done, _ in said] == list(range(said[0][1] + 1))
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
@@ -94,6 +95,20 @@ def test_what_never_arrives_and_what_arrives_twice_fail_the_run(sink: Sink) -> N
     _post(sink, 2)
     with pytest.raises(Unsound, match="1 of them again"):
         check_sink(sink, 3)
+
+
+def test_the_sink_answers_requests_that_come_in_pieces_and_several_at_once(sink: Sink) -> None:
+    body = b'{"n":7}'
+    request = b"POST /hook HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    with socket.create_connection(("127.0.0.1", sink.port)) as connection:
+        connection.settimeout(10)
+        for piece in (request[:30], request[30:-2], request[-2:] + request + request[:-1]):
+            connection.sendall(piece)
+        answers = b""
+        while answers.count(b"200 OK") < 2:
+            answers += connection.recv(4096)
+    seen = sink.report()
+    assert (seen.requests, seen.taken, seen.repeated) == (2, 1, 1)
 
 
 def test_a_ratio_is_that_of_rounds_that_took_turns_and_is_held_against_its_bar() -> None:

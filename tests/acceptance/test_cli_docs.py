@@ -10,7 +10,7 @@ from cli_driver import Cli
 from homing.cli.exits import ExitCode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-GROUPS = ("dead", "providers", "policy", "templates", "db")
+GROUPS = ("dead", "providers", "policy", "templates", "keys", "tenants", "audit", "db")
 EVERYWHERE = {"--config", "--store", "--tenant", "--no-color", "--show-recipients", "--help", "-h"}
 
 

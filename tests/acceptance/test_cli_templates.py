@@ -150,3 +150,25 @@ def test_without_a_folder_it_says_what_to_set(tmp_path: Path) -> None:
     done = Cli(tmp_path)("templates", "check")
     assert (done.code, done.out) == (2, "")
     assert "templates.folder: is not set; name the folder of your templates in homing.toml" in done.err
+
+
+def test_what_a_tenant_has_written_is_listed_checked_and_shown_with_its_name(cli: Cli) -> None:
+    from homing import Channel, SyncHoming, Template, TemplateParts
+
+    parts = {Channel.SMS: TemplateParts(text="Hi {{ name }}")}
+    settings = {"locales": ["en-US", "de-DE"]}
+    with SyncHoming(cli.folder / "homing.db", templates=settings) as homing:
+        written = Template(key="hi", locales={"en-US": parts, "de-DE": parts}, sample={"name": "Ada"})
+        homing.call(lambda engine: engine.of("acme").templates.put(written, who="ada"))
+    listed, checked, shown, without = cli.many(
+        ["templates", "list", "--tenant", "acme"],
+        ["templates", "check", "--tenant", "acme"],
+        ["templates", "preview", "hi", "--tenant", "acme"],
+        ["templates", "list", "--tenant", "other", "--json"],
+    )
+    rows = [line.split() for line in listed.out.splitlines()]
+    assert rows[1] == ["hi", "en-US", "1", "own", "sms"]
+    assert {row[0] for row in rows[1:]} == {"hi", "order_confirmed"}
+    assert "2 templates in 2 locales: all is well" in checked.out
+    assert shown.out.splitlines()[0] == "hi in en-US, version 1"
+    assert [one["key"] for one in without.json] == ["order_confirmed"]

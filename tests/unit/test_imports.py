@@ -22,6 +22,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "engine": ("core",),
     **dict.fromkeys(ADAPTERS, ("core",)),
     **dict.fromkeys(FRONTS, ("engine", "core")),
+    "client": ("core",),
     "config": ("core",),
     "making": ("config", "core", *ADAPTERS),
     "compose": ("making", "config", "core", "engine", *ADAPTERS, *FRONTS),
@@ -32,6 +33,7 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 """Part of the package → other parts it may import. `homing` is the package's own `__init__`.
 
+The client is for programs far from any engine: it shares the vocabulary, and nothing that does the work.
 `sim`, `testing` and `benching` may import everything; nobody imports them but those commands that are trials
 themselves: the demo, the simulation and the benchmark.
 """
@@ -186,6 +188,8 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("config", "from homing.engine.room import Slots"),
         ("compose", "from homing.testing.clock import VirtualClock"),
         ("library", "from homing.sinks.log import LogSink"),
+        ("client/clients", "from homing.engine.sending import SendResult"),
+        ("client/structs/batch", "from homing.api.batch import BatchItem"),
         ("library", "from homing.cli import main"),
         ("cli/send", "from homing.stores.memory import MemoryStore"),
         ("cli/send", "from homing.sim import run"),
@@ -208,6 +212,7 @@ def test_a_wrong_import_is_caught_wherever_it_hides(tmp_path: Path, module: str,
         ("core/rows", "from homing.core import events\nfrom . import model\nfrom .model import Claim"),
         ("engine/worker", "from homing.core.model import Claim\nfrom homing.engine import settler"),
         ("stores/sql/one", "from homing.core import rows\nfrom ..codec import Codec\nimport sqlite3"),
+        ("client/calls/queue", "from homing.core.model import Notification\nimport http.client"),
         ("api/app", "import homing.engine.intake\nfrom homing.core import errors"),
         ("compose", "from homing.stores.memory import M\nfrom homing.api import app\nimport redis"),
         ("library", "from homing import compose, config\nfrom homing.engine.homing import Engine"),

@@ -134,7 +134,23 @@ def test_a_folder_that_is_not_there_and_a_library_that_is_missing_are_told(
         compose.templates(config.load(env={}, flags={"templates": {"folder": str(tmp_path)}}))
 
 
-def test_without_templates_nothing_is_wired_and_nothing_resolved() -> None:
+async def test_without_a_folder_the_default_locale_is_declared_and_tenants_may_write_templates() -> None:
     settings = config.load(env={})
-    assert compose.locales(settings) is None
-    assert compose.parts(settings, backend=compose.store("memory:")).renderer is None
+    assert compose.locales(settings).declared == ("en-US",)
+    async with Homing("memory:", sinks={"log": {"events": []}}) as homing:
+        with pytest.raises(TemplateNotFound, match="'hello' does not exist"):
+            await homing.send(PHONE, channel="sms", template_key="hello", data={})
+
+
+def test_a_renderer_of_ones_own_gets_locales_as_they_are_unless_they_are_declared() -> None:
+    settings = config.load(env={})
+    assert compose.engine_settings(settings, own_renderer=True).intake.locales is None
+    declared = config.load(env={}, flags={"templates": {"locales": ["de"], "default_locale": "de"}})
+    assert compose.engine_settings(declared, own_renderer=True).intake.locales is not None
+
+
+async def test_without_jinja_there_are_no_templates_to_manage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    async with Homing("memory:", sinks={"log": {"events": []}}) as homing:
+        with pytest.raises(ConfigError, match="jinja2 is missing"):
+            await homing.templates.list()

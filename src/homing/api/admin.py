@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
@@ -20,10 +21,13 @@ from homing.core.modes import MODE_INFO
 routes = Routes("Administration")
 
 _DAY_MS = 86_400_000
-_PURGE_MS = 20_000
+_PURGE_S = 20
 """A purge that takes longer goes on with the next request: an answer has to come."""
 
 Days = Annotated[float, Meta(ge=0, le=36_500)]
+Override = Annotated[
+    Literal["true"], Meta(description="Must be `true`: this goes beyond what the policy allows.")
+]
 
 
 class AdminRetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -82,7 +86,7 @@ class Purged(Struct, frozen=True, kw_only=True, rename="camel"):
     "/admin/notifications/{id}/retry",
     scope=Scope.ADMIN,
     errors=("NOT_FOUND", "COMMAND_REFUSED"),
-    headers={"X-Admin-Override": "Must be `true`: this goes beyond what the policy allows."},
+    headers={"X-Admin-Override": Override},
 )
 async def retry_notification(call: Call, id: str, body: AdminRetryBody) -> AdminRetried:
     """Try one notification again now, with one attempt granted if none is left.
@@ -113,13 +117,13 @@ async def purge(call: Call, body: PurgeBody) -> Purged:
     `complete` is false where there is more than could be removed in the time of one request.
     """
     retention = _retention(body, call.service.engine.settings.upkeep.retention)
-    clock = call.service.clock
-    ends_ms = clock.monotonic_ms() + _PURGE_MS
+    time = asyncio.get_running_loop().time
+    ends_at = time() + _PURGE_S
     late = False
 
     def is_late(so_far: Mapping[str, int]) -> bool:
         nonlocal late
-        late = clock.monotonic_ms() > ends_ms
+        late = time() > ends_at
         return late
 
     if not body.dry_run:
@@ -130,9 +134,7 @@ async def purge(call: Call, body: PurgeBody) -> Purged:
 
 async def _retried(call: Call, id: str, body: AdminRetryBody) -> Notification:
     try:
-        return await call.front.retry(
-            id, who=call.caller.who, why=body.reason, provider=body.force_provider
-        )
+        return await call.front.retry(id, who=call.caller.who, why=body.reason, provider=body.force_provider)
     except InvalidRequest as error:
         if error.field != "provider":
             raise

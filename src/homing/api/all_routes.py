@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 from homing.api import (
+    admin,
     audit,
     batch,
     callbacks,
+    dead_letters,
+    jobs,
     keys,
+    meta,
     notifications,
     policies,
     providers,
@@ -17,6 +21,7 @@ from homing.api import (
     suppressions,
     templates,
     tenants,
+    unsubscribe,
 )
 from homing.api.routing import Route
 
@@ -24,6 +29,8 @@ SUBJECTS = (
     notifications,
     batch,
     queue,
+    dead_letters,
+    admin,
     policies,
     providers,
     templates,
@@ -33,6 +40,9 @@ SUBJECTS = (
     keys,
     audit,
     callbacks,
+    unsubscribe,
+    meta,
+    jobs,
 )
 
 

@@ -44,7 +44,7 @@ class App:
         self.under_way = UnderWay(service.settings.max_requests, service.settings.buffer_bytes)
         self._table = Table(routes)
         self._watchers = tuple(watchers)
-        self._series = f"{chance.getrandbits(48):012x}"
+        self._series = f"r{chance.getrandbits(48):012x}"
         self._numbers = count(1)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Any) -> None:
@@ -128,11 +128,12 @@ class App:
         for watcher, began in seen:
             watcher.ended(began, route.handler.__name__ if route else "", method, status, took_s)
         log.info(
-            "%s %s %d %.1f ms",
+            "%s %s %d %.1f ms %s",
             method if route else "-",
             route.path if route else "-",
             status,
             took_s * 1000,
+            request.id,
             extra={"request_id": request.id, "tenant": request.caller.tenant, "who": request.caller.who},
         )
 

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from homing.api.answers import Answer
-from homing.api.filters import Cursor, Limit, Text
+from homing.api.filters import Cursor, Limit
 from homing.api.routing import Routes
 from homing.api.service import Call
 from homing.api.tenants import AnyTenantName
@@ -20,7 +20,9 @@ from homing.engine.keychain import LONGEST_OVERLAP_MS, MOST_PER_SECOND, OVERLAP_
 routes = Routes("Keys")
 
 KeyId = Annotated[str, Meta(min_length=1, max_length=64, pattern="^[0-9a-z]+$", examples=["4p0x7k2m9q3d"])]
-KeyName = Annotated[Text, Meta(max_length=100, examples=["web shop"])]
+KeyName = Annotated[
+    str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$", examples=["web shop"])
+]
 
 
 class KeyOrder(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -73,6 +75,7 @@ async def list_keys(call: Call, query: KeyQuery) -> KeyPage:
 async def create_key(call: Call, body: KeyOrder) -> Answer[NewKey]:
     """Make a key. Its `text` is what a caller sends as `Authorization: Bearer …`; it is never shown again."""
     tenant = body.tenant or call.caller.tenant
+    await call.service.engine.tenants.get(tenant)
     await _note(call, tenant, "key.create", body.name, scopes=[scope.value for scope in body.scopes])
     new = await call.service.engine.keys.create(
         tenant,

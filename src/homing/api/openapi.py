@@ -25,7 +25,8 @@ _WITH_BODY = (
 
 
 def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict[str, Any]:
-    """The whole description."""
+    """The whole description; what is for people only is left out."""
+    routes = [route for route in routes if not route.hidden]
     kinds = _kinds(routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     by_kind = dict(zip(map(repr, kinds), schemas, strict=True))
@@ -118,6 +119,8 @@ def _responses(route: Route, by_kind: Mapping[str, Any]) -> dict[str, Any]:
         found[str(status)] = {"description": HTTPStatus(status).phrase}
         if kind is not None and kind is not bytes:
             found[str(status)]["content"] = {"application/json": {"schema": by_kind[repr(kind)]}}
+        elif kind is bytes and route.answer_type:
+            found[str(status)]["content"] = {route.answer_type: {"schema": {"type": "string"}}}
     reads = route.body is not None or route.raw
     codes = dict.fromkeys((*route.errors, *_ALWAYS, *(_BEHIND_KEY if route.scopes else ())))
     codes |= dict.fromkeys(_WITH_BODY if reads else ())
@@ -125,9 +128,17 @@ def _responses(route: Route, by_kind: Mapping[str, Any]) -> dict[str, Any]:
     for code in codes:
         known = CODES[code]
         said = found.setdefault(str(known.status), {"description": "", **_error_content(by_kind)})
+        said["content"] = _with_error(said["content"], by_kind)
         said["description"] = f"{said['description']} `{code}`: {known.meaning}".strip()
     return dict(sorted(found.items()))
 
 
 def _error_content(by_kind: Mapping[str, Any]) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": by_kind[repr(ErrorBody)]}}}
+
+
+def _with_error(content: dict[str, Any], by_kind: Mapping[str, Any]) -> dict[str, Any]:
+    """Where the same status has a meaning of its own, either body may come."""
+    own, error = content["application/json"]["schema"], by_kind[repr(ErrorBody)]
+    known = own.get("anyOf", [own])
+    return content if error in known else {"application/json": {"schema": {"anyOf": [*known, error]}}}

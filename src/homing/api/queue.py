@@ -67,7 +67,7 @@ class DelayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     priority: Priority = Priority.MEDIUM
 
 
-class Delay(Struct, frozen=True, kw_only=True, rename="camel"):
+class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
     """How long to wait after an attempt, before jitter."""
 
     attempt: int
@@ -129,11 +129,11 @@ async def list_roll_ups(call: Call, query: RollUpsQuery) -> Items[RollUp]:
 
 
 @routes.get("/queue/delay", scope=_READ)
-async def calculate_delay(call: Call, query: DelayQuery) -> Delay:
+async def calculate_delay(call: Call, query: DelayQuery) -> RetryDelay:
     """How long the wait after an attempt is, before jitter."""
     front = call.front
     await front.policies.refresh()
     keys = Keys(front.tenant, query.type, query.origin, query.channel, query.priority)
     delay = front.calculate_delay(query.attempt, delay_of(query.delay_ms), keys=keys)
     ms = delay // timedelta(milliseconds=1)
-    return Delay(attempt=query.attempt, delay_ms=ms, delay_minutes=ms / 60_000)
+    return RetryDelay(attempt=query.attempt, delay_ms=ms, delay_minutes=ms / 60_000)

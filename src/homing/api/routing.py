@@ -34,6 +34,10 @@ class Route(Struct, frozen=True, kw_only=True):
     status: int
     answer: Any
     """The type of the value; None: no body."""
+    answer_type: str = ""
+    """The media type of an answer that is bytes."""
+    hidden: bool = False
+    """For people: no part of the description."""
     answers: Mapping[int, Any]
     """Other successes, by status."""
     errors: tuple[str, ...]

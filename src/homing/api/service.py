@@ -73,6 +73,8 @@ class Service(Struct, kw_only=True):
     simulating: int = 0
     """How many rehearsals are under way."""
 
+    metrics: Callable[[], Awaitable[tuple[bytes, str]]] | None = None
+    """The page for Prometheus, and its content type; None: nothing is counted."""
     fronts: dict[str, Front] = field(default_factory=dict)
     """Made before; the engine makes more."""
 

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from homing.cli import filters
 from homing.cli.exits import ExitCode, Refused
 from homing.cli.progress import Bar
 from homing.cli.screen import print_json
-from homing.cli.shared import Options, confirm, engine
+from homing.cli.shared import Options, confirm, engine, noted
 from homing.cli.words import per_second, plural
 from homing.core.errors import CommandRefused, NotFound
 from homing.core.model import Command, CommandName
@@ -41,6 +43,7 @@ class Job:
         self._name, self._word, self._ids = name, done_word, list(ids or ())
         self._filter = filters.build(statuses=["failed"], acknowledged=False, **given)
         self._who, self._why = who, why
+        self._action = f"dead_letter.{name.value}"
         self._rate = None if rate is None else per_second(rate, "--rate")
 
     async def run(self, options: Options, *, dry_run: bool, yes: bool, json: bool) -> int:
@@ -58,6 +61,8 @@ class Job:
 
     async def _by_filter(self, options: Options, homing: Homing, would: int, *, json: bool) -> int:
         last: BulkProgress | None = None
+        chosen = {key: value for key, value in msgspec.to_builtins(self._filter).items() if value}
+        await noted(homing, self._action, who=self._who, why=self._why, filter=chosen, count=would)
         with Bar(options, self._name.value, would) as bar:
             steps = homing.bulk(
                 self._name, self._filter, who=self._who, why=self._why, rate_per_second=self._rate
@@ -96,6 +101,7 @@ class Job:
             if after_command(order, n.status, mode=n.mode, resent=n.resent_as is not None) is None:
                 raise CommandRefused(f"{self._name.value} would not be possible: {id} is {n.status.value}")
             return None
+        await noted(homing, self._action, id, who=self._who, why=self._why)
         if self._name is CommandName.RESEND:
             return await homing.resend(id, who=self._who, why=self._why)
         await homing.acknowledge(id, who=self._who, why=self._why)

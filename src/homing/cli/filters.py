@@ -44,6 +44,7 @@ UntilFlag = Annotated[
     str | None, typer.Option("--until", metavar="TIME", help="Accepted before then: a time, or e.g. 30m.")
 ]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.")]
+PageLimit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")]
 Cursor = Annotated[str | None, typer.Option("--cursor", metavar="TEXT", help="Go on where a page ended.")]
 
 

@@ -21,7 +21,7 @@ from homing.cli.shared import (
     Why,
     command,
     engine,
-    login,
+    noted,
 )
 from homing.cli.words import plural
 
@@ -46,7 +46,8 @@ async def retry(
     import msgspec
 
     async with engine(options) as homing:
-        found = await homing.retry(id, who=who or login(), why=why, provider=provider)
+        by = await noted(homing, "notification.retry", id, who=who, why=why, provider=provider)
+        found = await homing.retry(id, who=by, why=why, provider=provider)
     if json:
         print_json(options.privacy.wire(msgspec.to_builtins(found), found.recipient))
     else:
@@ -64,7 +65,8 @@ async def cancel(
 ) -> int:
     """Cancel one notification that has not been sent."""
     async with engine(options) as homing:
-        done = await homing.cancel(id, who=who or login(), why=why)
+        by = await noted(homing, "notification.cancel", id, who=who, why=why)
+        done = await homing.cancel(id, who=by, why=why)
     if json:
         print_json({"notificationId": id, "cancelled": done, "requested": not done})
     elif done:
@@ -90,7 +92,8 @@ async def resolve(
     if chosen not in (Status.SENT, Status.FAILED):
         raise Refused(f"status: is {status!r}; one in doubt is resolved as sent or failed")
     async with engine(options) as homing:
-        await homing.resolve(id, chosen, who=who or login(), why=why)
+        by = await noted(homing, "notification.resolve", id, who=who, why=why, status=chosen.value)
+        await homing.resolve(id, chosen, who=by, why=why)
     if json:
         print_json({"notificationId": id, "status": chosen.value})
     else:
@@ -115,6 +118,8 @@ async def purge(
         raise Refused(f"--days: is {days:g}; it cannot be negative")
     retention = None if days is None else _older_than(int(days * _DAY_MS))
     async with engine(options) as homing:
+        if not dry_run:
+            await noted(homing, "purge.run", days=days)
         with Bar(options, "counting" if dry_run else "purging") as bar:
             counts = await homing.purge(
                 retention, lambda so_far: _show(bar, so_far, dry_run), dry_run=dry_run

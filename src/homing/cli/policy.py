@@ -31,12 +31,13 @@ from homing.cli.policy_flags import (
 from homing.cli.policy_view import policy_fields, rule_words
 from homing.cli.root import group
 from homing.cli.screen import print_json, styled
-from homing.cli.shared import Json, Options, Who, Why, command, engine, login
+from homing.cli.shared import Json, Options, Who, Why, command, engine, noted
 from homing.cli.words import local
 
 if TYPE_CHECKING:
     from homing.core.policy import Keys, Rule
-    from homing.engine.policies import Policies, PolicyChange
+    from homing.engine.policies import PolicyChange
+    from homing.library import Homing
 
 policy = group("policy", "Retry policies: show, change, tabulate, simulate.")
 
@@ -82,9 +83,9 @@ async def show(
         bulk=False,
         synchronous_types=frozenset(settings.synchronous_types),
     )
-    async with _policies(options) as policies:
-        found = policies.book.resolve(keys, chosen)
-        rules = policies.book.rules
+    async with _refreshed(options) as homing:
+        found = homing.policies.book.resolve(keys, chosen)
+        rules = homing.policies.book.rules
     if json:
         print_json(
             {
@@ -164,13 +165,16 @@ async def set_(
         bounce_failover=bounce_failover,
     )
     given = {key: value for key, value in {**match, **patch}.items() if value is not None}
-    async with _policies(options) as policies:
+    async with _refreshed(options) as homing:
+        policies = homing.policies
         before = next((rule for rule in policies.book.rules if rule.name == name), None)
         if not given and (before is None or not fresh):
             raise Refused(f"{name}: nothing to set; give what it matches (--type, …) or a field (--base, …)")
         known = {} if before is None or fresh else _flat(before)
         rule = config.rule_from({**known, **given, "name": name}, "policy")
-        change = await policies.set(rule, who=who or login(), why=why)
+        await policies.check(rule)
+        by = await noted(homing, "policy.set", name, who=who, why=why)
+        change = await policies.set(rule, who=by, why=why)
     _tell(options, change, json=json)
     return ExitCode.OK
 
@@ -178,8 +182,9 @@ async def set_(
 @command(policy, "unset")
 async def unset(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
     """Take a rule out, also one that the settings file has."""
-    async with _policies(options) as policies:
-        change = await policies.remove(name, who=who or login(), why=why)
+    async with _refreshed(options) as homing:
+        by = await noted(homing, "policy.unset", name, who=who, why=why)
+        change = await homing.policies.remove(name, who=by, why=why)
     _tell(options, change, json=json)
     return ExitCode.OK
 
@@ -187,8 +192,8 @@ async def unset(options: Options, name: Name, who: Who = None, why: Why = "", js
 @command(policy, "history")
 async def history(options: Options, limit: filters.Limit = 20, json: Json = False) -> int:
     """List changes made while running, newest first."""
-    async with _policies(options) as policies:
-        changes = await policies.changes(limit)
+    async with _refreshed(options) as homing:
+        changes = await homing.policies.changes(limit)
     if json:
         print_json(changes)
         return ExitCode.OK
@@ -225,11 +230,11 @@ def _tell(options: Options, change: PolicyChange, *, json: bool) -> None:
 
 
 @asynccontextmanager
-async def _policies(options: Options) -> AsyncIterator[Policies]:
-    """The policies in force: as configured, and as changed while running."""
+async def _refreshed(options: Options) -> AsyncIterator[Homing]:
+    """The engine with the policies in force: as configured, and as changed while running."""
     async with engine(options) as homing:
         await homing.policies.refresh()
-        yield homing.policies
+        yield homing
 
 
 def _flat(rule: Rule) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from homing.cli.exits import ExitCode, Refused
 from homing.cli.filters import one_of
 from homing.cli.root import group
 from homing.cli.screen import print_json, styled
-from homing.cli.shared import Json, Options, Who, Why, Yes, command, confirm, engine, login
+from homing.cli.shared import Json, Options, Who, Why, Yes, command, confirm, engine, noted
 from homing.cli.words import relative, span
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ async def _force(
     from homing.core.request import provider_id
 
     async with engine(options) as homing:
-        await homing.force_breaker(name, phase, who=who or login(), why=why)
+        chosen = "auto" if phase is None else phase.value
+        by = await noted(homing, "breaker.set", provider_id(name), who=who, why=why, phase=chosen)
+        await homing.force_breaker(name, phase, who=by, why=why)
         found = next(one for one in await homing.providers() if one.id == provider_id(name))
     if json:
         print_json(msgspec.to_builtins(found))
@@ -123,6 +125,7 @@ async def _send(
     if not confirm(f"Really send a test message through {name} to {where}?", yes=yes):
         return ExitCode.NO
     async with engine(options) as homing:
+        await noted(homing, "provider.test", name, channel=channel)
         tried = await homing.try_provider(name, address, over)
     _show_sent(options, tried, json=json)
     return ExitCode.OK if tried.outcome.value == "accepted" else ExitCode.NO

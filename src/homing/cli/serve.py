@@ -68,13 +68,17 @@ def serve(
 
 
 def _check(settings: Settings) -> None:
-    missing = [name for name in ("uvicorn", "httptools") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("uvicorn", "httptools") if not _has(name)]
     if missing:
         raise Refused(
             f"{' and '.join(missing)} missing, which the service needs: pip install 'homing[service]'"
         )
     if settings.service.workers > 1 and settings.store == "memory:":
         raise Refused("--workers: several processes cannot share memory:; name a store that they can")
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def _bound(settings: Settings) -> socket.socket:
@@ -146,19 +150,28 @@ async def _serve(
     options: Options, settings: Settings, at: socket.socket, *, deliver: bool, alive: int | None = None
 ) -> int:
     """One process. `alive`: it is one of several, and ends with the parent at the other end."""
+    from homing import compose
     from homing.compose import service
 
     told = Signals()
     loop = asyncio.get_running_loop()
     began = loop.time()
+    counted = compose.metrics(settings) if settings.metrics.listen or _has("prometheus_client") else None
     async with AsyncExitStack() as stack:
-        homing = await stack.enter_async_context(engine(options, settings))
+        homing = await stack.enter_async_context(engine(options, settings, [counted] if counted else []))
+        if counted and settings.metrics.listen:
+            endpoint = await stack.enter_async_context(compose.endpoint(settings, counted, homing))
+            options.screen.line(f"metrics on http://{endpoint.address}/metrics")
+        elif counted:
+            counted.watch(homing)
         if alive is None:
             await _greet(options, settings, homing, at)
         else:
             loop.add_reader(alive, told.tell)
             stack.callback(loop.remove_reader, alive)
-        server = service.server(settings, service.behind(settings, homing))
+        served = service.behind(settings, homing)
+        served.metrics = counted.shown if counted else None
+        server = service.server(settings, served, [counted] if counted else [])
 
         async def stop(hard: bool) -> None:
             server.stop(hard=hard)

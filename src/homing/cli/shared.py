@@ -173,6 +173,18 @@ async def backend(settings: Settings, *, migrate: bool = True) -> AsyncIterator[
         await store.close()
 
 
+async def noted(
+    homing: Homing, action: str, target: str = "", *, who: str | None = None, tenant: str = "", **detail: Any
+) -> str:
+    """Writes into the audit trail what is about to be done; answers who does it, as commands record it."""
+    from homing.core.access import Caller, Scope
+
+    name = who or login()
+    caller = Caller(tenant=tenant or homing.tenant, who=f"cli:{name}", scopes=frozenset(Scope))
+    await homing.audit.note(caller, action, target, {key: value for key, value in detail.items() if value})
+    return name
+
+
 def configure_logging(settings: Settings, *, verbose: bool = False) -> None:
     """Log lines on stderr, as the settings say; `verbose` asks for more."""
     from homing import compose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
@@ -92,18 +92,26 @@ def part(value: Any) -> str:
     return quote(str(value), safe="")
 
 
+def given(headers: Mapping[str, str | None]) -> dict[str, str]:
+    """Those headers that have a value."""
+    return {name: value for name, value in headers.items() if value is not None}
+
+
 def read(reply: Reply, kind: type[_T]) -> _T:
     """The answer, or the exception that it is."""
     if reply.status >= 400:
         raise refusal(reply.status, reply.headers, reply.body)
+    if kind is bytes:  # as it is: what is not JSON
+        return cast(_T, reply.body)
     if not reply.body and kind is type(None):
-        return None  # type: ignore[return-value]
+        return None
     return msgspec.json.decode(reply.body, type=kind)
 
 
 def _words(query: Struct) -> dict[str, str]:
     """A query as it stands in the address: only what was given; lists with commas."""
-    return {name: _word(value) for name, value in msgspec.to_builtins(query, builtin_types=(datetime,)).items()}
+    given = msgspec.to_builtins(query, builtin_types=(datetime,))
+    return {name: _word(value) for name, value in given.items()}
 
 
 def _word(value: Any) -> str:

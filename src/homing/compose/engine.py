@@ -31,9 +31,13 @@ from homing.engine.clock import SystemClock
 from homing.engine.homing import EngineSettings, Parts
 from homing.engine.intake import IntakeSettings
 from homing.engine.room import Slots
+from homing.engine.unsubscribing import LinkSettings
 from homing.engine.upkeep import Thresholds, UpkeepSettings
 from homing.engine.worker import WorkerSettings
 from homing.engine.zones import is_zone
+from homing.making import load
+
+_SHORTEST_SECRET = 32
 
 
 def parts(
@@ -101,6 +105,7 @@ def engine_settings(settings: Settings, *, own_renderer: bool = False) -> Engine
             recipient=pace(settings.limits.recipient, "limits.recipient"),
             tenant=pace(settings.limits.tenant, "limits.tenant"),
         ),
+        links=links(settings),
         queue_names={
             Mode.SYNCHRONOUS: "",
             Mode.PRIORITY: settings.queue_names.priority,
@@ -108,6 +113,22 @@ def engine_settings(settings: Settings, *, own_renderer: bool = False) -> Engine
             Mode.BULK: settings.queue_names.bulk,
         },
         spool=Path(settings.spool) if settings.spool else None,
+    )
+
+
+def links(settings: Settings) -> LinkSettings:
+    """Which mails carry an unsubscribe link, and where it leads."""
+    own, url = settings.unsubscribe, settings.service.public_url
+    given = load("homing.providers.secret:secret")("unsubscribe.secret", own.secret) if own.secret else None
+    revealed = given.reveal() if given else ""
+    if revealed and len(revealed) < _SHORTEST_SECRET:
+        raise ConfigError("unsubscribe.secret", f"is too short; give {_SHORTEST_SECRET} characters or more")
+    if own.enabled and not url.startswith("https://"):
+        raise ConfigError("unsubscribe.enabled", "needs service.public_url, which must begin with https://")
+    return LinkSettings(
+        public_url=url if own.enabled else "",
+        exempt_categories=frozenset(own.exempt_categories),
+        secret=revealed,
     )
 
 

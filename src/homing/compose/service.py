@@ -108,10 +108,14 @@ async def first_key(settings: Settings, engine: Engine) -> bool:
         ) from None
     except OSError as error:
         raise ConfigError("service.key_file", f"{file} cannot be written: {error.strerror}") from None
-    with os.fdopen(made, "w") as out:
-        await engine.tenants.ensure(settings.tenant, who="homing")
-        key = await engine.keys.create(settings.tenant, "first admin", [Scope.ADMIN], who="homing")
-        out.write(f"{key.text}\n")
+    try:
+        with os.fdopen(made, "w") as out:
+            await engine.tenants.ensure(settings.tenant, who="homing")
+            key = await engine.keys.create(settings.tenant, "first admin", [Scope.ADMIN], who="homing")
+            out.write(f"{key.text}\n")
+    except BaseException:
+        file.unlink()  # an empty one would be in the way of the next start
+        raise
     return True
 
 

@@ -102,6 +102,12 @@ class TemplateSettings(Struct, frozen=True, forbid_unknown_fields=True):
     tenant_locales: dict[str, str]
 
 
+class UnsubscribeSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool
+    exempt_categories: tuple[str, ...]
+    secret: str
+
+
 class MetricsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     listen: str
     tenants: int
@@ -162,6 +168,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     receipts: ReceiptSettings
     http: HttpSettings
     templates: TemplateSettings
+    unsubscribe: UnsubscribeSettings
     service: ServiceTable
     metrics: MetricsSettings
     tracing: TracingSettings
@@ -187,6 +194,7 @@ TABLES: dict[str, type[Struct]] = {
         ReceiptSettings,
         HttpSettings,
         TemplateSettings,
+        UnsubscribeSettings,
         ServiceTable,
         MetricsSettings,
         TracingSettings,

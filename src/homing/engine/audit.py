@@ -31,6 +31,7 @@ from homing.core.errors import InvalidRequest, StoreError
 from homing.core.model import Entry
 from homing.core.ports import Clock, Registry
 from homing.engine.policies import EVERY_TENANT
+from homing.engine.tenants import Tenants
 
 OF_NO_TENANT = frozenset({"policy", "provider", "breaker", "tenant", "purge"})
 """Subjects of actions that are no tenant's own: they have a chain to themselves."""
@@ -75,8 +76,9 @@ class AuditTrail:
     Notes of one process that come while another is being written share the next write.
     """
 
-    def __init__(self, registry: Registry, clock: Clock) -> None:
+    def __init__(self, registry: Registry, tenants: Tenants, clock: Clock) -> None:
         self._registry = registry
+        self._tenants = tenants
         self._clock = clock
         self._waiting: list[_Note] = []
         self._writing: asyncio.Task[None] | None = None
@@ -148,14 +150,27 @@ class AuditTrail:
         )
 
     async def chains(self) -> tuple[str, ...]:
-        """Whose chains there are."""
-        found: list[str] = []
+        """Whose chains there are: those with a head, and tenants whose head was taken away."""
+        found: dict[str, None] = {}
+        after = ""
         while True:
-            after = found[-1] if found else ""
             page = await self._registry.list_entries(EVERY_TENANT, AUDIT_HEAD, after=after, limit=_PAGE)
-            found += [entry.key for entry in page]
+            found |= dict.fromkeys(entry.key for entry in page)
             if len(page) < _PAGE:
-                return tuple(found)
+                break
+            after = page[-1].key
+        after = ""
+        while True:
+            names = [one.name for one in await self._tenants.list(after=after, limit=_PAGE)]
+            for name in names:
+                if name not in found and await self._registry.list_entries(name, AUDIT, limit=1):
+                    found[name] = None
+            if len(names) < _PAGE:
+                break
+            after = names[-1]
+        if await self._registry.list_entries(EVERY_TENANT, AUDIT, limit=1):
+            found[EVERY_TENANT] = None
+        return tuple(sorted(found))
 
     async def verify(self, tenant: str, heads: Iterable[str] = ()) -> AsyncIterator[Verified]:
         """Walks one chain, in steps; `heads` are hashes that must have been in some chain."""

@@ -25,6 +25,11 @@ from homing.core.ports import Registry
 from homing.core.quiet_hours import Window
 from homing.core.recipient_entries import RECIPIENT, devices_of, tokens_of
 from homing.core.recipients import QuietWindow, window_from
+from homing.core.unsubscribe import Subscription
+from homing.engine.recipients import Recipients
+
+_BY_LINK = "recipient"
+"""Who has changed it: they themselves, with the link in their mail."""
 
 Filed = Mapping[str, Mapping[str, Any]]
 """Key → what is filed under it."""
@@ -56,6 +61,19 @@ class RegistryDirectory:
         for tenant, theirs in by_tenant.items():
             found.update(await self._tenant_facts(tenant, theirs))
         return found
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """A preference of who has an id, else a suppression of the address; of that category alone."""
+        people = Recipients(self._registry, subscription.tenant)
+        channel, category = subscription.channel.value, subscription.category
+        if subscription.recipient_id is not None:
+            await people.prefer(
+                subscription.recipient_id, category=category, channel=channel, allowed=False, who=_BY_LINK
+            )
+        elif subscription.address is not None:
+            await people.suppress(
+                channel, subscription.address, category=category, why="unsubscribed", who=_BY_LINK
+            )
 
     async def _tenant_facts(self, tenant: str, claims: Sequence[Claim]) -> dict[str, Facts]:
         ids = {id_ for claim in claims if (id_ := claim.message.recipient.id) is not None}

@@ -50,6 +50,7 @@ from homing.engine.spool import Spool
 from homing.engine.stats import Processed
 from homing.engine.synchronous import Synchronous, ended
 from homing.engine.tenants import Tenants
+from homing.engine.unsubscribing import LinkSettings, Unsubscribing
 from homing.engine.upkeep import Upkeep, UpkeepSettings
 from homing.engine.vitals import Vitals
 from homing.engine.worker import Worker, WorkerSettings
@@ -76,6 +77,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     time_zone: str = "UTC"
     """Of recipients who have none, for their quiet hours."""
     paces: Paces = Paces()
+    links: LinkSettings = LinkSettings()
     queue_names: Mapping[Mode, str] = field(
         default_factory=lambda: {mode: info.queue_name for mode, info in MODE_INFO.items()}
     )
@@ -123,6 +125,7 @@ class Engine(Front, ProviderDesk, Vitals):
             clock=parts.clock,
             chance=parts.chance,
         )
+        self.unsubscribing = Unsubscribing(parts.backend, directory, settings.links)
         intake = Intake(
             roster=parts.roster,
             policies=policies,
@@ -133,6 +136,7 @@ class Engine(Front, ProviderDesk, Vitals):
             settings=settings.intake,
             name=settings.name,
             usable=breakers.lets_through,
+            links=self.unsubscribing,
         )
         synchronous = Synchronous(
             backend=parts.backend,
@@ -177,7 +181,7 @@ class Engine(Front, ProviderDesk, Vitals):
         super().__init__(tools, settings.tenant)
         self.tenants = Tenants(parts.backend, parts.clock)
         self.keys = Keychain(parts.backend, self.tenants, parts.clock, parts.chance)
-        self.audit = AuditTrail(parts.backend, parts.clock)
+        self.audit = AuditTrail(parts.backend, self.tenants, parts.clock)
         self.jobs = Jobs(
             backend=parts.backend,
             clock=parts.clock,

@@ -55,7 +55,8 @@ class Vitals:
 
     async def readiness(self, *, timeout_ms: int = 2_000) -> Readiness:
         """Whether the store answers a real question in time, and the worker (where one is started) works."""
-        return Readiness(store=await self._store_now(timeout_ms), worker=self._worker_now())
+        store, worker = await self._store_now(timeout_ms), self._worker_now()
+        return Readiness(ready=store == worker == "ok", store=store, worker=worker)
 
     async def _store_now(self, timeout_ms: int) -> str:
         try:

@@ -97,6 +97,19 @@ BREAKER_CHANGES = Metric(
 STORE_ERRORS = Metric(
     "homing_store_errors_total", "counter", ("call", "code"), "Calls of the store that failed, by error code"
 )
+REQUESTS = Metric(
+    "homing_http_requests_total",
+    "counter",
+    ("operation", "status"),
+    "Requests that the service answered, by operationId (none: no such address) and class of status, as 2xx",
+)
+REQUEST_SECONDS = Metric(
+    "homing_http_request_seconds",
+    "histogram",
+    ("operation",),
+    "How long the service took to answer, from the end of the request's head on",
+    _SECONDS,
+)
 IN_FLIGHT = Metric("homing_in_flight", "gauge", ("lane", "provider"), "Attempts under way in this process")
 SETTLE_BACKLOG = Metric(
     "homing_settle_backlog", "gauge", (), "Outcomes of this process that wait for the store"
@@ -118,5 +131,6 @@ CATALOGUE: Final = (
     *(ACCEPTED, DUPLICATES, CONFLICTS, ATTEMPTS, SETTLED, STALE),
     *(ATTEMPT_SECONDS, DELIVERY_SECONDS, LATENESS),
     *(RECEIPTS, BREAKER, BREAKER_CHANGES, STORE_ERRORS),
+    *(REQUESTS, REQUEST_SECONDS),
     *(IN_FLIGHT, SETTLE_BACKLOG, NOTIFICATIONS, OLDEST_RETRY, STORE_UP, WORKING, BUILD),
 )

@@ -104,6 +104,8 @@ class Metrics:
         self._attempt_seconds = histogram(catalogue.ATTEMPT_SECONDS)
         self._delivery_seconds = histogram(catalogue.DELIVERY_SECONDS)
         self._lateness = histogram(catalogue.LATENESS)
+        self._requests = counter(catalogue.REQUESTS)
+        self._request_seconds = histogram(catalogue.REQUEST_SECONDS)
         for queue in self._queues.values():  # a rate can only be seen to rise from a series that is there
             for family in (self._scheduled, self._exhausted):
                 family[(queue,)].inc(0)
@@ -122,6 +124,10 @@ class Metrics:
         if self._gauges is not None:
             await self._gauges.refresh()
         return prometheus.generate_latest(_WithoutBirthdays(self.registry))
+
+    async def shown(self) -> tuple[bytes, str]:
+        """The page, and its content type."""
+        return await self.page(), CONTENT_TYPE
 
     # The observer --------------------------------------------------------------------------------
 
@@ -177,6 +183,17 @@ class Metrics:
 
     def store_failed(self, call: str, error: StoreError) -> None:
         self._store_errors[call, error.code].inc()
+
+    # The service's requests ----------------------------------------------------------------------
+
+    def began(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Nothing to remember: who asks says how long it took."""
+
+    def ended(self, began: None, operation: str, method: str, status: int, took_s: float) -> None:
+        """The names of operations are those of the service's own routes, so they are few."""
+        name = operation or "none"
+        self._requests[name, f"{status // 100}xx"].inc()
+        self._request_seconds[(name,)].observe(took_s)
 
     # Its parts -----------------------------------------------------------------------------------
 

@@ -31,8 +31,7 @@ def pages(metrics: Metrics, engine: Asked) -> Mapping[str, Page]:
 
     async def show_readiness() -> Answer:
         found = await engine.readiness()
-        body = msgspec.json.encode({"ready": found.ready, "store": found.store, "worker": found.worker})
         status = HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return Answer(body + b"\n", "application/json", status)
+        return Answer(msgspec.json.encode(found) + b"\n", "application/json", status)
 
     return {"/metrics": show_metrics, "/healthz": show_health, "/readyz": show_readiness}

@@ -13,6 +13,7 @@ from homing.core.audit import AUDIT, FaultKind, key_of
 from homing.core.errors import InvalidRequest, StoreError, StoreUnavailable
 from homing.core.model import Entry
 from homing.engine.audit import AuditTrail, Verified
+from homing.engine.tenants import Tenants
 from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
 
@@ -54,7 +55,13 @@ def book() -> Book:
 
 @pytest.fixture
 def trail(book: Book) -> AuditTrail:
-    return AuditTrail(book, ManualClock())
+    return trail_over(book)
+
+
+def trail_over(book: Book) -> AuditTrail:
+    """One process's."""
+    clock = ManualClock()
+    return AuditTrail(book, Tenants(book, clock), clock)
 
 
 async def note(trail: AuditTrail, count: int, tenant: str = "acme") -> None:
@@ -106,7 +113,7 @@ async def test_notes_that_come_together_share_a_write_and_keep_their_order(
 
 
 async def test_several_processes_write_one_chain(book: Book) -> None:
-    trails = [AuditTrail(book, ManualClock()) for _ in range(4)]
+    trails = [trail_over(book) for _ in range(4)]
     await asyncio.gather(*(note(trail, 20) for trail in trails))
     [done] = await verified(trails[0])
     assert (done.entries, done.faults, done.head.number) == (80, (), 80)
@@ -173,6 +180,9 @@ async def test_a_head_that_was_moved_back_removed_or_spoilt_is_found(book: Book,
     with pytest.raises(StoreError, match="audit verify"):
         await note(trail, 1)
     book.tear_out("*", "audit_head", "acme")
+    await trail.note(caller(), "tenant.create", "acme", {})
+    await Tenants(book, ManualClock()).create("acme", who="ada")
+    assert await trail.chains() == ("*", "acme"), "it is missed although its head is gone"
     lost, done = await verified(trail)
     assert [fault.kind for fault in (*lost.faults, *done.faults)] == [FaultKind.REMOVED]
     with pytest.raises(StoreError, match="audit verify"):

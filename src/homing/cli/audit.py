@@ -1,0 +1,152 @@
+"""`homing audit`: who did what, and whether that is still what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli import filters
+from homing.cli.exits import ExitCode, Refused
+from homing.cli.progress import Bar
+from homing.cli.root import group
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import Json, Options, command, engine
+from homing.cli.words import local, plural
+
+if TYPE_CHECKING:
+    from homing.core.audit import Fault
+    from homing.engine.audit import Verified
+    from homing.library import Homing
+
+audit = group("audit", "The audit trail: list it, and verify that nobody has changed it.")
+
+_HASH_LENGTH = 64
+
+
+@command(audit, "list")
+async def list_(
+    options: Options,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="What is no tenant's own: policies, providers, tenants, purges."),
+    ] = False,
+    limit: filters.PageLimit = 50,
+    cursor: filters.Cursor = None,
+    json: Json = False,
+) -> int:
+    """List what was done in --tenant, newest first."""
+    import msgspec
+
+    from homing.engine.policies import EVERY_TENANT
+
+    async with engine(options) as homing:
+        page = await homing.audit.list(EVERY_TENANT if shared else homing.tenant, cursor=cursor, limit=limit)
+    if json:
+        print_json(page)
+        return ExitCode.OK
+    if not page.items:
+        options.notes.line("nothing was noted")
+        return ExitCode.OK
+    options.screen.table(
+        ("NUMBER>", "AT", "WHO", "ACTION", "TARGET", "DETAIL~"),
+        [
+            (
+                one.number,
+                local(one.at),
+                one.who,
+                one.action,
+                one.target,
+                msgspec.json.encode(one.detail).decode() if one.detail else "",
+            )
+            for one in page.items
+        ],
+    )
+    if page.cursor:
+        options.notes.line(f"there are more: --cursor {page.cursor}")
+    return ExitCode.OK
+
+
+@command(audit, "verify")
+async def verify(
+    options: Options,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--head", metavar="HASH", help="A hash that was kept from an earlier check; repeatable."
+        ),
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Check every chain from its newest entry to its first; exit code 1 where something is not as it was."""
+    kept = [_hash(one) for one in head or ()]
+    async with engine(options) as homing:
+        chains = await _walked(options, homing, kept)
+    seen = {one for chain in chains for one in chain.seen}
+    missing = [one for one in kept if one not in seen]
+    sound = not missing and not any(chain.faults for chain in chains)
+    if json:
+        print_json({"sound": sound, "chains": [_chain(one) for one in chains], "missingHeads": missing})
+    else:
+        _tell(options, chains, missing)
+    return ExitCode.OK if sound else ExitCode.NO
+
+
+async def _walked(options: Options, homing: Homing, kept: Sequence[str]) -> list[Verified]:
+    """All chains, each as it was found in the end, with all its faults."""
+    from msgspec.structs import replace
+
+    found: list[Verified] = []
+    with Bar(options, "verifying") as bar:
+        before = 0
+        for tenant in await homing.audit.chains():
+            faults: list[Fault] = []
+            async for step in homing.audit.verify(tenant, kept):
+                faults += step.faults
+                bar.at(before + step.entries, f"{before + step.entries:,} entries, {tenant}")
+                if step.done:
+                    before += step.entries
+                    found.append(replace(step, faults=tuple(faults)))
+    return found
+
+
+def _tell(options: Options, chains: Sequence[Verified], missing: Sequence[str]) -> None:
+    screen = options.screen
+    for chain in chains:
+        for fault in chain.faults:
+            where = f"{fault.number}" if fault.until is None else f"{fault.number} to {fault.until}"
+            screen.line(styled(fault.kind.value, "red"), f"entry {where} of {fault.tenant}: {fault.what}")
+    for one in missing:
+        screen.line(
+            styled("missing", "red"), f"no entry has the hash {one}: a chain was cut off or written anew"
+        )
+    total = sum(chain.entries for chain in chains)
+    if missing or any(chain.faults for chain in chains):
+        screen.line(styled("NOT SOUND", "red"), f"of {plural(total, 'entry', 'entries')}")
+        return
+    screen.table(
+        ("CHAIN", "ENTRIES>", "HEAD"), [(chain.tenant, chain.entries, chain.head.hash) for chain in chains]
+    )
+    screen.line(styled("sound", "green"), plural(total, "entry", "entries"))
+    if total:
+        options.notes.line(
+            "keep the heads elsewhere: `homing audit verify --head HASH` then notices a cut-off chain"
+        )
+
+
+def _chain(chain: Verified) -> dict[str, object]:
+    return {
+        "tenant": chain.tenant,
+        "entries": chain.entries,
+        "head": {"number": chain.head.number, "hash": chain.head.hash},
+        "faults": chain.faults,
+    }
+
+
+def _hash(text: str) -> str:
+    if len(text) != _HASH_LENGTH or not text.isalnum():
+        raise Refused(
+            f"--head: is {text!r}; it must be a hash of 64 characters, as `audit verify` prints them"
+        )
+    return text.lower()

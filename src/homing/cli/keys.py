@@ -1,0 +1,159 @@
+"""`homing keys`: the keys of the service."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli import filters
+from homing.cli.exits import ExitCode
+from homing.cli.root import group
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import Json, Options, Who, command, engine, noted
+from homing.cli.words import delay, duration_ms, local, per_second, relative
+
+if TYPE_CHECKING:
+    from homing.core.keys import ApiKey
+    from homing.engine.keychain import NewKey
+
+keys = group("keys", "Keys of the service: create, list, rotate, revoke.")
+
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id: its part between the underscores.")]
+
+_COLOURS = {"active": "green", "expired": "bright_black", "revoked": "red"}
+
+
+@command(keys, "create")
+async def create(
+    options: Options,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is for, such as “web shop”.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            metavar="NAME",
+            help="send, read, operate, manage or admin (all of it); repeatable; default: send and read.",
+        ),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="DURATION", help="When it ends, e.g. 90d; default: never."),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate", metavar="RATE", help="At most so many requests, e.g. 50/s; default: as configured."
+        ),
+    ] = None,
+    who: Who = None,
+    json: Json = False,
+) -> int:
+    """Make a key for --tenant and print it. It is shown this once: nobody can read it again."""
+    lives = delay(expires, "--expires")
+    limit = None if rate is None else per_second(rate, "--rate")
+    scopes = scope or ["send", "read"]
+    async with engine(options) as homing:
+        await homing.tenants.get(homing.tenant)
+        by = await noted(homing, "key.create", name, who=who, scopes=scopes)
+        made = await homing.keys.create(
+            homing.tenant,
+            name,
+            scopes,
+            who=f"cli:{by}",
+            expires_at=None if lives is None else datetime.now(UTC) + lives,
+            rate_per_second=limit,
+        )
+    _show(options, made, json=json)
+    return ExitCode.OK
+
+
+@command(keys, "list")
+async def list_(
+    options: Options,
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="Of all tenants, not of one.")] = False,
+    limit: filters.PageLimit = 100,
+    cursor: filters.Cursor = None,
+    json: Json = False,
+) -> int:
+    """List keys, also those that have ended. What is shown of a key is not enough to use it."""
+    async with engine(options) as homing:
+        tenant = None if all_tenants else homing.tenant
+        found = await homing.keys.list(tenant, after=cursor or "", limit=limit + 1)
+    items, more = found[:limit], len(found) > limit
+    if json:
+        print_json({"items": items, "cursor": items[-1].id if more else None})
+        return ExitCode.OK
+    if not items:
+        options.notes.line("no keys; `homing keys create NAME` makes one")
+        return ExitCode.OK
+    options.screen.table(
+        ("ID", "TENANT", "STATUS", "SCOPES", "RATE>", "CREATED", "LAST USED", "ENDS", "NAME~"),
+        [_row(one) for one in items],
+    )
+    if more:
+        options.notes.line(f"there are more: --cursor {items[-1].id}")
+    return ExitCode.OK
+
+
+@command(keys, "revoke")
+async def revoke(options: Options, id: KeyId, who: Who = None, json: Json = False) -> int:
+    """Refuse a key from now on; running services notice within five seconds."""
+    async with engine(options) as homing:
+        tenant = (await homing.keys.get(id)).tenant
+        by = await noted(homing, "key.revoke", id, who=who, tenant=tenant)
+        found = await homing.keys.revoke(id, who=f"cli:{by}")
+    if json:
+        print_json(found)
+    else:
+        options.screen.line(styled("revoked", "red"), found.id, f"{found.name} ({found.tenant})")
+    return ExitCode.OK
+
+
+@command(keys, "rotate")
+async def rotate(
+    options: Options,
+    id: KeyId,
+    overlap: Annotated[
+        str, typer.Option("--overlap", metavar="DURATION", help="How long the old key stays good.")
+    ] = "24h",
+    who: Who = None,
+    json: Json = False,
+) -> int:
+    """Make a new key in the place of an old one, which stays good for a while, and print it."""
+    overlap_ms = duration_ms(overlap, "--overlap")
+    async with engine(options) as homing:
+        tenant = (await homing.keys.get(id)).tenant
+        by = await noted(homing, "key.rotate", id, who=who, tenant=tenant, overlapMs=overlap_ms)
+        made = await homing.keys.rotate(id, who=f"cli:{by}", overlap_ms=overlap_ms)
+        old = await homing.keys.get(id)
+    _show(options, made, json=json)
+    if not json:
+        options.notes.line(f"the old key {id} is good until {local(old.expires_at)}")
+    return ExitCode.OK
+
+
+def _show(options: Options, made: NewKey, *, json: bool) -> None:
+    """The key alone on stdout, so that a script can take it; what there is to say on stderr."""
+    if json:
+        print_json(made)
+        return
+    options.screen.line(made.text)
+    scopes = ", ".join(scope.value for scope in made.key.scopes)
+    options.notes.line(f"key {made.key.id} of tenant {made.key.tenant}, for {scopes}; it is not shown again")
+
+
+def _row(key: ApiKey) -> tuple[object, ...]:
+    rate = key.rate_per_second
+    return (
+        key.id,
+        key.tenant,
+        styled(key.status.value, _COLOURS[key.status.value]),
+        " ".join(scope.value for scope in key.scopes),
+        "" if rate is None else f"{rate:g}/s" if rate else "none",
+        local(key.created_at),
+        relative(key.last_used_at) or "never",
+        relative(key.expires_at),
+        key.name + (f" (rotated to {key.replaced_by})" if key.replaced_by else ""),
+    )

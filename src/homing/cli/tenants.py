@@ -1,0 +1,86 @@
+"""`homing tenants`: whose keys are let in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homing.cli import filters
+from homing.cli.exits import ExitCode
+from homing.cli.root import group
+from homing.cli.screen import print_json, styled
+from homing.cli.shared import Json, Options, Who, command, engine, noted
+from homing.cli.words import local
+
+if TYPE_CHECKING:
+    from homing.engine.tenants import Tenant
+
+tenants = group("tenants", "Tenants: list, create, disable, enable.")
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant's name.")]
+
+
+@command(tenants, "list")
+async def list_(
+    options: Options, limit: filters.PageLimit = 100, cursor: filters.Cursor = None, json: Json = False
+) -> int:
+    """List tenants by name, also those that have sent something without ever being created."""
+    async with engine(options) as homing:
+        found = await homing.tenants.list(after=cursor or "", limit=limit + 1)
+    items, more = found[:limit], len(found) > limit
+    if json:
+        print_json({"items": items, "cursor": items[-1].name if more else None})
+        return ExitCode.OK
+    options.screen.table(
+        ("NAME", "STATUS", "CREATED", "BY"),
+        [(one.name, _status(one), local(one.created_at), one.created_by) for one in items],
+    )
+    if more:
+        options.notes.line(f"there are more: --cursor {items[-1].name}")
+    return ExitCode.OK
+
+
+@command(tenants, "create")
+async def create(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
+    """Make a tenant: small letters, digits, and . _ - in its name."""
+    async with engine(options) as homing:
+        by = await noted(homing, "tenant.create", name, who=who)
+        made = await homing.tenants.create(name, who=f"cli:{by}")
+    _tell(options, made, json=json)
+    if not json:
+        options.notes.line(f"`homing keys create NAME --tenant {made.name}` makes a key for it")
+    return ExitCode.OK
+
+
+@command(tenants, "disable")
+async def disable(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
+    """Refuse a tenant's keys and tokens; what it has sent is delivered all the same."""
+    async with engine(options) as homing:
+        by = await noted(homing, "tenant.disable", name, who=who)
+        found = await homing.tenants.disable(name, who=f"cli:{by}")
+    _tell(options, found, json=json)
+    return ExitCode.OK
+
+
+@command(tenants, "enable")
+async def enable(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
+    """Let a tenant's keys in again."""
+    async with engine(options) as homing:
+        by = await noted(homing, "tenant.enable", name, who=who)
+        found = await homing.tenants.enable(name, who=f"cli:{by}")
+    _tell(options, found, json=json)
+    return ExitCode.OK
+
+
+def _tell(options: Options, tenant: Tenant, *, json: bool) -> None:
+    if json:
+        print_json(tenant)
+    else:
+        options.screen.line(tenant.name, _status(tenant))
+
+
+def _status(tenant: Tenant) -> object:
+    if tenant.enabled:
+        return styled("enabled", "green")
+    return (styled("disabled", "red"), f" by {tenant.disabled_by}, {local(tenant.disabled_at)}")

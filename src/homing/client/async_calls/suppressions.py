@@ -1,0 +1,55 @@
+"""Suppressions, operation by operation, for asyncio.
+
+Written by tools/make_client.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from homing.client.calling import AsyncCalling
+from homing.client.structs.suppressions import (
+    SuppressionPage,
+    SuppressionPlace,
+    SuppressionQuery,
+    SuppressionWritten,
+)
+from homing.core.model import Channel
+from homing.core.recipients import Suppression
+
+
+class AsyncSuppressions(AsyncCalling):
+    """The operations on suppressions."""
+
+    def list_suppressions(
+        self, *, channel: Channel | None = None, address: str | None = None, limit: int = 50
+    ) -> AsyncIterator[Suppression]:
+        """List addresses that must not be written to."""
+        return self._pages(
+            SuppressionPage,
+            "/api/v1/suppressions",
+            SuppressionQuery(channel=channel, address=address, limit=limit),
+        )
+
+    async def add_suppression(
+        self, *, channel: Channel, address: str, category: str = "*", why: str = ""
+    ) -> Suppression:
+        """Suppress an address on a channel: in one category, or (`*`) in all.
+
+        What is on its way is skipped too: it is looked at before every attempt.
+        """
+        return await self._ask(
+            Suppression,
+            "POST",
+            "/api/v1/suppressions",
+            body=SuppressionWritten(channel=channel, address=address, category=category, why=why),
+        )
+
+    async def lift_suppression(self, *, channel: Channel, address: str, category: str = "*") -> None:
+        """Lift one suppression."""
+        await self._ask(
+            type(None),
+            "DELETE",
+            "/api/v1/suppressions",
+            query=SuppressionPlace(channel=channel, address=address, category=category),
+        )

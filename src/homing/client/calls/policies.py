@@ -1,0 +1,146 @@
+"""Policies, operation by operation.
+
+Written by tools/make_client.py.
+"""
+
+from __future__ import annotations
+
+from homing.client.asking import part
+from homing.client.calling import Calling
+from homing.client.structs.policies import (
+    ChangeList,
+    DelayTable,
+    HistoryQuery,
+    KeysQuery,
+    PolicyChangeView,
+    PolicyExplanation,
+    PolicyFields,
+    PolicyList,
+    RuleView,
+    RuleWritten,
+    Simulation,
+    WhyQuery,
+)
+from homing.core.model import Channel, Mode
+from homing.core.rehearsal import Outage, RehearsalReport, Traffic
+
+
+class Policies(Calling):
+    """The operations on policies."""
+
+    def list_policies(self) -> PolicyList:
+        """The rules in force, and where each comes from."""
+        return self._ask(PolicyList, "GET", "/api/v1/policies")
+
+    def policy_history(self, *, limit: int = 50) -> ChangeList:
+        """Who changed which rule, when and why; newest first."""
+        return self._ask(ChangeList, "GET", "/api/v1/policies/history", query=HistoryQuery(limit=limit))
+
+    def explain_policy(
+        self,
+        *,
+        type: str = "message",
+        origin: str = "",
+        channel: Channel = Channel.EMAIL,
+        priority: str = "medium",
+        mode: Mode | None = None,
+    ) -> PolicyExplanation:
+        """Which policy applies to such a notification, and where each of its fields comes from."""
+        return self._ask(
+            PolicyExplanation,
+            "GET",
+            "/api/v1/policies/explain",
+            query=KeysQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
+        )
+
+    def policy_table(
+        self,
+        *,
+        type: str = "message",
+        origin: str = "",
+        channel: Channel = Channel.EMAIL,
+        priority: str = "medium",
+        mode: Mode | None = None,
+    ) -> DelayTable:
+        """Every wait of such a notification on the way to the dead letter."""
+        return self._ask(
+            DelayTable,
+            "GET",
+            "/api/v1/policies/table",
+            query=KeysQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
+        )
+
+    def simulate_policy(
+        self,
+        *,
+        preset: str | None = None,
+        policy: PolicyFields | None = None,
+        traffic: Traffic | None = None,
+        outages: tuple[Outage, ...] | None = None,
+        providers: int = 1,
+        latency_ms: int = 200,
+        rate_per_second: float | None = None,
+        max_in_flight: int = 128,
+        notifications: int = 2000,
+        seed: int = 1,
+    ) -> RehearsalReport:
+        """What would happen: the engine's own code under virtual time, with this policy, outage and
+        traffic.
+
+        Nothing is sent and nothing is changed. A rehearsal that takes too long is broken off: 422.
+        """
+        return self._ask(
+            RehearsalReport,
+            "POST",
+            "/api/v1/policies/simulate",
+            body=Simulation(
+                preset=preset,
+                policy=policy,
+                traffic=Traffic(per_second=1.0) if traffic is None else traffic,
+                outages=(Outage(),) if outages is None else outages,
+                providers=providers,
+                latency_ms=latency_ms,
+                rate_per_second=rate_per_second,
+                max_in_flight=max_in_flight,
+                notifications=notifications,
+                seed=seed,
+            ),
+        )
+
+    def get_policy(self, name: str) -> RuleView:
+        """One rule of one's own."""
+        return self._ask(RuleView, "GET", f"/api/v1/policies/{part(name)}")
+
+    def put_policy(
+        self,
+        name: str,
+        *,
+        tenant: str = "*",
+        type: str = "*",
+        origin: str = "*",
+        channel: str = "*",
+        priority: str = "*",
+        policy: PolicyFields | None = None,
+        why: str = "",
+    ) -> PolicyChangeView:
+        """Add or replace a rule. It holds from the next decision on, in every process."""
+        return self._ask(
+            PolicyChangeView,
+            "PUT",
+            f"/api/v1/policies/{part(name)}",
+            body=RuleWritten(
+                tenant=tenant,
+                type=type,
+                origin=origin,
+                channel=channel,
+                priority=priority,
+                policy=PolicyFields() if policy is None else policy,
+                why=why,
+            ),
+        )
+
+    def delete_policy(self, name: str, *, why: str = "") -> PolicyChangeView:
+        """Take a rule out, also one that the settings file has."""
+        return self._ask(
+            PolicyChangeView, "DELETE", f"/api/v1/policies/{part(name)}", query=WhyQuery(why=why)
+        )

@@ -1,0 +1,98 @@
+"""Queue, operation by operation.
+
+Written by tools/make_client.py.
+"""
+
+from __future__ import annotations
+
+from homing.client.calling import Calling
+from homing.client.structs.queue import (
+    AttemptStatistics,
+    AttemptSuccess,
+    DelayQuery,
+    ErrorsQuery,
+    HealthMetrics,
+    Items,
+    PendingQuery,
+    RetryDelay,
+    RollUpsQuery,
+    WaitingQuery,
+)
+from homing.core.model import Channel, ErrorGroup, Notification, Priority, RollUp
+
+
+class Queue(Calling):
+    """The operations on queue."""
+
+    def get_queue_counts(self) -> dict[str, int]:
+        """How many notifications have each status."""
+        return self._ask(dict[str, int], "GET", "/api/v1/queue/counts")
+
+    def list_pending(
+        self, *, limit: int = 50, max_attempts: int | None = None, delay_ms: int | None = None
+    ) -> Items[Notification]:
+        """What is ready to be attempted now, by its policy or by the settings given."""
+        return self._ask(
+            Items[Notification],
+            "GET",
+            "/api/v1/queue/pending",
+            query=PendingQuery(limit=limit, max_attempts=max_attempts, delay_ms=delay_ms),
+        )
+
+    def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> Items[Notification]:
+        """What waits for its next attempt after one that failed, soonest first; `nextRetryAt` says until
+        when.
+        """
+        return self._ask(
+            Items[Notification],
+            "GET",
+            "/api/v1/queue/waiting",
+            query=WaitingQuery(limit=limit, delay_ms=delay_ms),
+        )
+
+    def get_retry_statistics(self) -> Items[AttemptStatistics]:
+        """Notifications by the number of attempts made."""
+        return self._ask(Items[AttemptStatistics], "GET", "/api/v1/queue/statistics")
+
+    def get_success_by_attempt(self) -> Items[AttemptSuccess]:
+        """Of those that ended after n attempts, how many were sent. Purged ones count."""
+        return self._ask(Items[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
+
+    def get_queue_health(self) -> HealthMetrics:
+        """Thirteen numbers that say how retrying goes."""
+        return self._ask(HealthMetrics, "GET", "/api/v1/queue/health")
+
+    def list_error_groups(self, *, limit: int = 50) -> Items[ErrorGroup]:
+        """Dead letters by what they died of, most first."""
+        return self._ask(Items[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit))
+
+    def list_roll_ups(self, *, since_ms: int = 86400000) -> Items[RollUp]:
+        """Hourly sums by channel and provider. A purge does not touch them."""
+        return self._ask(
+            Items[RollUp], "GET", "/api/v1/queue/roll-ups", query=RollUpsQuery(since_ms=since_ms)
+        )
+
+    def calculate_delay(
+        self,
+        *,
+        attempt: int,
+        delay_ms: int | None = None,
+        type: str = "message",
+        origin: str = "",
+        channel: Channel = Channel.EMAIL,
+        priority: Priority = Priority.MEDIUM,
+    ) -> RetryDelay:
+        """How long the wait after an attempt is, before jitter."""
+        return self._ask(
+            RetryDelay,
+            "GET",
+            "/api/v1/queue/delay",
+            query=DelayQuery(
+                attempt=attempt,
+                delay_ms=delay_ms,
+                type=type,
+                origin=origin,
+                channel=channel,
+                priority=priority,
+            ),
+        )

@@ -1,0 +1,22 @@
+"""What the service takes and answers with: jobs.
+
+Written by tools/make_client.py.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from homing.core.jobs import Job
+
+
+class JobQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How many."""
+
+    limit: int = 50
+
+
+class JobList(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Newest first; the last hundred are kept."""
+
+    items: tuple[Job, ...]

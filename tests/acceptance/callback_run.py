@@ -1,0 +1,319 @@
+"""Posts provider callbacks to the service in any order: repeated, early, lost and told again, and forged.
+
+    python tests/acceptance/callback_run.py --callbacks 10000 --seed 1
+
+Each notification has a fate: what its providers tell of it. Whatever the order, every fate has one right end,
+and what a forger posts changes nothing. Several shufflings of the same fates are run and compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import logging
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from homing import Filter, Homing, SendRequest, SendResult, Status
+from homing.api.service import ServiceSettings
+from homing.core.model import Content, Recipient
+from service import Serving
+from vendors import PUBLIC, SAYS, Post, Report, Vendors, forged, posts
+
+SETTLED_WITHIN_S = 300.0
+POSTERS = 4
+AGAIN, LOST, FORGED, EARLY = 0.2, 0.1, 0.1, 0.1
+"""Shares: told once more, lost on the way and repeated later, forged, told before the send was answered."""
+
+CHANNELS = {"sms": ("twilio", "sns"), "email": ("sendgrid", "acs"), "push": ("fcm", "fcm")}
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """What is told of the first message, of the one after it, and of the third; and how it must end."""
+
+    first: tuple[str, ...]
+    ends: Status
+    second: tuple[str, ...] = ("sent", "delivered")
+    third: tuple[str, ...] = ("delivered",)
+
+
+FATES = (
+    Fate(("queued", "sent", "delivered"), Status.DELIVERED),
+    Fate(("queued", "sent"), Status.SENT),
+    Fate(("queued", "sent", "soft"), Status.DELIVERED),
+    Fate(("sent", "soft"), Status.DELIVERED, second=("sent", "soft")),
+    Fate(("queued", "sent", "hard"), Status.FAILED),
+    Fate(("sent", "soft", "delivered"), Status.DELIVERED),
+    Fate(("hard", "delivered"), Status.DELIVERED),
+    Fate(("soft", "hard", "sent"), Status.FAILED, second=("sent", "hard")),
+    Fate(("delivered", "open", "click"), Status.DELIVERED),
+    Fate(("delivered", "spam"), Status.FAILED),
+    Fate(("queued", "delivered", "unsubscribe"), Status.DELIVERED),
+)
+EVERYWHERE = FATES[:7]
+"""Fates that every vendor has the words for."""
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """One notification and what will be told of it."""
+
+    channel: str
+    address: str
+    fate: Fate
+
+    def told(self, vendor: str, number: int) -> Iterator[str]:
+        """Of that vendor's n-th message to it."""
+        first, second = CHANNELS[self.channel]
+        stage = 2 * (number - 1) + (vendor != first) if first != second else number - 1
+        stages = (self.fate.first, self.fate.second, self.fate.third)
+        return (what for what in stages[min(stage, 2)] if what in SAYS[vendor])
+
+    def request(self) -> SendRequest:
+        field = {"sms": "phone", "email": "email", "push": "device_token"}[self.channel]
+        return SendRequest(
+            recipient=Recipient(**{field: self.address}),
+            channel=self.channel,
+            content=Content(title="Hello", body="Hello"),
+        )
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What one shuffling came to."""
+
+    ends: dict[str, str] = msgspec.field(default_factory=dict)
+    """Address → status and reason."""
+    silenced: tuple[str, ...] = ()
+    """Suppressed addresses and inactive devices: what receipts do besides."""
+    posted: Counter[str] = msgspec.field(default_factory=Counter)
+    answers: Counter[str] = msgspec.field(default_factory=Counter)
+    wrong: list[str] = msgspec.field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """All shufflings of one plan."""
+
+    outcomes: list[Outcome]
+    notifications: int
+    callbacks: int
+
+    @property
+    def good(self) -> bool:
+        first, *others = self.outcomes
+        same = all((one.ends, one.silenced) == (first.ends, first.silenced) for one in others)
+        return same and not any(one.wrong for one in self.outcomes)
+
+
+def plan(callbacks: int, seed: int) -> list[Planned]:
+    """As many notifications as it takes to be told of so much."""
+    chance, told = random.Random(f"{seed}/plan"), 0
+    found: list[Planned] = []
+    while told < callbacks:
+        channel, number = chance.choice(list(CHANNELS)), len(found)
+        address = {
+            "sms": f"+1555{number:07d}",
+            "email": f"p{number}@example.org",
+            "push": f"token-{number}",
+        }[channel]
+        fate = chance.choice(FATES if channel == "email" else EVERYWHERE)
+        found.append(Planned(channel, address, fate))
+        told += sum(1 for _ in found[-1].told(CHANNELS[channel][0], 1))
+    return found
+
+
+class Shuffling:
+    """One run: a service, its vendors, and their reports in one order of many."""
+
+    def __init__(self, folder: Path, planned: Sequence[Planned], seed: str) -> None:
+        self._planned = {one.address: one for one in planned}
+        self._chance = random.Random(seed)
+        self._vendors = Vendors(lambda vendor, address, number: self._planned[address].told(vendor, number))
+        self._vendors.before_answering = self._tell_early
+        self._serving = Serving(
+            ServiceSettings(public_url=PUBLIC),
+            store=str(folder / f"{seed.replace('/', '-')}.db"),
+            providers=self._vendors.providers(),
+            worker=True,
+            receipts={"pause_ms": 0},
+            sinks={"log": {"events": []}},
+        )
+        self._told_early: set[str] = set()
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        began = time.monotonic()
+        with self._serving as self._service:
+            self._send()
+            while reports := self._wave():
+                self._post(reports)
+            self._service.on_loop(self._look)
+        self.outcome.seconds = round(time.monotonic() - began, 1)
+        return self.outcome
+
+    def _send(self) -> None:
+        async def send(engine: Homing) -> None:
+            async for result in engine.send_many(one.request() for one in self._planned.values()):
+                assert isinstance(result, SendResult), result
+
+        asyncio.run_coroutine_threadsafe(send(self._service.engine), self._service._loop).result(120)
+
+    async def _tell_early(self, reports: list[Report]) -> None:
+        """Some are posted while their send is under way: the service hears of what it has not written."""
+        for report in reports:
+            if self._chance.random() < EARLY:
+                self._told_early.add(report.id)
+                (post,) = posts([report])
+                await asyncio.to_thread(self._posted, post, 204, "early")
+
+    def _wave(self) -> list[Report]:
+        """What there is to be told when nothing moves any more."""
+        deadline = time.monotonic() + SETTLED_WITHIN_S
+        while time.monotonic() < deadline:
+            counts: dict[str, int] = self._service.on_loop(lambda engine: engine.queue_counts())
+            if not any(counts[name] for name in ("pending", "retrying", "sending")):
+                break
+            time.sleep(0.05)
+        else:
+            self.outcome.wrong.append(f"it never settled: {counts}")
+            return []
+        taken: list[Report]
+        taken, self._vendors.reports = self._vendors.reports, []
+        return taken
+
+    def _post(self, reports: list[Report]) -> None:
+        """Shuffled, some twice, some lost and told again later; forged ones between."""
+        lost: list[Report] = []
+        first: list[Report] = []
+        for report in reports:
+            if report.id not in self._told_early:
+                (lost if self._chance.random() < LOST else first).append(report)
+        first += [report for report in reports if self._chance.random() < AGAIN]
+        lies = [_lie(report, self._chance) for report in reports if self._chance.random() < FORGED]
+        self._chance.shuffle(first)
+        self._chance.shuffle(lost)
+        work: list[tuple[Post, int, str]] = []
+        for told in (first, lost):
+            for batch in _batches(told, self._chance):
+                work += [(post, 204, "told") for post in posts(batch)]
+        for lie in lies:
+            work.insert(self._chance.randrange(len(work) + 1), (forged(lie), 401, "forged"))
+        self._in_parallel(work)
+
+    def _in_parallel(self, work: list[tuple[Post, int, str]]) -> None:
+        queue: SimpleQueue[tuple[Post, int, str] | None] = SimpleQueue()
+        for one in (*work, *[None] * POSTERS):
+            queue.put(one)
+
+        def post() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=30)
+            while (one := queue.get()) is not None:
+                self._posted(*one, connection)
+            connection.close()
+
+        posters = [threading.Thread(target=post) for _ in range(POSTERS)]
+        for poster in posters:
+            poster.start()
+        for poster in posters:
+            poster.join()
+
+    def _posted(
+        self, post: Post, wanted: int, how: str, connection: http.client.HTTPConnection | None = None
+    ) -> None:
+        line = connection or http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=30)
+        line.request("POST", post.path, body=post.body, headers=dict(post.headers))
+        answer = line.getresponse()
+        said = answer.read()
+        if connection is None:
+            line.close()
+        self.outcome.posted[how] += len(post.reports)
+        self.outcome.answers[f"{how} {answer.status}"] += 1
+        if answer.status != wanted:
+            self.outcome.wrong.append(f"{how} {post.path}: {answer.status} {said[:200]!r}")
+
+    async def _look(self, engine: Homing) -> None:
+        """The end of each, by the engine's own books."""
+        cursor: str | None = None
+        while True:
+            page = await engine.list(Filter(), limit=500, cursor=cursor)
+            for one in page.items:
+                address = one.recipient.phone or one.recipient.email or one.recipient.device_token or ""
+                self.outcome.ends[address] = f"{one.status.value} {one.reason or ''}".strip()
+                planned = self._planned[address]
+                if one.status is not planned.fate.ends:
+                    said = f"{address}: {one.status.value} after {planned.fate}"
+                    self.outcome.wrong.append(said)
+            cursor = page.cursor
+            if cursor is None:
+                break
+        self.outcome.silenced = await _silenced(engine)
+
+
+def _lie(report: Report, chance: random.Random) -> Report:
+    """The opposite of what is so, or anything else."""
+    words = [what for what in SAYS[report.vendor] if what != report.what]
+    return Report(report.vendor, report.message_id, chance.choice(words), report.echo)
+
+
+def _batches(reports: list[Report], chance: random.Random) -> Iterator[list[Report]]:
+    start = 0
+    while start < len(reports):
+        size = chance.randrange(1, 30)
+        yield reports[start : start + size]
+        start += size
+
+
+async def _silenced(engine: Homing) -> tuple[str, ...]:
+    found: list[str] = []
+    for kind in ("suppression", "device"):
+        after = ""
+        while True:
+            entries = await engine._backend.list_entries("default", kind, after=after, limit=500)
+            found += [f"{kind} {entry.key}" for entry in entries]
+            if len(entries) < 500:
+                break
+            after = entries[-1].key
+    return tuple(found)
+
+
+def run(folder: Path, *, callbacks: int, seed: int, shufflings: int) -> Result:
+    """The same fates in several orders."""
+    planned = plan(callbacks, seed)
+    outcomes = [Shuffling(folder, planned, f"{seed}/{number}").run() for number in range(shufflings)]
+    return Result(outcomes=outcomes, notifications=len(planned), callbacks=callbacks)
+
+
+def main() -> int:
+    """Runs and prints; exit code 1 where something is wrong."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    asked.add_argument("--callbacks", type=int, default=10_000)
+    asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument("--shufflings", type=int, default=3)
+    given: Any = asked.parse_args()
+    logging.getLogger("homing").setLevel(logging.ERROR)  # each forged one is worth a warning
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(Path(folder), callbacks=given.callbacks, seed=given.seed, shufflings=given.shufflings)
+    for number, one in enumerate(result.outcomes, 1):
+        ends = Counter(one.ends.values())
+        print(f"shuffling {number}: {dict(one.posted)} in {one.seconds} s, answers {dict(one.answers)}")
+        print(f"  {dict(ends)}, {len(one.silenced)} silenced")
+        for wrong in one.wrong[:20]:
+            print(f"  WRONG {wrong}")
+    print(f"{result.notifications} notifications: {'all the same' if result.good else 'NOT THE SAME'}")
+    return 0 if result.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

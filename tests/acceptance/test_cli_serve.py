@@ -1,0 +1,200 @@
+"""`homing serve` as a user starts it: a process, its key, its answers, its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_driver import SETTINGS, Cli
+
+_PATIENCE_S = 30
+MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
+
+
+class Service:
+    """A running one. Its first lines say where it is."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
+        self.process = process
+        self.folder = folder
+        assert process.stdout is not None
+        self.greeting = process.stdout.readline()
+        found = re.match(r"serving on http://(127\.0\.0\.1:\d+) ", self.greeting)
+        assert found, self.greeting or process.communicate()[1]
+        self.address = found[1]
+
+    @property
+    def key(self) -> str:
+        return (self.folder / "homing-admin.key").read_text().strip()
+
+    def call(
+        self, method: str, path: str, json_body: Any = None, *, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.address, timeout=20)
+        sent = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", **(headers or {})}
+        try:
+            connection.request(method, path, None if json_body is None else json.dumps(json_body), sent)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def send(self) -> str:
+        status, body = self.call("POST", "/api/v1/notifications/send", MAIL)
+        assert status == 202, body
+        return str(json.loads(body)["notificationId"])
+
+    def until_sent(self, id: str) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while json.loads(self.call("GET", f"/api/v1/notifications/{id}")[1])["status"] != "sent":
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+@contextmanager
+def serving(cli: Cli, *argv: str) -> Iterator[Service]:
+    process = cli.start("serve", "--listen", "127.0.0.1:0", *argv)
+    try:
+        yield Service(process, cli.folder)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_PATIENCE_S)
+            finally:
+                process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    (tmp_path / "homing.toml").write_text(SETTINGS)
+    return Cli(tmp_path)
+
+
+def test_one_command_serves_accepts_and_delivers_and_ends_when_told(cli: Cli) -> None:
+    with serving(cli) as service:
+        service.until_sent(service.send())
+        assert service.call("GET", "/healthz") == (200, b"ok\n")
+        assert json.loads(service.call("GET", "/readyz")[1]) == {"ready": True, "store": "ok", "worker": "ok"}
+        assert b"homing_settled_total" in service.call("GET", "/metrics")[1]
+        assert service.call("GET", "/metrics", headers={"Authorization": "none"})[0] == 401
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(_PATIENCE_S) == 0
+
+
+def test_the_first_start_leaves_a_key_that_only_its_owner_can_read_and_says_it_nowhere(cli: Cli) -> None:
+    with serving(cli) as service:
+        first = service.key
+        mode = stat.S_IMODE((cli.folder / "homing-admin.key").stat().st_mode)
+        assert mode == 0o600
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.stdout is not None
+        assert service.process.stderr is not None
+        said = service.greeting + service.process.stdout.read() + service.process.stderr.read()
+        assert first not in said
+        assert "homing-admin.key; only you can read it" in said
+    with serving(cli) as again:
+        assert again.key == first
+        assert again.call("GET", "/api/v1/notifications")[0] == 200
+        assert again.call("GET", "/api/v1/notifications", headers={"Authorization": "Bearer x"})[0] == 401
+
+
+def test_a_key_file_of_another_store_is_not_overwritten(cli: Cli) -> None:
+    (cli.folder / "homing-admin.key").write_text("precious")
+    refused = cli("serve", "--listen", "127.0.0.1:0")
+    assert refused.code == 2
+    assert "service.key_file" in refused.err
+    assert (cli.folder / "homing-admin.key").read_text() == "precious"
+
+
+def test_without_a_worker_it_accepts_and_another_process_delivers(cli: Cli) -> None:
+    with serving(cli, "--no-worker") as service:
+        id = service.send()
+        assert cli.ok("process").out
+        service.until_sent(id)
+
+
+def test_an_address_that_is_taken_or_makes_no_sense_is_an_error(cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused, nowhere, unshared = cli.many(
+            ["serve", "--listen", at],
+            ["serve", "--listen", "nowhere"],
+            ["serve", "--listen", at, "--store", "memory:", "--workers", "2"],
+        )
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert f"service.listen: {at} cannot be used" in refused.err
+    assert (nowhere.code, unshared.code) == (2, 2)
+    assert "give HOST:PORT" in nowhere.err
+    assert "cannot share memory:" in unshared.err
+
+
+def test_an_address_that_others_reach_is_remarked_upon(cli: Cli) -> None:
+    process = cli.start("serve", "--listen", "0.0.0.0:0")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=_PATIENCE_S)
+    assert "put a proxy with TLS in front" in err
+
+
+def test_several_processes_share_the_address_and_one_that_dies_is_replaced(cli: Cli) -> None:
+    with serving(cli, "--workers", "2") as service:
+        service.until_sent(service.send())
+        before = _children(service.process.pid, 2)
+        os.kill(min(before), signal.SIGKILL)
+        until = time.monotonic() + _PATIENCE_S
+        while len(now := _children(service.process.pid, None)) < 2 or min(before) in now:
+            assert time.monotonic() < until, now
+            time.sleep(0.05)
+        for _ in range(10):
+            service.until_sent(service.send())
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(_PATIENCE_S) == 0
+        assert not _children(service.process.pid, None)
+
+
+def test_processes_whose_parent_is_killed_end_too(cli: Cli) -> None:
+    with serving(cli, "--workers", "2") as service:
+        orphans = _children(service.process.pid, 2)
+        service.process.kill()
+        service.process.wait(_PATIENCE_S)
+        until = time.monotonic() + _PATIENCE_S
+        while any(_runs(pid) for pid in orphans):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def _children(parent: int, wanted: int | None) -> set[int]:
+    """The processes that it has started; with `wanted`, once there are so many."""
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
+        found = {int(pid) for pid in listed.stdout.split()}
+        if wanted is None or len(found) == wanted:
+            return found
+        assert time.monotonic() < until, found
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

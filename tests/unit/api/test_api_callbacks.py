@@ -1,0 +1,158 @@
+"""Provider callbacks over real HTTP, really signed: heard once, and forged ones never."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from homing import Homing, Status
+from homing.api.service import ServiceSettings
+from homing.core.errors import StoreUnavailable
+from service import Reply, Serving
+from vendors import GRID_KEY, PUBLIC, Post, Report, Vendors, forged, posts
+
+Serve = Callable[..., Serving]
+TO: dict[str, dict[str, Any]] = {
+    "twilio": {"recipient": {"phone": "+15550100"}, "channel": "sms"},
+    "sendgrid": {"recipient": {"email": "ada@example.org"}, "channel": "email"},
+    "fcm": {"recipient": {"deviceToken": "token-1"}, "channel": "push"},
+}
+SECOND = {"sns": "twilio", "acs": "sendgrid"}
+
+
+class Service:
+    """A service with all five vendors behind it."""
+
+    def __init__(self, serve: Serve, plan: Any = lambda vendor, address, number: ("delivered",)) -> None:
+        self.vendors = Vendors(plan)
+        self.http = serve(
+            ServiceSettings(public_url=PUBLIC),
+            store="memory:",
+            providers=self.vendors.providers(),
+            preset="priority",
+        )
+
+    def send(self, vendor: str) -> str:
+        """One message that this vendor has taken; its id."""
+        request = {**TO[SECOND.get(vendor, vendor)], "content": {"title": "Hi", "body": "Hello"}}
+        sent = self.http.call("POST", "/api/v1/notifications/send", {**request, "provider": vendor})
+        assert sent.status == 202, sent.body
+        self.http.on_loop(lambda engine: engine.process())
+        id: str = sent.json["notificationId"]
+        assert self.status(id) is Status.SENT
+        return id
+
+    def post(self, post: Post) -> Reply:
+        return self.http.call("POST", post.path, body=post.body, headers=post.headers, key=None)
+
+    def status(self, id: str) -> Status:
+        return Status(self.history(id).notification.status)
+
+    def history(self, id: str) -> Any:
+        async def read(engine: Homing) -> Any:
+            return await engine.history(id)
+
+        return self.http.on_loop(read)
+
+
+@pytest.fixture
+def service(serve: Serve) -> Service:
+    return Service(serve)
+
+
+@pytest.mark.parametrize("vendor", ["twilio", "sendgrid", "fcm", "acs", "sns"])
+def test_what_a_provider_has_signed_is_heard_and_a_forger_is_not(service: Service, vendor: str) -> None:
+    id = service.send(vendor)
+    (report,) = service.vendors.reports
+    before = service.history(id)
+    refused = service.post(forged(report))
+    assert (refused.status, refused.json["error"]["code"]) == (401, "INVALID_SIGNATURE")
+    assert service.history(id) == before
+    (post,) = posts([report])
+    answer = service.post(post)
+    assert (answer.status, answer.body) == (204, b"")
+    assert "content-length" not in answer.headers
+    assert service.status(id) is Status.DELIVERED
+    again = service.post(post)
+    assert again.status == 204
+
+
+def test_a_signed_body_that_was_tampered_with_is_refused(service: Service) -> None:
+    id = service.send("sendgrid")
+    (post,) = posts([Report("sendgrid", "unknown", "hard", {"homing_notification_id": id})])
+    changed = Post(post.path, post.headers, post.body.replace(b"unknown", b"another"))
+    assert service.post(changed).status == 401
+    assert service.status(id) is Status.SENT
+
+
+def test_one_about_an_unknown_message_is_kept_and_told_that_it_was_taken(service: Service) -> None:
+    (post,) = posts([Report("sns", "nobody-knows", "delivered")])
+    assert service.post(post).status == 204
+
+
+def test_event_grid_is_greeted_in_both_of_its_ways(service: Service) -> None:
+    path = f"/api/v1/webhooks/acs/events?key={GRID_KEY.replace(' ', '%20')}"
+    asked = [
+        {
+            "id": "1",
+            "eventType": "Microsoft.EventGrid.SubscriptionValidationEvent",
+            "data": {"validationCode": "0123"},
+        }
+    ]
+    said = service.http.call("POST", path, asked, key=None)
+    assert (said.status, said.json) == (200, {"validationResponse": "0123"})
+    assert said.headers["content-type"] == "application/json"
+    origin = {"WebHook-Request-Origin": "eventgrid.azure.net"}
+    greeted = service.http.call("OPTIONS", path, headers=origin, key=None)
+    assert (greeted.status, greeted.headers["webhook-allowed-origin"]) == (200, "eventgrid.azure.net")
+    stranger = service.http.call("OPTIONS", "/api/v1/webhooks/acs/events", headers=origin, key=None)
+    assert stranger.status == 401
+
+
+def test_any_provider_of_the_roster_has_an_address_and_others_have_none(service: Service) -> None:
+    id = service.send("fcm")
+    (post,) = posts(service.vendors.reports)
+    here = Post("/api/v1/webhooks/fcm", post.headers, post.body)
+    assert service.post(here).status == 204
+    assert service.status(id) is Status.DELIVERED
+    for path in ("/api/v1/webhooks/pigeon", "/api/v1/webhooks/pigeon/events", "/api/v1/webhooks/"):
+        refused = service.http.call("POST", path, {}, key=None)
+        assert (refused.status, refused.json["error"]["code"]) == (404, "NOT_FOUND")
+        assert "twilio" not in refused.json["error"]["message"]
+
+
+def test_a_provider_that_is_not_configured_is_not_there(serve: Serve) -> None:
+    refused = serve(store="memory:").call("POST", "/api/v1/webhooks/twilio/sms-status", {}, key=None)
+    assert refused.status == 404
+
+
+def test_while_the_store_is_away_the_provider_is_asked_to_repeat(service: Service) -> None:
+    id = service.send("twilio")
+    (post,) = posts(service.vendors.reports)
+    backend: Any = service.http.engine._backend
+
+    async def away(*_: Any) -> Any:
+        raise StoreUnavailable
+
+    usual, backend.receipt = backend.receipt, away
+    lost = service.post(post)
+    assert (lost.status, lost.headers["retry-after"]) == (503, "1")
+    backend.receipt = usual
+    assert service.post(post).status == 204
+    assert service.status(id) is Status.DELIVERED
+
+
+def test_a_body_without_end_is_not_read(service: Service) -> None:
+    large = b"x" * (8 * 1024 * 1024 + 1)
+    refused = service.post(Post("/api/v1/webhooks/sendgrid/events", {}, large))
+    assert (refused.status, refused.json["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
+
+
+def test_whatever_is_posted_gets_an_answer_of_the_table(service: Service) -> None:
+    for vendor in ("twilio/sms-status", "sendgrid/events", "fcm/delivery-status", "sns/notifications"):
+        for body in (b"", b"{", b"[]", b"\xff\x00", msgspec.json.encode([{"event": None}])):
+            refused = service.post(Post(f"/api/v1/webhooks/{vendor}", {}, body))
+            assert (refused.status, refused.json["error"]["code"]) == (401, "INVALID_SIGNATURE"), vendor

@@ -1,0 +1,262 @@
+"""One-click unsubscribe over HTTP: the five cases of the vectors, and what follows from a click."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homing import Facts, Reason, Recipient
+from homing.core.model import Claim
+from homing.core.unsubscribe import Subscription
+from service import Reply, Serving
+
+Serve = Callable[..., Serving]
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "vectors/list_unsubscribe.json").read_text()
+)
+BASE = "https://notify.example.org"
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+ADA = "ada@example.org"
+ON = {
+    "store": "memory:",
+    "service": {"public_url": BASE},
+    "unsubscribe": {"enabled": True, "exempt_categories": ["invoice"]},
+}
+
+
+@pytest.fixture
+def service(serve: Serve) -> Serving:
+    return serve(**ON)
+
+
+def send(service: Serving, category: str = "newsletter", **more: Any) -> dict[str, Any]:
+    """The notification as it is after it was processed."""
+    body = {
+        "recipient": {"email": ADA},
+        "channel": "email",
+        "category": category,
+        "content": {"subject": "News", "body": "hello"},
+        **more,
+    }
+    sent = service.call("POST", "/api/v1/notifications/send", body)
+    assert sent.status in (200, 202), sent.body
+    service.on_loop(lambda engine: engine.process())
+    found: dict[str, Any] = service.call("GET", f"/api/v1/notifications/{sent.json['notificationId']}").json
+    return found
+
+
+def link(service: Serving, **more: Any) -> str:
+    """The path of the link in a mail."""
+    url: str = send(service, **more)["content"]["unsubscribeUrl"]
+    assert url.startswith(f"{BASE}/unsubscribe/")
+    return url.removeprefix(BASE)
+
+
+def click(service: Serving, path: str, body: str = "List-Unsubscribe=One-Click") -> Reply:
+    return service.call("POST", path, body=body.encode(), headers=FORM, key=None)
+
+
+def unsubscribed(service: Serving) -> bool:
+    return send(service)["status"] == "skipped"
+
+
+def test_the_cases_are_all_there() -> None:
+    assert [one["method"] for one in VECTORS["server"]] == ["POST", "POST", "GET", "POST", "POST"]
+
+
+@pytest.mark.parametrize("case", VECTORS["server"], ids=lambda case: f"{case['method']} {case['token']}")
+def test_the_server_does_what_the_vectors_say(service: Serving, case: dict[str, Any]) -> None:
+    path = link(service)
+    if case["token"] == "valid, again":
+        assert click(service, path).status == 200
+    if case["token"] == "tampered":
+        path = path[:-1] + ("A" if path[-1] != "A" else "B")
+    if case["method"] == "GET":
+        answer = service.call("GET", path, key=None)
+    else:
+        answer = click(service, path, case["body"])
+    if case["status"] in ("2xx", 200):
+        assert answer.status == 200
+    else:
+        assert 400 <= answer.status < 500
+    expected = case["effect"].startswith(("unsubscribed", "idempotent"))
+    assert unsubscribed(service) is expected
+
+
+@pytest.mark.parametrize("kind", VECTORS["one_click_request"]["content_types"])
+def test_both_kinds_of_form_are_understood(service: Serving, kind: str) -> None:
+    path, body, headers = link(service), "List-Unsubscribe=One-Click", dict(FORM)
+    if kind == "multipart/form-data":
+        headers = {"Content-Type": 'multipart/form-data; boundary="b-1"'}
+        body = (
+            '--b-1\r\nContent-Disposition: form-data; name="List-Unsubscribe"\r\n\r\nOne-Click\r\n--b-1--\r\n'
+        )
+    assert service.call("POST", path, body=body.encode(), headers=headers, key=None).status == 200
+    assert unsubscribed(service)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("List-Unsubscribe=Yes", "application/x-www-form-urlencoded"),
+        ('{"List-Unsubscribe": "One-Click"}', "application/json"),
+        ("--b\r\n\r\nOne-Click", "multipart/form-data; boundary=b"),
+        ("One-Click", "multipart/form-data"),
+        ("\xff\xfe", "application/x-www-form-urlencoded"),
+        ("&".join(["a=b"] * 1000), "application/x-www-form-urlencoded"),
+    ],
+)
+def test_a_body_that_is_something_else_changes_nothing(service: Serving, body: str, kind: str) -> None:
+    path = link(service)
+    refused = service.call(
+        "POST", path, body=body.encode("latin-1"), headers={"Content-Type": kind}, key=None
+    )
+    assert (refused.status, refused.json["error"]["field"]) == (422, "List-Unsubscribe")
+    assert not unsubscribed(service)
+
+
+def test_the_page_has_a_form_and_no_script_and_its_button_does_it(service: Serving) -> None:
+    path = link(service)
+    page = service.call("GET", path, key=None)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    text = page.body.decode()
+    assert "<script" not in text
+    assert '<form method="post">' in text
+    name, value = re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]+)">', text)[0]
+    assert ADA not in text
+    done = click(service, path, f"{name}={value}")
+    assert "no more <strong>newsletter</strong> by email" in done.body.decode()
+    assert unsubscribed(service)
+
+
+def test_leaving_one_category_leaves_every_other_and_every_other_tenant(service: Serving) -> None:
+    click(service, link(service))
+    assert send(service, "offers")["status"] == "sent"
+    assert send(service, "otp", type="otp", synchronous=True)["status"] == "sent"
+    other = service.call(
+        "POST",
+        "/api/v1/notifications/send",
+        {
+            "recipient": {"email": ADA},
+            "channel": "email",
+            "category": "newsletter",
+            "content": {"body": "x"},
+        },
+        key="other",
+    )
+    service.on_loop(lambda engine: engine.process())
+    path = f"/api/v1/notifications/{other.json['notificationId']}"
+    assert service.call("GET", path, key="other").json["status"] == "sent"
+
+
+def test_who_has_an_id_gets_a_preference_and_can_come_back(service: Serving) -> None:
+    ada = {"id": "u-1", "email": ADA}
+    path = link(service, recipient=ada)
+    click(service, path)
+    (said,) = service.call("GET", "/api/v1/recipients/u-1/preferences").json["items"]
+    assert (said["category"], said["channel"], said["allowed"], said["updatedBy"]) == (
+        "newsletter",
+        "email",
+        False,
+        "recipient",
+    )
+    assert service.call("GET", "/api/v1/suppressions").json == {"items": []}
+    assert send(service, recipient=ada)["reason"] == "UNSUBSCRIBED"
+    service.call("DELETE", "/api/v1/recipients/u-1/preferences/newsletter/email")
+    assert send(service, recipient=ada)["status"] == "sent"
+
+
+def test_who_has_no_id_is_suppressed_in_that_category(service: Serving) -> None:
+    click(service, link(service))
+    (one,) = service.call("GET", "/api/v1/suppressions").json["items"]
+    assert (one["address"], one["category"], one["why"]) == (ADA, "newsletter", "unsubscribed")
+
+
+def test_what_is_exempt_synchronous_or_no_mail_has_no_link_and_a_callers_own_is_kept(
+    service: Serving,
+) -> None:
+    assert "unsubscribeUrl" not in send(service, "invoice")["content"]
+    assert "unsubscribeUrl" not in send(service, "otp", type="otp", synchronous=True)["content"]
+    sms = send(service, recipient={"phone": "+15550100"}, channel="sms")
+    assert "unsubscribeUrl" not in sms["content"]
+    own = {"body": "x", "unsubscribeUrl": "https://example.org/u/1"}
+    assert send(service, content=own)["content"]["unsubscribeUrl"] == own["unsubscribeUrl"]
+
+
+def test_the_same_mail_within_its_window_is_still_the_same_with_a_link(serve: Serve) -> None:
+    service = serve(**ON, dedup_windows_ms={"newsletter": "5m"})
+    assert (
+        send(service, type="newsletter", content={"body": "hi"})["id"]
+        == send(service, type="newsletter", content={"body": "hi"})["id"]
+    )
+
+
+def test_a_template_can_show_the_link(service: Serving) -> None:
+    parts = {"email": {"subject": "News", "text": "Leave: {{ unsubscribeUrl }}"}}
+    written = {"locales": {"en-US": parts}, "sample": {"unsubscribeUrl": "https://example.org/u"}}
+    assert service.call("PUT", "/api/v1/templates/news", written).status == 200
+    content = send(service, templateKey="news", content=None)["content"]
+    assert content["text"] == f"Leave: {content['unsubscribeUrl']}"
+
+
+def test_an_unsubscribe_is_noted_for_the_tenant_without_the_address(service: Serving) -> None:
+    click(service, link(service))
+    (who, action, target, detail) = service.trail.notes[-1]
+    assert (who, action, target) == ("recipient", "recipient.unsubscribe", "")
+    assert detail == {"category": "newsletter", "channel": "email"}
+
+
+def test_the_secret_is_made_once_and_all_processes_have_the_same(serve: Serve, tmp_path: Path) -> None:
+    on = {**ON, "store": str(tmp_path / "homing.db")}
+    first, second = serve(**on), serve(**on)
+    path = link(first)
+    assert second.call("GET", path, key=None).status == 200
+    assert click(second, path).status == 200
+
+
+def test_links_go_on_working_when_no_new_ones_are_made(serve: Serve) -> None:
+    secret = "x" * 32
+    before = serve(**{**ON, "unsubscribe": {"enabled": True, "secret": secret}})
+    path = link(before)
+    after = serve(store="memory:", unsubscribe={"secret": secret})
+    assert "unsubscribeUrl" not in send(after)["content"]
+    assert click(after, path).status == 200
+
+
+class Users:
+    """A directory of one's own."""
+
+    async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
+        return {}
+
+    async def facts(self, claims: Sequence[Claim]) -> dict[str, Facts]:
+        return {}
+
+
+class Leavable(Users):
+    """One that takes unsubscribes."""
+
+    def __init__(self) -> None:
+        self.left: list[Subscription] = []
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        self.left.append(subscription)
+
+    async def facts(self, claims: Sequence[Claim]) -> dict[str, Facts]:
+        gone = {one.address for one in self.left}
+        return {one.id: Facts(skip=Reason.UNSUBSCRIBED) for one in claims if one.address in gone}
+
+
+def test_a_directory_of_ones_own_is_told_or_there_are_no_links(serve: Serve) -> None:
+    assert "unsubscribeUrl" not in send(serve(**ON, directory=Users()))["content"]
+    users = Leavable()
+    service = serve(**ON, directory=users)
+    click(service, link(service))
+    assert [(one.category, one.address) for one in users.left] == [("newsletter", ADA)]
+    assert send(service)["reason"] == "UNSUBSCRIBED"

@@ -1,0 +1,156 @@
+"""The client and the OpenAPI say the same: an operation has its method, and that asks for what is there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from homing import SendRequest
+from homing.api.all_routes import all_routes
+from homing.api.openapi import document
+from homing.client import AsyncClient, Client
+from homing.client.asking import Ask
+from homing.client.wire import Reply, Wire
+
+ROOT = Path(__file__).parents[3]
+DOCUMENT = document(all_routes(), version="0")
+BY_HAND = {"send_batch"}
+_SAMPLES: dict[Any, list[Any]] = {
+    str: ["x", "y"], int: [7, 8], float: [7.5], bool: [True, False], Any: ["x"]
+}  # fmt: skip
+
+
+def operations() -> dict[str, tuple[str, str, dict[str, Any]]]:
+    """operationId → verb, path, operation; those that are called with a key."""
+    return {
+        operation["operationId"]: (verb.upper(), path, operation)
+        for path, verbs in DOCUMENT["paths"].items()
+        for verb, operation in verbs.items()
+        if operation.get("security")
+    }
+
+
+OPERATIONS = operations()
+
+
+def test_what_is_generated_is_what_would_be_generated_now() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/make_client.py", "--check"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun tools/make_client.py"
+
+
+def test_every_operation_has_a_method_in_both_clients_and_none_is_invented() -> None:
+    for client in (Client, AsyncClient):
+        methods = {name for name in dir(client) if not name.startswith("_")}
+        assert methods == {*OPERATIONS, "send_many", "close"}
+
+
+def test_both_clients_have_the_same_methods_with_the_same_parameters() -> None:
+    for name in OPERATIONS:
+        one, other = (inspect.signature(getattr(client, name)) for client in (Client, AsyncClient))
+        assert one.parameters == other.parameters, name
+
+
+@pytest.mark.parametrize("name", sorted({*OPERATIONS} - BY_HAND))
+def test_a_method_asks_for_what_the_service_describes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verb, path, operation = OPERATIONS[name]
+    asked = asked_by(name, monkeypatch)
+    target = urlsplit(asked.target)
+    assert asked.method == verb
+    assert re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", path), unquote(target.path)), asked.target
+    parameters = {one["name"]: one for one in operation["parameters"]}
+    queried = {key for key, _ in parse_qsl(target.query)}
+    declared = {key for key, one in parameters.items() if one["in"] == "query"}
+    assert queried == declared - {"cursor"}
+    for header in set(asked.headers) - {"Authorization", "Accept", "Content-Type"}:
+        assert parameters[header]["in"] == "header"
+    content = operation.get("requestBody", {}).get("content", {})
+    assert (asked.body is not None) == bool(content)
+    if asked.body is not None:
+        schema = resolved(content["application/json"]["schema"])
+        assert set(msgspec.json.decode(asked.body)) == set(schema["properties"])
+
+
+def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """What a method sends when each of its parameters is given."""
+    seen: list[Ask] = []
+
+    def exchange(
+        wire: Wire, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Reply:
+        seen.append(Ask(method=method, target=target, headers=headers, body=body, repeatable=False))
+        raise Asked
+
+    monkeypatch.setattr(Wire, "exchange", exchange)
+    method = getattr(Client("http://127.0.0.1:1", "key"), name)
+    parameters = inspect.signature(method, eval_str=True).parameters.values()
+    given = {one.name: sample(one.annotation, one.default) for one in parameters}
+    with pytest.raises(Asked):
+        next(method(**given))  # a list asks when it is read, the others at once
+    return seen[0]
+
+
+class Asked(Exception):
+    """The question is known; no answer is needed."""
+
+
+def sample(kind: Any, default: Any = None) -> Any:
+    """Some value of a type that is not the default."""
+    return next(value for value in samples(kind) if value != default)
+
+
+def samples(kind: Any) -> Iterator[Any]:
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        yield from samples(next(one for one in inside if one is not type(None)))
+    elif origin is Literal:
+        yield from inside
+    elif origin is tuple:
+        yield tuple(samples(inside[0]))[:1]
+    elif origin in (dict, Mapping):
+        yield {"a": 1}
+    elif kind is datetime:
+        yield datetime(2026, 1, 31, tzinfo=UTC)
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        yield from kind
+    elif isinstance(kind, type) and issubclass(kind, Struct):
+        hints = get_type_hints(kind)
+        yield kind(**{name: sample(hints[name]) for name in kind.__struct_fields__})
+    else:
+        yield from _SAMPLES[kind]
+
+
+def resolved(schema: dict[str, Any]) -> Any:
+    ref = schema.get("$ref", "")
+    return DOCUMENT["components"]["schemas"][ref.rpartition("/")[2]] if ref else schema
+
+
+def test_the_batch_is_asked_for_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb, path, operation = OPERATIONS["send_batch"]
+    seen: list[tuple[str, str, str]] = []
+
+    def exchange(
+        wire: Wire, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Reply:
+        seen.append((method, target, headers["Content-Type"]))
+        return Reply(200, {}, b'{"accepted":0,"rejected":0,"results":[]}')
+
+    monkeypatch.setattr(Wire, "exchange", exchange)
+    Client("http://127.0.0.1:1", "key").send_batch([SendRequest()])
+    (asked,) = seen
+    assert asked[:2] == (verb, path)
+    assert asked[2] in operation["requestBody"]["content"]
