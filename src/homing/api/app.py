@@ -14,7 +14,8 @@ import msgspec
 from homing.api.answers import Answer, ApiError
 from homing.api.bodies import Receive, read_body
 from homing.api.errors import answer_to
-from homing.api.routing import Route, Table, arguments
+from homing.api.reading import arguments
+from homing.api.routing import Route, Table
 from homing.api.service import Call, Service, Watcher, sent_path
 from homing.api.under_way import Request, UnderWay
 from homing.core.access import Caller
@@ -29,7 +30,7 @@ _COMMON = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 ]
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9_-]{8,64}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _NOT_IN_HEADERS = re.compile(r"[^ -~]")
 _CLOSE = {"Connection": "close"}
 
@@ -42,6 +43,8 @@ class App:
     ) -> None:
         self.service = service
         self.under_way = UnderWay(service.settings.max_requests, service.settings.buffer_bytes)
+        self._read_s = service.settings.read_ms / 1000
+        self._answer_s = service.settings.answer_ms / 1000
         self._table = Table(routes)
         self._watchers = tuple(watchers)
         self._series = f"r{chance.getrandbits(48):012x}"
@@ -66,11 +69,11 @@ class App:
         task = asyncio.current_task()
         assert task is not None, "the server runs each request as one"
         now = task.get_loop().time()
-        id = f"{self._series}-{next(self._numbers):x}"
-        for name, value in scope["headers"]:
-            if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-                id = value.decode("ascii")
-        return Request(id, task, now, now + self.service.settings.read_ms / 1000)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        id = headers.get("x-request-id")
+        if id is None or not _REQUEST_ID.fullmatch(id):
+            id = f"{self._series}-{next(self._numbers):x}"
+        return Request(id, task, headers, now, now + self._read_s)
 
     async def _answered(
         self, request: Request, scope: Mapping[str, Any], receive: Receive
@@ -91,23 +94,20 @@ class App:
     async def _done(self, request: Request, scope: Mapping[str, Any], receive: Receive) -> Answer[Any]:
         route, params = self._table.find(scope["method"], sent_path(scope))
         request.route = route
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         if route.scopes:
-            request.caller = await self._caller(route, headers)
-        raw = await self._read(request, route, headers, receive)
+            request.caller = await self._caller(route, request.headers)
+        raw = await self._read(request, route, receive) if route.reads else b""
         request.reading = False
-        request.until = request.task.get_loop().time() + self.service.settings.answer_ms / 1000
+        request.until += self._answer_s
         call = Call(
             service=self.service,
             caller=request.caller,
             method=scope["method"],
             scope=scope,
-            headers=headers,
+            headers=request.headers,
             raw=raw,
         )
-        result = await route.handler(
-            call, **arguments(route, call, params, scope["query_string"].decode("latin-1"))
-        )
+        result = await route.handler(call, **arguments(route, call, params))
         return result if isinstance(result, Answer) else Answer(result, route.status)
 
     def _refused(self, request: Request, error: Exception) -> tuple[Answer[Any], bytes]:
@@ -158,11 +158,8 @@ class App:
             )
         return caller
 
-    async def _read(
-        self, request: Request, route: Route, headers: Mapping[str, str], receive: Receive
-    ) -> bytes:
-        if route.body is None and not route.raw:
-            return b""
+    async def _read(self, request: Request, route: Route, receive: Receive) -> bytes:
+        headers, settings = request.headers, self.service.settings
         said = headers.get("content-type", "").partition(";")[0].strip().lower()
         if said not in (route.bodies or _JSON) and not (route.raw and not route.bodies):
             raise ApiError(
@@ -170,7 +167,6 @@ class App:
                 f"Content-Type: {said!r} is not understood; send {' or '.join(route.bodies or _JSON[:1])}",
                 field="Content-Type",
             )
-        settings = self.service.settings
         limit = route.most_bytes or (settings.batch_bytes if route.large else settings.body_bytes)
         return await read_body(
             receive, headers, limit=limit, hold=lambda more: self.under_way.hold(request, more)

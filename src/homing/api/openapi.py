@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +13,7 @@ from homing.api.errors import CODES
 from homing.api.routing import Route
 
 _REF = "#/components/schemas/{name}"
+_TIME = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})$"
 _ALWAYS = ("INTERNAL_ERROR", "OVERLOADED", "TIMEOUT", "STORE_UNAVAILABLE")
 _BEHIND_KEY = ("UNAUTHORIZED", "FORBIDDEN", "RATE_LIMITED")
 _WITH_BODY = (
@@ -33,7 +34,7 @@ def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind, components)
-    return {
+    made: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
             "title": "Homing",
@@ -46,12 +47,48 @@ def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict
         "tags": [{"name": name} for name in dict.fromkeys(route.tag for route in routes)],
         "paths": paths,
         "components": {
-            "schemas": components,
+            "schemas": _named_in(paths, components),
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "An API key, or an admin's JWT."}
             },
         },
     }
+    _tell_times(made)
+    return made
+
+
+def _tell_times(node: Any) -> None:
+    """A format is only a hint to many readers of schemas: a time's pattern says what is really taken."""
+    if isinstance(node, list):
+        for one in node:
+            _tell_times(one)
+    elif isinstance(node, dict):
+        if node.get("format") == "date-time" and node.get("type") == "string":
+            node["pattern"] = _TIME
+        for one in node.values():
+            _tell_times(one)
+
+
+def _named_in(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that the paths name, and those that these name: a query is told field by field, not as one."""
+    used: set[str] = set()
+    rest = [*_refs(paths)]
+    while rest:
+        name = rest.pop()
+        if name not in used:
+            used.add(name)
+            rest += _refs(components[name])
+    return {name: schema for name, schema in components.items() if name in used}
+
+
+def _refs(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(ref := value.get("$ref"), str):
+            yield ref.rpartition("/")[2]
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _refs(one)
 
 
 def _kinds(routes: Iterable[Route]) -> list[Any]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
 from typing import Any, get_origin
 from urllib.parse import unquote
 
-import msgspec
 from msgspec import Struct
 
 from homing.api.answers import Answer, ApiError
-from homing.api.service import Call, Handler
+from homing.api.service import Handler
 from homing.core.access import Scope
-from homing.core.reading import explained
 
 _PARAM = re.compile(r"\{(\w+)\}")
 
@@ -59,6 +56,11 @@ class Route(Struct, frozen=True, kw_only=True):
     """Of a raw one: the media types that it takes, and what is in each."""
     examples: tuple[Any, ...] = ()
     """Bodies that are acceptable."""
+
+    @property
+    def reads(self) -> bool:
+        """Whether it looks at the body at all."""
+        return self.raw or self.body is not None
 
 
 class Routes:
@@ -171,67 +173,3 @@ class Table:
                 return
         known.append((shape, {route.method: route}))
         known.sort(key=lambda one: sum(part[:1] == "{" for part in one[0]))  # the most exact first
-
-
-def arguments(route: Route, call: Call, params: Mapping[str, str], query: str) -> dict[str, Any]:
-    """What the handler is called with, read strictly by its annotations."""
-    found: dict[str, Any] = {
-        name: _converted(params[name], kind, name, strict=False) for name, kind in route.params.items()
-    }
-    if route.query is not None:
-        found["query"] = _query(route.query, query)
-    if route.body is not None and not route.raw:
-        found["body"] = _body(route, call)
-    return found
-
-
-def _body(route: Route, call: Call) -> Any:
-    if not call.raw and route.body_optional:
-        return _converted({}, route.body, "body")
-    try:
-        return _decoder(route.body).decode(call.raw)
-    except msgspec.ValidationError as error:
-        raise _malformed(error, route.body) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError("MALFORMED_REQUEST", f"the body is not JSON: {error}") from None
-    except RecursionError:
-        raise ApiError("MALFORMED_REQUEST", "the body is nested too deeply") from None
-
-
-@cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
-
-
-def _query(kind: type[Struct], text: str) -> Any:
-    """Names that repeat are lists where the struct has a list, else refused."""
-    from urllib.parse import parse_qsl
-
-    try:
-        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=100)
-    except ValueError as error:
-        raise ApiError("MALFORMED_REQUEST", f"the query cannot be read: {error}") from None
-    many = {one.encode_name for one in msgspec.structs.fields(kind) if get_origin(one.type) is tuple}
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in many:
-            found.setdefault(name, []).extend(part for part in value.split(",") if part)
-        elif name in found:
-            raise ApiError("MALFORMED_REQUEST", f"{name}: is given twice", field=name)
-        else:
-            found[name] = value
-    return _converted(found, kind, "query", strict=False)
-
-
-def _converted(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any:
-    try:
-        return msgspec.convert(value, kind, strict=strict)
-    except msgspec.ValidationError as error:
-        raise _malformed(error, kind, where) from None
-
-
-def _malformed(error: msgspec.ValidationError, kind: Any, where: str = "body") -> ApiError:
-    known = getattr(kind, "__struct_encode_fields__", ())
-    field, problem = explained(error, known)
-    field = where if field == "request" else field
-    return ApiError("MALFORMED_REQUEST", f"{field}: {problem}", field=field)

@@ -1,0 +1,189 @@
+"""Lets schemathesis loose on a running service, as three tenants, with all its checks and one of ours.
+
+    python tests/acceptance/schema_run.py --examples 60
+
+Each tenant has data with words that only it knows; an answer to another one that holds such a word is a
+finding, as is every 5xx and every answer that the description does not describe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from homing import Content, Recipient
+from homing.client import Client
+from homing.core.access import Scope
+from homing.core.model import Channel
+from homing.core.templates import TemplateParts
+
+SETTINGS = """\
+store = "homing.db"
+preset = "simple"
+
+[service]
+listen = "127.0.0.1:0"
+
+[templates]
+folder = "templates"
+
+[providers.pigeon]
+kind = "file"
+path = "pigeon.jsonl"
+"""
+
+CHECKS = """\
+[checks.positive_data_acceptance]
+# Beyond what is usual: 422 is what fits the schema and is not acceptable (a channel without an address).
+expected-statuses = ["2xx", "3xx", "401", "403", "404", "409", "422", "429"]
+"""
+
+TENANTS = ("acme", "globex", "initech")
+_ALL_BUT_ADMIN = (Scope.SEND, Scope.READ, Scope.OPERATE, Scope.MANAGE)
+SCOPES = {"acme": _ALL_BUT_ADMIN, "globex": _ALL_BUT_ADMIN, "initech": (Scope.ADMIN,)}
+"""The last one may do everything, and is still one tenant among others."""
+
+_LISTENS = re.compile(r"http://[\w.\[\]:]+:\d+")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one tenant's run came to."""
+
+    tenant: str
+    cases: int
+    failed: bool
+    said: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    asked = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    asked.add_argument("--examples", type=int, default=60, help="for each operation and phase")
+    asked.add_argument("--phases", default="examples,coverage,fuzzing,stateful")
+    asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument("--only", metavar="REGEX", help="only addresses that match")
+    options = asked.parse_args(argv)
+    total, failed = 0, False
+    for report in run(options.examples, options.phases, options.seed, options.only):
+        total += report.cases
+        failed = failed or report.failed
+        if report.failed:
+            print(report.said)
+        print(
+            f"{report.tenant}: {report.cases} cases, {'FAILED' if report.failed else 'nothing found'}",
+            flush=True,
+        )
+    print(f"{total} cases in all")
+    return 1 if failed else 0
+
+
+def run(examples: int, phases: str, seed: int, only: str | None = None) -> Iterator[Report]:
+    """One report for each tenant."""
+    with tempfile.TemporaryDirectory(prefix="homing-schema-") as name, serving(Path(name)) as url:
+        folder = Path(name)
+        admin = (folder / "homing-admin.key").read_text().strip()
+        words = {tenant: f"{tenant}-{secrets.token_hex(6)}" for tenant in TENANTS}
+        keys = {tenant: _settled(url, admin, tenant, words[tenant]) for tenant in TENANTS}
+        (folder / "schemathesis.toml").write_text(CHECKS)
+        for tenant in TENANTS:
+            foreign = [word for other, word in words.items() if other != tenant]
+            yield _as(tenant, keys[tenant], url, folder, foreign, (examples, phases, seed, only))
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """A service in this folder; its address."""
+    (folder / "homing.toml").write_text(SETTINGS)
+    (folder / "templates").mkdir()
+    with (folder / "serve.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "homing.cli", "serve"],
+            cwd=folder,
+            env={"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if found := _LISTENS.search(line):
+                    yield found[0]
+                    break
+            else:
+                raise RuntimeError(f"the service did not start: {(folder / 'serve.log').read_text()}")
+        finally:
+            process.terminate()
+            process.wait(30)
+    assert "Traceback" not in (folder / "serve.log").read_text(), (folder / "serve.log").read_text()
+
+
+def _settled(url: str, admin: str, tenant: str, word: str) -> str:
+    """A tenant with a little of everything; its key."""
+    with Client(url, admin) as client:
+        client.create_tenant(name=tenant)
+        key = client.create_key(tenant=tenant, name="tried out", scopes=SCOPES[tenant]).text
+    with Client(url, key) as client:
+        client.send_notification(
+            recipient=Recipient(email=f"{word}@example.org"),
+            channel="email",
+            content=Content(subject=word, body=word),
+            metadata={"word": word},
+        )
+        client.put_recipient(word, email=f"{word}@example.org")
+        client.add_suppression(channel=Channel.SMS, address="+4915550100", why=word)
+        parts = TemplateParts(subject=word, text=word)
+        client.put_template(word, locales={"en-US": {Channel.EMAIL: parts}})
+    return key
+
+
+def _as(
+    tenant: str,
+    key: str,
+    url: str,
+    folder: Path,
+    foreign: Sequence[str],
+    how: tuple[int, str, int, str | None],
+) -> Report:
+    examples, phases, seed, only = how
+    counted = folder / f"{tenant}.count"
+    done = subprocess.run(
+        [
+            *(
+                str(Path(sys.executable).with_name("schemathesis")),
+                "--config-file",
+                "schemathesis.toml",
+                "run",
+            ),
+            *(f"{url}/api/v1/openapi.json", "--checks", "all", "--continue-on-failure"),
+            *("--header", f"Authorization: Bearer {key}", "--phases", phases),
+            *("--max-examples", str(examples), "--seed", str(seed), "--request-timeout", "40"),
+            *("--no-color", "--generation-database", "none", "--suppress-health-check", "all"),
+            *(("--include-path-regex", only) if only else ()),
+        ],
+        cwd=folder,
+        env={
+            **os.environ,
+            "SCHEMATHESIS_HOOKS": "schema_checks",
+            "PYTHONPATH": str(Path(__file__).parent),
+            "HOMING_FOREIGN": " ".join(foreign),
+            "HOMING_COUNTED": str(counted),
+        },
+        capture_output=True,
+        text=True,
+    )
+    cases = int(counted.read_text()) if counted.exists() else 0
+    return Report(tenant, cases, done.returncode != 0, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

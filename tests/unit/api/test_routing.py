@@ -1,0 +1,171 @@
+"""Routes: what an address finds, and how strictly a request is read."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Meta, Struct
+
+from homing.api.answers import Answer, ApiError
+from homing.api.reading import arguments
+from homing.api.routing import Route, Routes, Table
+from homing.api.service import NOBODY, Call
+from homing.core.access import Scope
+
+routes = Routes("Things")
+
+
+class Body(Struct, rename="camel", forbid_unknown_fields=True):
+    count: int
+    display_name: str = ""
+
+
+class Query(Struct, rename="camel", forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=10)] = 5
+    tags: tuple[str, ...] = ()
+    since: datetime | None = None
+
+
+@routes.get("/things")
+async def list_things(call: Call, query: Query) -> Answer[Body]:
+    """Things.
+
+    All of them.
+    """
+    raise NotImplementedError
+
+
+@routes.get("/things/{id}", scope=Scope.READ)
+async def get_thing(call: Call, id: int) -> Body:
+    """One."""
+    raise NotImplementedError
+
+
+@routes.get("/things/best", scope=(Scope.READ, Scope.SEND))
+async def best_thing(call: Call) -> Body:
+    """The best."""
+    raise NotImplementedError
+
+
+@routes.post("/things/{id}", status=201)
+async def make_thing(call: Call, id: str, body: Body) -> None:
+    """Make one."""
+
+
+TABLE = Table(routes.all)
+
+
+def given(
+    route: Route, params: dict[str, str] | None = None, query: str = "", raw: bytes = b""
+) -> dict[str, Any]:
+    scope = {"query_string": query.encode()}
+    call = Call(service=None, caller=NOBODY, method="GET", scope=scope, headers={}, raw=raw)  # type: ignore[arg-type]
+    return arguments(route, call, params or {})
+
+
+def test_a_route_is_what_its_function_says() -> None:
+    route = routes.all[0]
+    assert (route.method, route.path, route.query, route.answer) == ("GET", "/api/v1/things", Query, Body)
+    assert routes.all[1].params == {"id": int}
+    assert routes.all[1].scopes == (Scope.READ,)
+    assert routes.all[3].status == 201
+    assert not route.reads
+    assert routes.all[3].reads
+
+
+def test_a_function_that_names_other_parameters_than_its_path_is_a_defect() -> None:
+    async def handler(call: Call, name: str) -> None: ...
+
+    with pytest.raises(AssertionError, match="name other parameters"):
+        Routes("Wrong").get("/things/{id}")(handler)
+
+
+def test_the_most_exact_address_wins() -> None:
+    assert TABLE.find("GET", "/api/v1/things/best")[0].handler is best_thing
+    route, params = TABLE.find("GET", "/api/v1/things/7")
+    assert (route.handler, params) == (get_thing, {"id": "7"})
+
+
+def test_a_slash_inside_a_segment_is_not_one_between_two() -> None:
+    assert TABLE.find("POST", "/api/v1/things/a%2Fb%20c")[1] == {"id": "a/b c"}
+    with pytest.raises(ApiError) as nothing:
+        TABLE.find("GET", "/api/v1/things/")
+    assert nothing.value.code == "NOT_FOUND"
+
+
+def test_head_finds_what_get_finds_and_other_methods_are_told_which_there_are() -> None:
+    assert TABLE.find("HEAD", "/api/v1/things")[0].handler is list_things
+    with pytest.raises(ApiError) as refused:
+        TABLE.find("PUT", "/api/v1/things/7")
+    assert refused.value.code == "METHOD_NOT_ALLOWED"
+    assert refused.value.headers == {"Allow": "GET, POST"}
+
+
+def test_a_body_is_read_strictly_and_by_its_wire_names() -> None:
+    assert given(routes.all[3], {"id": "x"}, raw=b'{"count": 1, "displayName": "n"}')["body"] == Body(1, "n")
+
+
+@pytest.mark.parametrize(
+    ("raw", "field"),
+    [
+        (b'{"count": "1"}', "count"),
+        (b'{"count": true}', "count"),
+        (b'{"count": 1.5}', "count"),
+        (b'{"displayName": "x"}', "count"),
+        (b'{"count": 1, "display_name": "x"}', "display_name"),
+        (b"[]", "body"),
+        (b"", None),
+        (b"{", None),
+        (b'{"count": 1} x', None),
+        (b'{"count": 1, "displayName": "\xff"}', None),
+    ],
+)
+def test_a_body_that_does_not_fit_is_refused_with_the_field(raw: bytes, field: str | None) -> None:
+    with pytest.raises(ApiError) as refused:
+        given(routes.all[3], {"id": "x"}, raw=raw)
+    assert (refused.value.code, refused.value.field) == ("MALFORMED_REQUEST", field)
+
+
+def test_a_query_is_read_by_its_types() -> None:
+    assert given(routes.all[0])["query"] == Query()
+    assert given(routes.all[0], query="limit=7&tags=a,b&tags=c")["query"] == Query(7, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=11", "limit"),
+        ("limit=x", "limit"),
+        ("limit=1&limit=2", "limit"),
+        ("limt=1", "limt"),
+        ("&".join(f"tags={n}" for n in range(200)), None),
+    ],
+)
+def test_a_query_that_does_not_fit_is_refused_with_the_field(query: str, field: str | None) -> None:
+    with pytest.raises(ApiError) as refused:
+        given(routes.all[0], query=query)
+    assert (refused.value.code, refused.value.field) == ("MALFORMED_REQUEST", field)
+
+
+def test_a_part_of_the_path_is_read_by_its_type() -> None:
+    assert given(routes.all[1], {"id": "7"}) == {"id": 7}
+    with pytest.raises(ApiError) as refused:
+        given(routes.all[1], {"id": "seven"})
+    assert refused.value.field == "id"
+
+
+def test_a_whole_number_may_be_written_with_a_point_and_a_fraction_may_not() -> None:
+    route, _ = TABLE.find("POST", "/api/v1/things/7")
+    read = given(route, {"id": "7"}, raw=b'{"count": 12.0}')["body"].count
+    assert (read, type(read)) == (12, int)
+    with pytest.raises(ApiError, match="count"):
+        given(route, {"id": "7"}, raw=b'{"count": 12.5}')
+
+
+def test_a_time_in_a_query_is_no_bare_number() -> None:
+    route, _ = TABLE.find("GET", "/api/v1/things")
+    assert given(route, query="since=2026-11-16T10:00:00Z")["query"].since is not None
+    with pytest.raises(ApiError, match="since"):
+        given(route, query="since=0.5")
