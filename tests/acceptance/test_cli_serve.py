@@ -2,80 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import re
 import signal
 import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_driver import SETTINGS, Cli
-
-_PATIENCE_S = 30
-MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
-
-
-class Service:
-    """A running one. Its first lines say where it is."""
-
-    def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
-        self.process = process
-        self.folder = folder
-        assert process.stdout is not None
-        self.greeting = process.stdout.readline()
-        found = re.match(r"serving on http://(127\.0\.0\.1:\d+) ", self.greeting)
-        assert found, self.greeting or process.communicate()[1]
-        self.address = found[1]
-
-    @property
-    def key(self) -> str:
-        return (self.folder / "homing-admin.key").read_text().strip()
-
-    def call(
-        self, method: str, path: str, json_body: Any = None, *, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.address, timeout=20)
-        sent = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", **(headers or {})}
-        try:
-            connection.request(method, path, None if json_body is None else json.dumps(json_body), sent)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
-
-    def send(self) -> str:
-        status, body = self.call("POST", "/api/v1/notifications/send", MAIL)
-        assert status == 202, body
-        return str(json.loads(body)["notificationId"])
-
-    def until_sent(self, id: str) -> None:
-        until = time.monotonic() + _PATIENCE_S
-        while json.loads(self.call("GET", f"/api/v1/notifications/{id}")[1])["status"] != "sent":
-            assert time.monotonic() < until
-            time.sleep(0.05)
-
-
-@contextmanager
-def serving(cli: Cli, *argv: str) -> Iterator[Service]:
-    process = cli.start("serve", "--listen", "127.0.0.1:0", *argv)
-    try:
-        yield Service(process, cli.folder)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_PATIENCE_S)
-            finally:
-                process.kill()
-        process.communicate()
+from served import PATIENCE_S, serving
 
 
 @pytest.fixture
@@ -92,7 +30,7 @@ def test_one_command_serves_accepts_and_delivers_and_ends_when_told(cli: Cli) ->
         assert b"homing_settled_total" in service.call("GET", "/metrics")[1]
         assert service.call("GET", "/metrics", headers={"Authorization": "none"})[0] == 401
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(_PATIENCE_S) == 0
+        assert service.process.wait(PATIENCE_S) == 0
 
 
 def test_the_first_start_leaves_a_key_that_only_its_owner_can_read_and_says_it_nowhere(cli: Cli) -> None:
@@ -149,7 +87,7 @@ def test_an_address_that_others_reach_is_remarked_upon(cli: Cli) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=_PATIENCE_S)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert "put a proxy with TLS in front" in err
 
 
@@ -158,14 +96,14 @@ def test_several_processes_share_the_address_and_one_that_dies_is_replaced(cli: 
         service.until_sent(service.send())
         before = _children(service.process.pid, 2)
         os.kill(min(before), signal.SIGKILL)
-        until = time.monotonic() + _PATIENCE_S
+        until = time.monotonic() + PATIENCE_S
         while len(now := _children(service.process.pid, None)) < 2 or min(before) in now:
             assert time.monotonic() < until, now
             time.sleep(0.05)
         for _ in range(10):
             service.until_sent(service.send())
         service.process.send_signal(signal.SIGTERM)
-        assert service.process.wait(_PATIENCE_S) == 0
+        assert service.process.wait(PATIENCE_S) == 0
         assert not _children(service.process.pid, None)
 
 
@@ -173,8 +111,8 @@ def test_processes_whose_parent_is_killed_end_too(cli: Cli) -> None:
     with serving(cli, "--workers", "2") as service:
         orphans = _children(service.process.pid, 2)
         service.process.kill()
-        service.process.wait(_PATIENCE_S)
-        until = time.monotonic() + _PATIENCE_S
+        service.process.wait(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
         while any(_runs(pid) for pid in orphans):
             assert time.monotonic() < until
             time.sleep(0.05)
@@ -182,7 +120,7 @@ def test_processes_whose_parent_is_killed_end_too(cli: Cli) -> None:
 
 def _children(parent: int, wanted: int | None) -> set[int]:
     """The processes that it has started; with `wanted`, once there are so many."""
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + PATIENCE_S
     while True:
         listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True)
         found = {int(pid) for pid in listed.stdout.split()}

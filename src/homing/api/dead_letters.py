@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from homing.api.answers import Answer
+from homing.api.answers import Answer, Items
 from homing.api.filters import Chosen, Cursor, Limit, Text
 from homing.api.notifications import Why
 from homing.api.routing import Routes
@@ -34,12 +34,6 @@ class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many groups."""
 
     limit: Limit = 50
-
-
-class GroupList(Struct, frozen=True, kw_only=True):
-    """Dead letters by what they died of, most first."""
-
-    items: tuple[ErrorGroup, ...]
 
 
 class AcknowledgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -116,9 +110,9 @@ async def list_dead_letters(call: Call, query: DeadLetterQuery) -> Page:
 
 
 @routes.get("/dead-letters/groups", scope=_MAY_READ)
-async def group_dead_letters(call: Call, query: GroupQuery) -> GroupList:
+async def group_dead_letters(call: Call, query: GroupQuery) -> Items[ErrorGroup]:
     """Dead letters by what they died of, most first; the newest of each as an example."""
-    return GroupList(items=await call.front.error_groups(query.limit))
+    return Items(await call.front.error_groups(query.limit))
 
 
 @routes.post(

@@ -13,10 +13,8 @@ from homing.core.model import Channel, Filter, Reason, Status
 from homing.core.request import provider_id
 
 Text = Annotated[str, Meta(min_length=1, max_length=255, pattern="^[^\\x00-\\x1f\\x7f]+$")]
-Limit = Annotated[int, Meta(ge=1, le=1000, description="At most so many.")]
-Cursor = Annotated[
-    str, Meta(min_length=1, max_length=255, description="Of the page before: what follows it.")
-]
+Limit = Annotated[int, Meta(ge=1, le=500, description="At most so many.")]
+Cursor = Annotated[Text, Meta(description="Of the page before: what follows it.")]
 
 
 class Chosen(

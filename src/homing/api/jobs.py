@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from homing.api.answers import Items
 from homing.api.routing import Routes
 from homing.api.service import Call
 from homing.core.access import Scope
@@ -30,16 +31,10 @@ class JobQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=100)] = 50
 
 
-class JobList(Struct, frozen=True, kw_only=True):
-    """Newest first; the last hundred are kept."""
-
-    items: tuple[Job, ...]
-
-
 @routes.get("/jobs", scope=_MAY_READ)
-async def list_jobs(call: Call, query: JobQuery) -> JobList:
-    """The tenant's jobs, newest first."""
-    return JobList(items=await call.service.engine.jobs.list(call.caller.tenant, limit=query.limit))
+async def list_jobs(call: Call, query: JobQuery) -> Items[Job]:
+    """The tenant's jobs, newest first; the last hundred are kept."""
+    return Items(await call.service.engine.jobs.list(call.caller.tenant, limit=query.limit))
 
 
 @routes.get("/jobs/{id}", scope=_MAY_READ, errors=("NOT_FOUND",))

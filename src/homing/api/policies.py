@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from homing.api.answers import ApiError
+from homing.api.answers import ApiError, Items
 from homing.api.notifications import Why
 from homing.api.routing import Routes
 from homing.api.service import Call
 from homing.core.access import Scope
+from homing.core.errors import ConfigError
 from homing.core.model import Channel, Mode, Priority
 from homing.core.modes import mode_of
 from homing.core.policy import Keys, PolicyBook, Rule
 from homing.core.presets import preset as preset_named
+from homing.core.reading import camel
 from homing.core.rehearsal import Outage, Rehearsal, RehearsalReport, Traffic
 from homing.core.request import priority_of
 from homing.engine.rule_views import (
@@ -70,12 +74,6 @@ class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """How far back."""
 
     limit: Annotated[int, Meta(ge=1, le=500)] = 50
-
-
-class ChangeList(Struct, frozen=True, kw_only=True):
-    """Changes at runtime, newest first."""
-
-    items: tuple[PolicyChangeView, ...]
 
 
 class KeysQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,9 +131,9 @@ async def list_policies(call: Call) -> PolicyList:
 
 
 @routes.get("/policies/history", scope=Scope.ADMIN)
-async def policy_history(call: Call, query: HistoryQuery) -> ChangeList:
+async def policy_history(call: Call, query: HistoryQuery) -> Items[PolicyChangeView]:
     """Who changed which rule, when and why; newest first."""
-    return ChangeList(items=tuple(map(change_view, await call.front.policies.changes(query.limit))))
+    return Items(tuple(map(change_view, await call.front.policies.changes(query.limit))))
 
 
 @routes.get("/policies/explain", scope=Scope.READ)
@@ -170,12 +168,13 @@ async def simulate_policy(call: Call, body: Simulation) -> RehearsalReport:
         raise ApiError("INVALID_REQUEST", "this process has no simulator; use `homing policy simulate`")
     if call.service.simulating >= _SIMULATIONS_AT_ONCE:
         raise ApiError("OVERLOADED", "other simulations are under way; come again in some seconds")
-    rehearsal = await _rehearsal(call, body)
-    call.service.simulating += 1
-    try:
-        return await simulate(rehearsal)
-    finally:
-        call.service.simulating -= 1
+    with _wire_names("simulated"):
+        rehearsal = await _rehearsal(call, body)
+        call.service.simulating += 1
+        try:
+            return await simulate(rehearsal)
+        finally:
+            call.service.simulating -= 1
 
 
 @routes.get("/policies/{name}", scope=Scope.READ, errors=("NOT_FOUND",))
@@ -189,9 +188,10 @@ async def get_policy(call: Call, name: RuleName) -> RuleView:
 async def put_policy(call: Call, name: RuleName, body: RuleWritten) -> PolicyChangeView:
     """Add or replace a rule. It holds from the next decision on, in every process."""
     keys = {key: getattr(body, key) for key in Keys.__struct_fields__}
-    rule = Rule(name=name, policy=body.policy.patch(), **keys)
     policies = call.front.policies
-    await policies.check(rule)  # what is refused is not in the trail
+    with _wire_names(name):
+        rule = Rule(name=name, policy=body.policy.patch(), **keys)
+        await policies.check(rule)  # what is refused is not in the trail
     await call.note("policy.set", name, why=body.why)
     return change_view(await policies.set(rule, who=call.caller.who, why=body.why))
 
@@ -216,6 +216,19 @@ def _rule(call: Call, name: str) -> Rule:
         if rule.name == name:
             return rule
     raise ApiError("NOT_FOUND", f"there is no rule {name!r}; /api/v1/policies lists them")
+
+
+@contextmanager
+def _wire_names(rule: str) -> Iterator[None]:
+    """What the engine refuses is named as the body has it: `policy.capMs`, not `policy.NAME.cap_ms`."""
+    try:
+        yield
+    except ConfigError as error:
+        inner = error.field.removeprefix(f"policy.{rule}.")
+        own = inner in PolicyFields.__struct_fields__
+        field = ".".join(camel(part) for part in (f"policy.{inner}" if own else inner).split("."))
+        told = error.message.removeprefix(f"{error.field}: ")
+        raise ApiError(error.code, f"{field}: {told}", field=field) from None
 
 
 def _matched(call: Call, query: KeysQuery) -> tuple[Keys, Mode]:

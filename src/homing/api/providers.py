@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from homing.api.answers import ApiError
+from homing.api.answers import ApiError, Items
 from homing.api.notifications import Why
 from homing.api.routing import Routes
 from homing.api.service import Call
@@ -20,18 +20,6 @@ from homing.engine.desk import Health, ProviderView, Tried
 routes = Routes("Providers")
 
 ProviderName = Annotated[str, Meta(min_length=1, max_length=100, examples=["twilio"])]
-
-
-class ProviderList(Struct, frozen=True, kw_only=True, rename="camel"):
-    """All providers that are wired in, in the order of their list."""
-
-    items: tuple[ProviderView, ...]
-
-
-class HealthList(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What each provider's health check said."""
-
-    items: tuple[Health, ...]
 
 
 class TestMessage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -62,9 +50,9 @@ _FORCED = {BreakerPhase.OPEN: Phase.OPEN, BreakerPhase.CLOSED: Phase.CLOSED, Bre
 
 
 @routes.get("/providers", scope=Scope.READ)
-async def list_providers(call: Call) -> ProviderList:
+async def list_providers(call: Call) -> Items[ProviderView]:
     """The providers, the routes they are on, and their breakers as they are now."""
-    return ProviderList(items=await call.service.engine.providers())
+    return Items(await call.service.engine.providers())
 
 
 @routes.get("/providers/{id}", scope=Scope.READ, errors=("NOT_FOUND",))
@@ -74,9 +62,9 @@ async def get_provider(call: Call, id: ProviderName) -> ProviderView:
 
 
 @routes.post("/providers/check", scope=Scope.ADMIN)
-async def check_providers(call: Call) -> HealthList:
+async def check_providers(call: Call) -> Items[Health]:
     """Ask every provider whether it is usable. Changes nothing."""
-    return HealthList(items=await call.service.engine.check_providers())
+    return Items(await call.service.engine.check_providers())
 
 
 @routes.post("/providers/{id}/check", scope=Scope.ADMIN, errors=("NOT_FOUND",))

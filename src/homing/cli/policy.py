@@ -65,8 +65,7 @@ async def show(
     from homing.core.model import Channel, Mode, Priority
     from homing.core.modes import mode_of
     from homing.core.policy import Keys
-    from homing.core.reading import camel
-    from homing.engine.explaining import policy_view
+    from homing.engine.rule_views import explained_keys
 
     settings = options.settings()
     keys = Keys(
@@ -84,21 +83,10 @@ async def show(
         synchronous_types=frozenset(settings.synchronous_types),
     )
     async with _refreshed(options) as homing:
-        found = homing.policies.book.resolve(keys, chosen)
-        rules = homing.policies.book.rules
+        book = homing.policies.book
+    found = book.resolve(keys, chosen)
     if json:
-        print_json(
-            {
-                "keys": {name: getattr(keys, name) for name in keys.__struct_fields__},
-                "mode": chosen,
-                "policy": policy_view(found.policy),
-                "rule": found.rule,
-                "presetRule": found.preset_rule,
-                "sources": {camel(name): source for name, source in found.sources.items()},
-                "passedOver": found.passed_over,
-                "rules": [rule.name for rule in rules],
-            }
-        )
+        print_json(explained_keys(book, keys, chosen, book.rules))
         return ExitCode.OK
     screen = options.screen
     screen.line(_said(keys), f"in {chosen.value} mode", style="bold")
@@ -192,10 +180,12 @@ async def unset(options: Options, name: Name, who: Who = None, why: Why = "", js
 @command(policy, "history")
 async def history(options: Options, limit: filters.Limit = 20, json: Json = False) -> int:
     """List changes made while running, newest first."""
+    from homing.engine.rule_views import change_view
+
     async with _refreshed(options) as homing:
         changes = await homing.policies.changes(limit)
     if json:
-        print_json(changes)
+        print_json([change_view(change) for change in changes])
         return ExitCode.OK
     if not changes:
         options.notes.line("no changes: the policies are as configured")
@@ -218,8 +208,10 @@ async def history(options: Options, limit: filters.Limit = 20, json: Json = Fals
 
 
 def _tell(options: Options, change: PolicyChange, *, json: bool) -> None:
+    from homing.engine.rule_views import change_view
+
     if json:
-        print_json(change)
+        print_json(change_view(change))
         return
     screen = options.screen
     screen.line(

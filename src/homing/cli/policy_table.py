@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +15,7 @@ from homing.cli.words import span
 
 if TYPE_CHECKING:
     from homing.core.policy import Preset
+    from homing.engine.rule_views import Delay
 
 
 @command(policy, "table")
@@ -28,41 +28,32 @@ def table(
     json: Json = False,
 ) -> int:
     """Tabulate the delays of a preset's rules, or of all presets."""
+    import msgspec
+
     from homing.core.presets import PRESETS
     from homing.core.presets import preset as named
 
     chosen = PRESETS.values() if preset is None else (named(preset),)
     rows = [row for one in chosen for row in _rows(one)]
     if json:
-        print_json(rows)
+        print_json([{"policy": name, **msgspec.to_builtins(delay)} for name, delay in rows])
         return ExitCode.OK
     lines = []
-    for name, group in groupby(rows, key=lambda row: row["policy"]):
-        for row in group:
-            first = styled(name, "bold") if row["attempt"] == 1 else ""
-            up_to = span(row["max_ms"]) if row["max_ms"] != row["min_ms"] else ""
-            lines.append((first, row["attempt"], span(row["min_ms"]), up_to, span(row["cumulative_min_ms"])))
+    for name, delay in rows:
+        first = styled(name, "bold") if delay.attempt == 1 else ""
+        up_to = span(delay.max_ms) if delay.max_ms != delay.min_ms else ""
+        lines.append((first, delay.attempt, span(delay.min_ms), up_to, span(delay.cumulative_min_ms)))
     options.screen.table(
         ("POLICY", "AFTER ATTEMPT>", "WAIT>", "WITH JITTER UP TO>", "IN ALL AT LEAST>"), lines
     )
     return ExitCode.OK
 
 
-def _rows(preset: Preset) -> Iterator[dict[str, Any]]:
-    """One for each retry: the wait after attempt n, its bounds, and the sum of the shortest so far."""
-    from homing.core.backoff import bounds_ms
+def _rows(preset: Preset) -> Iterator[tuple[str, Delay]]:
+    """One for each retry of each rule, with the rule's name."""
     from homing.core.policy import RetryPolicy
+    from homing.engine.rule_views import delays
 
     for rule in preset.rules:
-        policy = RetryPolicy(**rule.policy.given())
-        total = last = 0
-        for attempt in range(1, policy.max_attempts):
-            low, high = bounds_ms(policy, attempt, last)
-            total, last = total + low, high
-            yield {
-                "policy": f"{preset.name}/{rule.name}",
-                "attempt": attempt,
-                "min_ms": low,
-                "max_ms": high,
-                "cumulative_min_ms": total,
-            }
+        for delay in delays(RetryPolicy(**rule.policy.given())):
+            yield f"{preset.name}/{rule.name}", delay

@@ -24,10 +24,11 @@ from homing.core.keys import (
     KeyRecord,
     KeyStatus,
     Minted,
+    key_parts,
     key_view,
     matches,
     minted,
-    read_key,
+    well_formed,
 )
 from homing.core.model import Entry
 from homing.core.ports import Chance, Clock, Registry
@@ -77,33 +78,35 @@ class Keychain:
             self._read, clock, for_ms=REMEMBERED_MS, most=_MOST_REMEMBERED
         )
         self._used: dict[str, int] = {}
-        self._written_ms = clock.monotonic_ms()
+        self._written_at = clock.now_ms()
         self._writing: asyncio.Task[None] | None = None
 
     # At the door ---------------------------------------------------------------------------------
 
     async def verify(self, text: str) -> Caller | None:
         """Whose key it is; None: it is nobody's, has ended, or its tenant is disabled."""
-        parts = read_key(text)
+        parts = key_parts(text)
         if parts is None:
             return None
         id, secret = parts
+        if id not in self._known and not well_formed(id, secret):
+            return None
         known = await self._known.get(id)
         if not matches(known.record if known else None, secret) or known is None:
             return None
-        if known.record.status(self._clock.now_ms()) is not KeyStatus.ACTIVE:
+        now = self._clock.now_ms()
+        if not known.record.is_good(now):
             return None
         if not await self._tenants.enabled(known.record.tenant):
             return None
-        self._use(id)
+        self._use(id, now)
         return known.caller
 
-    def _use(self, id: str) -> None:
+    def _use(self, id: str, now: int) -> None:
         """Remembers that it was used; every minute, a task of its own writes that down."""
-        self._used[id] = self._clock.now_ms()
-        now = self._clock.monotonic_ms()
-        if self._writing is None and now - self._written_ms >= USED_EVERY_MS:
-            self._written_ms = now
+        self._used[id] = now
+        if self._writing is None and abs(now - self._written_at) >= USED_EVERY_MS:
+            self._written_at = now
             self._writing = asyncio.create_task(self._write_used(), name="homing-keys-used")
 
     async def close(self) -> None:

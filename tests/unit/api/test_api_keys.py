@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jwt
 import pytest
 
+from homing.api.all_routes import all_routes
 from homing.api.gatekeeper import Gate
 from homing.api.tokens import Tokens, issuers
 from homing.core.access import Caller, Scope
@@ -131,6 +133,38 @@ def test_what_another_tenant_sent_is_not_there_for_a_key(guarded: Callable[..., 
     hidden, absent = (api("GET", f"/notifications/{one}", key=mine) for one in (id, nothing))
     assert (hidden.status, absent.status) == (404, 404)
     assert hidden.body.replace(id.encode(), b"") == absent.body.replace(nothing.encode(), b"")
+
+
+def test_nothing_in_a_request_can_name_another_tenant(guarded: Callable[..., Guarded]) -> None:
+    """Every reading address, with the other tenant's name in headers and query, and other ways to write ids."""
+    api = guarded()
+    mine = api.make("acme", "send", "read", "operate", "manage")["text"]
+    theirs = api.make("globex", "send", "read", "operate", "manage")["text"]
+    marked = {
+        **MAIL,
+        "recipient": {"id": "secret-person", "email": "marked@globex.example"},
+        "type": "marked",
+    }
+    id = api("POST", "/notifications/send", marked, key=theirs).json["notificationId"]
+    assert b"marked" in api("GET", f"/notifications/{id}", key=theirs).body
+    names = ("globex", "GLOBEX", "*", "", "acme,globex", "globex%00", "../globex", "default")
+    headers = ("X-Tenant", "X-Tenant-Id", "X-Homing-Tenant", "Tenant", "X-Forwarded-User", "X-Original-URL")
+    paths = [route.path for route in all_routes() if route.method == "GET" and Scope.READ in route.scopes]
+    tried = 0
+    for path in paths:
+        full = re.sub(r"\{id\}", id, path)
+        full = re.sub(r"\{\w+\}", "secret-person", full)
+        for name, header in zip(names, headers * 2, strict=False):
+            for query in ("", f"?tenant={name}", f"?tenant[]={name}&tenantId={name}"):
+                reply = api.serving.call("GET", full + query, key=mine, headers={header: name or "globex"})
+                assert b"marked" not in reply.body, (full, query)
+                assert reply.status in (200, 400, 404, 422), (full, query, reply.status)
+                tried += 1
+    for other in (id.upper(), f"{id}%00", f"globex:{id}", f"..%2Fglobex%2F{id}", f"{{{id}}}"):
+        assert b"marked" not in api("GET", f"/notifications/{other}", key=mine).body
+    body = {**MAIL, "tenant": "globex"}
+    assert api("POST", "/notifications/send", body, key=mine).status == 400
+    assert tried > 200
 
 
 @pytest.mark.parametrize(

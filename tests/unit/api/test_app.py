@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import random
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from homing.api.service import ServiceSettings
+from homing.api.answers import Answer
+from homing.api.app import App
+from homing.api.routing import Routes
+from homing.api.service import Call, ServiceSettings
 from service import Serving
 
 Serve = Callable[..., Serving]
@@ -75,3 +84,145 @@ def test_an_unknown_address_and_an_unknown_method_are_told_apart(service: Servin
     refused = service.call("DELETE", "/api/v1/notifications/send")
     assert refused.status == 405
     assert refused.headers["allow"] == "POST"
+
+
+def test_head_is_answered_like_get_without_the_body(service: Serving) -> None:
+    got, head = service.call("GET", "/api/v1/notifications"), service.call("HEAD", "/api/v1/notifications")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["content-length"] == got.headers["content-length"]
+
+
+def test_a_request_keeps_an_id_of_its_own_and_gets_another_where_it_is_not_fit_for_a_log(
+    service: Serving,
+) -> None:
+    def answered_with(id: str) -> str:
+        return service.call("GET", "/healthz", headers={"X-Request-Id": id}).headers["x-request-id"]
+
+    assert answered_with("order-1815_a") == "order-1815_a"
+    for unfit in ("short", "with blanks in it", "ada@example.org", "x" * 65):
+        assert answered_with(unfit) != unfit
+    given = {service.call("GET", "/healthz").headers["x-request-id"] for _ in range(3)}
+    assert len(given) == 3
+
+
+def test_a_log_line_tells_of_each_request_and_never_what_was_in_it(
+    service: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "homing.requests"):
+        service.call("POST", "/api/v1/notifications/send", MAIL, headers={"X-Request-Id": "tell-me-of-it"})
+        service.call("GET", "/api/v1/recipients/ada@example.org?who=ada@example.org")
+        service.call("GET", "/ada@example.org")
+        service.call("GET", "/healthz")  # when it is answered, the others have been told of
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("POST /api/v1/notifications/send 202 ")
+    assert lines[0].endswith(" tell-me-of-it")
+    assert lines[1].startswith("GET /api/v1/recipients/{")
+    assert lines[2].startswith("- - 404 ")
+    assert "ada" not in "".join(str(record.__dict__) for record in caplog.records)
+
+
+def test_a_body_that_is_nested_without_end_is_refused(service: Serving) -> None:
+    deep = b'{"metadata": ' + b'{"a":' * 100_000
+    headers = {"Content-Type": "application/json"}
+    refused = service.call("POST", "/api/v1/notifications/send", body=deep[:9_000], headers=headers)
+    assert (refused.status, refused.json["error"]["code"]) == (400, "MALFORMED_REQUEST")
+
+
+# Routes of a test ----------------------------------------------------------------------------------
+
+
+class Asked:
+    """What an application answers to one request, without a server between."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.body = b""
+
+    async def __call__(self, path: str) -> Asked:
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
+        await asyncio.create_task(self._app(scope, self._receive, self._send))
+        return self
+
+    async def _receive(self) -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
+        else:
+            self.body += message["body"]
+
+    @property
+    def code(self) -> str:
+        return str(json.loads(self.body)["error"]["code"])
+
+
+def an_app(service: Serving, routes: Routes, **settings: Any) -> App:
+    made = replace(service.app.service, settings=ServiceSettings(**settings))
+    return App(made, routes.all, chance=random.Random(1))
+
+
+async def test_what_takes_too_long_is_broken_off(service: Serving) -> None:
+    routes = Routes("Test", prefix="")
+    broken_off = asyncio.Event()
+
+    @routes.get("/forever")
+    async def forever(call: Call) -> None:
+        """Never ends."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            broken_off.set()
+
+    asked = await Asked(an_app(service, routes, read_ms=1, answer_ms=1))("/forever")
+    assert (asked.status, asked.code) == (503, "TIMEOUT")
+    assert broken_off.is_set()
+
+
+async def test_a_defect_is_told_without_its_words_and_logged_with_the_id_of_the_answer(
+    service: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    routes = Routes("Test", prefix="")
+
+    @routes.get("/broken")
+    async def broken(call: Call) -> None:
+        """Fails."""
+        raise ValueError("the password is swordfish")
+
+    asked = await Asked(an_app(service, routes))("/broken")
+    assert (asked.status, asked.code) == (500, "INTERNAL_ERROR")
+    assert b"swordfish" not in asked.body
+    assert asked.headers[b"x-request-id"].decode() in caplog.text
+
+
+async def test_what_cannot_be_written_as_json_is_a_defect_too(service: Serving) -> None:
+    routes = Routes("Test", prefix="")
+
+    @routes.get("/odd")
+    async def odd(call: Call) -> object:
+        """Not JSON."""
+        return object()
+
+    assert (await Asked(an_app(service, routes))("/odd")).code == "INTERNAL_ERROR"
+
+
+async def test_no_value_can_end_its_header_and_begin_another(service: Serving) -> None:
+    routes = Routes("Test", prefix="")
+
+    @routes.get("/header")
+    async def header(call: Call) -> Answer[None]:
+        """Reflects what it should not."""
+        return Answer(None, headers={"Location": "/a\r\nSet-Cookie: b=c\x00\u2028é"})
+
+    asked = await Asked(an_app(service, routes))("/header")
+    assert asked.headers[b"location"] == b"/a??Set-Cookie: b=c???"
+
+
+async def test_tenants_fronts_are_kept_in_bounds(service: Serving) -> None:
+    behind = service.app.service
+    assert behind.front("acme") is behind.front("acme")
+    for number in range(1_500):
+        assert behind.front(f"tenant-{number}").tenant == f"tenant-{number}"
+    assert len(behind.fronts) <= 1_000

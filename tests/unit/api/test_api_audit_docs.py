@@ -1,0 +1,49 @@
+"""The audit trail's actions are those of its page, and every operation that changes something is noted."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import homing
+from homing.api.all_routes import all_routes
+
+PACKAGE = Path(homing.__file__).parent
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "read-the-audit-trail.md"
+ACCEPTS = {"send_notification", "send_batch"}
+"""Told by the notifications' own history."""
+ONLY_LOOKS = {
+    "check_provider",
+    "check_providers",
+    "check_templates",
+    "preview_template",
+    "simulate_policy",
+}
+"""Not a GET because of its body, or because others are asked."""
+
+
+def test_every_action_is_on_the_page_and_no_other() -> None:
+    sources = [path.read_text() for part in ("api", "cli") for path in sorted((PACKAGE / part).glob("*.py"))]
+    written = {
+        name
+        for text in sources
+        for name in re.findall(r"note[d]?\([^\"]*?\"([a-z_]+\.[a-z_]+)\"", text, re.DOTALL)
+    }
+    told: set[str] = set()
+    for row in re.findall(r"^\| (`[a-z_]+\.[a-z_]+`.*?) \|", PAGE.read_text(), re.MULTILINE):
+        subject = ""
+        for name in re.findall(r"`([a-z_]*\.[a-z_]+)`", row):
+            subject = name.partition(".")[0] or subject
+            told.add(f"{subject}.{name.partition('.')[2]}")
+    assert written == told
+
+
+def test_every_operation_behind_a_key_that_changes_something_is_noted() -> None:
+    """By its source: an operation that is not a GET notes, or is named above."""
+    silent = {
+        route.handler.__name__
+        for route in all_routes()
+        if route.method != "GET" and route.scopes and "note(" not in inspect.getsource(route.handler)
+    }
+    assert silent == ACCEPTS | ONLY_LOOKS

@@ -1,0 +1,115 @@
+"""Bodies: whole, bounded, decompressed."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Any
+
+import pytest
+
+from homing.api.answers import ApiError
+from homing.api.bodies import read_body
+
+
+class Pieces:
+    """What a server hands on, piece by piece."""
+
+    def __init__(self, *pieces: bytes, whole: bool = True) -> None:
+        self._messages: list[dict[str, Any]] = [
+            {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
+        ]
+        if whole:
+            self._messages[-1]["more_body"] = False
+        else:
+            self._messages.append({"type": "http.disconnect"})
+
+    async def __call__(self) -> dict[str, Any]:
+        return self._messages.pop(0)
+
+
+class Room:
+    """Counts what is held, up to a bound."""
+
+    def __init__(self, most: int = 10**9) -> None:
+        self.held = 0
+        self._most = most
+
+    def __call__(self, more: int) -> None:
+        if self.held + more > self._most:
+            raise ApiError("OVERLOADED", "no room")
+        self.held += more
+
+
+async def read(pieces: Pieces, limit: int = 10**6, room: Room | None = None, **headers: str) -> bytes:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return await read_body(pieces, named, limit=limit, hold=room or Room())
+
+
+@pytest.mark.parametrize("pieces", [(b"whole",), (b"wh", b"ol", b"e"), (b"", b"whole", b"")])
+async def test_it_is_whole_however_it_comes(pieces: tuple[bytes, ...]) -> None:
+    assert await read(Pieces(*pieces)) == b"whole"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "packed"),
+    [
+        ("gzip", gzip.compress(b"plain")),
+        ("x-gzip", gzip.compress(b"plain")),
+        ("deflate", zlib.compress(b"plain")),
+    ],
+)
+async def test_it_is_decompressed(encoding: str, packed: bytes) -> None:
+    assert await read(Pieces(packed[:5], packed[5:]), content_encoding=encoding) == b"plain"
+
+
+@pytest.mark.parametrize("pieces", [(b"x" * 101,), (b"x" * 60, b"x" * 60)], ids=["at once", "in pieces"])
+async def test_more_than_is_allowed_is_refused(pieces: tuple[bytes, ...]) -> None:
+    with pytest.raises(ApiError) as refused:
+        await read(Pieces(*pieces), limit=100)
+    assert refused.value.code == "PAYLOAD_TOO_LARGE"
+
+
+async def test_what_says_that_it_is_too_large_is_refused_before_it_is_read() -> None:
+    for length in ("101", "9" * 18):
+        with pytest.raises(ApiError) as refused:
+            await read(Pieces(b"never read"), limit=100, content_length=length)
+        assert refused.value.code == "PAYLOAD_TOO_LARGE"
+
+
+async def test_a_bomb_is_stopped_while_it_unfolds() -> None:
+    room = Room()
+    with pytest.raises(ApiError) as refused:
+        await read(Pieces(gzip.compress(b" " * 50_000_000)), room=room, content_encoding="gzip")
+    assert refused.value.code == "PAYLOAD_TOO_LARGE"
+    assert room.held < 2 * 10**6
+
+
+@pytest.mark.parametrize("packed", [b"nonsense", gzip.compress(b"plain")[:-9]], ids=["nonsense", "cut off"])
+async def test_broken_compression_is_the_callers_fault(packed: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        await read(Pieces(packed), content_encoding="gzip")
+    assert refused.value.code == "MALFORMED_REQUEST"
+
+
+async def test_an_unknown_compression_is_refused() -> None:
+    with pytest.raises(ApiError) as refused:
+        await read(Pieces(b"x"), content_encoding="br")
+    assert (refused.value.code, refused.value.field) == ("UNSUPPORTED_MEDIA_TYPE", "Content-Encoding")
+
+
+async def test_a_client_that_goes_away_leaves_no_half_body() -> None:
+    with pytest.raises(ApiError) as refused:
+        await read(Pieces(b"half", whole=False))
+    assert refused.value.code == "REQUEST_TIMEOUT"
+
+
+async def test_large_ones_are_counted_while_they_come_small_ones_are_not() -> None:
+    small, large = Room(), Room()
+    await read(Pieces(b"x" * 30_000, b"x" * 30_000), room=small)
+    await read(Pieces(*[b"x" * 60_000] * 10), room=large)
+    assert small.held == 0
+    assert large.held > 500_000
+    with pytest.raises(ApiError) as refused:
+        await read(Pieces(*[b"x" * 60_000] * 10), room=Room(200_000))
+    assert refused.value.code == "OVERLOADED"
