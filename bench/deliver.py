@@ -72,18 +72,23 @@ def profiling(path: str | None) -> Callable[[list[int]], None] | None:
 
 async def measure(options: argparse.Namespace) -> None:
     rates: dict[str, list[float]] = {}
+    spent: dict[str, list[float]] = {}
     with Sink() as sink:
         for number in range(options.rounds):
             for name, contestant in contestants(options, sink).items():
                 one = await contestant()
                 rates.setdefault(name, []).append(one.per_second)
+                spent.setdefault(name, []).append(one.cpu_us or 0.0)
                 accepting = f", accepted {one.accepted_per_second:,.0f}/s" if one.accepted_per_second else ""
                 print(f"  round {number + 1} {name:<44} {one.per_second:>9,.0f}/s{accepting}", flush=True)
     print(f"medians of {options.rounds}, {options.notifications:,} each; accepted = accounted = arrived")
     first = statistics.median(next(iter(rates.values())))
     for name, found in rates.items():
         rate = statistics.median(found)
-        print(f"  {name:<52} {rate:>9,.0f}/s  {rate / first:>5.2f}  ({min(found):,.0f}-{max(found):,.0f})")
+        cpu_us = statistics.median(spent[name])
+        spread = f"({min(found):,.0f}-{max(found):,.0f})"
+        told = f"{rate:>9,.0f}/s  {rate / first:>5.2f}  {spread:<16} {cpu_us:>6,.0f} µs of processor"
+        print(f"  {name:<44} {told}")
 
 
 def main() -> int:

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-import uvicorn
 
 from homing import Homing
 from homing.api.all_routes import all_routes
 from homing.api.app import App
+from homing.api.server import Server, ServerSettings, listening
 from homing.api.service import Service, ServiceSettings
 from homing.core.access import Caller, Scope
 
@@ -63,18 +63,6 @@ class Noted:
         self.notes.append((caller.who, action, target, detail))
 
 
-class _Server(uvicorn.Server):
-    """Says when it listens, and where."""
-
-    def __init__(self, config: uvicorn.Config, started: Callable[[int], None]) -> None:
-        super().__init__(config)
-        self._tell = started
-
-    async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
-        self._tell(self.servers[0].sockets[0].getsockname()[1])
-
-
 class Serving:
     """A running service; `call` makes one request, `on_loop` reaches into the engine."""
 
@@ -92,7 +80,7 @@ class Serving:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.should_exit = True
+        self._server.stop()
         self._thread.join(20)
         assert not self._thread.is_alive(), "the service did not stop"
 
@@ -137,15 +125,11 @@ class Serving:
                 engine=self.engine, gatekeeper=AnyKey(), trail=self.trail, settings=self._settings
             )
             self.app = App(service, all_routes(), chance=random.Random(1))
-            config = uvicorn.Config(
-                self.app, port=0, log_level="warning", access_log=False, lifespan="off", ws="none"
-            )
-            self._server = _Server(config, self._started)
-            await self._server.serve()
-
-    def _started(self, port: int) -> None:
-        self.port = port
-        self._ready.set()
+            self._server = Server(self.app, ServerSettings())
+            at = listening("127.0.0.1", 0)
+            self.port = at.getsockname()[1]
+            self._ready.set()
+            await self._server.serve([at])
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ class Vendors:
                 access_key=b64encode(b"acs").decode(),
                 webhook_key=GRID_KEY,
             ),
-            "fcm": FcmProvider(self, service_account=_key_file(), callback_secret=APP_SECRET),
+            "fcm": FcmProvider(self, service_account=key_file(), callback_secret=APP_SECRET),
         }
 
     # What is sent to them ---------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def _certificate() -> bytes:
     return made.sign(SNS_KEY, SHA256()).public_bytes(Encoding.PEM)
 
 
-def _key_file() -> str:
+def key_file() -> str:
     pem = FCM_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     return json.dumps(
         {

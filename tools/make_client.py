@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from client_types import WRITTEN, Library, Module, doc, usual
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
+from client_types import WRITTEN, Library, Module, doc, usual
 from homing.api.all_routes import all_routes
 from homing.api.routing import Route
 

@@ -167,8 +167,8 @@ async def homing_round(server: str, own: Peer, sink: Sink, rates: Rates) -> None
         (SINGLES, accepting.CONCURRENT),
     ):
         async with arena(server) as place:
-            rate = await accepting.per_second(place, accepting.WAYS[way], plan)
-        note(rates, what, own.name, rate)
+            found = await accepting.accepted(place, accepting.WAYS[way], plan)
+        note(rates, what, own.name, found.per_second)
 
 
 def note(rates: Rates, what: str, who: str, rate: float) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         HomingError,
         IdempotencyConflict,
         InvalidRequest,
+        LinkRefused,
         NotFound,
         StoreError,
         StoreUnavailable,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from homing.core.recipients import Device, Preference, QuietWindow, RecipientProfile, Suppression
     from homing.core.request import SendRequest
     from homing.core.templates import Template, TemplateParts
+    from homing.core.unsubscribe import Subscription, Unsubscribes
     from homing.engine.callbacks import CallbackResult
     from homing.engine.roster import Listed
     from homing.engine.sending import Rejection, SendResult
@@ -73,6 +75,7 @@ _HOME = {
         "HomingError",
         "IdempotencyConflict",
         "InvalidRequest",
+        "LinkRefused",
         "NotFound",
         "StoreError",
         "StoreUnavailable",
@@ -116,6 +119,7 @@ _HOME = {
     ),
     "homing.core.request": ("SendRequest",),
     "homing.core.templates": ("Template", "TemplateParts"),
+    "homing.core.unsubscribe": ("Subscription", "Unsubscribes"),
     "homing.engine.callbacks": ("CallbackResult",),
     "homing.engine.roster": ("Listed",),
     "homing.engine.sending": ("Rejection", "SendResult"),
@@ -161,6 +165,7 @@ __all__ = [
     "HomingError",
     "IdempotencyConflict",
     "InvalidRequest",
+    "LinkRefused",
     "Listed",
     "NotFound",
     "Notification",
@@ -185,12 +190,14 @@ __all__ = [
     "Status",
     "StoreError",
     "StoreUnavailable",
+    "Subscription",
     "Suppression",
     "SyncHoming",
     "Template",
     "TemplateFailed",
     "TemplateNotFound",
     "TemplateParts",
+    "Unsubscribes",
     "VersionConflict",
     "__version__",
 ]

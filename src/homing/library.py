@@ -33,7 +33,7 @@ from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Rend
 from homing.core.reading import request_from
 from homing.core.request import SendRequest
 from homing.engine.homing import Engine
-from homing.engine.sending import Rejection, SendResult, each
+from homing.engine.sending import Asked, Rejection, SendResult
 from homing.engine.stats import Processed
 
 _T = TypeVar("_T")
@@ -144,15 +144,11 @@ class Homing(Engine):
             asked=f"{send_at!s} {expires_at!s}" if durations else "",
         )
 
-    async def send_many(
-        self,
-        requests: Iterable[SendRequest | Mapping[str, Any]] | AsyncIterable[SendRequest | Mapping[str, Any]],
-        *,
-        connection: Any = None,
+    def send_many(
+        self, requests: Iterable[Asked] | AsyncIterable[Asked], *, connection: Any = None
     ) -> AsyncIterator[SendResult | Rejection]:
         """Any number of requests (or mappings with their fields), streamed, in bounded memory."""
-        async for result in self.submit_many(_requests(requests), connection=connection):
-            yield result
+        return self.submit_many(requests, connection=connection)
 
     def _moment(self, at: datetime | timedelta | None, where: str) -> datetime | None:
         if not isinstance(at, timedelta):
@@ -303,13 +299,3 @@ class _Desk:
 
 def _shifted(result: SendResult | Rejection, by: int) -> SendResult | Rejection:
     return replace(result, index=result.index + by) if isinstance(result, Rejection) else result
-
-
-async def _requests(
-    raws: Iterable[SendRequest | Mapping[str, Any]] | AsyncIterable[SendRequest | Mapping[str, Any]],
-) -> AsyncIterator[SendRequest | InvalidRequest]:
-    async for raw in each(raws):
-        try:
-            yield raw if isinstance(raw, SendRequest) else request_from(raw)
-        except InvalidRequest as error:
-            yield error

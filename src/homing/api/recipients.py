@@ -33,10 +33,8 @@ PageLimit = Annotated[int, Meta(ge=1, le=500, description="At most so many.")]
 class RecipientWritten(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """A recipient whole: what is left out is not there afterwards. What was read can be written back."""
+    """A recipient whole: what is left out is not there afterwards."""
 
-    id: RecipientId | None = None
-    """As in the address, or left out."""
     email: Annotated[str, Meta(examples=["ada@example.org"])] | None = None
     phone: Annotated[str, Meta(examples=["+15550100"])] | None = None
     url: Annotated[str, Meta(examples=["https://example.org/hook"])] | None = None
@@ -48,9 +46,6 @@ class RecipientWritten(
     devices: Annotated[tuple[Device, ...], Meta(max_length=50)] = ()
     version: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
-    updated_at: str | None = None
-    """Not looked at, like `updatedBy`."""
-    updated_by: str = ""
 
 
 class RecipientPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -101,8 +96,6 @@ async def put_recipient(call: Call, id: RecipientId, body: RecipientWritten) -> 
 
     With a `version`, only over that one. A known device that is written without `active` stays as it is.
     """
-    if body.id not in (None, id):
-        raise ApiError("INVALID_REQUEST", "id: is another one than in the address", field="id")
     await call.note("recipient.put", id)
     with _own_fields():
         return await call.front.recipients.put(

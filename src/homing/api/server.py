@@ -17,7 +17,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from homing.api.answers import ErrorBody, ErrorDetail
 
 _HEAD_BYTES = 32 * 1024
-_HEADERS = 100
 _SWEEP_S = 1.0
 _LONGEST_ANSWER_S = 60.0
 
@@ -56,14 +55,16 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        super().data_received(data)
-        if self.waits_since is None:
+        if self.waits_since is not None and self._is_too_long(data):
+            self.refuse(431, "MALFORMED_REQUEST", f"the head has more than {_HEAD_BYTES} bytes")
             return
-        self._head_bytes += len(data)
-        if self._head_bytes > _HEAD_BYTES or len(self.headers or ()) > _HEADERS:
-            self.refuse(
-                431, "MALFORMED_REQUEST", f"the head of the request has more than {_HEAD_BYTES} bytes"
-            )
+        super().data_received(data)
+        if self.waits_since is not None:
+            self._head_bytes += len(data)
+
+    def _is_too_long(self, data: bytes) -> bool:
+        room = _HEAD_BYTES - self._head_bytes
+        return len(data) > room and data.find(b"\r\n\r\n", 0, max(0, room)) < 0
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

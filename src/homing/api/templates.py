@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from homing.api.answers import ApiError
 from homing.api.recipients import PageCursor, PageLimit
 from homing.api.routing import Routes
 from homing.api.service import Call
@@ -17,7 +16,6 @@ from homing.core.templates import (
     CheckReport,
     Preview,
     Template,
-    TemplateOrigin,
     TemplateParts,
     TemplateSummary,
     TemplateVersion,
@@ -40,7 +38,7 @@ Version = Annotated[int, Meta(ge=1, le=999_999_999)]
 class TemplateWritten(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """A template whole. What was read can be written back."""
+    """A template whole."""
 
     locales: Annotated[
         dict[Locale, dict[Channel, TemplateParts]],
@@ -57,12 +55,6 @@ class TemplateWritten(
     """The data that it is tried with; it must render with it."""
     version: Annotated[int, Meta(ge=0, le=999_999_999)] = 0
     """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
-    key: TemplateKey | None = None
-    """As in the address, or left out."""
-    origin: TemplateOrigin = TemplateOrigin.OWN
-    """Not looked at, like `updatedAt` and `updatedBy`: what is written is the tenant's own."""
-    updated_at: str | None = None
-    updated_by: str = ""
 
 
 class TemplateDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,8 +141,6 @@ async def put_template(call: Call, key: TemplateKey, body: TemplateWritten) -> T
     It is checked first, as a deployment is, and refused with all that is wrong. It wins over the folder's of
     the same key. Sends that are accepted from then on use it, in other processes within two seconds.
     """
-    if body.key not in (None, key):
-        raise ApiError("INVALID_REQUEST", "key: is another one than in the address", field="key")
     await call.note("template.put", key)
     template = Template(key=key, locales=body.locales, sample=body.sample, version=body.version)
     return await call.front.templates.put(template, who=call.caller.who)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -19,6 +20,7 @@ class Request(Struct, eq=False):
 
     id: str
     task: asyncio.Task[None]
+    headers: Mapping[str, str]
     began: float
     """By the loop's time."""
     until: float

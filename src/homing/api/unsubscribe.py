@@ -33,7 +33,7 @@ _STYLE = (
 )
 
 
-@routes.get("/unsubscribe/{token}", errors=("INVALID_SIGNATURE",))
+@routes.get("/unsubscribe/{token}", errors=("INVALID_LINK",))
 async def show_unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
     """A page that asks whether it is meant. It changes nothing: programs that look at links come here too."""
     found = await call.service.engine.unsubscribing.subscription(token)
@@ -48,7 +48,7 @@ async def show_unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
 @routes.post(
     "/unsubscribe/{token}",
     raw=True,
-    errors=("INVALID_SIGNATURE",),
+    errors=("INVALID_LINK",),
 )
 async def unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
     """Unsubscribe from one category with one click.

@@ -102,7 +102,7 @@ async def _filled(stage: Stage, size: int) -> AsyncIterator[Arena]:
     async with arena(stage.server) as place:
         with Crew(_fill, (place.settings(), size, stage.sink.url), 1) as crew:
             crew.begin()
-            await crew.finish(size, 2 * SETTLED_WITHIN_S)
+            await crew.finish(size, SETTLED_WITHIN_S + size / 1000)
         await place.rested()
         async with connected(place.store) as connection:
             for (table,) in await connection.fetch(_TABLES):

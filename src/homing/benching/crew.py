@@ -69,8 +69,12 @@ class Crew:
             process = _spawning.Process(target=self._job, args=(post, self._what), daemon=True)
             process.start()
             self._processes.append(process)
-        for _ in self._processes:
-            self._wait_for_one()
+        try:
+            for _ in self._processes:
+                self._wait_for_one()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def _wait_for_one(self) -> None:
@@ -102,9 +106,10 @@ class Crew:
         return [found for pid in self.pids if (found := rss_bytes(pid)) is not None]
 
     @property
-    def cpu_s(self) -> list[float]:
-        """The processor time that each of them has had; [] on a system that does not tell."""
-        return [found for pid in self.pids if (found := cpu_s(pid)) is not None]
+    def cpu_s(self) -> float | None:
+        """The processor time that they have had together; None on a system that does not tell."""
+        found = [cpu_s(pid) for pid in self.pids]
+        return None if None in found else sum(one for one in found if one is not None)
 
     @property
     def ended(self) -> int:

@@ -29,6 +29,8 @@ class Round(Struct, frozen=True, kw_only=True):
     processes: int
     seconds: float
     attempts: int
+    cpu_us: float | None
+    """Processor time of the worker processes for each; what else the machine does blurs it least."""
     accepted_per_second: float = 0.0
 
     @property
@@ -68,6 +70,17 @@ async def measure(stage: Stage) -> AsyncIterator[Figure]:
             beside=beside,
             at_least=at_least,
         )
+    for name in (BARE, ONE, LIFE):
+        spent = tuple(one.cpu_us for one in found[name] if one.cpu_us is not None)
+        if spent:
+            yield Figure(
+                part="deliver",
+                name=f"{name}: processor time of the worker, each",
+                store=stage.store,
+                unit="µs",
+                rounds=spent,
+                beside="" if name == BARE else f"{BARE}: processor time of the worker, each",
+            )
 
 
 async def deliver(
@@ -96,16 +109,16 @@ async def deliver(
             with Crew(homing_worker, settings, processes) as crew:
                 if on_ready is not None:
                     on_ready(crew.pids)
-                start = crew.begin()
-                end = await crew.finish(count, SETTLED_WITHIN_S)
+                seconds, cpu_us = await _timed(crew, count)
                 attempts = crew.attempts
             await holds(homing, place, delivered=count)
             check_sink(sink, count)
     return Round(
         notifications=count,
         processes=processes,
-        seconds=end - start,
+        seconds=seconds,
         attempts=attempts,
+        cpu_us=cpu_us,
         accepted_per_second=count / accepting_s,
     )
 
@@ -127,13 +140,21 @@ async def deliver_bare(
             await rows.load([0.0] * count)
             await place.rested()
             with Crew(bare.bare_worker, bare.task(place, sink.url, in_flight), processes) as crew:
-                start = crew.begin()
-                end = await crew.finish(count, SETTLED_WITHIN_S)
+                seconds, cpu_us = await _timed(crew, count)
             check_bare(await rows.sent(), count)
             check_sink(sink, count)
         finally:
             await rows.close()
-    return Round(notifications=count, processes=processes, seconds=end - start, attempts=count)
+    return Round(notifications=count, processes=processes, seconds=seconds, attempts=count, cpu_us=cpu_us)
+
+
+async def _timed(crew: Crew, count: int) -> tuple[float, float | None]:
+    """Seconds from the word to the last that is settled, and microseconds of processor time for each."""
+    before = crew.cpu_s
+    start = crew.begin()
+    end = await crew.finish(count, SETTLED_WITHIN_S)
+    after = crew.cpu_s
+    return end - start, None if before is None or after is None else 1e6 * (after - before) / count
 
 
 def check_sink(sink: Sink, count: int) -> None:

@@ -61,9 +61,9 @@ async def _idle_percent(stage: Stage) -> float | None:
             before, began = crew.cpu_s, time.monotonic()
             await asyncio.sleep(stage.plan.idle_s)
             after, ended = crew.cpu_s, time.monotonic()
-    if not before or not after:
+    if before is None or after is None:
         return None
-    return 100 * (after[0] - before[0]) / (ended - began)
+    return 100 * (after - before) / (ended - began)
 
 
 async def _start_ms(stage: Stage, place: Arena, number: int) -> float:

@@ -94,7 +94,7 @@ async def _filled(stage: Stage, waiting: int) -> AsyncIterator[tuple[Arena, Back
             return
         with Crew(_accept_backlog, (place.settings(), waiting, stage.sink.url), 1) as crew:
             crew.begin()
-            await crew.finish(waiting, SETTLED_WITHIN_S)
+            await crew.finish(waiting, SETTLED_WITHIN_S + waiting / 1000)
             accepting_mb = crew.most_memory_bytes / _MB
         await place.rested()
         each = (await place.size_bytes() - before) / waiting

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homing.compose.engine import engine_settings, pace, parts, quiet_hours
-from homing.compose.observing import endpoint, log_to_stderr, metrics
+from homing.compose.observing import endpoint, log_to_stderr, metrics, tracing
 from homing.compose.providers import (
     LISTED_KEYS,
     Given,
@@ -47,5 +47,6 @@ __all__ = (
     "send_limits",
     "store",
     "templates",
+    "tracing",
     "tenant_templates",
 )

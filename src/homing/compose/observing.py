@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from homing.compose.engine import engine_settings
 from homing.config import Settings
 from homing.core.errors import ConfigError
+from homing.engine.clock import SystemClock
 from homing.engine.homing import Engine
 from homing.making import load
 
 if TYPE_CHECKING:
     from homing.observing.endpoint import Endpoint
     from homing.observing.metrics import Metrics
+    from homing.observing.tracing import Tracing
 
 
 def metrics(settings: Settings) -> Metrics:
@@ -34,6 +36,24 @@ def endpoint(settings: Settings, counted: Metrics, engine: Engine) -> Endpoint:
     listen = load("homing.observing.endpoint:listen_at")(settings.metrics.listen, "metrics.listen")
     pages = load("homing.observing.pages:pages")(counted, engine)
     made: Endpoint = load("homing.observing.endpoint:Endpoint")(listen, pages)
+    return made
+
+
+def tracing(settings: Settings) -> Tracing | None:
+    """An observer that sends traces, where the settings say to where."""
+    own = settings.tracing
+    if not own.endpoint:
+        return None
+    if importlib.util.find_spec("opentelemetry.sdk") is None:
+        raise ConfigError("tracing", "needs OpenTelemetry, which is missing: pip install 'homing[tracing]'")
+    if not own.endpoint.startswith(("http://", "https://")):
+        raise ConfigError("tracing.endpoint", f"is {own.endpoint!r}; give http://HOST:4318/v1/traces")
+    made: Tracing = load("homing.observing.tracing:Tracing")(
+        load("homing.observing.tracing:otlp")(own.endpoint),
+        clock=SystemClock(),
+        service_name=own.service_name,
+        share=own.share,
+    )
     return made
 
 

@@ -115,7 +115,7 @@ class CallbackUnreadable(HomingError):
 class LinkRefused(HomingError):
     """The link is not complete, or was not made here. Nothing was changed."""
 
-    code = "INVALID_SIGNATURE"
+    code = "INVALID_LINK"
 
 
 class ConfigError(HomingError):

@@ -40,7 +40,7 @@ class JobStatus(StrEnum):
     """Its process ended. It can be resumed, and does nothing twice."""
 
 
-class Job(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     """One bulk command with its progress, as any process of the tenant reads it."""
 
     id: str

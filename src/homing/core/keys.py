@@ -24,9 +24,9 @@ _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 """Without i, l, o and u: what is read aloud or typed is not mistaken."""
 _ID_LENGTH, _SECRET_LENGTH, _CHECK_LENGTH = ID_BITS // 5, SECRET_BITS // 5, 6
 _CHECK_BITS = 5 * _CHECK_LENGTH
-_TEXT = re.compile(
-    rf"{PREFIX}([{_DIGITS}]{{{_ID_LENGTH}}})_([{_DIGITS}]{{{_SECRET_LENGTH}}})([{_DIGITS}]{{{_CHECK_LENGTH}}})"
-)
+_ID_END = len(PREFIX) + _ID_LENGTH
+_LENGTH = _ID_END + 1 + _SECRET_LENGTH + _CHECK_LENGTH
+_DIGITS_ONLY = re.compile(f"[{_DIGITS}]+")
 _NOBODYS = sha256(b"nobody's").hexdigest()
 
 
@@ -58,12 +58,13 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     rate_per_second: float | None = None
     replaced_by: str | None = None
 
+    def is_good(self, now: int) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
+
     def status(self, now: int) -> KeyStatus:
-        if self.revoked_at is not None:
-            return KeyStatus.REVOKED
-        if self.expires_at is not None and self.expires_at <= now:
-            return KeyStatus.EXPIRED
-        return KeyStatus.ACTIVE
+        if self.is_good(now):
+            return KeyStatus.ACTIVE
+        return KeyStatus.EXPIRED if self.revoked_at is None else KeyStatus.REVOKED
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -102,17 +103,22 @@ class Minted(Struct, frozen=True):
 def minted(id_bits: int, secret_bits: int) -> Minted:
     """A key from random bits: `hm_ID_SECRET`, and six characters at its end that tell a slip from a guess."""
     id = _spelled(id_bits, _ID_LENGTH)
-    secret = _spelled(secret_bits, _SECRET_LENGTH)
-    return Minted(id, f"{PREFIX}{id}_{secret}{_check(id, secret)}", _digest(secret))
+    bare = _spelled(secret_bits, _SECRET_LENGTH)
+    secret = bare + _check(id, bare)
+    return Minted(id, f"{PREFIX}{id}_{secret}", _digest(secret))
 
 
-def read_key(text: str) -> tuple[str, str] | None:
-    """(id, secret) of what has the form of a key, without a slip in it. That it is one, `matches` says."""
-    found = _TEXT.fullmatch(text)
-    if found is None:
+def key_parts(text: str) -> tuple[str, str] | None:
+    """(id, secret) of what has the length and the marks of a key. That it is one, `matches` says."""
+    if len(text) != _LENGTH or text[_ID_END] != "_" or not text.startswith(PREFIX) or not text.isascii():
         return None
-    id, secret, check = found.groups()
-    return (id, secret) if check == _check(id, secret) else None
+    return text[len(PREFIX) : _ID_END], text[_ID_END + 1 :]
+
+
+def well_formed(id: str, secret: str) -> bool:
+    """Whether these could be of a key: a slip in one is found here, before anybody is asked."""
+    bare, check = secret[:-_CHECK_LENGTH], secret[-_CHECK_LENGTH:]
+    return bool(_DIGITS_ONLY.fullmatch(id + bare)) and check == _check(id, bare)
 
 
 def matches(record: KeyRecord | None, secret: str) -> bool:

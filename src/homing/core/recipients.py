@@ -25,6 +25,13 @@ _MOST_DEVICES = 50
 _TimeOfDay = Annotated[str, Meta(examples=["22:00"])]
 
 
+class KnownRecipient(Recipient, frozen=True, omit_defaults=True, rename="camel"):
+    """A recipient as a directory knows them, with all devices that are active."""
+
+    device_tokens: tuple[str, ...] = ()
+    """A push message that names the recipient and no token goes to each of them."""
+
+
 class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
     """Where a recipient gets push messages. Written without `active`, a known device stays as it is."""
 
@@ -57,7 +64,7 @@ class RecipientProfile(
     quiet_hours: QuietWindow | None = None
     """None: those of the settings."""
     devices: tuple[Device, ...] = ()
-    """The first active one is where a push message goes."""
+    """A push message goes to each one that is active."""
     version: int = 0
     """Rises with each write. Written with one that is not the newest, it is refused; 0: whatever is there."""
     updated_at: datetime | None = None

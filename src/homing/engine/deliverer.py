@@ -22,9 +22,10 @@ from homing.core.policy import Keys, RetryPolicy
 from homing.core.ports import Backend, Chance, Clock, Delivery, Directory
 from homing.core.redact import redact
 from homing.engine.breakers import Breakers, longest_trial_ms
-from homing.engine.intake import LEASE_MARGIN_MS, SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.intake import LEASE_MARGIN_MS
 from homing.engine.pacing import Pacing
 from homing.engine.policies import Policies
+from homing.engine.resolving import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.roster import Listed, Roster
 
 log = logging.getLogger("homing.deliverer")

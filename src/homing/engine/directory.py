@@ -24,7 +24,7 @@ from homing.core.model import Channel, Claim, Reason, Recipient
 from homing.core.ports import Registry
 from homing.core.quiet_hours import Window
 from homing.core.recipient_entries import RECIPIENT, devices_of, tokens_of
-from homing.core.recipients import QuietWindow, window_from
+from homing.core.recipients import KnownRecipient, QuietWindow, window_from
 from homing.core.unsubscribe import Subscription
 from homing.engine.recipients import Recipients
 
@@ -103,13 +103,13 @@ class RegistryDirectory:
 
 def _recipient(id_: str, filed: Mapping[str, Any], devices: Filed) -> Recipient:
     try:
-        found = msgspec.convert({**filed, "id": id_}, Recipient)
+        found = msgspec.convert({**filed, "id": id_}, KnownRecipient)
     except msgspec.ValidationError as error:
         raise InvalidRequest("recipient.id", f"{id_!r} is filed wrongly: {error}") from None
     if found.device_token is not None:
         return found
-    active = (device.token for device in devices_of(id_, filed, devices) if device.active)
-    return replace(found, device_token=next(active, None))
+    active = tuple(device.token for device in devices_of(id_, filed, devices) if device.active)
+    return replace(found, device_tokens=active)
 
 
 def _when(filed: Mapping[str, Any]) -> Facts:

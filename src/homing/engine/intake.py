@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 
@@ -12,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homing.core.backoff import delay_ms
-from homing.core.errors import HomingError, InvalidRequest, StoreUnavailable, TemplateNotFound
+from homing.core.errors import InvalidRequest
 from homing.core.events import moment
 from homing.core.ids import uuid7
 from homing.core.locale import LocalePolicy
@@ -26,8 +25,8 @@ from homing.core.model import (
     Submission,
 )
 from homing.core.modes import SYNCHRONOUS_TYPES
-from homing.core.policy import MODES, RetryPolicy
-from homing.core.ports import Chance, Clock, Directory, Rendered, Renderer
+from homing.core.policy import RetryPolicy
+from homing.core.ports import Chance, Clock, Directory, Renderer
 from homing.core.request import (
     SendLimits,
     SendRequest,
@@ -39,15 +38,13 @@ from homing.core.request import (
 )
 from homing.engine.planning import Plan, Planner, Way
 from homing.engine.policies import Policies
+from homing.engine.resolving import NO_DEVICES, SYNCHRONOUS_TIMEOUT_MS, Resolving, reached
 from homing.engine.roster import Roster
 from homing.engine.unsubscribing import Unsubscribing
+from homing.engine.wording import Wording
 
-_HOOK_MS = 10_000
 LEASE_MARGIN_MS = 10_000
 """A lease is an attempt's timeout and this much more."""
-
-SYNCHRONOUS_TIMEOUT_MS = MODES[Mode.SYNCHRONOUS]["timeout_ms"]
-"""Hard, for the whole call, whatever a rule says about attempts elsewhere."""
 
 
 class Earlier(Struct, frozen=True, kw_only=True):
@@ -100,14 +97,13 @@ class Intake:
     ) -> None:
         """`usable`: whether a provider's breaker is not open, as far as this process knows without asking."""
         self._roster = roster
-        self._directory = directory
-        self._renderer = renderer
         self._clock = clock
         self._chance = chance
         self._settings = settings
         self._name = name
         self._usable = usable
-        self._links = links if links is not None and links.offers else None
+        self._resolving = Resolving(directory)
+        self._wording = Wording(renderer, settings.locales, links)
         self._planner = Planner(policies, settings.synchronous_types)
 
     async def prepare(
@@ -132,13 +128,15 @@ class Intake:
             _check_synchronous(request, plan, recipients)
         if earlier is not NOTHING_EARLIER:
             _check_earlier(earlier, plan.mode)
+        devices = NO_DEVICES
         if ask_directory:
-            recipients = await self._resolve(tenant, recipients, plan.mode)
+            recipients, devices = await self._resolving.resolve(tenant, recipients, plan.mode)
         now = self._clock.now_ms()
         notifications = [
-            await self._notification(tenant, request, recipient, plan, way, earlier, now)
+            await self._notification(tenant, request, one, plan, way, earlier, now)
             for recipient in recipients
             for way in plan.ways
+            for one in (reached(recipient, way.channel, devices) if devices else (recipient,))
         ]
         return Submission(
             tenant=tenant,
@@ -170,32 +168,6 @@ class Intake:
                     "expiresAt", "is not after now and sendAt; nothing could be sent in time"
                 )
 
-    async def _resolve(
-        self, tenant: str, recipients: Sequence[Recipient], mode: Mode
-    ) -> tuple[Recipient, ...]:
-        """Fills in what the directory knows; what the request says wins."""
-        ids = {recipient.id for recipient in recipients if recipient.id}
-        if not ids:
-            return tuple(recipients)
-        known = await self._known(
-            tenant, ids, SYNCHRONOUS_TIMEOUT_MS if mode is Mode.SYNCHRONOUS else _HOOK_MS
-        )
-        return tuple(_merged(known[r.id], r) if r.id and r.id in known else r for r in recipients)
-
-    async def _known(self, tenant: str, ids: Collection[str], within_ms: int) -> Mapping[str, Recipient]:
-        """The directory may be a user's service: it may hang, fail, or answer nonsense."""
-        try:
-            async with asyncio.timeout(within_ms / 1000):
-                known: object = await self._directory.resolve(tenant, ids)
-        except HomingError:
-            raise
-        except Exception as error:
-            kind = type(error).__name__
-            raise StoreUnavailable(f"the recipient directory does not answer ({kind}); try again") from error
-        if isinstance(known, Mapping) and all(isinstance(one, Recipient) for one in known.values()):
-            return known
-        raise StoreUnavailable(f"the recipient directory answered with {type(known).__name__}; try again")
-
     async def _notification(
         self,
         tenant: str,
@@ -208,16 +180,13 @@ class Intake:
     ) -> NewNotification:
         channel = way.channel
         address = address_of(recipient, channel)
-        link = None
-        if self._links is not None:
-            link = await self._links.link(tenant, recipient, address, channel, plan.category, plan.mode)
-        if request.content is not None:
+        version: str | None
+        if request.content is not None and self._wording.leaves_alone:
             content, locale, version = request.content, recipient.locale, None
         else:
-            rendered = await self._rendered(tenant, request, recipient, channel, link)
-            content, locale, version = rendered.content, rendered.locale, rendered.version
-        if link is not None and content.unsubscribe_url is None:
-            content = replace(content, unsubscribe_url=link)
+            content, locale, version = await self._wording.said(
+                tenant, request, recipient, channel, address, plan
+            )
         check_content(content, channel, self._settings.limits)
         id = self._id(now)
         stop = self._roster.first_stop(channel, plan.provider, id, self._usable)
@@ -262,25 +231,6 @@ class Intake:
         """How long after acceptance it is due: at once, or after the backoff of what was tried elsewhere."""
         return delay_ms(policy, earlier.attempts, self._chance.random()) if earlier.attempts else 0
 
-    async def _rendered(
-        self,
-        tenant: str,
-        request: SendRequest,
-        recipient: Recipient,
-        channel: Channel,
-        link: str | None,
-    ) -> Rendered:
-        assert request.template_key is not None, "checked: content or a template"
-        if self._renderer is None:
-            raise TemplateNotFound("templateKey", f"{request.template_key!r}: no templates are configured")
-        locales, locale = self._settings.locales, recipient.locale
-        if locales is not None:
-            locale = locales.resolve(tenant, locale, request.accept_language)
-        data = request.data or {}
-        if link is not None:
-            data = {"unsubscribeUrl": link, **data}
-        return await self._renderer.render(tenant, request.template_key, channel, locale, data)
-
     def _id(self, now: int) -> str:
         return uuid7(now, self._chance.getrandbits(74))
 
@@ -299,11 +249,6 @@ def _check_synchronous(request: SendRequest, plan: Plan, recipients: Sequence[Re
 
 def _ms(at: datetime | None) -> int | None:
     return None if at is None else (at - moment(0)) // timedelta(milliseconds=1)
-
-
-def _merged(known: Recipient, given: Recipient) -> Recipient:
-    said = {name: value for name in given.__struct_fields__ if (value := getattr(given, name)) is not None}
-    return replace(known, **said)
 
 
 def _check_earlier(earlier: Earlier, mode: Mode) -> None:

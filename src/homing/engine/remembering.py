@@ -39,6 +39,10 @@ class Remembered(Generic[T]):
         self._reading: asyncio.Task[None] | None = None
         self._changes = 0
 
+    def __contains__(self, key: str) -> bool:
+        """Whether something is remembered of it, fresh or not."""
+        return key in self._there or key in self._missing
+
     async def get(self, key: str) -> T | None:
         """The value as it was at most `for_ms` ago."""
         now = self._clock.monotonic_ms()

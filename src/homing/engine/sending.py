@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
@@ -13,6 +15,7 @@ from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, 
 from homing.core.model import Acceptance, Submission
 from homing.core.observing import Observer
 from homing.core.ports import Backend, Clock
+from homing.core.reading import request_from
 from homing.core.request import SendRequest
 from homing.engine.clock import LocalWaker
 from homing.engine.intake import NOTHING_EARLIER, Earlier, Intake
@@ -21,8 +24,13 @@ from homing.engine.spool import Spool
 log = logging.getLogger("homing.sending")
 
 _SEND_CHUNK = 500
+_TURN = 50
+"""Requests that are prepared before anything else gets its turn: a millisecond or two."""
 _SPOOL_EVERY_MS = 5_000
 _T = TypeVar("_T")
+
+Asked = SendRequest | Mapping[str, Any] | InvalidRequest
+"""A request, its fields, or what was wrong with it."""
 
 
 class SendResult(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -119,35 +127,53 @@ class Sending:
         return result
 
     async def submit_many(
-        self,
-        requests: Iterable[SendRequest | InvalidRequest] | AsyncIterable[SendRequest | InvalidRequest],
-        *,
-        connection: Any = None,
+        self, requests: Iterable[Asked] | AsyncIterable[Asked], *, connection: Any = None
     ) -> AsyncIterator[SendResult | Rejection]:
         """Accepts any number of requests in bounded memory; one answer each, in order.
 
         A request that is not acceptable (or was found so before: an error in its place) is answered with
         its `Rejection`; the others are accepted. Synchronous requests are refused here.
         """
-        prepared: list[Submission | Rejection] = []
-        index = 0
-        async for request in each(requests):
-            prepared.append(await self._prepare_one(self.tenant, request, index))
-            index += 1
-            if len(prepared) >= _SEND_CHUNK:
-                for result in await self._accept_chunk(prepared, connection, index - len(prepared)):
-                    yield result
-                prepared = []
-        for result in await self._accept_chunk(prepared, connection, index - len(prepared)):
-            yield result
+        first, pieces = 0, chunks(requests, _SEND_CHUNK)
+        writing: asyncio.Task[list[SendResult | Rejection]] | None = None
+        while True:
+            broke: Exception | None = None
+            prepared: list[Submission | Rejection] = []
+            try:
+                chunk = await anext(pieces, None)
+                prepared = await self._prepare_chunk(chunk or (), first)
+            except Exception as error:  # what was read before it is answered first
+                broke = error
+            except BaseException:
+                await _cancelled(writing)
+                raise
+            for result in await writing if writing is not None else ():
+                yield result
+            if broke is not None:
+                raise broke
+            if not prepared:
+                return
+            # While the store writes these, the next ones are prepared: unless the caller's own connection
+            # is written to, which the caller may be reading the requests from.
+            writing = asyncio.create_task(self._accept_chunk(prepared, connection, first))
+            if connection is not None:
+                await asyncio.gather(writing, return_exceptions=True)
+            first += len(prepared)
 
-    async def _prepare_one(
-        self, tenant: str, request: SendRequest | InvalidRequest, index: int
-    ) -> Submission | Rejection:
+    async def _prepare_chunk(self, chunk: Sequence[Asked], first: int) -> list[Submission | Rejection]:
+        prepared = []
+        for index, asked in enumerate(chunk, first):
+            if not index % _TURN:
+                await asyncio.sleep(0)  # others want to go on too, the store with the chunk before
+            prepared.append(await self._prepare_one(asked, index))
+        return prepared
+
+    async def _prepare_one(self, asked: Asked, index: int) -> Submission | Rejection:
         try:
-            if isinstance(request, InvalidRequest):
-                raise request
-            submission = await self._intake.prepare(tenant, request)
+            if isinstance(asked, InvalidRequest):
+                raise asked
+            request = asked if isinstance(asked, SendRequest) else request_from(asked)
+            submission = await self._intake.prepare(self.tenant, request)
             if submission.lease_to is not None:
                 raise InvalidRequest("synchronous", "is for one request at a time; use send")
         except InvalidRequest as error:
@@ -226,11 +252,24 @@ def raise_conflict(submission: Submission, answer: Acceptance) -> None:
         )
 
 
-async def each(items: Iterable[_T] | AsyncIterable[_T]) -> AsyncIterator[_T]:
-    """One loop over what may be an ordinary or an async iterable."""
-    if isinstance(items, AsyncIterable):
-        async for item in items:
-            yield item
-    else:
-        for item in items:
-            yield item
+async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIterator[Sequence[_T]]:
+    """What may be an ordinary or an async iterable, so many at a time."""
+    if not isinstance(items, AsyncIterable):
+        left = iter(items)
+        while chunk := list(islice(left, size)):
+            yield chunk
+        return
+    chunk = []
+    async for item in items:
+        chunk.append(item)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+async def _cancelled(task: asyncio.Task[Any] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -13,7 +13,7 @@ from homing.core.ports import Backend, Clock
 from homing.core.states import FINAL
 from homing.engine.breakers import Breakers
 from homing.engine.deliverer import Deliverer, Ready
-from homing.engine.intake import SYNCHRONOUS_TIMEOUT_MS
+from homing.engine.resolving import SYNCHRONOUS_TIMEOUT_MS
 from homing.engine.roster import Roster
 from homing.engine.sending import SendResult, raise_conflict
 

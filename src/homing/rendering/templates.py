@@ -55,8 +55,8 @@ class FolderTemplates:
         """The content in exactly this locale; all tenants share the folder."""
         wanted = locale or LAST_RESORT
         found = self._library.ready(template_key, wanted) if self._library else None
-        if found is None:  # reading and compiling take milliseconds: not on the event loop
-            found = await asyncio.to_thread(lambda: self.library().compiled(template_key, wanted))
+        if found is None:  # compiling takes milliseconds: not on the event loop
+            found = await asyncio.to_thread((await self.read()).compiled, template_key, wanted)
         made = rendered(found, template_key, channel, data)
         await self._turns.give()
         return made
@@ -66,6 +66,10 @@ class FolderTemplates:
         if self._library is None:
             self._library = Library(read_folder(self._root))
         return self._library
+
+    async def read(self) -> Library:
+        """The same, read on a thread where it was not yet: that takes milliseconds."""
+        return await asyncio.to_thread(self.library) if self._library is None else self._library
 
     def reload(self) -> None:
         """The next render reads the folder anew; those under way end with what they have."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from homing.core.errors import InvalidRequest, NotFound, StoreUnavailable
+from homing.core.errors import InvalidRequest, NotFound, StoreUnavailable, TemplateNotFound
 from homing.core.locale import LAST_RESORT, LocalePolicy, lookup, normal
 from homing.core.model import Channel
 from homing.core.ports import Clock, Registry, Rendered
@@ -76,12 +76,15 @@ class TenantTemplates:
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
     ) -> Rendered:
         """The content in exactly this locale."""
-        own = await self._own(tenant, template_key)
+        known = self._known.get((tenant, template_key))
+        if known is None or self._clock.monotonic_ms() - known.looked_ms >= FRESH_MS:
+            known = await self._looked_up(tenant, template_key)
+        if known.library is None and self._folder is not None:
+            return await self._folder.render(tenant, template_key, channel, locale, data)
+        own, wanted = known.library, locale or LAST_RESORT
         if own is None:
-            if self._folder is not None:
-                return await self._folder.render(tenant, template_key, channel, locale, data)
-            own = self._nothing  # it says that there is none
-        wanted = locale or LAST_RESORT
+            told = f"{template_key!r} does not exist for tenant {tenant!r}"
+            raise TemplateNotFound("templateKey", told)
         found = own.ready(template_key, wanted)
         if found is None:  # compiling takes milliseconds: not on the event loop
             found = await asyncio.to_thread(own.compiled, template_key, wanted)
@@ -94,7 +97,7 @@ class TenantTemplates:
     async def shared(self) -> Mapping[str, TemplateSummary]:
         if self._folder is None:
             return {}
-        library = await asyncio.to_thread(self._folder.library)
+        library = await self._folder.read()
         return {key: shared_summary(library, key) for key in library.folder.written}
 
     async def get_shared(self, key: str) -> Template | None:
@@ -114,7 +117,7 @@ class TenantTemplates:
     async def check_shared(self) -> CheckReport:
         if self._folder is None:
             return CheckReport(keys=(), locales=self._locales.declared, findings=())
-        return await self._checked(await asyncio.to_thread(self._folder.library))
+        return await self._checked(await self._folder.read())
 
     async def preview(
         self,
@@ -125,7 +128,7 @@ class TenantTemplates:
         data: Mapping[str, Any] | None,
     ) -> Preview:
         self.forget(tenant, key)  # whoever looks at it wants it as it is now
-        library = await self._own(tenant, key) or await self._beside()
+        library = (await self._looked_up(tenant, key)).library or await self._beside()
         if key not in library.folder.written:
             raise NotFound(f"there is no template {key!r} for tenant {tenant!r}")
         return await asyncio.to_thread(library.preview, key, self._declared(tenant, locale), channel, data)
@@ -136,41 +139,39 @@ class TenantTemplates:
 
     # What is in force ------------------------------------------------------------------------------
 
-    async def _own(self, tenant: str, key: str) -> Library | None:
-        known = self._known.get((tenant, key))
-        now = self._clock.monotonic_ms()
-        if known is not None and now - known.looked_ms < FRESH_MS:
-            self._known.move_to_end((tenant, key))
-            return known.library
-        if known is not None:
-            known.looked_ms = now  # others go on with what there is, meanwhile
+    async def _looked_up(self, tenant: str, key: str) -> _Known:
+        """What is in force now; the known one, where that is still it."""
+        place = tenant, key
+        before, now = self._known.get(place), self._clock.monotonic_ms()
+        if before is not None:
+            before.looked_ms = now  # others go on with what there is, meanwhile
         try:
-            found = await self._looked_up(tenant, key, known)
+            found = await self._filed(tenant, key, before)
         except StoreUnavailable:
-            # What was accepted into a spool must be rendered all the same: with what is known, or the folder.
-            return known.library if known else None
+            # What goes into a spool must be rendered all the same: with what is known, or the folder's.
+            return before or _Known(0, None, now)
         found.looked_ms = now
-        self._known[tenant, key] = found
-        self._known.move_to_end((tenant, key))
+        self._known[place] = found
+        self._known.move_to_end(place)
         while len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
-        return found.library
+        return found
 
-    async def _looked_up(self, tenant: str, key: str, known: _Known | None) -> _Known:
+    async def _filed(self, tenant: str, key: str, before: _Known | None) -> _Known:
         head = (await self._registry.get_many(tenant, TEMPLATE, [key])).get(key)
-        if head is None:
-            return _Known(0, None, 0)
-        version = head_version(head)
-        if known is not None and known.version == version:
-            return known
+        version = head_version(head) if head else 0
+        if before is not None and before.version == version:
+            return before
         place = version_key(key, version)
-        filed = (await self._registry.get_many(tenant, TEMPLATE_VERSION, [place])).get(place)
+        filed = (
+            (await self._registry.get_many(tenant, TEMPLATE_VERSION, [place])).get(place) if head else None
+        )
         if filed is None:
             return _Known(0, None, 0)
         return _Known(version, _library(template_of(key, filed), await self._beside()), 0)
 
     async def _beside(self) -> Library:
-        return self._nothing if self._folder is None else await asyncio.to_thread(self._folder.library)
+        return self._nothing if self._folder is None else await self._folder.read()
 
     async def _checked(self, library: Library) -> CheckReport:
         from homing.rendering.checking import check

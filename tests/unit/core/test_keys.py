@@ -14,7 +14,23 @@ from hypothesis import strategies as st
 from homing.core import keys
 from homing.core.access import Scope, check_tenant, scopes_from
 from homing.core.errors import InvalidRequest
-from homing.core.keys import ID_BITS, SECRET_BITS, KeyRecord, KeyStatus, matches, minted, read_key
+from homing.core.keys import (
+    ID_BITS,
+    SECRET_BITS,
+    KeyRecord,
+    KeyStatus,
+    key_parts,
+    matches,
+    minted,
+    well_formed,
+)
+
+
+def read_key(text: str) -> tuple[str, str] | None:
+    """As a keychain reads one that it has not seen before."""
+    parts = key_parts(text)
+    return parts if parts is not None and well_formed(*parts) else None
+
 
 IDS = st.integers(0, 2**ID_BITS - 1)
 SECRETS = st.integers(0, 2**SECRET_BITS - 1)

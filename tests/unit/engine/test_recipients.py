@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homing import Homing, InvalidRequest, NotFound, Reason, Status, VersionConflict
+from homing import Channel, Homing, InvalidRequest, NotFound, Reason, Status, VersionConflict
 from homing.core.model import Entry
 from homing.core.recipients import Device, QuietWindow, RecipientProfile
 from homing.providers.scripted import ScriptedProvider
@@ -144,23 +144,48 @@ async def test_deleting_takes_devices_and_preferences_along_and_leaves_suppressi
 # Devices --------------------------------------------------------------------------------------------
 
 
-async def test_a_push_message_goes_to_the_first_active_device(world: World) -> None:
-    provider = ScriptedProvider()
-    engine = await world.open({"fcm": serving("fcm", provider, "push")})
+async def test_a_push_message_goes_to_every_active_device_and_one_that_fails_repeats_no_other(
+    world: World,
+) -> None:
+    provider = ScriptedProvider(script=[K.TRANSIENT])
+    engine = await world.open(
+        {"fcm": serving("fcm", provider, "push"), "any": serving("any", provider, "email")}
+    )
     await engine.recipients.put(ADA_FILED, who="crm")
     await engine.recipients.put_device("u-1", "t-1", active=False, who="crm")
-    await engine.send({"id": "u-1"}, channel="push", body="x")
     await engine.recipients.put_device("u-1", "t-3", platform="web", who="app")
-    await engine.send({"id": "u-1"}, channel="push", body="x")
-    await seconds(2)
-    assert sorted(one.address for one in provider.sent) == ["t-2", "t-3"]
+    sent = await engine.send({"id": "u-1"}, channel="both", body="x")
+    found = [await engine.get(id) for id in sent.notification_ids]
+    assert [(one.channel, one.recipient.device_token) for one in found[1:]] == [
+        (Channel.PUSH, "t-3"),
+        (Channel.PUSH, "t-2"),
+    ]
+    assert {one.batch_id for one in found} == {sent.batch_id}
+    await seconds(3600)
+    addresses = [one.address for one in provider.sent]
+    assert (len(addresses), sorted(set(addresses))) == (4, ["Ada@example.org", "t-2", "t-3"])
+
+
+async def test_a_push_message_that_names_a_token_or_is_synchronous_goes_to_one_device(engine: Homing) -> None:
+    await engine.recipients.put(ADA_FILED, who="crm")
+    named = await engine.send({"id": "u-1", "device_token": "t-9"}, channel="push", body="x")
+    assert (await engine.get(named.id)).recipient.device_token == "t-9"
+    now = await engine.send({"id": "u-1"}, channel="push", body="x", synchronous=True)
+    assert (await engine.get(now.id)).recipient.device_token == "t-1"
+
+
+async def test_ten_devices_of_one_recipient_are_reached_at_most(engine: Homing) -> None:
+    devices = [{"token": f"t-{n}"} for n in range(50)]
+    await engine.recipients.put({"id": "u-1", "devices": devices}, who="crm")
+    sent = await engine.send([{"id": "u-1"}, {"device_token": "t-x"}], channel="push", body="x")
+    assert len(sent.notification_ids) == 11
 
 
 async def test_a_dead_token_stays_dead_when_the_recipient_is_written_again(world: World) -> None:
     provider = ScriptedProvider(script=[K.DEAD_ADDRESS])
     engine = await world.open({"fcm": serving("fcm", provider, "push")})
     await engine.recipients.put(ADA_FILED, who="crm")
-    await engine.send({"id": "u-1"}, channel="push", body="x")
+    await engine.send({"id": "u-1", "device_token": "t-1"}, channel="push", body="x")
     await seconds(2)
     for _ in range(2):
         assert [one.active for one in (await engine.recipients.get("u-1")).devices] == [False, True]

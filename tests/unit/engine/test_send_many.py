@@ -30,7 +30,7 @@ async def test_each_request_has_its_answer_in_order(world: World) -> None:
     assert world.store.calls["accept"] == 3
 
 
-async def test_an_async_source_is_read_no_further_ahead_than_one_chunk(world: World) -> None:
+async def test_an_async_source_is_read_no_further_ahead_than_two_chunks(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     read = 0
 
@@ -45,7 +45,7 @@ async def test_an_async_source_is_read_no_further_ahead_than_one_chunk(world: Wo
         answered += 1
         farthest = max(farthest, read - answered)
     assert answered == 2000
-    assert farthest < 500
+    assert farthest < 1000
 
 
 async def test_who_stops_listening_stops_the_stream(world: World) -> None:
@@ -62,8 +62,27 @@ async def test_who_stops_listening_stops_the_stream(world: World) -> None:
     async for _ in stream:
         break
     await stream.aclose()  # type: ignore[attr-defined]
-    assert read == 500
+    assert read == 1000  # the next chunk was read while the store wrote the first: it is not accepted
     assert await stored(world) == 500
+
+
+async def test_a_source_that_breaks_has_what_it_gave_before_answered(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+
+    def source() -> Iterator[dict[str, Any]]:
+        for n in range(1000):
+            yield letter(n)
+        raise OSError("the file ends here")
+
+    answered: list[Any] = []
+
+    async def listen() -> None:
+        async for result in engine.send_many(source()):
+            answered.append(result)
+
+    with pytest.raises(OSError, match="ends here"):
+        await listen()
+    assert len(answered) == await stored(world) == 1000
 
 
 async def test_a_rejection_stands_in_its_place_and_the_others_are_accepted(world: World) -> None:

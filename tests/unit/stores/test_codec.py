@@ -12,6 +12,7 @@ from homing.core.events import EVENT_NAMES
 from homing.core.model import (
     AttemptRecord,
     Channel,
+    Claim,
     Command,
     CommandName,
     Mode,
@@ -126,6 +127,35 @@ def test_attempts_and_causes_stand_in_their_own_columns() -> None:
 
 def changed(before: dict[str, Any], row: Row) -> set[str]:
     return {name for name, value in msgspec.structs.asdict(row).items() if before[name] != value}
+
+
+def test_a_claim_has_each_value_of_its_row_in_the_field_of_the_same_name() -> None:
+    row, message = a_full_row(), a_message()
+    claim = claim_of(row, message, 7)
+    assert (claim.message, claim.attempt, claim.due_at) == (message, row.attempts, 7)
+    same = set(Claim.__struct_fields__) - {"message", "attempt", "due_at"}
+    assert {name: getattr(claim, name) for name in same} == {name: getattr(row, name) for name in same}
+
+
+def test_a_new_row_has_what_was_given_in_the_field_of_the_same_name() -> None:
+    texts = {
+        name: f"{name}!" for name in ("lane", "type", "category", "origin", "provider", "outlet", "address")
+    }
+    numbers = {
+        "send_at": 5000,
+        "expires_at": 6000,
+        "max_age_ms": 7000,
+        "max_attempts": 8,
+        "attempts_before": 3,
+    }
+    others = {"resend_of": "before", "last_error": "why", "pinned": True, "mode": Mode.BULK}
+    new = msgspec.structs.replace(a_notification(), **texts, **numbers, **others)
+    submission = a_submission(new)
+    row = new_row(new, submission, 1000).row
+    same = set(row.__struct_fields__) & set(new.__struct_fields__)
+    assert {name: getattr(row, name) for name in same} == {name: getattr(new, name) for name in same}
+    assert (row.tenant, row.batch_id) == (submission.tenant, submission.batch_id)
+    assert (row.created_at, row.updated_at, row.aged_from, row.attempts) == (1000, 1000, 5000, 3)
 
 
 def test_a_new_row_differs_from_the_defaults_only_where_it_is_written() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from homing.core.model import Mode, Reason, Status
@@ -13,11 +14,13 @@ from homing.stores.migrate import migrations
 from homing.stores.postgres.codec import (
     CLAIMED,
     MESSAGE,
+    NEW,
     SETTLED,
     STATE,
     clean,
     is_id,
     message_columns,
+    new_columns,
     rows_from,
     rows_to_claim,
     settled_columns,
@@ -57,6 +60,21 @@ def test_every_state_value_is_in_its_column() -> None:
     assert dict(zip(STATE, state_columns(3, row, 7), strict=True)) == {n: in_columns(n, row) for n in STATE}
     synchronous = replace(row, mode=Mode.SYNCHRONOUS)
     assert dict(zip(STATE, state_columns(3, synchronous, 7), strict=True))["unhurried"] is True
+
+
+def test_a_new_row_has_its_defaults_in_every_column_that_is_not_written() -> None:
+    row = a_row()
+    assert dict(zip(NEW, new_columns(3, row, 7), strict=True)) == {n: in_columns(n, row) for n in NEW}
+    defaults = {field.name: field.default for field in structs.fields(Row)} | {"resent_as": None}
+    for new in (
+        a_notification(),
+        a_notification(refused=True),
+        a_notification(attempts_before=2, delay_ms=5),
+    ):
+        for submission in (a_submission(new), a_submission(new, lease_to="w", lease_ms=5)):
+            stored = new_row(new, submission, 1000).row
+            others = set(STATE) - set(NEW) - {"holds", "engagement"}
+            assert {n: getattr(stored, n) for n in others} == {n: defaults[n] for n in others}
 
 
 def test_every_settled_value_is_in_its_column() -> None:

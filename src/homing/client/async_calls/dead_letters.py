@@ -16,13 +16,13 @@ from homing.client.structs.dead_letters import (
     BulkBody,
     BulkFilter,
     DeadLetterQuery,
-    GroupList,
     GroupQuery,
     ResendBody,
     Resent,
 )
+from homing.client.structs.queue import Items
 from homing.core.jobs import Job
-from homing.core.model import Channel, Notification, Page, Reason
+from homing.core.model import Channel, ErrorGroup, Notification, Page, Reason
 
 
 class AsyncDeadLetters(AsyncCalling):
@@ -65,9 +65,11 @@ class AsyncDeadLetters(AsyncCalling):
             ),
         )
 
-    async def group_dead_letters(self, *, limit: int = 50) -> GroupList:
+    async def group_dead_letters(self, *, limit: int = 50) -> Items[ErrorGroup]:
         """Dead letters by what they died of, most first; the newest of each as an example."""
-        return await self._ask(GroupList, "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit))
+        return await self._ask(
+            Items[ErrorGroup], "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit)
+        )
 
     async def bulk_dead_letters(
         self,

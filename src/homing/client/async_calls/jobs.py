@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from homing.client.asking import part
 from homing.client.calling import AsyncCalling
-from homing.client.structs.jobs import JobList, JobQuery
+from homing.client.structs.jobs import JobQuery
+from homing.client.structs.queue import Items
 from homing.core.jobs import Job
 
 
 class AsyncJobs(AsyncCalling):
     """The operations on jobs."""
 
-    async def list_jobs(self, *, limit: int = 50) -> JobList:
-        """The tenant's jobs, newest first."""
-        return await self._ask(JobList, "GET", "/api/v1/jobs", query=JobQuery(limit=limit))
+    async def list_jobs(self, *, limit: int = 50) -> Items[Job]:
+        """The tenant's jobs, newest first; the last hundred are kept."""
+        return await self._ask(Items[Job], "GET", "/api/v1/jobs", query=JobQuery(limit=limit))
 
     async def get_job(self, id: str) -> Job:
         """How far a job is. One whose process has ended is `interrupted`."""

@@ -11,29 +11,28 @@ from homing.client.structs.providers import (
     BreakerOrder,
     BreakerPhase,
     Health,
-    HealthList,
-    ProviderList,
     ProviderView,
     TestMessage,
     Tried,
 )
+from homing.client.structs.queue import Items
 from homing.core.model import Channel
 
 
 class AsyncProviders(AsyncCalling):
     """The operations on providers."""
 
-    async def list_providers(self) -> ProviderList:
+    async def list_providers(self) -> Items[ProviderView]:
         """The providers, the routes they are on, and their breakers as they are now."""
-        return await self._ask(ProviderList, "GET", "/api/v1/providers")
+        return await self._ask(Items[ProviderView], "GET", "/api/v1/providers")
 
     async def get_provider(self, id: str) -> ProviderView:
         """One provider."""
         return await self._ask(ProviderView, "GET", f"/api/v1/providers/{part(id)}")
 
-    async def check_providers(self) -> HealthList:
+    async def check_providers(self) -> Items[Health]:
         """Ask every provider whether it is usable. Changes nothing."""
-        return await self._ask(HealthList, "POST", "/api/v1/providers/check")
+        return await self._ask(Items[Health], "POST", "/api/v1/providers/check")
 
     async def check_provider(self, id: str) -> Health:
         """Ask one provider whether it is usable. Changes nothing."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from homing.client.asking import part
 from homing.client.calling import Calling
 from homing.client.structs.policies import (
-    ChangeList,
     DelayTable,
     HistoryQuery,
     KeysQuery,
@@ -21,6 +20,7 @@ from homing.client.structs.policies import (
     Simulation,
     WhyQuery,
 )
+from homing.client.structs.queue import Items
 from homing.core.model import Channel, Mode
 from homing.core.rehearsal import Outage, RehearsalReport, Traffic
 
@@ -32,9 +32,11 @@ class Policies(Calling):
         """The rules in force, and where each comes from."""
         return self._ask(PolicyList, "GET", "/api/v1/policies")
 
-    def policy_history(self, *, limit: int = 50) -> ChangeList:
+    def policy_history(self, *, limit: int = 50) -> Items[PolicyChangeView]:
         """Who changed which rule, when and why; newest first."""
-        return self._ask(ChangeList, "GET", "/api/v1/policies/history", query=HistoryQuery(limit=limit))
+        return self._ask(
+            Items[PolicyChangeView], "GET", "/api/v1/policies/history", query=HistoryQuery(limit=limit)
+        )
 
     def explain_policy(
         self,

@@ -11,29 +11,28 @@ from homing.client.structs.providers import (
     BreakerOrder,
     BreakerPhase,
     Health,
-    HealthList,
-    ProviderList,
     ProviderView,
     TestMessage,
     Tried,
 )
+from homing.client.structs.queue import Items
 from homing.core.model import Channel
 
 
 class Providers(Calling):
     """The operations on providers."""
 
-    def list_providers(self) -> ProviderList:
+    def list_providers(self) -> Items[ProviderView]:
         """The providers, the routes they are on, and their breakers as they are now."""
-        return self._ask(ProviderList, "GET", "/api/v1/providers")
+        return self._ask(Items[ProviderView], "GET", "/api/v1/providers")
 
     def get_provider(self, id: str) -> ProviderView:
         """One provider."""
         return self._ask(ProviderView, "GET", f"/api/v1/providers/{part(id)}")
 
-    def check_providers(self) -> HealthList:
+    def check_providers(self) -> Items[Health]:
         """Ask every provider whether it is usable. Changes nothing."""
-        return self._ask(HealthList, "POST", "/api/v1/providers/check")
+        return self._ask(Items[Health], "POST", "/api/v1/providers/check")
 
     def check_provider(self, id: str) -> Health:
         """Ask one provider whether it is usable. Changes nothing."""

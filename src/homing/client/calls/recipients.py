@@ -31,7 +31,6 @@ class Recipients(Calling):
         self,
         id: str,
         *,
-        id_: str | None = None,
         email: str | None = None,
         phone: str | None = None,
         url: str | None = None,
@@ -40,8 +39,6 @@ class Recipients(Calling):
         quiet_hours: QuietWindow | None = None,
         devices: tuple[Device, ...] = (),
         version: int = 0,
-        updated_at: str | None = None,
-        updated_by: str = "",
     ) -> RecipientProfile:
         """Write a recipient, devices included.
 
@@ -53,7 +50,6 @@ class Recipients(Calling):
             "PUT",
             f"/api/v1/recipients/{part(id)}",
             body=RecipientWritten(
-                id=id_,
                 email=email,
                 phone=phone,
                 url=url,
@@ -62,8 +58,6 @@ class Recipients(Calling):
                 quiet_hours=quiet_hours,
                 devices=devices,
                 version=version,
-                updated_at=updated_at,
-                updated_by=updated_by,
             ),
         )
 

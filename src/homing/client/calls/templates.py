@@ -24,7 +24,6 @@ from homing.core.templates import (
     CheckReport,
     Preview,
     Template,
-    TemplateOrigin,
     TemplateParts,
     TemplateSummary,
     TemplateVersion,
@@ -70,10 +69,6 @@ class Templates(Calling):
         locales: dict[str, dict[Channel, TemplateParts]],
         sample: dict[str, Any] | None = None,
         version: int = 0,
-        key_: str | None = None,
-        origin: TemplateOrigin = TemplateOrigin.OWN,
-        updated_at: str | None = None,
-        updated_by: str = "",
     ) -> Template:
         """Write a template whole, as a new version.
 
@@ -85,15 +80,7 @@ class Templates(Calling):
             Template,
             "PUT",
             f"/api/v1/templates/{part(key)}",
-            body=TemplateWritten(
-                locales=locales,
-                sample={} if sample is None else sample,
-                version=version,
-                key=key_,
-                origin=origin,
-                updated_at=updated_at,
-                updated_by=updated_by,
-            ),
+            body=TemplateWritten(locales=locales, sample={} if sample is None else sample, version=version),
         )
 
     def delete_template(self, key: str) -> None:

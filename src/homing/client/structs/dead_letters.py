@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from homing.core.model import Channel, ErrorGroup, Reason, Status
+from homing.core.model import Channel, Reason, Status
 
 
 class DeadLetterQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -37,12 +37,6 @@ class GroupQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many groups."""
 
     limit: int = 50
-
-
-class GroupList(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Dead letters by what they died of, most first."""
-
-    items: tuple[ErrorGroup, ...]
 
 
 class BulkFilter(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

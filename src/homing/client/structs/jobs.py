@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from homing.core.jobs import Job
-
 
 class JobQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many."""
 
     limit: int = 50
-
-
-class JobList(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Newest first; the last hundred are kept."""
-
-    items: tuple[Job, ...]

@@ -94,12 +94,6 @@ class PolicyChangeView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: it was taken out."""
 
 
-class ChangeList(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changes at runtime, newest first."""
-
-    items: tuple[PolicyChangeView, ...]
-
-
 class KeysQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a notification would be matched by; the tenant is the caller's."""
 

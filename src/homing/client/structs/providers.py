@@ -44,24 +44,12 @@ class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     rate_burst: int | None = None
 
 
-class ProviderList(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All providers that are wired in, in the order of their list."""
-
-    items: tuple[ProviderView, ...]
-
-
 class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a provider's health check said."""
 
     provider: str
     usable: bool
     problem: str = ""
-
-
-class HealthList(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What each provider's health check said."""
-
-    items: tuple[Health, ...]
 
 
 class TestMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):

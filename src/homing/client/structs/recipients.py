@@ -25,10 +25,8 @@ class RecipientPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RecipientWritten(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A recipient whole: what is left out is not there afterwards. What was read can be written back."""
+    """A recipient whole: what is left out is not there afterwards."""
 
-    id: str | None = None
-    """As in the address, or left out."""
     email: str | None = None
     phone: str | None = None
     url: str | None = None
@@ -40,9 +38,6 @@ class RecipientWritten(Struct, frozen=True, kw_only=True, omit_defaults=True, re
     devices: tuple[Device, ...] = ()
     version: int = 0
     """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
-    updated_at: str | None = None
-    """Not looked at, like `updatedBy`."""
-    updated_by: str = ""
 
 
 class DeviceWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):

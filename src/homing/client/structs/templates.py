@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from homing.core.model import Channel
-from homing.core.templates import TemplateOrigin, TemplateParts, TemplateSummary, TemplateVersion
+from homing.core.templates import TemplateParts, TemplateSummary, TemplateVersion
 
 
 class TemplateQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -35,8 +35,8 @@ class TemplateDraft(Struct, frozen=True, kw_only=True, omit_defaults=True):
     sample: dict[str, Any] = field(default_factory=dict)
 
 
-class TemplateWritten(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A template whole. What was read can be written back."""
+class TemplateWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A template whole."""
 
     locales: dict[str, dict[Channel, TemplateParts]]
     """Every declared locale, each with the same channels and parts."""
@@ -44,12 +44,6 @@ class TemplateWritten(Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     """The data that it is tried with; it must render with it."""
     version: int = 0
     """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
-    key: str | None = None
-    """As in the address, or left out."""
-    origin: TemplateOrigin = TemplateOrigin.OWN
-    """Not looked at, like `updatedAt` and `updatedBy`: what is written is the tenant's own."""
-    updated_at: str | None = None
-    updated_by: str = ""
 
 
 class PreviewWanted(Struct, frozen=True, kw_only=True, omit_defaults=True):

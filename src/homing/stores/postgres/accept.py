@@ -18,20 +18,15 @@ from homing.core.rows import Change, Row, claim_of, new_row
 from homing.core.states import LIVE
 from homing.stores.codec import encode
 from homing.stores.postgres.changes import Book
-from homing.stores.postgres.codec import MESSAGE, STATE, is_id, message_columns, state_columns
+from homing.stores.postgres.codec import MESSAGE, NEW, is_id, message_columns, new_columns
 from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.rows import queue_of
-from homing.stores.postgres.statements import Batch, Tx, columns_of, insertion
+from homing.stores.postgres.statements import Tx, Write, columns_of, insertion
 
-MESSAGES = Batch(
-    f"""
-INSERT INTO homing.messages (seq, {", ".join(MESSAGE)})
-SELECT nextval('homing.seqs'), u.* FROM {{rows}}
-ON CONFLICT (id) DO NOTHING RETURNING id::text, seq
-""",  # noqa: S608
-    MESSAGE,
-)
-STATES = {table: insertion(table, STATE) for table in ("live", "settled")}
+_MESSAGE = {"seq": "bigint", **MESSAGE}
+MESSAGES = insertion("messages", _MESSAGE)
+MESSAGES_ONCE = insertion("messages", _MESSAGE, "ON CONFLICT (id) DO NOTHING RETURNING id::text")
+STATES = {table: insertion(table, NEW) for table in ("live", "settled")}
 _TAKE_KEYS = """
 INSERT INTO homing.requests (tenant, idempotency_key, fingerprint, batch_id, ids, created_at)
 SELECT u.tenant, u.idempotency_key, u.fingerprint, u.batch_id, '{}', $5::bigint
@@ -65,9 +60,13 @@ FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, 
 WHERE d.tenant = u.tenant AND d.dedup_key = u.dedup_key
 """
 _OWNERS = "SELECT id::text, tenant, batch_id FROM homing.messages WHERE id = ANY($1::text[]::uuid[])"
-NOTIFY = "SELECT pg_notify($1::text, '')"
+NOTIFY = "SELECT pg_notify(split_part('homing.live', '.', 1), '')"
 
 Key = tuple[str, str]
+New = tuple[Change, str]
+"""A new row, and its message as JSON."""
+Numbered = tuple[int, Change, str]
+"""The same with its number."""
 _TRIES = 5
 
 
@@ -80,9 +79,10 @@ class _Request(Struct, frozen=True):
 class _Intake:
     """One call of accept: what is known, and what is to be written."""
 
-    def __init__(self, tx: Tx, batch: Sequence[Submission]) -> None:
+    def __init__(self, tx: Tx, batch: Sequence[Submission], sure: bool) -> None:
         self.tx = tx
         self.batch = batch
+        self.sure = sure
         self.requests: dict[Key, _Request] = {}
         self.taken: set[Key] = set()
         """Keys that this transaction was the first to use."""
@@ -90,7 +90,7 @@ class _Intake:
         self.stored: dict[str, tuple[str, str]] = {}
         self.new_requests: dict[Key, tuple[str, ...]] = {}
         self.new_dedups: dict[Key, str] = {}
-        self.changes: list[tuple[Change, str]] = []
+        self.new: list[New] = []
 
     async def learn(self) -> None:
         """Takes the keys, waiting for whoever is about to store something under the same one."""
@@ -132,27 +132,35 @@ class _Intake:
     async def write(self) -> frozenset[str]:
         """Writes it all; the ids that turn out to be there already (this call is repeated)."""
         tx, there = self.tx, frozenset[str]()
-        if self.changes:
-            seqs = await insert_rows(tx, [(change.row, message) for change, message in self.changes])
-            there = await self._repeated(seqs)
-            book = Book(tx)
-            for change, _ in self.changes:
-                if change.row.id in seqs:
-                    book.record(seqs[change.row.id], change)
-            await book.write()
+        if self.new:
+            there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
             await tx.rows(_ANSWERED, *columns_of(rows, 3))
         if self.new_dedups:
             rows = [(*key, id) for key, id in self.new_dedups.items()]
             await tx.rows(_KEEP_DEDUPS, *columns_of(rows, 3), tx.now)
-        if self.changes:
-            await tx.rows(NOTIFY, channel(tx.schema))
         return there
 
-    async def _repeated(self, seqs: Collection[str]) -> frozenset[str]:
+    async def _write_rows(self) -> frozenset[str]:
+        """With one statement, unless some may be there already, or have to be there for what is told."""
+        tx, there = self.tx, frozenset[str]()
+        rows = await numbered(tx, self.new)
+        writes = [(MESSAGES, messages_of(rows))]
+        if not self.sure or tx.subscribed:
+            stored = {id for (id,) in await MESSAGES_ONCE.run(tx, messages_of(rows))}
+            there = await self._repeated(stored)
+            rows = [new for new in rows if new[1].row.id in stored]
+            writes = []
+        book = Book(tx)
+        for seq, change, _ in rows:
+            book.record(seq, change)
+        await book.write(*writes, *await states_of(tx, rows), last=NOTIFY)
+        return there
+
+    async def _repeated(self, stored: Collection[str]) -> frozenset[str]:
         """A call repeated without a key (its answer was lost, its commit was not) is known by its ids."""
-        there = {change.row.id: change.row for change, _ in self.changes if change.row.id not in seqs}
+        there = {change.row.id: change.row for change, _ in self.new if change.row.id not in stored}
         if not there:
             return frozenset()
         owners = await _owners(self.tx, list(there))
@@ -214,7 +222,7 @@ class _Intake:
         if not is_id(new.id):
             raise StoreError(f"The id {new.id!r} is not a UUID in lower case.")
         change = new_row(new, submission, self.tx.now)
-        self.changes.append((change, encode(new.message)))
+        self.new.append((change, encode(new.message)))
         if new.dedup_key is not None:
             key = (submission.tenant, new.dedup_key)
             self.dedups[key] = (new.id, self.tx.now)
@@ -222,9 +230,12 @@ class _Intake:
         return change.row
 
 
-async def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
-    """Stores each submission whole, or answers with what was stored before under its key."""
-    intake = _Intake(tx, batch)
+async def accept(tx: Tx, batch: Sequence[Submission], *, sure: bool = False) -> tuple[Acceptance, ...]:
+    """Stores each submission whole, or answers with what was stored before under its key.
+
+    Who is `sure` that the ids are new gets by with less, and `Repeated` where some are not.
+    """
+    intake = _Intake(tx, batch, sure)
     await intake.learn()
     answers = tuple(intake.answer(submission) for submission in batch)
     there = await intake.write()
@@ -233,22 +244,26 @@ async def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
     return tuple(_with_repeats(answer, there) for answer in answers)
 
 
-async def insert_rows(tx: Tx, rows: Sequence[tuple[Row, str]]) -> dict[str, int]:
-    """Stores new rows, each with its message as JSON; id → seq of those that were not there before."""
-    by_id = sorted(rows, key=lambda new: new[0].id)  # what is due together goes by id
-    messages = [message_columns(row, message) for row, message in by_id]
-    seqs: dict[str, int] = dict(await MESSAGES.run(tx, messages))  # type: ignore[arg-type]
-    new = [row for row, _ in by_id if row.id in seqs]
-    queues = await tx.queues.find(tx, {queue_of(row) for row in new})
-    for table, is_live in (("live", True), ("settled", False)):
-        states = [
-            state_columns(seqs[row.id], row, queues[queue_of(row)])
-            for row in new
-            if (row.status in LIVE) is is_live
-        ]
-        if states:
-            await STATES[table].run(tx, states)
-    return seqs
+async def numbered(tx: Tx, new: Sequence[New]) -> list[Numbered]:
+    """By id: what is due together goes in that order."""
+    by_id = sorted(new, key=lambda one: one[0].row.id)
+    return [(seq, *one) for seq, one in zip(await tx.seqs(len(by_id)), by_id, strict=True)]
+
+
+def messages_of(rows: Iterable[Numbered]) -> list[tuple[Any, ...]]:
+    """What goes to `messages`."""
+    return [(seq, *message_columns(change.row, message)) for seq, change, message in rows]
+
+
+async def states_of(tx: Tx, rows: Sequence[Numbered]) -> list[Write]:
+    """What goes to `live`, and what never was alive to `settled`."""
+    queues = await tx.queues.find(tx, {queue_of(change.row) for _, change, _ in rows})
+    columns: dict[str, list[tuple[Any, ...]]] = {"live": [], "settled": []}
+    for seq, change, _ in rows:
+        row = change.row
+        table = "live" if row.status in LIVE else "settled"
+        columns[table].append(new_columns(seq, row, queues[queue_of(row)]))
+    return [(STATES[table], written) for table, written in columns.items()]
 
 
 def queues_of(batch: Iterable[Submission]) -> set[Queue]:

@@ -10,11 +10,11 @@ from homing.core.rows import resent
 from homing.core.states import COMMANDS
 from homing.stores.held import Found
 from homing.stores.orders import Asked, allows, sort_out
-from homing.stores.postgres.accept import insert_rows
+from homing.stores.postgres.accept import MESSAGES, messages_of, numbered, states_of
 from homing.stores.postgres.changes import Book
 from homing.stores.postgres.filters import query
 from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.statements import Tx, run_together
 
 _PAGE = 1000
 _MESSAGES = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint[])"
@@ -61,9 +61,10 @@ async def _send_again(tx: Tx, originals: Sequence[Found], command: Command, book
     messages = {int(seq): str(message) for seq, message in found}
     changes = [resent(row, command, tx.now) for _, row in originals]
     texts = [messages[seq] for seq, _ in originals]
-    seqs = await insert_rows(tx, [(c.row, text) for c, text in zip(changes, texts, strict=True)])
-    for change in changes:
-        book.record(seqs[change.row.id], change)
+    rows = await numbered(tx, list(zip(changes, texts, strict=True)))
+    await run_together(tx, [(MESSAGES, messages_of(rows)), *await states_of(tx, rows)])
+    for seq, change, _ in rows:
+        book.record(seq, change)
 
 
 async def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, limit: int) -> list[Found]:

@@ -179,8 +179,7 @@ class Book:
             (WRITE_LEDGER, list(self._ledger())),
             (_WRITE_EVENTS, [_event_columns(event) for event in events]),
         ]
-        writes = [(batch, rows) for batch, rows in writes if rows]
-        return await run_together(tx, writes, last) if writes or last else ()
+        return await run_together(tx, writes, last)
 
     def _ledger(self) -> Iterable[tuple[Any, ...]]:
         hour_at = self._tx.now - self._tx.now % HOUR_MS

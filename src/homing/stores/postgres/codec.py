@@ -24,6 +24,7 @@ _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 _AS_TEXT = frozenset({"id", "resend_of", "resent_as"})
 _HOLDS = 1 + ROW_FIELDS.index("holds")
 _ENGAGEMENT = 1 + ROW_FIELDS.index("engagement")
+_SYNCHRONOUS = Mode.SYNCHRONOUS
 _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 decode_message = msgspec.json.Decoder(Message).decode
 
@@ -113,6 +114,38 @@ MESSAGE: dict[str, str] = {
     ),
 }
 """The columns of `messages` besides `seq`."""
+
+NEW: dict[str, str] = {
+    name: STATE[name]
+    for name in [
+        "seq",
+        "queue",
+        "updated_at",
+        "aged_from",
+        "max_age_ms",
+        "last_delay_ms",
+        "started_at",
+        "due_at",
+        "deadline_at",
+        "lease_until",
+        "expires_at",
+        "failed_at",
+        "token",
+        "changes",
+        "attempts",
+        "attempts_before",
+        "max_attempts",
+        "pinned",
+        "unhurried",
+        "tenant",
+        "status",
+        "provider",
+        "worker",
+        "reason",
+        "last_error",
+    ]
+}
+"""What can differ from the defaults in a new row."""
 
 SETTLED: dict[str, str] = {
     name: STATE[name]
@@ -229,7 +262,7 @@ def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
         row.pinned,
         row.overdue,
         row.cancel_requested,
-        row.mode is Mode.SYNCHRONOUS,
+        row.mode is _SYNCHRONOUS,
         row.tenant,
         row.status._value_,
         row.provider,
@@ -242,6 +275,37 @@ def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
         clean(row.acknowledged_why),
         encode(row.engagement) if row.engagement else None,
         row.resent_as,
+    )
+
+
+def new_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
+    """In the order of `NEW`."""
+    return (
+        seq,
+        queue,
+        row.updated_at,
+        row.aged_from,
+        row.max_age_ms,
+        row.last_delay_ms,
+        row.started_at,
+        row.due_at,
+        row.deadline_at,
+        row.lease_until,
+        row.expires_at,
+        row.failed_at,
+        row.token,
+        row.changes,
+        row.attempts,
+        row.attempts_before,
+        row.max_attempts,
+        row.pinned,
+        row.mode is _SYNCHRONOUS,
+        row.tenant,
+        row.status._value_,
+        row.provider,
+        row.worker,
+        row.reason._value_ if row.reason is not None else None,
+        clean(row.last_error),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
+from functools import cache
 from typing import Any, TypeVar
 
 import asyncpg
@@ -27,12 +28,21 @@ _PLANNER = {
     ),
     "plan_cache_mode": "force_generic_plan",
 }
-_SETTINGS = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in _PLANNER.items())
-_UNTIMED = f"SELECT 0, {_SETTINGS}"
-TOLD = f"SELECT homing.now_ms(), {_SETTINGS}"
-_TOLD_BESIDE = f"{TOLD} FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
-_IMPATIENT_MS = 250
-_TOLD_IMPATIENT = f"{TOLD}, set_config('lock_timeout', '{_IMPATIENT_MS}', true)"
+_IMPATIENT = {"lock_timeout": "250"}
+_NUMBERS = "ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1))"
+_BESIDE = " FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
+
+
+@cache
+def _told(*, timed: bool = True, patient: bool = True, numbered: bool = False, beside: bool = False) -> str:
+    """What a transaction is told at its beginning, and asked at once: the time, and new row numbers."""
+    settings = _PLANNER if patient else _PLANNER | _IMPATIENT
+    asked = ("homing.now_ms()" if timed else "0", _NUMBERS if numbered else "NULL")
+    told = (f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+    return f"SELECT {', '.join((*asked, *told))}{_BESIDE if beside else ''}"
+
+
+TOLD = _told()
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READING = f"{_WRITING} READ ONLY"
@@ -106,20 +116,27 @@ class Database:
         timed: bool = True,
         beside: str | None = None,
         patient: bool = True,
+        numbers: int = 0,
     ) -> R:
         """Runs the action in a transaction of its own; again, if it lost a race against another.
 
         `timed` asks for the time, which only a schema that is there can tell. `beside` names a lock that
         calls of one kind share, and that another kind takes alone (see `alone_with`). Who is not `patient`
-        waits for another's locks for a moment only, and is told `StoreBusy`.
+        waits for another's locks for a moment only, and is told `StoreBusy`. `numbers` is how many new rows
+        there may be.
         """
+        assert beside is None or not numbers, "each is the only parameter"
         begin = _READING if read_only else _WRITING
+        words = _told(timed=timed, patient=patient, numbered=numbers > 0, beside=beside is not None)
+        told = in_schema(words, self.address.schema)
+        parameters = (
+            [f"{self.address.schema} {beside}"] if beside is not None else [numbers] if numbers else []
+        )
         for tried in range(1, _TRIES + 1):
             connection = await self._begun(begin)
             try:
-                told = TOLD if timed else _UNTIMED
-                now = await self._told(connection, told if patient else _TOLD_IMPATIENT, beside)
-                tx = Tx(connection, now, self.address.schema, self.queues, subscribed)
+                now, seqs, *_ = await connection.fetchrow(told, *parameters)
+                tx = Tx(connection, now, self.address.schema, self.queues, subscribed, seqs or ())
                 result = await action(tx)
                 await connection.execute("COMMIT")
             except RACES as error:
@@ -139,16 +156,6 @@ class Database:
                 await self._released(connection)
                 return result
         raise AssertionError("unreachable")
-
-    async def _told(self, connection: Any, words: str, beside: str | None) -> int:
-        """The time of the transaction, which is told with the same words how to plan."""
-        schema = self.address.schema
-        now: int
-        if beside is not None:
-            now = await connection.fetchval(in_schema(_TOLD_BESIDE, schema), f"{schema} {beside}")
-        else:
-            now = await connection.fetchval(in_schema(words, schema))
-        return now
 
     async def _begun(self, begin: str) -> Any:
         """A connection, in a transaction. One that died in the pool is replaced by the next."""

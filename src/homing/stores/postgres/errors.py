@@ -14,6 +14,11 @@ from homing.core.errors import (
     StoreUnavailable,
 )
 
+
+class Repeated(StoreError):
+    """An id is there already: a call is repeated whose answer was lost, or ids are not new."""
+
+
 RACES = (said.DeadlockDetectedError, said.SerializationError)
 """Lost against another transaction: the same again is likely to succeed."""
 _NO_CONNECTION = (
@@ -64,6 +69,8 @@ def translated(error: Exception, where: str) -> Exception:
             )
         case _ if isinstance(error, _NO_SCHEMA):
             return SchemaError(f"{where} has no Homing schema yet, or another one. Run `homing db migrate`.")
+        case said.UniqueViolationError(constraint_name="messages_id_key"):
+            return Repeated(f"{where} has a notification with one of these ids already; ids must be new.")
         case asyncpg.PostgresError():
             return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
         case _:

@@ -9,6 +9,7 @@ def hot_statements() -> dict[str, str]:
     """Everything that runs for each batch of accept, claim, reclaim and settle."""
     return {
         "accept: messages": accept.MESSAGES.text,
+        "accept: messages that may be there": accept.MESSAGES_ONCE.text,
         "accept: states": accept.STATES["live"].text,
         "claim: sweep": claim.SWEEP,
         "claim: look": claim.LOOK,

@@ -15,6 +15,8 @@ _SHAPES = 16
 _Shape = tuple[bool, ...]
 """For each column: whether all rows share its value."""
 
+_SEQS = "SELECT nextval('homing.seqs') FROM generate_series(1, $1::integer)"
+
 Record = Sequence[Any]
 """A row as every driver gives it: values by position."""
 
@@ -28,10 +30,16 @@ class Speaks(Protocol):
 class Tx:
     """What one call works with: a connection in an open transaction, and its time."""
 
-    __slots__ = ("connection", "made", "now", "queues", "schema", "subscribed")
+    __slots__ = ("_seqs", "connection", "made", "now", "queues", "schema", "subscribed")
 
     def __init__(
-        self, connection: Speaks, now: int, schema: str, queues: Queues, subscribed: Collection[str] = ()
+        self,
+        connection: Speaks,
+        now: int,
+        schema: str,
+        queues: Queues,
+        subscribed: Collection[str] = (),
+        seqs: Sequence[int] = (),
     ) -> None:
         self.connection = connection
         self.now = now
@@ -40,6 +48,13 @@ class Tx:
         self.made: dict[Queue, int] = {}
         """Queues that are new in this transaction."""
         self.subscribed = subscribed
+        self._seqs = seqs
+        """Row numbers that came with the time."""
+
+    async def seqs(self, number: int) -> Sequence[int]:
+        """So many new row numbers, in their order."""
+        seqs, self._seqs = self._seqs, ()
+        return seqs[:number] if len(seqs) >= number else [seq for (seq,) in await self.rows(_SEQS, number)]
 
     async def rows(self, sql: str, *parameters: Any) -> Sequence[Record]:
         """All rows of a statement."""
@@ -98,7 +113,7 @@ class Batch:
 
 
 Write = tuple[Batch, Sequence[Sequence[Any]]]
-"""A statement and its rows, of which there is one at least."""
+"""A statement and its rows; without rows there is nothing to do."""
 
 
 async def run_together(tx: Tx, writes: Sequence[Write], last: str = "") -> Sequence[Record]:
@@ -106,9 +121,13 @@ async def run_together(tx: Tx, writes: Sequence[Write], last: str = "") -> Seque
     shapes: list[tuple[Batch, _Shape]] = []
     parameters: list[Any] = []
     for batch, rows in writes:
+        if not rows:
+            continue
         shape, values = batch.fitted(rows)
         shapes.append((batch, shape))
         parameters += values
+    if not shapes and not last:
+        return ()
     return await tx.rows(_together(tuple(shapes), last), *parameters)
 
 
@@ -121,7 +140,7 @@ def _together(shapes: tuple[tuple[Batch, _Shape], ...], last: str) -> str:
     if not last and len(texts) == 1:
         return texts[0]
     named = ", ".join(f"w{number} AS ({text})" for number, text in enumerate(texts))
-    return f"WITH {named} {last or 'SELECT'}" if texts else last
+    return f"WITH {named} {last or 'SELECT 1'}" if texts else last
 
 
 def _relation(columns: Mapping[str, str], shape: _Shape, first: int) -> str:

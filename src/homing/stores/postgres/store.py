@@ -59,6 +59,7 @@ from homing.stores.postgres import (
 )
 from homing.stores.postgres.changes import fold, write_events
 from homing.stores.postgres.connection import Database
+from homing.stores.postgres.errors import Repeated
 from homing.stores.postgres.groups import Together
 from homing.stores.postgres.listening import INBOX, listening
 from homing.stores.postgres.lookout import Lookout, Pace
@@ -306,12 +307,22 @@ class PostgresStore:
         self, batches: Sequence[Sequence[Submission]], patient: bool
     ) -> Sequence[tuple[Acceptance, ...]]:
         everything = [submission for batch in batches for submission in batch]
-        answers = iter(
-            await self._database.do(
-                lambda tx: accept.accept(tx, everything), self._subscribed, patient=patient
-            )
-        )
+        try:
+            found = await self._accept(everything, patient, sure=True)
+        except Repeated:
+            found = await self._accept(everything, patient, sure=False)
+        answers = iter(found)
         return [tuple(next(answers) for _ in batch) for batch in batches]
+
+    async def _accept(
+        self, batch: Sequence[Submission], patient: bool, *, sure: bool
+    ) -> tuple[Acceptance, ...]:
+        return await self._database.do(
+            lambda tx: accept.accept(tx, batch, sure=sure),
+            self._subscribed,
+            patient=patient,
+            numbers=sum(len(submission.notifications) for submission in batch),
+        )
 
     async def _make_queues(self, queues: Collection[Queue]) -> None:
         """So that a transaction that began before knows them too: they are committed, and remembered."""

@@ -1,0 +1,155 @@
+"""What a provider makes of one attempt: within its time, and as an outcome, whatever it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from traceback import format_tb
+from types import TracebackType
+from typing import Any
+
+from msgspec.structs import replace
+
+from homing.core.model import Outcome, OutcomeKind
+from homing.core.ports import Clock, Delivery
+from homing.core.text import is_plain
+from homing.engine.roster import Listed
+
+log = logging.getLogger("homing.deliverer")
+
+_STOOD_STILL_MS = 1_000
+"""A process whose timers go off this late was suspended: its timeouts say nothing about the provider."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+
+
+class Deadline:
+    """The time of one attempt. Around a block, it ends that with `TimeoutError`, as `asyncio.timeout` does."""
+
+    __slots__ = ("_all", "_cancelling", "_rang_ms", "_task", "at", "due_ms")
+
+    def __init__(self, all_: Deadlines, after_ms: int, now_ms: int) -> None:
+        self._all = all_
+        self._rang_ms: int | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self.due_ms = now_ms + after_ms
+        self.at = 0.0
+        """By the loop's clock."""
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        assert self._task is not None, "an attempt is made by a task"
+        self._cancelling = self._task.cancelling()
+        self._all.add(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._all.remove(self)
+        task, self._task = self._task, None
+        if self._rang_ms is None or task is None:
+            return
+        if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def ring(self, now_ms: int) -> None:
+        """The time is up, whatever the provider does then."""
+        if self._task is not None:
+            self._rang_ms = now_ms
+            self._task.cancel()
+
+    def stood_still(self, now_ms: int) -> bool:
+        """Whether this process was not there when the time was up."""
+        rang_ms = now_ms if self._rang_ms is None else self._rang_ms
+        return rang_ms - self.due_ms > _STOOD_STILL_MS
+
+
+class Deadlines:
+    """One timer for all attempts of a process: hardly any of them runs out of its time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._open: dict[Deadline, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0
+
+    def after(self, timeout_ms: int) -> Deadline:
+        """So long from now."""
+        return Deadline(self, timeout_ms, self._clock.monotonic_ms())
+
+    def add(self, deadline: Deadline) -> None:
+        loop = asyncio.get_running_loop()
+        left_ms = deadline.due_ms - self._clock.monotonic_ms()
+        deadline.at = loop.time() + left_ms / 1000
+        self._open[deadline] = None
+        if self._timer is None or deadline.at < self._wakes_at:
+            self._sleep_until(deadline.at, loop)
+
+    def remove(self, deadline: Deadline) -> None:
+        del self._open[deadline]
+
+    def _sleep_until(self, at: float, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wakes_at = at
+        # In the next turn: what came in while the process stood still is heard first.
+        self._timer = loop.call_at(at, loop.call_soon, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        now, now_ms = loop.time(), self._clock.monotonic_ms()
+        for deadline in [one for one in self._open if one.at <= now]:
+            deadline.ring(now_ms)
+        rest = [one.at for one in self._open if one.at > now]
+        if rest:
+            self._sleep_until(min(rest), loop)
+
+
+async def answer(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outcome:
+    """What a provider makes of one attempt. Whatever it does, it ends in time and as an outcome."""
+    try:
+        with deadline:
+            return clean(await listed.provider.send(delivery))
+    except TimeoutError:
+        error = f"no answer within {delivery.timeout_ms} ms"
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
+    except Exception as error:  # a provider must not raise; if it does, it may have sent
+        where = "".join(format_tb(error.__traceback__))  # the error's own text may name the recipient
+        log.error("provider %s raised %s\n%s", listed.id, type(error).__name__, where)
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(repr(error)))
+
+
+def clean(outcome: object) -> Outcome:
+    """A provider's answer is untrusted input: bounded, printable, and of the right kind."""
+    if not isinstance(outcome, Outcome):
+        error = f"the provider answered with {type(outcome).__name__}"
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=error)
+    if outcome in _PLAIN:
+        return outcome
+    try:
+        kind = OutcomeKind(outcome.kind)
+    except ValueError:
+        error = f"the provider answered with the outcome {outcome.kind!r}"
+        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(error))
+    wait_ms = outcome.retry_after_ms
+    return replace(
+        outcome,
+        kind=kind,
+        error=plain(outcome.error),
+        error_code=plain(outcome.error_code, 100),
+        provider_message_id=plain(outcome.provider_message_id, 255),
+        retry_after_ms=wait_ms if isinstance(wait_ms, int) and wait_ms > 0 else None,
+    )
+
+
+def plain(text: str | None, longest: int = 500) -> str | None:
+    """Text of a provider as it may be stored: one line, no control characters, bounded."""
+    if text is None or (type(text) is str and is_plain(text) and len(text) <= longest):
+        return text
+    return _CONTROL.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
+
+
+_PLAIN = (Outcome(OutcomeKind.ACCEPTED, delivered=True), Outcome(OutcomeKind.ACCEPTED))
+"""What most say, with nothing in it to be cleaned."""

@@ -1,0 +1,68 @@
+"""What a message says: as it was given, or as its template renders it, with its unsubscribe link."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from homing.core.errors import TemplateNotFound
+from homing.core.locale import LocalePolicy
+from homing.core.model import Channel, Content, Recipient
+from homing.core.ports import Rendered, Renderer
+from homing.core.request import SendRequest
+from homing.engine.planning import Plan
+from homing.engine.unsubscribing import Unsubscribing
+
+LINK_NAME = "unsubscribeUrl"
+"""What templates know the link by."""
+
+
+class Wording:
+    """Makes the content of notifications."""
+
+    def __init__(
+        self, renderer: Renderer | None, locales: LocalePolicy | None, links: Unsubscribing | None
+    ) -> None:
+        self._renderer = renderer
+        self._locales = locales
+        self._links = links if links is not None and links.offers else None
+
+    @property
+    def leaves_alone(self) -> bool:
+        """Whether content that is given stays as it is."""
+        return self._links is None
+
+    async def said(
+        self,
+        tenant: str,
+        request: SendRequest,
+        recipient: Recipient,
+        channel: Channel,
+        address: str,
+        plan: Plan,
+    ) -> tuple[Content, str | None, str | None]:
+        """Content, locale and the template's version."""
+        link = None
+        if self._links is not None:
+            link = await self._links.link(tenant, recipient, address, channel, plan.category, plan.mode)
+        if request.content is not None:
+            content, locale, version = request.content, recipient.locale, None
+        else:
+            rendered = await self._rendered(tenant, request, recipient, channel, link)
+            content, locale, version = rendered.content, rendered.locale, rendered.version
+        if link is not None and content.unsubscribe_url is None:
+            content = replace(content, unsubscribe_url=link)
+        return content, locale, version
+
+    async def _rendered(
+        self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel, link: str | None
+    ) -> Rendered:
+        assert request.template_key is not None, "checked: content or a template"
+        if self._renderer is None:
+            raise TemplateNotFound("templateKey", f"{request.template_key!r}: no templates are configured")
+        locale = recipient.locale
+        if self._locales is not None:
+            locale = self._locales.resolve(tenant, locale, request.accept_language)
+        data = request.data or {}
+        if link is not None:
+            data = {LINK_NAME: link, **data}
+        return await self._renderer.render(tenant, request.template_key, channel, locale, data)

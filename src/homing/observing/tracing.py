@@ -1,0 +1,267 @@
+"""OpenTelemetry traces: an observer that tells of each notification from its acceptance to its receipt.
+
+A notification's trace is its id: the 128 bits of the UUID are the trace's id, and its last 64 bits are that of
+the first span. Whoever accepts, claims, settles or hears of it, in whichever process, finds the same trace
+without anything being stored or handed on. The trace of the caller's own request is linked to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from contextvars import Token
+from typing import Any
+
+from opentelemetry import context, trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, SamplingResult, TraceIdRatioBased
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from homing.core.breaker import Phase
+from homing.core.errors import StoreError
+from homing.core.model import (
+    Acceptance,
+    Claim,
+    ClaimBatch,
+    NewNotification,
+    OutcomeKind,
+    Receipt,
+    ReceiptResult,
+    Settlement,
+    Submission,
+)
+from homing.core.observing import Settled
+from homing.core.ports import Clock
+
+_NS = 1_000_000
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PROPAGATED = (b"traceparent", b"tracestate")
+
+Attributes = Mapping[str, str | int | bool]
+
+
+def otlp(endpoint: str) -> SpanProcessor:
+    """Sends spans to a collector, in batches, from a thread of its own."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
+
+
+class Tracing:
+    """An observer of an engine, and a watcher of the service's requests. `close` sends what is left.
+
+    `share` is the part of all notifications that is traced: which ones, their ids decide, so that all
+    processes agree.
+    """
+
+    def __init__(
+        self, processor: SpanProcessor, *, clock: Clock, service_name: str = "homing", share: float = 1.0
+    ) -> None:
+        self._clock = clock
+        self._below = int(share * 2**32)
+        self._ids = _Ids()
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": service_name}),
+            sampler=_Sampler(self._ids, share),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("homing")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def close(self) -> None:
+        """Sends what is left; blocks until then."""
+        self._provider.shutdown()
+
+    # The service's requests ----------------------------------------------------------------------
+
+    def began(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[Span, Token[context.Context]]:
+        """Goes on with the caller's trace, where it has one."""
+        carried = {
+            name.decode("ascii"): value.decode("latin-1") for name, value in headers if name in _PROPAGATED
+        }
+        around = self._propagator.extract(carried) if carried else context.Context()
+        span = self._tracer.start_span("request", around, SpanKind.SERVER)
+        return span, context.attach(trace.set_span_in_context(span))
+
+    def ended(
+        self,
+        began: tuple[Span, Token[context.Context]],
+        operation: str,
+        method: str,
+        status: int,
+        took_s: float,
+    ) -> None:
+        span, token = began
+        context.detach(token)
+        span.update_name(operation or "unknown address")
+        span.set_attributes({"http.request.method": method, "http.response.status_code": status})
+        if status >= 500:
+            span.set_status(StatusCode.ERROR)
+        span.end()
+
+    # The observer --------------------------------------------------------------------------------
+
+    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
+        for submission, answer in zip(batch, answers, strict=True):
+            for notification, id in zip(submission.notifications, answer.ids, strict=False):
+                if id not in answer.duplicates and self._is_traced(id):
+                    self._accept(submission.tenant, notification, id)
+
+    def claimed(self, batch: ClaimBatch) -> None:
+        for claim in batch.claims:
+            if self._is_traced(claim.id):
+                facts = {**_facts(claim), "homing.attempt": claim.attempt}
+                self._span("claim", claim.id, min(claim.due_at, batch.now), batch.now, facts)
+
+    def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
+        now = self._clock.now_ms()
+        for settlement, claim in batch:
+            if self._is_traced(settlement.id):
+                self._settle(settlement, claim, now, stale=settlement.id in refused)
+
+    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+        applied, now = set(result.applied), self._clock.now_ms()
+        for receipt in receipts:
+            id = receipt.notification_id
+            if id is not None and self._is_traced(id):
+                facts: dict[str, str | int | bool] = {
+                    "homing.provider": receipt.provider,
+                    "homing.event": receipt.event.value,
+                    "homing.applied": receipt.event_id in applied,
+                }
+                self._span("receipt", id, min(receipt.at, now), now, facts, SpanKind.CONSUMER)
+
+    def breaker_changed(self, provider: str, phase: Phase) -> None:
+        """No notification's own: the metrics count it."""
+
+    def store_failed(self, call: str, error: StoreError) -> None:
+        """No notification's own: the metrics count it."""
+
+    # Its parts -----------------------------------------------------------------------------------
+
+    def _accept(self, tenant: str, notification: NewNotification, id: str) -> None:
+        request = trace.get_current_span()
+        links = [Link(request.get_span_context())] if request.get_span_context().is_valid else []
+        if links:
+            request.set_attribute("homing.notification_id", id)
+        now = self._clock.now_ms() * _NS
+        facts = {**_facts(notification), "homing.tenant": tenant, "homing.type": notification.type}
+        with self._ids.given(id):
+            span = self._tracer.start_span(
+                "accept", context.Context(), SpanKind.PRODUCER, facts, links, start_time=now
+            )
+        span.end(now)
+
+    def _settle(self, settlement: Settlement, claim: Claim, now: int, *, stale: bool) -> None:
+        facts = _facts(claim)
+        attempt = settlement.attempt
+        began = now
+        if attempt is not None:
+            began = attempt.started_at + attempt.latency_ms
+            failed = attempt.outcome is not OutcomeKind.ACCEPTED
+            tried: dict[str, str | int | bool] = {
+                **facts,
+                "homing.attempt": attempt.number,
+                "homing.provider": attempt.provider,
+                "homing.outcome": attempt.outcome.value,
+                **({"homing.error_code": attempt.error_code} if attempt.error_code else {}),
+            }
+            self._span("attempt", claim.id, attempt.started_at, began, tried, SpanKind.CLIENT, failed=failed)
+        became: dict[str, str | int | bool] = {
+            **facts,
+            "homing.status": settlement.status.value,
+            "homing.stale": stale,
+            **({"homing.reason": settlement.reason.value} if settlement.reason else {}),
+        }
+        self._span("settle", claim.id, min(began, now), now, became)
+
+    def _span(
+        self,
+        name: str,
+        id: str,
+        from_ms: int,
+        until_ms: int,
+        facts: Attributes,
+        kind: SpanKind = SpanKind.INTERNAL,
+        *,
+        failed: bool = False,
+    ) -> None:
+        """A span below the notification's first one, wherever that was told of."""
+        first = SpanContext(
+            _trace_id(id), _span_id(id), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
+        )
+        around = trace.set_span_in_context(NonRecordingSpan(first), context.Context())
+        span = self._tracer.start_span(name, around, kind, facts, start_time=from_ms * _NS)
+        if failed:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(max(from_ms, until_ms) * _NS)
+
+    def _is_traced(self, id: str) -> bool:
+        """A callback may name what is no id of ours."""
+        return _UUID.fullmatch(id) is not None and int(id[28:], 16) < self._below
+
+
+class _Ids(RandomIdGenerator):
+    """Ids of spans and traces: at random, but for a notification's first span."""
+
+    _id: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return self._id is not None
+
+    def given(self, id: str) -> _Ids:
+        """Within `with`: the next span is that notification's first."""
+        self._id = id
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        self._id = None
+
+    def generate_trace_id(self) -> int:
+        return super().generate_trace_id() if self._id is None else _trace_id(self._id)
+
+    def generate_span_id(self) -> int:
+        return super().generate_span_id() if self._id is None else _span_id(self._id)
+
+
+class _Sampler(ParentBased):
+    """Requests as their callers say, or by chance; a notification's first span always: it was chosen before."""
+
+    def __init__(self, ids: _Ids, share: float) -> None:
+        super().__init__(TraceIdRatioBased(share))
+        self._ids = ids
+
+    def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
+        chosen = ALWAYS_ON if self._ids.is_given else super()
+        return chosen.should_sample(*args, **kwargs)
+
+
+def _trace_id(id: str) -> int:
+    return int(id.replace("-", ""), 16)
+
+
+def _span_id(id: str) -> int:
+    return _trace_id(id) & (2**64 - 1)
+
+
+def _facts(of: Any) -> dict[str, str | int | bool]:
+    """What a notification and a claim have in common. No address, and nothing that it says."""
+    return {"homing.notification_id": of.id, "homing.lane": of.lane, "homing.channel": of.channel.value}

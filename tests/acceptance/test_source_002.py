@@ -1,0 +1,323 @@
+"""The six scenarios of source 002 over real HTTP: `homing serve` as a process, vendors at the other end.
+
+The status codes and field names are the source's. Its requests name no recipient; here they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import jwt
+import pytest
+from cli_driver import Cli
+from served import Service, serving
+
+from homing.testing.faults import Act, FaultServer, Received, answer
+from vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
+
+SECRET = "a secret that only the issuer of admin tokens and Homing know"
+SETTINGS = f"""
+store = "homing.db"
+preset = "channel"
+[[service.jwt]]
+issuer = "https://id.listo.example"
+audience = "homing"
+algorithm = "HS256"
+key = "{SECRET}"
+tenant = "default"
+scopes = ["admin"]
+[queue_names]
+priority = "listo-notifications-priority"
+standard = "listo-notifications-queue"
+bulk = "listo-notifications-bulk"
+[templates]
+folder = "templates"
+locales = ["en-US", "es-MX"]
+[routes]
+sms = ["twilio", "sns"]
+email = ["sendgrid", "acs"]
+[providers.twilio]
+account_sid = "{ACCOUNT}"
+auth_token = "{TOKEN}"
+sender = "+15017122661"
+callback_url = "{PUBLIC}/api/v1/webhooks/twilio/sms-status"
+base_url = "VENDORS"
+[providers.sns]
+region = "us-east-1"
+access_key_id = "AKIDEXAMPLE"
+secret_access_key = "wJalrXUtnFEMI"
+base_url = "VENDORS/sns"
+[providers.sendgrid]
+api_key = "SG.key"
+from_email = "us@example.org"
+base_url = "VENDORS"
+[providers.acs]
+sender_address = "us@example.org"
+base_url = "VENDORS"
+access_key = "YWNz"
+[providers.fcm]
+service_account = "file:firebase.json"
+callback_secret = "{APP_SECRET}"
+base_url = "VENDORS"
+token_uri = "VENDORS/token"
+"""
+TEMPLATES = {
+    "driver_assigned/{locale}/push.title.txt": {"en-US": "Your driver", "es-MX": "Su conductor"},
+    "driver_assigned/{locale}/push.body.txt": {"en-US": "is {{ driver }}", "es-MX": "es {{ driver }}"},
+    "order_confirmed/{locale}/email.subject.txt": {"en-US": "Order confirmed", "es-MX": "Pedido confirmado"},
+    "order_confirmed/{locale}/email.txt": {"en-US": "Thank you.", "es-MX": "Gracias."},
+    "only_english/{locale}/email.txt": {"en-US": "Hello."},
+}
+PHONE = {"phone": "+15550100"}
+HANG = Act(then="hang")
+
+
+class Vendors:
+    """All vendors on one address, on a thread of their own: as they are told, else they take everything."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, deque[Act]] = defaultdict(deque)
+        self._calls: Counter[str] = Counter()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+
+    def __enter__(self) -> Vendors:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(10)
+
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        async with FaultServer(script=self._act) as self._server:
+            self.url = self._server.url
+            self._ready.set()
+            await self._over.wait()
+
+    def asked(self, vendor: str) -> bytes:
+        """What this vendor was sent last."""
+        return [one.body for one in self._server.received if _PATHS[vendor] in one.path][-1]
+
+    def _act(self, received: Received) -> Act:
+        vendor = next(name for name, path in _PATHS.items() if path in received.path)
+        self._calls[vendor] += 1
+        planned = self.told[vendor]
+        return planned.popleft() if planned else self._taken(vendor, received)
+
+    def _taken(self, vendor: str, received: Received) -> Act:
+        number = self._calls[vendor]
+        match vendor:
+            case "token":
+                return _json(200, {"access_token": "ya29", "expires_in": 3600, "token_type": "Bearer"})
+            case "twilio":
+                return _json(201, {"sid": f"SM{number:032}", "status": "queued"})
+            case "sns":
+                said = f"<R><PublishResult><MessageId>sns-{number}</MessageId></PublishResult></R>"
+                return answer(200, said.encode())
+            case "sendgrid":
+                return answer(202, headers={"x-message-id": f"sg-{number}"})
+            case "acs":
+                return _json(202, {"id": received.headers["operation-id"], "status": "Running"})
+            case _:
+                return _json(200, {"name": f"projects/demo-proj/messages/{number}"})
+
+
+_PATHS = {
+    "token": "/token",
+    "twilio": "/2010-04-01/",
+    "sns": "/sns",
+    "sendgrid": "/v3/mail/send",
+    "acs": "/emails:send",
+    "fcm": "messages:send",
+}
+
+
+def _json(status: int, said: Any) -> Act:
+    return answer(status, json.dumps(said).encode(), {"content-type": "application/json"})
+
+
+@pytest.fixture(scope="module")
+def vendors() -> Iterator[Vendors]:
+    with Vendors() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def service(vendors: Vendors, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("listo")
+    (folder / "homing.toml").write_text(SETTINGS.replace("VENDORS", vendors.url))
+    (folder / "firebase.json").write_text(key_file())
+    _write_templates(folder / "templates")
+    with serving(Cli(folder)) as running:
+        yield running
+
+
+def _write_templates(folder: Path) -> None:
+    for name, texts in TEMPLATES.items():
+        for locale, text in texts.items():
+            file = folder / name.format(locale=locale)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+            (file.parents[1] / "sample.json").write_text('{"driver": "Grace"}')
+
+
+def send(service: Service, request: Any, **headers: str) -> tuple[int, Any]:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    status, body = service.call("POST", "/api/v1/notifications/send", request, headers=named)
+    return status, json.loads(body)
+
+
+def now(service: Service, id: str) -> None:
+    """Its next attempt is brought forward: nobody waits out a backoff in a test."""
+    status, body = service.call("POST", f"/api/v1/notifications/{id}/reschedule", {"delayMs": 0})
+    assert status == 200, body
+
+
+def read(service: Service, path: str) -> Any:
+    status, body = service.call("GET", f"/api/v1/notifications/{path}")
+    assert status == 200, body
+    return json.loads(body)
+
+
+DRIVER = {
+    "templateKey": "driver_assigned",
+    "data": {"driver": "Grace"},
+    "priority": "high",
+    "synchronous": True,
+    "channel": "push",
+    "recipient": {"deviceToken": "token-1"},
+}
+
+
+def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: Vendors) -> None:
+    status, sent = send(service, DRIVER, Idempotency_Key="ride-1")
+    assert (status, sent["status"]) == (200, "sent")
+    assert sent["providerMessageId"].startswith("projects/demo-proj/messages/")
+    # FCM says only that it took it; the app reports that it arrived, and the same question is answered so.
+    post = fcm_post(Report("fcm", sent["providerMessageId"].rpartition("/")[2], "delivered"))
+    assert _post(service, post.path, post.headers, post.body) < 300
+    status, sent = send(service, DRIVER, Idempotency_Key="ride-1")
+    assert (status, sent["status"]) == (200, "delivered")
+    assert set(sent) >= {"notificationId", "status", "deliveredAt", "providerMessageId"}
+    message = json.loads(vendors.asked("fcm"))["message"]
+    assert message["notification"] == {"title": "Your driver", "body": "is Grace"}
+
+
+def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendors: Vendors) -> None:
+    vendors.told["fcm"].append(HANG)
+    status, failed = send(service, {**DRIVER, "synchronous": True})
+    error = failed["error"]
+    assert (status, error["code"]) == (504, "DELIVERY_TIMEOUT")
+    assert error["message"] == "Synchronous delivery timed out after 2s. Notification NOT queued."
+    found = service.until(error["notificationId"], "failed")
+    assert (found["attemptCount"], found["reason"]) == (1, "DELIVERY_TIMEOUT")
+    assert "nextRetryAt" not in found
+
+
+def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
+    service: Service, vendors: Vendors
+) -> None:
+    vendors.told["sendgrid"] += [Act(then="reset"), answer(503)]
+    status, sent = send(
+        service,
+        {
+            "templateKey": "order_confirmed",
+            "priority": "normal",
+            "channel": "email",
+            "recipient": {"email": "ada@example.org"},
+        },
+    )
+    assert (status, sent["status"], sent["queueName"]) == (202, "queued", "listo-notifications-queue")
+    id = sent["notificationId"]
+    for attempt, seconds in ((1, 5), (2, 10)):
+        service.until(id, "retrying", attempt)
+        assert read(service, f"{id}/retry-info")["currentDelayMinutes"] * 60 == seconds
+        now(service, id)
+    policy = read(service, f"{id}/explain")["policy"]
+    assert (policy["maxAttempts"], policy["jitterMs"], policy["timeoutMs"]) == (6, 1_000, 30_000)
+    found = service.until(id, "sent")
+    assert found["providerNames"] == ["sendgrid", "sendgrid", "acs"]
+    outcomes = [one["outcome"] for one in read(service, f"{id}/attempts")["attempts"]]
+    assert outcomes == ["ambiguous", "transient", "accepted"]
+
+
+def test_scenario_4_a_failure_that_is_reported_later_goes_to_the_other_provider(
+    service: Service, vendors: Vendors
+) -> None:
+    status, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your code"}})
+    assert status == 202
+    id = sent["notificationId"]
+    (sid,) = service.until(id, "sent")["providerMessageIds"]
+    url = parse_qs(vendors.asked("twilio").decode())["StatusCallback"][0]
+    report = Report("twilio", sid, "hard", {"url": url})  # undelivered, 30005
+    forged = twilio_post(report, token="0" * 32)
+    assert _post(service, forged.path, forged.headers, forged.body) == 401
+    assert read(service, id)["status"] == "sent"
+    post = twilio_post(report)
+    assert _post(service, post.path, post.headers, post.body) < 300
+    found = service.until(id, "sent", 2)
+    assert found["id"] == id
+    assert found["providerNames"] == ["twilio", "sns"]
+    assert found["providerMessageIds"][0] == sid
+    assert found["providerMessageIds"][1].startswith("sns-")
+
+
+def test_scenario_5_the_locale_is_found_and_none_other_stands_in(service: Service, vendors: Vendors) -> None:
+    to = {"channel": "email", "recipient": {"email": "ada@example.org"}, "templateKey": "order_confirmed"}
+    status, sent = send(service, to, Accept_Language="es-MX, en-US;q=0.9")
+    assert status == 202
+    found = service.until(sent["notificationId"], "sent")
+    assert (found["locale"], found["content"]["subject"]) == ("es-MX", "Pedido confirmado")
+    status, sent = send(service, {**to, "recipient": {"email": "ada@example.org", "locale": "en-US"}})
+    assert read(service, sent["notificationId"])["content"]["subject"] == "Order confirmed"
+    missing = {**to, "templateKey": "only_english"}
+    status, refused = send(service, missing, Accept_Language="es-MX, en-US;q=0.9")
+    assert (status, refused["error"]["code"]) == (422, "TEMPLATE_NOT_FOUND")
+    status, refused = send(service, to, Accept_Language="fr-FR")
+    assert (status, refused["error"]["code"]) == (422, "INVALID_REQUEST")
+
+
+def test_scenario_6_an_admin_retries_by_hand_with_the_other_provider(
+    service: Service, vendors: Vendors
+) -> None:
+    vendors.told["twilio"].append(_json(400, {"code": 21211, "message": "Invalid 'To' Phone Number"}))
+    _, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your order"}})
+    id = sent["notificationId"]
+    assert service.until(id, "failed")["reason"] == "BAD_RECIPIENT"
+    claims = {"iss": "https://id.listo.example", "aud": "homing", "sub": "support"}
+    stamps = {"iat": int(time.time()), "exp": int(time.time()) + 600}
+    admin = {"Authorization": f"Bearer {jwt.encode({**claims, **stamps}, SECRET, 'HS256')}"}
+    reason = "Customer escalation - retry with secondary provider"
+    wanted = {"reason": reason, "forceProvider": "AWS_SNS"}
+    path = f"/api/v1/admin/notifications/{id}/retry"
+    assert service.call("POST", path, wanted, headers=admin)[0] == 403
+    status, body = service.call("POST", path, wanted, headers={**admin, "X-Admin-Override": "true"})
+    done = json.loads(body)
+    assert (status, done["success"], done["notificationId"], done["status"]) == (200, True, id, "queued")
+    assert set(done) >= {"retryAttemptId", "estimatedDeliveryTime"}
+    found = service.until(id, "sent")
+    assert found["providerNames"] == ["twilio", "sns"]
+    (cause,) = read(service, f"{id}/attempts")["causes"]
+    assert (cause["name"], cause["who"], cause["why"]) == ("retry", "jwt:support", reason)
+
+
+def _post(service: Service, path: str, headers: Any, body: bytes) -> int:
+    """As a vendor does: without a key."""
+    connection = http.client.HTTPConnection(service.address, timeout=20)
+    try:
+        connection.request("POST", path, body, dict(headers))
+        return connection.getresponse().status
+    finally:
+        connection.close()

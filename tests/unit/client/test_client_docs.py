@@ -1,0 +1,48 @@
+"""The pages about the service say what is true: the client's code runs, the reference's tables are the code's."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service import Serving
+
+ROOT = Path(__file__).parents[3]
+PRINTED = """\
+queued homing-standard
+pending
+attempt 1 of 6
+5
+1200
+cancel is not possible: ID is cancelled. See `homing status` for what happened to it.
+recipient.email
+404 NOT_FOUND
+1
+order_confirmed
+"""
+
+
+def test_the_code_of_the_clients_page_runs(
+    serve: Callable[..., Serving], capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = serve(store="memory:")
+    page = (ROOT / "docs/howto/use-the-client.md").read_text()
+    blocks = re.findall(r"^```python no-run\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(block.replace("http://127.0.0.1:8080", service.url).replace("hmg_…", "default"), names)
+    names["client"].close()
+    assert capsys.readouterr().out.replace(names["id"], "ID") == PRINTED
+
+
+def test_the_tables_of_the_rest_reference_are_those_of_the_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/make_reference.py", "--check"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun tools/make_reference.py"
