@@ -1,0 +1,13 @@
+"""A short form of what schemathesis tries on the whole description."""
+
+from __future__ import annotations
+
+import schema_run
+
+
+def test_no_answer_is_undescribed_broken_or_another_tenants() -> None:
+    reports = list(schema_run.run(examples=2, phases="examples,fuzzing", seed=3))
+    assert [report.tenant for report in reports] == list(schema_run.TENANTS)
+    for report in reports:
+        assert not report.failed, report.said
+        assert report.cases > 100
