@@ -11,8 +11,8 @@ from homing.core.model import Mode, Reason, Status
 from homing.core.rows import Row, claim_of, lease, new_row, settle
 from homing.stores.codec import ROW_FIELDS
 from homing.stores.migrate import migrations
-from homing.stores.postgres.codec import (
-    CLAIMED,
+from homing.stores.postgres.codec import CLAIMED, rows_from, rows_to_claim
+from homing.stores.postgres.columns import (
     MESSAGE,
     NEW,
     SETTLED,
@@ -21,8 +21,6 @@ from homing.stores.postgres.codec import (
     is_id,
     message_columns,
     new_columns,
-    rows_from,
-    rows_to_claim,
     settled_columns,
     state_columns,
 )
@@ -68,7 +66,7 @@ def test_a_new_row_has_its_defaults_in_every_column_that_is_not_written() -> Non
     defaults = {field.name: field.default for field in structs.fields(Row)} | {"resent_as": None}
     for new in (
         a_notification(),
-        a_notification(refused=True),
+        replace(a_notification(), refused=True),
         a_notification(attempts_before=2, delay_ms=5),
     ):
         for submission in (a_submission(new), a_submission(new, lease_to="w", lease_ms=5)):

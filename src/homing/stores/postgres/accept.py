@@ -14,19 +14,14 @@ from msgspec import Struct
 
 from homing.core.errors import StoreBusy, StoreError
 from homing.core.model import Acceptance, Claim, NewNotification, Submission
-from homing.core.rows import Change, Row, claim_of, new_row
-from homing.core.states import LIVE
+from homing.core.rows import Row, claim_of, new_row
 from homing.stores.codec import encode
 from homing.stores.postgres.changes import Book
-from homing.stores.postgres.codec import MESSAGE, NEW, is_id, message_columns, new_columns
+from homing.stores.postgres.columns import is_id
+from homing.stores.postgres.new_rows import MESSAGES, MESSAGES_ONCE, New, messages_of, numbered, states_of
 from homing.stores.postgres.queues import Queue
-from homing.stores.postgres.rows import queue_of
-from homing.stores.postgres.statements import Tx, Write, columns_of, insertion
+from homing.stores.postgres.statements import Tx, columns_of
 
-_MESSAGE = {"seq": "bigint", **MESSAGE}
-MESSAGES = insertion("messages", _MESSAGE)
-MESSAGES_ONCE = insertion("messages", _MESSAGE, "ON CONFLICT (id) DO NOTHING RETURNING id::text")
-STATES = {table: insertion(table, NEW) for table in ("live", "settled")}
 _TAKE_KEYS = """
 INSERT INTO homing.requests (tenant, idempotency_key, fingerprint, batch_id, ids, created_at)
 SELECT u.tenant, u.idempotency_key, u.fingerprint, u.batch_id, '{}', $5::bigint
@@ -63,10 +58,6 @@ _OWNERS = "SELECT id::text, tenant, batch_id FROM homing.messages WHERE id = ANY
 NOTIFY = "SELECT pg_notify(split_part('homing.live', '.', 1), '')"
 
 Key = tuple[str, str]
-New = tuple[Change, str]
-"""A new row, and its message as JSON."""
-Numbered = tuple[int, Change, str]
-"""The same with its number."""
 _TRIES = 5
 
 
@@ -242,28 +233,6 @@ async def accept(tx: Tx, batch: Sequence[Submission], *, sure: bool = False) -> 
     if not there:
         return answers
     return tuple(_with_repeats(answer, there) for answer in answers)
-
-
-async def numbered(tx: Tx, new: Sequence[New]) -> list[Numbered]:
-    """By id: what is due together goes in that order."""
-    by_id = sorted(new, key=lambda one: one[0].row.id)
-    return [(seq, *one) for seq, one in zip(await tx.seqs(len(by_id)), by_id, strict=True)]
-
-
-def messages_of(rows: Iterable[Numbered]) -> list[tuple[Any, ...]]:
-    """What goes to `messages`."""
-    return [(seq, *message_columns(change.row, message)) for seq, change, message in rows]
-
-
-async def states_of(tx: Tx, rows: Sequence[Numbered]) -> list[Write]:
-    """What goes to `live`, and what never was alive to `settled`."""
-    queues = await tx.queues.find(tx, {queue_of(change.row) for _, change, _ in rows})
-    columns: dict[str, list[tuple[Any, ...]]] = {"live": [], "settled": []}
-    for seq, change, _ in rows:
-        row = change.row
-        table = "live" if row.status in LIVE else "settled"
-        columns[table].append(new_columns(seq, row, queues[queue_of(row)]))
-    return [(STATES[table], written) for table, written in columns.items()]
 
 
 def queues_of(batch: Iterable[Submission]) -> set[Queue]:

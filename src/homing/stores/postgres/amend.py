@@ -10,9 +10,9 @@ from homing.core.rows import resent
 from homing.core.states import COMMANDS
 from homing.stores.held import Found
 from homing.stores.orders import Asked, allows, sort_out
-from homing.stores.postgres.accept import MESSAGES, messages_of, numbered, states_of
 from homing.stores.postgres.changes import Book
 from homing.stores.postgres.filters import query
+from homing.stores.postgres.new_rows import MESSAGES, messages_of, numbered, states_of
 from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
 from homing.stores.postgres.statements import Tx, run_together
 

@@ -27,7 +27,8 @@ from homing.core.model import (
 )
 from homing.core.rows import Change, events_of, sums_of
 from homing.stores.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns, encode
-from homing.stores.postgres.codec import clean, decode_message
+from homing.stores.postgres.codec import decode_message
+from homing.stores.postgres.columns import clean
 from homing.stores.postgres.statements import Record, Tx, Write, insertion, run_together
 
 HOUR_MS = 3_600_000

@@ -11,7 +11,8 @@ from homing.core.outlets import OutletRoom
 from homing.core.rows import lease
 from homing.stores.deal import Deal, Due, DueQueue
 from homing.stores.held import Held
-from homing.stores.postgres.codec import CLAIMED, STATE, decode_message, rows_to_claim, selected_for_claim
+from homing.stores.postgres.codec import CLAIMED, decode_message, rows_to_claim, selected_for_claim
+from homing.stores.postgres.columns import STATE
 from homing.stores.postgres.leases import Leasing
 from homing.stores.postgres.lookout import Lookout
 from homing.stores.postgres.queues import Queue

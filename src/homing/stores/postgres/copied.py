@@ -12,14 +12,7 @@ from homing.core.states import LIVE
 from homing.stores.codec import Column, decode_ids, encode
 from homing.stores.copying import NOTIFICATIONS, PARTS, Part, Progress, Record
 from homing.stores.postgres import schema
-from homing.stores.postgres.codec import (
-    MESSAGE,
-    STATE,
-    clean,
-    is_id,
-    message_columns,
-    state_columns,
-)
+from homing.stores.postgres.columns import MESSAGE, STATE, clean, is_id, message_columns, state_columns
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.migrating import migrate
 from homing.stores.postgres.names import read_address

@@ -9,7 +9,8 @@ from homing.core.model import Claim, ClaimBatch, Lease, Message
 from homing.core.rows import Change, Row, claim_of, extend, reclaim
 from homing.stores.held import Found, Held
 from homing.stores.postgres.changes import Book
-from homing.stores.postgres.codec import STATE, decode_message, rows_from, selected
+from homing.stores.postgres.codec import decode_message, rows_from, selected
+from homing.stores.postgres.columns import STATE
 from homing.stores.postgres.rows import leased_by_id, queue_of
 from homing.stores.postgres.statements import Batch, Tx
 

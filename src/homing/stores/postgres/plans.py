@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from homing.stores.postgres import accept, changes, claim, leases, rows, settle
+from homing.stores.postgres import changes, claim, leases, new_rows, rows, settle
 
 
 def hot_statements() -> dict[str, str]:
     """Everything that runs for each batch of accept, claim, reclaim and settle."""
     return {
-        "accept: messages": accept.MESSAGES.text,
-        "accept: messages that may be there": accept.MESSAGES_ONCE.text,
-        "accept: states": accept.STATES["live"].text,
+        "accept: messages": new_rows.MESSAGES.text,
+        "accept: messages that may be there": new_rows.MESSAGES_ONCE.text,
+        "accept: states": new_rows.STATES["live"].text,
         "claim: sweep": claim.SWEEP,
         "claim: look": claim.LOOK,
         "claim: due rows": claim.DUE_ROWS,

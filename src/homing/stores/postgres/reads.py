@@ -21,7 +21,8 @@ from homing.core.model import (
 from homing.core.rows import CauseRecord
 from homing.stores.codec import CAUSE_FIELDS, Column
 from homing.stores.postgres.changes import HOUR_MS, SUMS, attempts_of, messages_of
-from homing.stores.postgres.codec import SELECTED, decode_message, is_id, rows_from
+from homing.stores.postgres.codec import SELECTED, decode_message, rows_from
+from homing.stores.postgres.columns import is_id
 from homing.stores.postgres.filters import query
 from homing.stores.postgres.rows import rows_by_id
 from homing.stores.postgres.statements import Tx

@@ -18,7 +18,7 @@ from homing.core.model import AttemptRecord, OutcomeKind, Receipt, ReceiptResult
 from homing.stores.codec import ATTEMPT_FIELDS, encode
 from homing.stores.desk import Desk, File, Owners
 from homing.stores.postgres.changes import Book, messages_of, write_puts
-from homing.stores.postgres.codec import clean, is_id
+from homing.stores.postgres.columns import clean, is_id
 from homing.stores.postgres.connection import alone_with
 from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
 from homing.stores.postgres.statements import Record, Tx, columns_of

@@ -13,7 +13,8 @@ from homing.core.rows import Row
 from homing.core.states import LIVE
 from homing.stores.codec import StoredRow
 from homing.stores.held import Found
-from homing.stores.postgres.codec import SELECTED, STATE, is_id, rows_from, selected, state_columns
+from homing.stores.postgres.codec import SELECTED, rows_from, selected
+from homing.stores.postgres.columns import STATE, is_id, state_columns
 from homing.stores.postgres.statements import Batch, Tx
 
 _MOVES = 8

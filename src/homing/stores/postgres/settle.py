@@ -11,7 +11,7 @@ from homing.core.rows import settle as settled
 from homing.core.states import LIVE
 from homing.stores.held import Found, Held
 from homing.stores.postgres.changes import Book, write_puts
-from homing.stores.postgres.codec import SETTLED, STATE, settled_columns
+from homing.stores.postgres.columns import SETTLED, STATE, settled_columns
 from homing.stores.postgres.receipts import take_early
 from homing.stores.postgres.rows import leased_by_id, queue_of, stored
 from homing.stores.postgres.statements import Batch, Tx

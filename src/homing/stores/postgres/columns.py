@@ -1,0 +1,283 @@
+"""The columns of `messages`, `live` and `settled`, and the values that go into them.
+
+Each set of columns that is written has its names and types and, next to it, the function that takes the
+values from a row in the same order. `holds` and `engagement` are JSON; NULL stands for an empty one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from homing.core.model import Mode
+from homing.core.rows import Row
+from homing.stores.codec import encode
+
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_SYNCHRONOUS = Mode.SYNCHRONOUS
+
+STATE: dict[str, str] = {
+    **dict.fromkeys(
+        [
+            "seq",
+            "updated_at",
+            "aged_from",
+            "max_age_ms",
+            "last_delay_ms",
+            "started_at",
+            "due_at",
+            "deadline_at",
+            "lease_until",
+            "expires_at",
+            "last_attempt_at",
+            "sent_at",
+            "delivered_at",
+            "failed_at",
+            "acknowledged_at",
+        ],
+        "bigint",
+    ),
+    **dict.fromkeys(
+        [
+            "queue",
+            "token",
+            "changes",
+            "attempts",
+            "attempts_before",
+            "max_attempts",
+            "attempt_floor",
+            "bounce_floor",
+            "failures_here",
+        ],
+        "integer",
+    ),
+    **dict.fromkeys(["pinned", "overdue", "cancel_requested", "unhurried"], "boolean"),
+    **dict.fromkeys(
+        [
+            "tenant",
+            "status",
+            "provider",
+            "worker",
+            "holds",
+            "reason",
+            "error_code",
+            "last_error",
+            "acknowledged_by",
+            "acknowledged_why",
+            "engagement",
+        ],
+        "text",
+    ),
+    "resent_as": "uuid",
+}
+"""The columns of `live` and of `settled`, with their types."""
+
+MESSAGE: dict[str, str] = {
+    "id": "uuid",
+    "created_at": "bigint",
+    "send_at": "bigint",
+    "resend_of": "uuid",
+    "tenant": "text",
+    **dict.fromkeys(
+        ["batch_id", "channel", "mode", "type", "category", "priority", "origin", "address", "message"],
+        "text",
+    ),
+}
+"""The columns of `messages` besides `seq`."""
+
+NEW: dict[str, str] = {
+    name: STATE[name]
+    for name in [
+        "seq",
+        "queue",
+        "updated_at",
+        "aged_from",
+        "max_age_ms",
+        "last_delay_ms",
+        "started_at",
+        "due_at",
+        "deadline_at",
+        "lease_until",
+        "expires_at",
+        "failed_at",
+        "token",
+        "changes",
+        "attempts",
+        "attempts_before",
+        "max_attempts",
+        "pinned",
+        "unhurried",
+        "tenant",
+        "status",
+        "provider",
+        "worker",
+        "reason",
+        "last_error",
+    ]
+}
+"""What can differ from the defaults in a new row."""
+
+SETTLED: dict[str, str] = {
+    name: STATE[name]
+    for name in [
+        "seq",
+        "queue",
+        "updated_at",
+        "provider",
+        "status",
+        "changes",
+        "attempts",
+        "failures_here",
+        "last_delay_ms",
+        "max_age_ms",
+        "holds",
+        "aged_from",
+        "due_at",
+        "deadline_at",
+        "reason",
+        "last_error",
+        "error_code",
+        "last_attempt_at",
+        "sent_at",
+        "delivered_at",
+        "failed_at",
+        "cancel_requested",
+    ]
+}
+"""What a settlement changes, besides what ends with every lease."""
+
+
+def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
+    """In the order of `STATE`."""
+    # `_value_` because `.value` is a descriptor call, and this runs for every row of every batch.
+    return (
+        seq,
+        row.updated_at,
+        row.aged_from,
+        row.max_age_ms,
+        row.last_delay_ms,
+        row.started_at,
+        row.due_at,
+        row.deadline_at,
+        row.lease_until,
+        row.expires_at,
+        row.last_attempt_at,
+        row.sent_at,
+        row.delivered_at,
+        row.failed_at,
+        row.acknowledged_at,
+        queue,
+        row.token,
+        row.changes,
+        row.attempts,
+        row.attempts_before,
+        row.max_attempts,
+        row.attempt_floor,
+        row.bounce_floor,
+        row.failures_here,
+        row.pinned,
+        row.overdue,
+        row.cancel_requested,
+        row.mode is _SYNCHRONOUS,
+        row.tenant,
+        row.status._value_,
+        row.provider,
+        row.worker,
+        encode(row.holds) if row.holds else None,
+        row.reason._value_ if row.reason is not None else None,
+        clean(row.error_code),
+        clean(row.last_error),
+        clean(row.acknowledged_by),
+        clean(row.acknowledged_why),
+        encode(row.engagement) if row.engagement else None,
+        row.resent_as,
+    )
+
+
+def new_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
+    """In the order of `NEW`."""
+    return (
+        seq,
+        queue,
+        row.updated_at,
+        row.aged_from,
+        row.max_age_ms,
+        row.last_delay_ms,
+        row.started_at,
+        row.due_at,
+        row.deadline_at,
+        row.lease_until,
+        row.expires_at,
+        row.failed_at,
+        row.token,
+        row.changes,
+        row.attempts,
+        row.attempts_before,
+        row.max_attempts,
+        row.pinned,
+        row.mode is _SYNCHRONOUS,
+        row.tenant,
+        row.status._value_,
+        row.provider,
+        row.worker,
+        row.reason._value_ if row.reason is not None else None,
+        clean(row.last_error),
+    )
+
+
+def message_columns(row: Row, message: str) -> tuple[Any, ...]:
+    """In the order of `MESSAGE`."""
+    return (
+        row.id,
+        row.created_at,
+        row.send_at,
+        row.resend_of,
+        row.tenant,
+        row.batch_id,
+        row.channel._value_,
+        row.mode._value_,
+        row.type,
+        row.category,
+        row.priority._value_,
+        row.origin,
+        row.address,
+        message,
+    )
+
+
+def settled_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
+    """In the order of `SETTLED`."""
+    return (
+        seq,
+        queue,
+        row.updated_at,
+        row.provider,
+        row.status._value_,
+        row.changes,
+        row.attempts,
+        row.failures_here,
+        row.last_delay_ms,
+        row.max_age_ms,
+        encode(row.holds) if row.holds else None,
+        row.aged_from,
+        row.due_at,
+        row.deadline_at,
+        row.reason._value_ if row.reason is not None else None,
+        clean(row.last_error),
+        clean(row.error_code),
+        row.last_attempt_at,
+        row.sent_at,
+        row.delivered_at,
+        row.failed_at,
+        row.cancel_requested,
+    )
+
+
+def clean(text: str | None) -> str | None:
+    """What others say may hold anything; PostgreSQL stores no NUL."""
+    return text.replace("\0", "\ufffd") if text and "\0" in text else text
+
+
+def is_id(text: str) -> bool:
+    """Whether a notification can have this id: everything else is simply not there."""
+    return _ID.fullmatch(text) is not None
