@@ -6,7 +6,7 @@ import asyncio
 import http.client
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from homing import Homing
 from homing.api.all_routes import all_routes
 from homing.api.app import App
 from homing.api.server import Server, ServerSettings, listening
-from homing.api.service import Service, ServiceSettings
+from homing.api.service import Service, ServiceSettings, Watcher
 from homing.core.access import Caller, Scope
 
 T = TypeVar("T")
@@ -66,8 +66,11 @@ class Noted:
 class Serving:
     """A running service; `call` makes one request, `on_loop` reaches into the engine."""
 
-    def __init__(self, settings: ServiceSettings | None = None, **homing: Any) -> None:
+    def __init__(
+        self, settings: ServiceSettings | None = None, *, watchers: Sequence[Watcher] = (), **homing: Any
+    ) -> None:
         self._settings = settings or ServiceSettings()
+        self._watchers = watchers
         self._homing = homing
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
@@ -124,7 +127,7 @@ class Serving:
             service = Service(
                 engine=self.engine, gatekeeper=AnyKey(), trail=self.trail, settings=self._settings
             )
-            self.app = App(service, all_routes(), chance=random.Random(1))
+            self.app = App(service, all_routes(), chance=random.Random(1), watchers=self._watchers)
             self._server = Server(self.app, ServerSettings())
             at = listening("127.0.0.1", 0)
             self.port = at.getsockname()[1]

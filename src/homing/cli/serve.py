@@ -16,8 +16,10 @@ from msgspec.structs import replace
 from homing.cli.exits import ExitCode, Refused
 from homing.cli.root import app
 from homing.cli.shared import Options, command, configure_logging, engine, run_async, shown
+from homing.cli.simulating import simulator
 from homing.cli.stopping import Signals, until_stopped
 from homing.cli.supervising import Supervisor
+from homing.cli.watched import watched
 from homing.cli.words import span
 
 if TYPE_CHECKING:
@@ -150,28 +152,22 @@ async def _serve(
     options: Options, settings: Settings, at: socket.socket, *, deliver: bool, alive: int | None = None
 ) -> int:
     """One process. `alive`: it is one of several, and ends with the parent at the other end."""
-    from homing import compose
     from homing.compose import service
 
     told = Signals()
     loop = asyncio.get_running_loop()
     began = loop.time()
-    counted = compose.metrics(settings) if settings.metrics.listen or _has("prometheus_client") else None
     async with AsyncExitStack() as stack:
-        homing = await stack.enter_async_context(engine(options, settings, [counted] if counted else []))
-        if counted and settings.metrics.listen:
-            endpoint = await stack.enter_async_context(compose.endpoint(settings, counted, homing))
-            options.screen.line(f"metrics on http://{endpoint.address}/metrics")
-        elif counted:
-            counted.watch(homing)
+        homing, watchers = await stack.enter_async_context(watched(options, settings, count=True))
         if alive is None:
             await _greet(options, settings, homing, at)
         else:
             loop.add_reader(alive, told.tell)
             stack.callback(loop.remove_reader, alive)
         served = service.behind(settings, homing)
-        served.metrics = counted.shown if counted else None
-        server = service.server(settings, served, [counted] if counted else [])
+        served.metrics = watchers.counted.shown if watchers.counted else None
+        served.simulate = simulator()
+        server = service.server(settings, served, watchers.all)
 
         async def stop(hard: bool) -> None:
             server.stop(hard=hard)

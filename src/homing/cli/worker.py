@@ -10,8 +10,9 @@ import typer
 
 from homing.cli.exits import ExitCode, Refused
 from homing.cli.root import app
-from homing.cli.shared import Options, command, configure_logging, engine
+from homing.cli.shared import Options, command, configure_logging
 from homing.cli.stopping import Signals, until_stopped
+from homing.cli.watched import watched
 from homing.cli.words import duration_ms, span
 
 if TYPE_CHECKING:
@@ -44,17 +45,7 @@ async def worker(
     """Deliver until SIGTERM or SIGINT: the first ends what is under way, the second breaks it off."""
     settings = options.settings(**_settings(interval, batch_size, metrics))
     configure_logging(settings, verbose=verbose)
-    if not settings.metrics.listen:
-        async with engine(options, settings) as homing:
-            return await _work(options, homing)
-    from homing import compose
-
-    counted = compose.metrics(settings)
-    async with (
-        engine(options, settings, [counted]) as homing,
-        compose.endpoint(settings, counted, homing) as endpoint,
-    ):
-        options.screen.line(f"metrics on http://{endpoint.address}/metrics")
+    async with watched(options, settings) as (homing, _):
         return await _work(options, homing)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homing.compose.engine import engine_settings, pace, parts, quiet_hours
-from homing.compose.observing import endpoint, log_to_stderr, metrics, tracing
+from homing.compose.observing import Watchers, endpoint, log_to_stderr, metrics, tracing, watchers
 from homing.compose.providers import (
     LISTED_KEYS,
     Given,
@@ -29,6 +29,7 @@ __all__ = (
     "Given",
     "Sinks",
     "Subscribed",
+    "Watchers",
     "callback_sink",
     "check_templates",
     "configured_sinks",
@@ -47,6 +48,7 @@ __all__ = (
     "send_limits",
     "store",
     "templates",
-    "tracing",
     "tenant_templates",
+    "tracing",
+    "watchers",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from homing.compose.engine import engine_settings
 from homing.config import Settings
@@ -16,6 +16,23 @@ if TYPE_CHECKING:
     from homing.observing.endpoint import Endpoint
     from homing.observing.metrics import Metrics
     from homing.observing.tracing import Tracing
+
+
+class Watchers(NamedTuple):
+    """Who watches an engine and its service."""
+
+    counted: Metrics | None
+    traced: Tracing | None
+
+    @property
+    def all(self) -> list[Metrics | Tracing]:
+        return [one for one in self if one is not None]
+
+
+def watchers(settings: Settings, *, count: bool = False) -> Watchers:
+    """Those that the settings ask for. `count`: metrics also without an address, if they are installed."""
+    wanted = settings.metrics.listen or (count and importlib.util.find_spec("prometheus_client"))
+    return Watchers(metrics(settings) if wanted else None, tracing(settings))
 
 
 def metrics(settings: Settings) -> Metrics:

@@ -14,7 +14,7 @@ from homing.api.gatekeeper import Gate
 from homing.api.server import Server, ServerSettings, listening
 from homing.api.service import Service, ServiceSettings, Watcher
 from homing.config import Settings
-from homing.core.access import Scope
+from homing.core.access import Caller, Scope
 from homing.core.errors import ConfigError
 from homing.engine.chance import SystemChance
 from homing.engine.clock import SystemClock
@@ -111,6 +111,8 @@ async def first_key(settings: Settings, engine: Engine) -> bool:
     try:
         with os.fdopen(made, "w") as out:
             await engine.tenants.ensure(settings.tenant, who="homing")
+            nobody = Caller(tenant=settings.tenant, who="homing", scopes=frozenset())
+            await engine.audit.note(nobody, "key.create", "first admin", {"scopes": [Scope.ADMIN]})
             key = await engine.keys.create(settings.tenant, "first admin", [Scope.ADMIN], who="homing")
             out.write(f"{key.text}\n")
     except BaseException:

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: an observer that tells of each notification from its acceptance to its receipt.
 
-A notification's trace is its id: the 128 bits of the UUID are the trace's id, and its last 64 bits are that of
-the first span. Whoever accepts, claims, settles or hears of it, in whichever process, finds the same trace
+A notification's trace is its id: the 128 bits of the UUID are the trace's id, and its last 64 bits are the
+first span's. Whoever accepts, claims, settles or hears of it, in whichever process, finds the same trace
 without anything being stored or handed on. The trace of the caller's own request is linked to it.
 """
 
@@ -243,15 +243,16 @@ class _Ids(RandomIdGenerator):
 
 
 class _Sampler(ParentBased):
-    """Requests as their callers say, or by chance; a notification's first span always: it was chosen before."""
+    """Requests as their callers say, or by chance; a notification's first span always: its id chose it."""
 
     def __init__(self, ids: _Ids, share: float) -> None:
         super().__init__(TraceIdRatioBased(share))
         self._ids = ids
 
     def should_sample(self, *args: Any, **kwargs: Any) -> SamplingResult:
-        chosen = ALWAYS_ON if self._ids.is_given else super()
-        return chosen.should_sample(*args, **kwargs)
+        if self._ids.is_given:
+            return ALWAYS_ON.should_sample(*args, **kwargs)
+        return super().should_sample(*args, **kwargs)
 
 
 def _trace_id(id: str) -> int:

@@ -1,0 +1,36 @@
+"""An engine with whoever watches it: the metrics and the traces that the settings ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from homing.cli.shared import Options, engine
+
+if TYPE_CHECKING:
+    from homing.compose import Watchers
+    from homing.config import Settings
+    from homing.library import Homing
+
+
+@asynccontextmanager
+async def watched(
+    options: Options, settings: Settings, *, count: bool = False
+) -> AsyncIterator[tuple[Homing, Watchers]]:
+    """The engine, open, and who watches it. `count`: metrics also where no address is set for them."""
+    from homing import compose
+
+    watchers = compose.watchers(settings, count=count)
+    counted, traced = watchers
+    async with AsyncExitStack() as stack:
+        if traced is not None:
+            stack.push_async_callback(asyncio.to_thread, traced.close)
+        homing = await stack.enter_async_context(engine(options, settings, watchers.all))
+        if counted is not None and settings.metrics.listen:
+            endpoint = await stack.enter_async_context(compose.endpoint(settings, counted, homing))
+            options.screen.line(f"metrics on http://{endpoint.address}/metrics")
+        elif counted is not None:
+            counted.watch(homing)
+        yield homing, watchers
