@@ -53,9 +53,8 @@ endif
 demo: $(STAMP) ## See it work: an outage, retries, a failover, a dead letter and its resend
 	@$(BIN)/homing demo $(ARGS)
 
-serve: $(STAMP) ## Deliver what is due, until Ctrl-C (store: homing.toml, HOMING_STORE, else homing.db here)
-	@$(BIN)/python -c 'import os; from homing import config; print("store:", config.load(env=os.environ).store)'
-	@$(BIN)/homing worker $(ARGS)
+serve: $(STAMP) ## The REST API and a worker, until Ctrl-C (ARGS="--listen 127.0.0.1:8080 --workers 2")
+	@$(BIN)/homing serve $(ARGS)
 
 test: $(STAMP) ## All tests, with the branch coverage of core and engine (at least 95 %)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --cov --cov-report= $(MEASURED) $(ARGS)

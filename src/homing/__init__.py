@@ -49,7 +49,14 @@ if TYPE_CHECKING:
     )
     from homing.core.policy import PolicyPatch, RetryPolicy, Rule
     from homing.core.ports import Delivery, Directory, Provider, Rendered, Renderer
-    from homing.core.recipients import Device, Preference, QuietWindow, RecipientProfile, Suppression
+    from homing.core.recipients import (
+        Device,
+        KnownRecipient,
+        Preference,
+        QuietWindow,
+        RecipientProfile,
+        Suppression,
+    )
     from homing.core.request import SendRequest
     from homing.core.templates import Template, TemplateParts
     from homing.core.unsubscribe import Subscription, Unsubscribes
@@ -112,6 +119,7 @@ _HOME = {
     ),
     "homing.core.recipients": (
         "Device",
+        "KnownRecipient",
         "Preference",
         "QuietWindow",
         "RecipientProfile",
@@ -165,6 +173,7 @@ __all__ = [
     "HomingError",
     "IdempotencyConflict",
     "InvalidRequest",
+    "KnownRecipient",
     "LinkRefused",
     "Listed",
     "NotFound",

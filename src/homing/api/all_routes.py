@@ -30,6 +30,7 @@ SUBJECTS = (
     batch,
     queue,
     dead_letters,
+    jobs,
     admin,
     policies,
     providers,
@@ -42,7 +43,6 @@ SUBJECTS = (
     callbacks,
     unsubscribe,
     meta,
-    jobs,
 )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from homing.api.answers import ApiError
-from homing.api.notifications import AcceptLanguage, IdempotencyKey, with_headers
+from homing.api.notifications import AcceptLanguage, header, with_headers
 from homing.api.routing import Routes
 from homing.api.service import Call
 from homing.core.access import Scope
@@ -27,7 +27,23 @@ _MOST_COMMAS = 50 * MOST_ITEMS
 _RAW_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ITEM = msgspec.json.Decoder(SendRequest)
 
-Array = Annotated[tuple[SendRequest, ...], Meta(max_length=MOST_ITEMS)]
+BatchKey = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=249,
+        pattern="^[ -~]+$",
+        description="Of each request without one of its own, with `:` and its place in the batch.",
+    ),
+]
+Array = Annotated[
+    tuple[Any, ...],
+    Meta(
+        max_length=MOST_ITEMS,
+        description="Each a `SendRequest`. What is not one is rejected in its place, and the others are taken.",
+        extra_json_schema={"items": {"anyOf": [{"$ref": "#/components/schemas/SendRequest"}, {}]}},
+    ),
+]
 Lines = Annotated[str, Meta(description="One request a line, as JSON.")]
 
 
@@ -68,7 +84,7 @@ class MalformedItem(InvalidRequest):
     raw=True,
     large=True,
     bodies={"application/json": Array, _NDJSON: Lines},
-    headers={"Idempotency-Key": IdempotencyKey, "Accept-Language": AcceptLanguage},
+    headers={"Idempotency-Key": BatchKey, "Accept-Language": AcceptLanguage},
     examples=(
         [
             {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "Hello"}},
@@ -84,10 +100,11 @@ async def send_batch(call: Call) -> BatchResult:
     Should the store go away midway, those that were not stored any more are rejected with its code.
     Synchronous requests are for one at a time.
     """
+    key, language = header(call, "Idempotency-Key", BatchKey), header(call, "Accept-Language", AcceptLanguage)
     items = _items(call)
     results: list[BatchItem] = []
     try:
-        async for result in call.front.submit_many(_requests(items, call.headers)):
+        async for result in call.front.submit_many(_requests(items, key, language)):
             results.append(_outcome(len(results), result))
     except StoreError as error:
         if not any(one.status == "queued" for one in results):
@@ -129,10 +146,9 @@ def _check_number(number: int) -> None:
 
 
 def _requests(
-    items: Sequence[bytes | msgspec.Raw], headers: Mapping[str, str]
+    items: Sequence[bytes | msgspec.Raw], key: str | None, language: str | None
 ) -> Iterator[SendRequest | InvalidRequest]:
     """Read when their turn comes: what is wrong with one is told in its place."""
-    key, language = headers.get("idempotency-key"), headers.get("accept-language")
     for index, item in enumerate(items):
         try:
             request = _ITEM.decode(item)

@@ -30,7 +30,7 @@ CODES: Mapping[str, Code] = {
     "INVALID_LINK": Code(404, "An unsubscribe link that is not complete, or was not made here."),
     "METHOD_NOT_ALLOWED": Code(405, "The address has no such method; Allow says which it has."),
     "REQUEST_TIMEOUT": Code(408, "The request took too long to arrive."),
-    "COMMAND_REFUSED": Code(409, "Not possible in the status that the notification is in."),
+    "COMMAND_REFUSED": Code(409, "Not possible in the status that it is in."),
     "IDEMPOTENCY_CONFLICT": Code(409, "The idempotency key was used with another request."),
     "VERSION_CONFLICT": Code(409, "Somebody else has changed it meanwhile; read it again."),
     "PAYLOAD_TOO_LARGE": Code(413, "The body is larger than allowed, counted after decompression."),

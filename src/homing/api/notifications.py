@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -154,9 +155,9 @@ async def send_notification(call: Call, body: SendRequest) -> Answer[Sent]:
     202 means that it is on disk and will be tried until it lands. A synchronous one is sent before this
     answers: 200, 502 or 504, and it is never sent later.
     """
-    headers = call.headers
-    if "idempotency-key" in headers or "accept-language" in headers:
-        body = with_headers(body, headers.get("idempotency-key"), headers.get("accept-language"))
+    if "idempotency-key" in call.headers or "accept-language" in call.headers:
+        key = header(call, "Idempotency-Key", IdempotencyKey)
+        body = with_headers(body, key, header(call, "Accept-Language", AcceptLanguage))
     result = await call.front.submit(body)
     return Answer(sent(result), 202 if result.status == "queued" else 200)
 
@@ -227,6 +228,17 @@ async def resolve_notification(call: Call, id: str, body: ResolveBody) -> Notifi
     await call.note("notification.resolve", id, status=body.status)
     await call.front.resolve(id, Status(body.status), who=call.caller.who, why=body.why)
     return await call.front.get(id)
+
+
+def header(call: Call, name: str, kind: Any) -> str | None:
+    """A header of the request, where there is one; it must be as it is described."""
+    given = call.headers.get(name.lower())
+    if given is None:
+        return None
+    try:
+        return str(msgspec.convert(given, kind))
+    except msgspec.ValidationError as error:
+        raise ApiError("MALFORMED_REQUEST", f"{name}: {error}", field=name) from None
 
 
 def with_headers(request: SendRequest, key: str | None, language: str | None) -> SendRequest:

@@ -90,8 +90,13 @@ def _shape(kind: type[Struct]) -> tuple[frozenset[str], frozenset[str]]:
     fields = msgspec.structs.fields(kind)
     return (
         frozenset(one.encode_name for one in fields if get_origin(one.type) is tuple),
-        frozenset(one.encode_name for one in fields if datetime in (one.type, *get_args(one.type))),
+        frozenset(one.encode_name for one in fields if _is_time(one.type)),
     )
+
+
+def _is_time(kind: Any) -> bool:
+    """Also one that may be left out, or has limits."""
+    return kind is datetime or any(_is_time(inner) for inner in get_args(kind))
 
 
 def _converted(value: Any, kind: Any, where: str, *, strict: bool = True) -> Any:

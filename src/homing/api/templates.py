@@ -14,6 +14,7 @@ from homing.core.errors import NotFound
 from homing.core.model import Channel
 from homing.core.templates import (
     CheckReport,
+    Locales,
     Preview,
     Template,
     TemplateParts,
@@ -32,6 +33,8 @@ TemplateKey = Annotated[
 Locale = Annotated[
     str, Meta(pattern="^[A-Za-z]{1,8}(-[A-Za-z0-9]{1,8})*$", max_length=64, examples=["en-US"])
 ]
+ChannelName = Annotated[str, Meta(pattern=f"^({'|'.join(Channel)})$", examples=["email"])]
+WrittenLocales = dict[Locale, dict[ChannelName, TemplateParts]]
 Version = Annotated[int, Meta(ge=1, le=999_999_999)]
 
 
@@ -41,7 +44,7 @@ class TemplateWritten(
     """A template whole."""
 
     locales: Annotated[
-        dict[Locale, dict[Channel, TemplateParts]],
+        WrittenLocales,
         Meta(
             min_length=1,
             max_length=100,
@@ -61,7 +64,7 @@ class TemplateDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A template to be checked; all of it left out: check what there is."""
 
     key: TemplateKey = "draft"
-    locales: dict[Locale, dict[Channel, TemplateParts]] = field(default_factory=dict)
+    locales: WrittenLocales = field(default_factory=dict)
     sample: dict[str, Any] = field(default_factory=dict)
 
 
@@ -120,7 +123,7 @@ async def check_templates(call: Call, body: TemplateDraft) -> CheckReport:
     """
     if not body.locales:
         return await call.front.templates.check()
-    draft = Template(key=body.key, locales=body.locales, sample=body.sample)
+    draft = Template(key=body.key, locales=_locales(body.locales), sample=body.sample)
     return await call.front.templates.check(draft)
 
 
@@ -142,7 +145,7 @@ async def put_template(call: Call, key: TemplateKey, body: TemplateWritten) -> T
     the same key. Sends that are accepted from then on use it, in other processes within two seconds.
     """
     await call.note("template.put", key)
-    template = Template(key=key, locales=body.locales, sample=body.sample, version=body.version)
+    template = Template(key=key, locales=_locales(body.locales), sample=body.sample, version=body.version)
     return await call.front.templates.put(template, who=call.caller.who)
 
 
@@ -193,3 +196,10 @@ async def restore_template(call: Call, key: TemplateKey, version: Version) -> Te
     """Write an earlier version anew, as the newest; also of a template that was deleted."""
     await call.note("template.restore", key, version=version)
     return await call.front.templates.restore(key, version, who=call.caller.who)
+
+
+def _locales(written: WrittenLocales) -> Locales:
+    return {
+        locale: {Channel(channel): parts for channel, parts in channels.items()}
+        for locale, channels in written.items()
+    }

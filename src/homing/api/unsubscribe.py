@@ -62,15 +62,17 @@ async def unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
         raise ApiError(
             "INVALID_REQUEST", f"{_FIELD}: is missing; post {_FIELD}={_VALUE} as a form", field=_FIELD
         )
-    who = Caller(tenant=found.tenant, who="recipient", scopes=frozenset())
-    await call.service.trail.note(
-        who,
-        "recipient.unsubscribe",
-        found.recipient_id or "",
-        {"category": found.category, "channel": found.channel.value},
-    )
+    if await unsubscribing.changes(found):  # a click that is repeated for ever is noted once
+        await _note(call, found)
     await unsubscribing.unsubscribe(token)
     return _page("Unsubscribed", f"<p>You will get no more {_what(found)}.</p>")
+
+
+async def _note(call: Call, found: Subscription) -> None:
+    """There is no caller: the recipient themselves did it."""
+    who = Caller(tenant=found.tenant, who="recipient", scopes=frozenset())
+    detail = {"category": found.category, "channel": found.channel.value}
+    await call.service.trail.note(who, "recipient.unsubscribe", found.recipient_id or "", detail)
 
 
 def _is_one_click(call: Call) -> bool:

@@ -121,8 +121,7 @@ def _fill(post: Post, what: tuple[Settings, int, str]) -> None:
     settings, size, url = what
 
     async def work() -> None:
-        post.ready.release()
-        post.go.wait()
+        await post.begin()
         half = size // 2
         far = datetime.now(UTC) + timedelta(days=30)
         later = (request(number, url, send_at=far) for number in range(half, size))
@@ -130,9 +129,9 @@ def _fill(post: Post, what: tuple[Settings, int, str]) -> None:
             await accept(homing, chain(requests(half, url), later))
         await _settle(settings, half)
         post.note(size, 0)
+        await post.end()
 
     run(work())
-    post.stop.wait()
 
 
 async def _settle(settings: Settings, count: int) -> None:

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -38,6 +39,16 @@ class Post(Struct, frozen=True):
     board: Any
     index: int
 
+    async def begin(self) -> None:
+        """Says that it is ready, and waits for the word. Ctrl-C is for whoever started it."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.ready.release()
+        await asyncio.to_thread(_until, self.go)
+
+    async def end(self) -> None:
+        """Waits until it may stop."""
+        await asyncio.to_thread(_until, self.stop)
+
     def note(self, ended: int, attempts: int) -> None:
         """So many more have ended, so many attempts were made."""
         at = self.index * _COLUMNS
@@ -49,6 +60,14 @@ class Post(Struct, frozen=True):
         """The most that this process has had so far."""
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.board[self.index * _COLUMNS + 3] = most * (1 if sys.platform == "darwin" else 1024)
+
+
+def _until(word: Any) -> None:
+    """Until it is said; without whoever would say it, this process has no purpose."""
+    parent = multiprocessing.parent_process()
+    while not word.wait(timeout=1.0):
+        if parent is not None and not parent.is_alive():
+            os._exit(1)
 
 
 Job = Callable[[Post, Any], None]
@@ -181,8 +200,7 @@ async def _work(post: Post, settings: Settings) -> None:
     from homing.library import Homing
 
     async with Homing(loaded_settings=settings, observers=[_Counting(post)]) as homing:
-        post.ready.release()
-        await asyncio.to_thread(post.go.wait)
+        await post.begin()
         homing.start_worker()
-        await asyncio.to_thread(post.stop.wait)
+        await post.end()
         await homing.stop_worker()

@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
+import os
 import subprocess
 import sys
+import threading
 import time
 from typing import Any, Self, cast
 
@@ -156,17 +158,16 @@ class Sink:
         return f"http://127.0.0.1:{self.port}/hook"
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "homing.benching.sink"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)  # noqa: S603 (our own)
+        command = [sys.executable, "-m", "homing.benching.sink", "--until-eof"]
+        self._process = subprocess.Popen(  # noqa: S603 (our own)
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._process.communicate()  # closes its input, which ends it
 
     def reset(self, *, failing: float = 0.0) -> None:
         """Empty books; `failing` of the numbers are refused once."""
@@ -194,7 +195,18 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--port", type=int, default=0)
-    run(serve(parser.parse_args().port))
+    parser.add_argument(
+        "--until-eof", action="store_true", help="end with the input, and with whoever wrote it"
+    )
+    given = parser.parse_args()
+    if given.until_eof:
+        threading.Thread(target=_end_with_the_input, daemon=True).start()
+    run(serve(given.port))
+
+
+def _end_with_the_input() -> None:
+    sys.stdin.read()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -106,15 +106,14 @@ def _accept_backlog(post: Post, what: tuple[Settings, int, str]) -> None:
     settings, waiting, url = what
 
     async def work() -> None:
-        post.ready.release()
-        post.go.wait()
+        await post.begin()
         async with Homing(loaded_settings=settings) as homing:
             accepted = await accept(homing, _far(waiting, url))
         post.note_memory()
         post.note(accepted, 0)
+        await post.end()
 
     run(work())
-    post.stop.wait()
 
 
 def _far(waiting: int, url: str) -> Iterator[SendRequest]:

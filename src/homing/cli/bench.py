@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -81,6 +83,10 @@ async def _measured(options: Options, servers: Sequence[str], long: bool, only: 
     for name in only:
         if name not in known:
             raise Refused(f"--only: is {name!r}; allowed are {', '.join(known)}")
+    task = asyncio.current_task()
+    assert task is not None
+    # What was made is dropped again also when it is told to end.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with Bar(options, "bench", 100) as bar:
         try:
             return await measure(
@@ -92,6 +98,8 @@ async def _measured(options: Options, servers: Sequence[str], long: bool, only: 
         except Unsound as error:
             told = f"the books do not balance, so there are no figures: {error}"
             raise Refused(told, ExitCode.NO) from None
+        except asyncio.CancelledError:
+            raise Refused("interrupted; what was made is dropped", ExitCode.INTERRUPTED) from None
         except Unusable as error:
             raise Refused(str(error), ExitCode.STORE) from None
 

@@ -72,7 +72,7 @@ class Audited(Struct, frozen=True, kw_only=True, rename="camel"):
     number: int
     at: datetime
     who: str
-    """`key:ID`, `jwt:SUBJECT` or `cli:NAME`."""
+    """`key:ID`, `jwt:SUBJECT`, `cli:NAME`, or `recipient`: by a link in a message."""
     action: str
     """`subject.verb`: what was about to be done."""
     target: str

@@ -24,6 +24,11 @@ class Pace(Struct, frozen=True, kw_only=True):
     """Tenants with another limit, or (None) without one."""
     exempt_priorities: frozenset[Priority] = frozenset()
 
+    @property
+    def limits(self) -> bool:
+        """Whether it limits anybody."""
+        return self.limit is not None or any(limit is not None for limit in self.tenants.values())
+
     def of(self, claim: Claim) -> RateLimit | None:
         """What holds for this one. A synchronous one cannot wait, so it is not counted either."""
         if claim.mode is Mode.SYNCHRONOUS or claim.priority in self.exempt_priorities:

@@ -185,6 +185,8 @@ class PolicyBook:
         self.preset = preset
         self.rules = tuple(rules)
         self._cached = lru_cache(maxsize=4096)(self._resolve)
+        self.policy_for = lru_cache(maxsize=4096)(self._policy_for)
+        """`policy`, by the fields of the keys: for who asks for every claim."""
         _check_names(self.rules)
         for mode in Mode:
             for rule in (*self.preset.rules, *self.rules):
@@ -199,6 +201,11 @@ class PolicyBook:
 
     def policy(self, keys: Keys, mode: Mode) -> RetryPolicy:
         return self._cached(keys, mode).policy
+
+    def _policy_for(
+        self, tenant: str, type: str, origin: str, channel: Channel, priority: Priority, mode: Mode
+    ) -> RetryPolicy:
+        return self._resolve(Keys(tenant, type, origin, channel, priority), mode).policy
 
     def _resolve(self, keys: Keys, mode: Mode) -> Resolution:
         mine = _best(self.rules, keys)

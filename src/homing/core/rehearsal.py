@@ -25,6 +25,11 @@ MOST_NOTIFICATIONS = 50_000
 _WEEK_MS = 7 * 24 * 3_600_000
 _From0 = Annotated[int, Meta(ge=0, le=_WEEK_MS)]
 _From1 = Annotated[int, Meta(ge=1, le=_WEEK_MS)]
+_Provider = Annotated[str, Meta(pattern="^(primary|secondary)$")]
+_Shares = Annotated[
+    Mapping[Priority, Annotated[float, Meta(ge=0, le=1_000_000)]],
+    Meta(extra_json_schema={"propertyNames": {"enum": [priority.value for priority in Priority]}}),
+]
 _Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
 
 
@@ -42,7 +47,7 @@ class OutageKind(StrEnum):
 class Outage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """When which providers do not work, and how. Times count from the beginning of the rehearsal."""
 
-    providers: tuple[str, ...] = ("primary",)
+    providers: Annotated[tuple[_Provider, ...], Meta(min_length=1, max_length=2)] = ("primary",)
     """Of `primary` and `secondary`."""
     start_ms: _From0 = 60_000
     duration_ms: _From1 = 600_000
@@ -65,7 +70,7 @@ class Traffic(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_
     per_second: Annotated[float, Meta(gt=0, le=10_000)] = 5.0
     duration_ms: _From1 = 1_200_000
     channel: Channel = Channel.EMAIL
-    priorities: Mapping[Priority, Annotated[float, Meta(ge=0, le=1_000_000)]] = field(
+    priorities: _Shares = field(
         default_factory=lambda: {
             Priority.CRITICAL: 0.05,
             Priority.HIGH: 0.15,

@@ -24,7 +24,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class Deadline:
-    """The time of one attempt. Around a block, it ends that with `TimeoutError`, as `asyncio.timeout` does."""
+    """The time of one attempt. Around a block, it ends that with `TimeoutError`, like `asyncio.timeout`."""
 
     __slots__ = ("_all", "_cancelling", "_rang_ms", "_task", "at", "due_ms")
 
@@ -126,7 +126,7 @@ def clean(outcome: object) -> Outcome:
     if not isinstance(outcome, Outcome):
         error = f"the provider answered with {type(outcome).__name__}"
         return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=error)
-    if outcome in _PLAIN:
+    if _is_bare(outcome):
         return outcome
     try:
         kind = OutcomeKind(outcome.kind)
@@ -151,5 +151,12 @@ def plain(text: str | None, longest: int = 500) -> str | None:
     return _CONTROL.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
 
 
-_PLAIN = (Outcome(OutcomeKind.ACCEPTED, delivered=True), Outcome(OutcomeKind.ACCEPTED))
-"""What most say, with nothing in it to be cleaned."""
+def _is_bare(outcome: Outcome) -> bool:
+    """What most say: taken, and nothing in it to be cleaned."""
+    return (
+        outcome.kind is OutcomeKind.ACCEPTED
+        and outcome.provider_message_id is None
+        and outcome.error is None
+        and outcome.error_code is None
+        and outcome.retry_after_ms is None
+    )

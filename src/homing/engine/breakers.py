@@ -37,6 +37,7 @@ _REFRESH_MS = 1_000
 _STALE_MS = 5_000
 _CHECK_S = 10
 _NO_LIMIT = 1_000_000
+_NEW = Breaker()
 
 
 class Breakers:
@@ -96,22 +97,34 @@ class Breakers:
                 if theirs.trial_by != self._worker:
                     self._my_trials.discard(provider)
 
+    @property
+    def stale(self) -> bool:
+        """What a process knew before it was suspended says nothing about now."""
+        return self._refreshed_ms is None or self._clock.monotonic_ms() - self._refreshed_ms > _STALE_MS
+
     async def freshen(self) -> None:
-        """Before a send: what a process knew before it was suspended says nothing about now."""
-        if self._refreshed_ms is None or self._clock.monotonic_ms() - self._refreshed_ms > _STALE_MS:
-            try:
-                await self.refresh(at_once=True)
-            except StoreError as error:
-                log.info("the breakers cannot be read, what is known of them holds: %s", error)
+        """Before a send, where what is known is stale."""
+        try:
+            await self.refresh(at_once=True)
+        except StoreError as error:
+            log.info("the breakers cannot be read, what is known of them holds: %s", error)
 
     def state(self, provider: str) -> Breaker:
-        return self._states.get(provider) or Breaker()
+        return self._states.get(provider) or _NEW
 
     def gate(self, provider: str) -> Gate:
         return gate(self.state(provider), self.now())
 
+    def is_closed(self, provider: str) -> bool:
+        """Nothing is known against it at all: as it is nearly always."""
+        state = self._states.get(provider)
+        closed = state is None or (state.phase is Phase.CLOSED and state.forced is None)
+        return closed and provider in self._roster
+
     def usable(self, provider: str) -> bool:
         """An attempt may go there now (the one trial included, if this worker has won it)."""
+        if self.is_closed(provider):
+            return True
         if provider not in self._roster:
             return False
         mine = provider in self._my_trials and self.state(provider).forced is None
@@ -130,10 +143,10 @@ class Breakers:
         """How many starts a recovering provider gets now; without a ramp, as many as one likes."""
         return self._ramp(provider, 0) if provider in self._roster else _NO_LIMIT
 
-    def ramp_spend(self, provider: str) -> None:
-        """One start at a provider that may be recovering."""
+    def ramp_spend(self, provider: str, starts: int = 1) -> None:
+        """So many starts at a provider that may be recovering."""
         if provider in self._roster:
-            self._ramp(provider, 1)
+            self._ramp(provider, starts)
 
     def _ramp(self, provider: str, spend: int) -> int:
         rate = ramp_per_second(self.state(provider), self._roster[provider].breaker_policy, self.now())
@@ -179,10 +192,12 @@ class Breakers:
 
     def record(self, provider: str, kind: OutcomeKind, *, trial: bool = False) -> None:
         """Takes note of an outcome; a change of phase is shared at the next refresh."""
+        before = self.state(provider)
+        if kind is OutcomeKind.ACCEPTED and before.phase is Phase.CLOSED and not before.failures:
+            return
         listed = self._roster.get(provider)
         if listed is None:
             return
-        before = self.state(provider)
         if before.phase is Phase.HALF_OPEN and not (trial and before.trial_by == self._worker):
             return  # an attempt from before the breaker opened: the trial decides
         after = record(before, listed.breaker_policy, blames_provider(kind), self.now())

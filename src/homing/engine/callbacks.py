@@ -18,7 +18,7 @@ from homing.core.observing import NOBODY, Observer
 from homing.core.policy import BounceFailover, Keys
 from homing.core.ports import Backend, Clock, Hears, Prepares
 from homing.core.request import provider_id
-from homing.engine.deliverer import plain
+from homing.engine.answering import plain
 from homing.engine.policies import Policies
 from homing.engine.roster import Listed, Roster
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
-from traceback import format_tb
 from typing import Any
 
 import msgspec
@@ -17,16 +15,18 @@ from homing.core.breaker import Gate
 from homing.core.decide import NOTHING_AGAINST_IT, Facts, decide, give_up, judge, postpone
 from homing.core.errors import StoreError
 from homing.core.failover import Choice, choose, rotation
-from homing.core.model import Claim, Lease, Mode, Outcome, OutcomeKind, Reason, Settlement
-from homing.core.policy import Keys, RetryPolicy
+from homing.core.model import Channel, Claim, Lease, Mode, Outcome, OutcomeKind, Reason, Settlement
+from homing.core.policy import RetryPolicy
 from homing.core.ports import Backend, Chance, Clock, Delivery, Directory
 from homing.core.redact import redact
+from homing.engine.answering import Deadline, Deadlines, answer
 from homing.engine.breakers import Breakers, longest_trial_ms
 from homing.engine.intake import LEASE_MARGIN_MS
 from homing.engine.pacing import Pacing
 from homing.engine.policies import Policies
 from homing.engine.resolving import SYNCHRONOUS_TIMEOUT_MS
-from homing.engine.roster import Listed, Roster
+from homing.engine.roster import Roster
+from homing.engine.seats import Seats
 
 log = logging.getLogger("homing.deliverer")
 
@@ -34,9 +34,6 @@ _HOOK_S = 10
 _HOOK_PAUSE_MS = 5_000
 _LONGEST_POSTPONE_MS = 366 * 86_400_000
 _STORE_PAUSE_MS = 1_000
-_STOOD_STILL_MS = 1_000
-"""A process whose timers go off this late was suspended: its timeouts say nothing about the provider."""
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class Ready(Struct, frozen=True):
@@ -71,7 +68,8 @@ class Deliverer:
         self._pacing = pacing
         self._clock = clock
         self._chance = chance
-        self._slots = {listed.id: asyncio.Semaphore(listed.max_in_flight) for listed in roster}
+        self._deadlines = Deadlines(clock)
+        self._seats = {listed.id: Seats(listed.max_in_flight) for listed in roster}
 
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[Ready]:
         """Ends or postpones what must not be attempted now; the others are ready."""
@@ -93,7 +91,11 @@ class Deliverer:
         await self._win_trials(ready)
         placed: list[Ready] = []
         moved: list[Ready] = []
+        open_ways = self._open_ways(ready)
         for one in ready:
+            if (one.claim.provider, one.claim.channel) in open_ways and not one.claim.holds:
+                placed.append(one)
+                continue
             choice = self._choose(one.claim)
             if choice.stop is None:
                 wait_ms = choice.wait_ms or self._wait_ms(one.claim)
@@ -115,29 +117,30 @@ class Deliverer:
         (monotonic), by which a synchronous send must have ended.
         """
         claim, timeout_ms = one.claim, self.timeout_ms(one)
-        slot = self._slots[claim.provider]
-        if until_ms is None:
-            await slot.acquire()
-        elif not await self._acquired(slot, until_ms):
+        seats = self._seats[claim.provider]
+        if not seats.take() and not await self._seated(seats, until_ms):
             return None
         try:
-            await self._breakers.freshen()
-            trial = self._breakers.is_trial(claim.provider, one.trial)
+            if self._breakers.stale:
+                await self._breakers.freshen()
+            trial = one.trial > 0 and self._breakers.is_trial(claim.provider, one.trial)
             if not trial and not self._breakers.usable(claim.provider):
                 return self._stopped_meanwhile(one)
             if until_ms is not None:
                 timeout_ms = until_ms - self._clock.monotonic_ms()
                 if timeout_ms <= 0:
                     return None
-            elif not await self._fits(claim, timeout_ms):
+            elif claim.lease_until - self._breakers.now() <= timeout_ms and not await self._fits(
+                claim, timeout_ms
+            ):
                 return None
             began_ms = self._clock.monotonic_ms()
-            alarm = _Alarm(self._clock, timeout_ms)
-            outcome = await self._send(claim, timeout_ms)
-            latency_ms = self._clock.monotonic_ms() - began_ms
+            deadline = self._deadlines.after(timeout_ms)
+            outcome = await self._send(claim, timeout_ms, deadline)
+            ended_ms = self._clock.monotonic_ms()
         finally:
-            slot.release()
-        if not alarm.late():
+            seats.release()
+        if not deadline.stood_still(ended_ms):
             self._breakers.record(claim.provider, outcome.kind, trial=trial)
         return decide(
             claim,
@@ -145,7 +148,7 @@ class Deliverer:
             one.policy,
             self._roster.route(claim.channel),
             elapsed_ms=max(0, self._breakers.now() - claim.started_at),
-            latency_ms=latency_ms,
+            latency_ms=ended_ms - began_ms,
             u=self._chance.random(),
             stopped=not self._breakers.usable(claim.provider),
         )
@@ -156,10 +159,13 @@ class Deliverer:
         wait_ms = 0 if choice.stop is not None else choice.wait_ms or self._wait_ms(one.claim)
         return postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER)
 
-    async def _acquired(self, slot: asyncio.Semaphore, until_ms: int) -> bool:
+    async def _seated(self, seats: Seats, until_ms: int | None) -> bool:
+        if until_ms is None:
+            await seats.wait()
+            return True
         try:
             async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                await slot.acquire()
+                await seats.wait()
         except TimeoutError:
             return False
         return True
@@ -183,8 +189,9 @@ class Deliverer:
         return give_up(claim, self.policy(claim))
 
     def policy(self, claim: Claim) -> RetryPolicy:
-        keys = Keys(claim.tenant, claim.type, claim.origin, claim.channel, claim.priority)
-        return self._policies.book.policy(keys, claim.mode)
+        return self._policies.book.policy_for(
+            claim.tenant, claim.type, claim.origin, claim.channel, claim.priority, claim.mode
+        )
 
     def timeout_ms(self, one: Ready) -> int:
         return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is Mode.SYNCHRONOUS else one.policy.timeout_ms
@@ -192,6 +199,8 @@ class Deliverer:
     async def _paced(self, ready: list[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
         """Those that the rate limits of their tenants and recipients let pass; the others wait their turn."""
         waits = await self._pacing.waits([one.claim for one in ready])
+        if not waits:
+            return ready
         for one in ready:
             if one.claim.id in waits:
                 settle(postpone(one.claim, one.policy, waits[one.claim.id], Reason.RATE_LIMIT))
@@ -242,6 +251,16 @@ class Deliverer:
             log.warning("no trial of %s: %s", provider, error)
             return False
 
+    def _open_ways(self, ready: Sequence[Ready]) -> set[tuple[str, Channel]]:
+        """(provider, channel) of those that go where they are meant to: there is nothing to choose."""
+        ways = {(one.claim.provider, one.claim.channel) for one in ready}
+        return {
+            (provider, channel)
+            for provider, channel in ways
+            if self._breakers.is_closed(provider)
+            and any(stop.provider == provider for stop in self._roster.route(channel))
+        }
+
     def _choose(self, claim: Claim) -> Choice:
         return choose(
             self._roster.route(claim.channel),
@@ -276,9 +295,7 @@ class Deliverer:
         return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
 
     async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
-        """A send starts only if it can end inside its lease; a short lease is prolonged first."""
-        if claim.lease_until - self._breakers.now() > timeout_ms:
-            return True
+        """A send starts only if it can end inside its lease: one that is too short is prolonged first."""
         asked_ms = self._clock.monotonic_ms()
         try:
             held = await self._backend.extend([Lease(claim.id, claim.token)], timeout_ms + LEASE_MARGIN_MS)
@@ -288,7 +305,7 @@ class Deliverer:
         # An answer that took too long says nothing about how much of the lease is left.
         return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
 
-    async def _send(self, claim: Claim, timeout_ms: int) -> Outcome:
+    async def _send(self, claim: Claim, timeout_ms: int, deadline: Deadline) -> Outcome:
         delivery = Delivery(
             notification_id=claim.id,
             tenant=claim.tenant,
@@ -305,7 +322,7 @@ class Deliverer:
             locale=claim.message.locale,
             metadata=claim.message.metadata,
         )
-        return await answer(self._roster[claim.provider], delivery)
+        return await answer(self._roster[claim.provider], delivery, deadline)
 
 
 def makes_sense(facts: object) -> bool:
@@ -317,65 +334,3 @@ def makes_sense(facts: object) -> bool:
     except (msgspec.ValidationError, TypeError, OverflowError):
         return False
     return 0 <= facts.postpone_ms <= _LONGEST_POSTPONE_MS
-
-
-class _Alarm:
-    """Goes off when the time of an attempt is up, whatever its provider does then."""
-
-    def __init__(self, clock: Clock, after_ms: int) -> None:
-        self._clock = clock
-        self._due_ms = clock.monotonic_ms() + after_ms
-        self._rang_ms: int | None = None
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(after_ms / 1000, loop.call_soon, self._ring)
-
-    def late(self) -> bool:
-        """Whether this process stood still when it should have gone off."""
-        self._timer.cancel()
-        rang_ms = self._clock.monotonic_ms() if self._rang_ms is None else self._rang_ms
-        return rang_ms - self._due_ms > _STOOD_STILL_MS
-
-    def _ring(self) -> None:
-        self._rang_ms = self._clock.monotonic_ms()
-
-
-async def answer(listed: Listed, delivery: Delivery) -> Outcome:
-    """What a provider makes of one attempt. Whatever it does, it ends in time and as an outcome."""
-    try:
-        async with asyncio.timeout(delivery.timeout_ms / 1000):
-            return clean(await listed.provider.send(delivery))
-    except TimeoutError:
-        error = f"no answer within {delivery.timeout_ms} ms"
-        return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
-    except Exception as error:  # a provider must not raise; if it does, it may have sent
-        where = "".join(format_tb(error.__traceback__))  # the error's own text may name the recipient
-        log.error("provider %s raised %s\n%s", listed.id, type(error).__name__, where)
-        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(repr(error)))
-
-
-def clean(outcome: object) -> Outcome:
-    """A provider's answer is untrusted input: bounded, printable, and of the right kind."""
-    if not isinstance(outcome, Outcome):
-        error = f"the provider answered with {type(outcome).__name__}"
-        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=error)
-    try:
-        kind = OutcomeKind(outcome.kind)
-    except ValueError:
-        error = f"the provider answered with the outcome {outcome.kind!r}"
-        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(error))
-    wait_ms = outcome.retry_after_ms
-    return replace(
-        outcome,
-        kind=kind,
-        error=plain(outcome.error),
-        error_code=plain(outcome.error_code, 100),
-        provider_message_id=plain(outcome.provider_message_id, 255),
-        retry_after_ms=wait_ms if isinstance(wait_ms, int) and wait_ms > 0 else None,
-    )
-
-
-def plain(text: str | None, longest: int = 500) -> str | None:
-    """Text of a provider as it may be stored: one line, no control characters, bounded."""
-    return (
-        None if text is None else _CONTROL.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
-    )

@@ -16,8 +16,8 @@ from homing.core.model import Channel, Content, OutcomeKind, Priority, Recipient
 from homing.core.ports import Chance, Clock, Delivery
 from homing.core.redact import redact
 from homing.core.request import ADDRESS_FIELD, address_of, provider_id
+from homing.engine.answering import Deadlines, answer, plain
 from homing.engine.breakers import Breakers
-from homing.engine.deliverer import answer, plain
 from homing.engine.roster import Listed, Roster
 
 _CHECK_S = 10
@@ -129,6 +129,7 @@ class ProviderDesk:
                 attempt=1,
                 timeout_ms=_TEST_TIMEOUT_MS,
             ),
+            Deadlines(self._clock).after(_TEST_TIMEOUT_MS),
         )
         latency_ms = self._clock.monotonic_ms() - began_ms
         return Tried(

@@ -75,16 +75,30 @@ class RegistryDirectory:
                 channel, subscription.address, category=category, why="unsubscribed", who=_BY_LINK
             )
 
+    async def has_left(self, subscription: Subscription) -> bool:
+        """Whether nothing would change by it."""
+        if subscription.recipient_id is not None:
+            place = preference_key(
+                subscription.recipient_id, subscription.category, subscription.channel.value
+            )
+            found = await self._known(subscription.tenant, PREFERENCE, {place})
+            return found.get(place, {}).get("allowed") is False
+        place = suppression_key(subscription.channel, subscription.address or "", subscription.category)
+        return place in await self._known(subscription.tenant, SUPPRESSION, {place})
+
     async def _tenant_facts(self, tenant: str, claims: Sequence[Claim]) -> dict[str, Facts]:
         ids = {id_ for claim in claims if (id_ := claim.message.recipient.id) is not None}
+        places = [_suppressions(claim) for claim in claims]
         recipients = await self._known(tenant, RECIPIENT, ids)
         devices = await self._known(tenant, DEVICE, {c.address for c in claims if c.channel is Channel.PUSH})
-        suppressed = await self._known(tenant, SUPPRESSION, {k for c in claims for k in _suppressions(c)})
+        suppressed = await self._known(tenant, SUPPRESSION, {key for keys in places for key in keys})
         preferences = await self._known(tenant, PREFERENCE, {k for c in claims for k in _preferences(c)})
+        if not (recipients or devices or suppressed or preferences):
+            return {}
         found: dict[str, Facts] = {}
-        for claim in claims:
+        for claim, keys in zip(claims, places, strict=True):
             facts = _when(recipients.get(claim.message.recipient.id or "", {}))
-            if any(key in suppressed for key in _suppressions(claim)):
+            if any(key in suppressed for key in keys):
                 facts = replace(facts, skip=Reason.SUPPRESSED)
             elif _allowed(claim, preferences) is False:
                 facts = replace(facts, skip=Reason.UNSUBSCRIBED)

@@ -44,10 +44,14 @@ class Pacing:
         self._quiet_hours = quiet_hours
         self._paces = paces
         self._time_zone = time_zone
+        self._settings_have_a_night = quiet_hours.window.start_ms != quiet_hours.window.end_ms
+        self._settings_have_limits = paces.recipient.limits or paces.tenant.limits
         self._turns: dict[str, int] = {}
 
     def quiet(self, claim: Claim, facts: Facts, now: int) -> Facts:
         """The facts, with the wait for the end of the recipient's quiet hours where that is longer."""
+        if facts.quiet_hours is None and not self._settings_have_a_night:
+            return facts
         if claim.overdue or self._quiet_hours.spares(claim):
             return facts
         wait_ms = quiet_ms(facts.quiet_hours or self._quiet_hours.window, self._zone(claim, facts), now)
@@ -61,6 +65,8 @@ class Pacing:
         Where the store cannot say, all that have a limit wait a little.
         """
         waits: dict[str, int] = {}
+        if not self._settings_have_limits:
+            return waits
         try:
             taken = await self._take(claims, self._paces.recipient, recipient_bucket, waits)
             rest = [claim for claim in claims if claim.id not in waits]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -65,7 +65,8 @@ class Room:
         self._unnamed_slots = max(
             (n for listed in roster if (n := listed.host_slots)), default=slots.standard
         )
-        self.held = Held()
+        self._held = Held()
+        self._gone: list[Claim] = []
         self.retry_in_ms: int | None = None
         """Set when a rate limit or a ramp held something back: look again then."""
 
@@ -73,11 +74,19 @@ class Room:
         """All lanes that have a provider, the more urgent ones first."""
         return [lane_of(mode, channel) for mode in QUEUED_MODES for channel in self._roster.channels]
 
-    def take(self, claim: Claim) -> None:
-        self._count(claim, 1)
+    def take(self, claims: Sequence[Claim]) -> None:
+        self._count(claims, 1)
 
     def release(self, claim: Claim) -> None:
-        self._count(claim, -1)
+        self._gone.append(claim)
+
+    @property
+    def held(self) -> Held:
+        """What is under way. Those that have gone are counted together, when somebody asks."""
+        if self._gone:
+            gone, self._gone = self._gone, []
+            self._count(gone, -1)
+        return self._held
 
     async def request(
         self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
@@ -101,24 +110,27 @@ class Room:
             outlet_room=rooms,
         )
 
-    def spend(self, claim: Claim) -> None:
-        """A claim that was taken uses up one token of the provider that it will go to."""
-        self._spend(self._stands_in.get(claim.provider) or claim.provider)
+    def spend(self, claims: Sequence[Claim]) -> None:
+        """Claims that were taken use up tokens of the providers that they will go to."""
+        for provider, number in Counter([claim.provider for claim in claims]).items():
+            self._spend(self._stands_in.get(provider) or provider, number)
 
-    async def token(self, claim: Claim, provider: str) -> int:
-        """0 where `claim` may go to `provider` as far as its rate limit says; else how long it must wait."""
-        if provider == (self._stands_in.get(claim.provider) or claim.provider):
-            return 0  # counted when it was claimed
+    def is_counted(self, claim: Claim, provider: str) -> bool:
+        """Whether the token that was used up for `claim` when it was taken is one of this provider."""
+        return provider == (self._stands_in.get(claim.provider) or claim.provider)
+
+    async def token(self, provider: str) -> int:
+        """0 where one more may go to `provider` as far as its rate limit says; else how long it must wait."""
         listed = self._roster[provider]
         if listed.rate is not None and not await self._leased_tokens(listed, 1):
             return self.retry_in_ms or _TOKENS_KEEP_MS
         self._spend(provider)
         return 0
 
-    def _spend(self, provider: str) -> None:
-        self._breakers.ramp_spend(provider)
+    def _spend(self, provider: str, number: int = 1) -> None:
+        self._breakers.ramp_spend(provider, number)
         if tokens := self._tokens.get(provider):
-            tokens.left = max(0, tokens.left - 1)
+            tokens.left = max(0, tokens.left - number)
 
     async def _capacity(self, listed: Listed) -> int:
         """Starts that this provider can take now."""
@@ -203,17 +215,18 @@ class Room:
     def _again_in(self, wait_ms: int) -> None:
         self.retry_in_ms = wait_ms if self.retry_in_ms is None else min(self.retry_in_ms, wait_ms)
 
-    def _count(self, claim: Claim, by: int) -> None:
-        held = self.held
-        held.total += by
-        held.lanes[claim.lane] += by
-        held.providers[claim.provider] += by
-        _add(held.tenants, (claim.lane, claim.tenant), by)
-        _add(held.outlets, claim.outlet, by)
+    def _count(self, claims: Sequence[Claim], by: int) -> None:
+        held = self._held
+        held.total += by * len(claims)
+        _add(held.lanes, [claim.lane for claim in claims], by)
+        _add(held.providers, [claim.provider for claim in claims], by)
+        _add(held.tenants, [(claim.lane, claim.tenant) for claim in claims], by)
+        _add(held.outlets, [claim.outlet for claim in claims], by)
 
 
-def _add(counter: Counter[_K], key: _K, by: int) -> None:
+def _add(held: Counter[_K], keys: Iterable[_K], by: int) -> None:
     """Counts, and forgets what is down to nothing: tenants and hosts come and go."""
-    counter[key] += by
-    if not counter[key]:
-        del counter[key]
+    for key, number in Counter(keys).items():
+        held[key] += by * number
+        if not held[key]:
+            del held[key]

@@ -52,9 +52,10 @@ class Settler:
         return len(self._waiting) + self._writing
 
     def add(self, settlement: Settlement, claim: Claim) -> None:
+        if not self._waiting:
+            self._empty.clear()
+            self._arrived.set()
         self._waiting.append((settlement, claim))
-        self._empty.clear()
-        self._arrived.set()
 
     async def run(self) -> None:
         """Writes until cancelled."""

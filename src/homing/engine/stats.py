@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from msgspec import Struct, field
 
 from homing.core.model import Settlement, Status
@@ -44,8 +46,4 @@ class Lateness(Struct):
         self.seen += 1
         self.total_ms += late_ms
         self.longest_ms = max(self.longest_ms, late_ms)
-        for index, bound in enumerate(LATENESS_BUCKETS_MS):
-            if late_ms <= bound:
-                self.counts[index] += 1
-                return
-        self.counts[-1] += 1
+        self.counts[bisect_left(LATENESS_BUCKETS_MS, late_ms)] += 1

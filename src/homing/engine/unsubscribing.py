@@ -12,6 +12,7 @@ from homing.core.errors import LinkRefused
 from homing.core.model import Channel, Entry, Mode, Recipient
 from homing.core.ports import Directory, Registry
 from homing.core.unsubscribe import Seal, Subscription, Unsubscribes
+from homing.engine.directory import RegistryDirectory
 from homing.engine.policies import EVERY_TENANT
 
 _SECRET, _LINKS = "secret", "unsubscribe"
@@ -67,6 +68,12 @@ class Unsubscribing:
         if found is None:
             raise LinkRefused
         return found
+
+    async def changes(self, subscription: Subscription) -> bool:
+        """Whether a click would change what is filed here; a directory of one's own files it for itself."""
+        if not isinstance(self._directory, RegistryDirectory):
+            return False
+        return not await self._directory.has_left(subscription)
 
     async def unsubscribe(self, token: str) -> Subscription:
         """Does what the link says; as often as it is asked, with the same end."""

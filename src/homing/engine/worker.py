@@ -28,6 +28,8 @@ log = logging.getLogger("homing.worker")
 
 _POLICY_REFRESH_MS = 5_000
 _STORE_PAUSE_MS = 1_000
+_REFILL_MS = 10
+"""What has ended makes room for more: claimed together once it is half of all, or after this long."""
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -73,8 +75,11 @@ class Worker:
         self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[tuple[str, int], Claim] = {}
-        self._claimed_last = 0
+        self._full = 0
+        """How many were under way after the last claim that found something."""
         self._released = 0
+        """How many of them have ended since."""
+        self._refill: asyncio.TimerHandle | None = None
         self._draining = False
         self._sleeps_until_ms = 0
         self._policies_read_ms: int | None = None
@@ -120,6 +125,7 @@ class Worker:
                     self._sleeps_until_ms = 0
             await self._finish()
         finally:
+            self._stop_refill()
             await _cancelled([*self._tasks, *background])
 
     def drain(self) -> None:
@@ -162,6 +168,7 @@ class Worker:
     async def _look(self) -> int:
         """One claim, if anything can be started; how long to sleep afterwards."""
         poll_ms = self._settings.poll_ms
+        self._stop_refill()
         self._looked_ms = self._clock.monotonic_ms()
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
@@ -189,17 +196,24 @@ class Worker:
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.claim(request)
         self._breakers.learn_time(batch.now, asked_ms)
-        if batch.claims:  # one that found no room says nothing about what waits
-            self._claimed_last, self._released = len(batch.claims), 0
-        for claim in batch.claims:
-            self._in_flight[claim.id, claim.token] = claim
-            self._room.take(claim)
-            self._room.spend(claim)
-            self.lateness.note(max(0, batch.now - claim.due_at))
         if batch.claims:
-            self._observer.claimed(batch)
+            self._take(batch)
             self._spawn(self._deliver(batch.claims))
         return batch
+
+    def _take(self, batch: ClaimBatch) -> None:
+        for claim in batch.claims:
+            self._in_flight[claim.id, claim.token] = claim
+            self.lateness.note(max(0, batch.now - claim.due_at))
+        self._room.take(batch.claims)
+        self._room.spend(batch.claims)
+        self._full, self._released = len(self._in_flight), 0
+        self._observer.claimed(batch)
+
+    def _stop_refill(self) -> None:
+        if self._refill is not None:
+            self._refill.cancel()
+            self._refill = None
 
     async def _refresh(self) -> None:
         await self._breakers.refresh()
@@ -218,15 +232,17 @@ class Worker:
             for one in await self._within_limits(by_id, placed):
                 self._spawn(self._attempt(by_id.pop(one.claim.id), one))
         finally:
-            for claim in by_id.values():
-                self._release(claim)
+            self._release(*by_id.values())
 
     async def _within_limits(self, claims: Mapping[str, Claim], placed: Sequence[Ready]) -> list[Ready]:
         """What goes to another provider than it was counted for keeps to that one's rate limit too."""
         kept = []
         for one in placed:
+            if self._room.is_counted(claims[one.claim.id], one.claim.provider):
+                kept.append(one)
+                continue
             try:
-                wait_ms = await self._room.token(claims[one.claim.id], one.claim.provider)
+                wait_ms = await self._room.token(one.claim.provider)
             except StoreError as error:
                 log.warning("a rate limit waits for the store: %s", error)
                 wait_ms = _STORE_PAUSE_MS
@@ -237,15 +253,14 @@ class Worker:
         return kept
 
     async def _attempt(self, claim: Claim, one: Ready) -> None:
-        moved = one.claim.provider != claim.provider
-        if moved:
+        if one.claim is not claim:
             self._room.release(claim)
-            self._room.take(one.claim)
+            self._room.take([one.claim])
             self._in_flight[claim.id, claim.token] = one.claim
         try:
             settlement = await self._deliverer.attempt(one)
             if settlement is not None:
-                self._add(settlement, one.claim)
+                self._settler.add(settlement, one.claim)
         finally:
             self._release(one.claim)
 
@@ -261,21 +276,26 @@ class Worker:
     def _settled(self, settlement: Settlement, applied: bool) -> None:
         if applied:
             self.processed.count(settlement)
-            due_ms = self._clock.monotonic_ms() + settlement.delay_ms
-            if settlement.status in WAITING and due_ms < self._sleeps_until_ms:
-                self._waker.wake()  # it is due before the worker would have looked again
+            if settlement.status in WAITING:
+                due_ms = self._clock.monotonic_ms() + settlement.delay_ms
+                if due_ms < self._sleeps_until_ms:
+                    self._waker.wake()  # it is due before the worker would have looked again
         try:
             self._on_settled(settlement, applied)
         except Exception:
             log.exception("a listener to settlements failed; the work goes on without it")
 
-    def _release(self, claim: Claim) -> None:
-        if self._in_flight.pop((claim.id, claim.token), None) is None:
+    def _release(self, *claims: Claim) -> None:
+        for claim in claims:
+            if self._in_flight.pop((claim.id, claim.token), None) is not None:
+                self._room.release(claim)
+                self._released += 1
+        if not self._full or not self._released:
             return
-        self._room.release(claim)
-        self._released += 1
-        if self._claimed_last and (not self._in_flight or self._released * 4 >= self._claimed_last):
+        if not self._in_flight or self._released * 2 >= self._full:
             self._waker.wake()
+        elif self._refill is None:
+            self._refill = asyncio.get_running_loop().call_later(_REFILL_MS / 1000, self._waker.wake)
 
     async def _keep_leases(self) -> None:
         """Prolongs the leases of long sends, well before they run out."""

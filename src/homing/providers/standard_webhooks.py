@@ -7,22 +7,28 @@ A secret is `whsec_` + base64 (HMAC-SHA256, `v1`), `whsk_` + base64 (an ed25519 
 from __future__ import annotations
 
 import binascii
-import hashlib
 import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from homing.core.callbacks import Callback, CallbackRefused
 from homing.core.errors import ConfigError
 from homing.providers.secret import Secret
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 TOLERANCE_S = 300
+_BLOCK = 64
+"""Bytes that SHA-256 takes at once."""
 
 
 class SigningKey:
     """One secret, ready to sign or to verify with. Its text does not show."""
 
-    __slots__ = ("_hmac", "_private", "_public")
+    __slots__ = ("_begun", "_private", "_public")
 
     def __init__(self, given: Secret, field: str = "secret") -> None:
         kind, mark, encoded = given.reveal().rpartition("_")
@@ -30,7 +36,7 @@ class SigningKey:
             raw = b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
         except (binascii.Error, ValueError):
             raise ConfigError(field, "is not base64 after its prefix") from None
-        self._hmac = self._private = self._public = None
+        self._begun = self._private = self._public = None
         if kind in ("whsk", "whpk"):
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -42,18 +48,17 @@ class SigningKey:
             else:
                 self._public = Ed25519PublicKey.from_public_bytes(raw)
         elif kind in ("whsec", "") and (kind or not mark) and raw:
-            # Begun once: each signature continues a copy of it.
-            self._hmac = hmac.new(raw, digestmod=hashlib.sha256)
+            self._begun = _begun(raw)
         else:
             raise ConfigError(field, "is not a webhook secret; it begins with whsec_ or whsk_")
 
     @property
     def signs(self) -> bool:
-        return self._hmac is not None or self._private is not None
+        return self._begun is not None or self._private is not None
 
     def sign(self, message: bytes) -> str:
         """One entry of `webhook-signature`."""
-        if self._hmac is not None:
+        if self._begun is not None:
             return f"v1,{b64encode(self._digest(message)).decode()}"
         assert self._private is not None, "only a key that signs may be asked to"
         return f"v1a,{b64encode(self._private.sign(message)).decode()}"
@@ -65,7 +70,7 @@ class SigningKey:
             given = b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             return False
-        if self._hmac is not None:
+        if self._begun is not None:
             return version == "v1" and hmac.compare_digest(given, self._digest(message))
         if version != "v1a" or self._public is None:
             return False
@@ -78,10 +83,20 @@ class SigningKey:
         return True
 
     def _digest(self, message: bytes) -> bytes:
-        assert self._hmac is not None
-        made = self._hmac.copy()
-        made.update(message)
-        return made.digest()
+        assert self._begun is not None
+        inner, outer = self._begun[0].copy(), self._begun[1].copy()
+        inner.update(message)
+        outer.update(inner.digest())
+        return outer.digest()
+
+
+def _begun(key: bytes) -> tuple[_Hash, _Hash]:
+    """The two hashes of an HMAC (RFC 2104) with the key already in them: each signature goes on from there.
+
+    The standard library's `hmac` does the same and takes twice the time for a message of this size.
+    """
+    block = (sha256(key).digest() if len(key) > _BLOCK else key).ljust(_BLOCK, b"\0")
+    return sha256(bytes(byte ^ 0x36 for byte in block)), sha256(bytes(byte ^ 0x5C for byte in block))
 
 
 def signature(keys: Sequence[SigningKey], id: str, timestamp_s: int, body: bytes) -> str:

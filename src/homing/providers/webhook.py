@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -86,11 +87,20 @@ def payload(delivery: Delivery) -> bytes:
     """The same bytes for every attempt. What `data` has goes over the texts of the same name."""
     return msgspec.json.encode(
         {
-            "type": _NOT_IN_A_TYPE.sub("_", delivery.type),
-            "timestamp": iso(made_at(delivery.notification_id)),
+            "type": _type(delivery.type),
+            "timestamp": _timestamp(made_at(delivery.notification_id)),
             "data": {**_texts(delivery.content), **(delivery.content.data or {})},
         }
     )
+
+
+@lru_cache(1_024)
+def _type(name: str) -> str:
+    return _NOT_IN_A_TYPE.sub("_", name)
+
+
+_timestamp = lru_cache(1_024)(iso)
+"""Those that were accepted together have the same."""
 
 
 def _texts(content: Content) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -12,6 +11,7 @@ from homing.core import breaker as core_breaker
 from homing.core.breaker import Breaker, Gate, Phase
 from homing.core.errors import StoreError
 from homing.engine import breakers, deliverer, intake, pacing, relay, room, roster, settler
+from homing.engine.seats import Seats
 from homing.sim import planted as scenes
 
 BUGS = scenes.Bugs()
@@ -58,9 +58,9 @@ def taken_over_at_once(real: Any) -> Any:
 
 @BUGS.plant("a log line names the recipient", "15", on=(_DELIVERER, "_send"), plan=scenes.quiet)
 def address_logged(real: Any) -> Any:
-    async def send(self: Any, claim: Any, timeout_ms: int) -> Any:
+    async def send(self: Any, claim: Any, timeout_ms: int, deadline: Any) -> Any:
         logging.getLogger("homing.deliverer").info("sending to %s", claim.address)
-        return await real(self, claim, timeout_ms)
+        return await real(self, claim, timeout_ms, deadline)
 
     return send
 
@@ -181,7 +181,7 @@ def _roomy(real: Any) -> Any:
 def cap_ignored(real: Any) -> Any:
     def start(self: Any, **parts: Any) -> None:
         real(self, **parts)
-        self._slots = {name: asyncio.Semaphore(1_000) for name in self._slots}
+        self._seats = {name: Seats(1_000) for name in self._seats}
 
     return start
 

@@ -106,6 +106,17 @@ def test_a_batch_sent_again_under_its_key_is_stored_once(service: Serving) -> No
     assert other.json["results"][0]["code"] == "IDEMPOTENCY_CONFLICT"
 
 
+def test_a_key_that_cannot_be_one_refuses_the_whole_batch(service: Serving) -> None:
+    for name, value in (
+        ("Idempotency-Key", "k" * 250),
+        ("Idempotency-Key", "\x80"),
+        ("Accept-Language", "é"),
+    ):
+        refused = service.call("POST", BATCH, [MAIL], headers={name: value})
+        assert (refused.status, refused.json["error"]["field"]) == (400, name)
+    assert stored(service) == 0
+
+
 def test_a_synchronous_request_is_refused_in_its_place(service: Serving) -> None:
     done = service.call("POST", BATCH, [{**MAIL, "synchronous": True}, MAIL]).json
     assert [one["status"] for one in done["results"]] == ["rejected", "queued"]

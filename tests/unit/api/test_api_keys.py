@@ -136,7 +136,7 @@ def test_what_another_tenant_sent_is_not_there_for_a_key(guarded: Callable[..., 
 
 
 def test_nothing_in_a_request_can_name_another_tenant(guarded: Callable[..., Guarded]) -> None:
-    """Every reading address, with the other tenant's name in headers and query, and other ways to write ids."""
+    """Every address that reads, with the other name in headers and query, and other ways to write ids."""
     api = guarded()
     mine = api.make("acme", "send", "read", "operate", "manage")["text"]
     theirs = api.make("globex", "send", "read", "operate", "manage")["text"]

@@ -89,6 +89,12 @@ def test_two_different_keys_in_one_request_are_refused(service: Serving) -> None
     assert service.call("GET", "/api/v1/notifications").json["items"] == []
 
 
+def test_a_header_that_cannot_be_meant_is_named(service: Serving) -> None:
+    for name, value in (("Idempotency-Key", ""), ("Idempotency-Key", "k" * 256), ("Accept-Language", "\x80")):
+        refused = service.call("POST", SEND, MAIL, headers={name: value})
+        assert (refused.status, refused.json["error"]["field"]) == (400, name)
+
+
 def test_the_keys_of_two_tenants_are_two_keys(service: Serving) -> None:
     key = {"Idempotency-Key": "order-1"}
     one = accepted(service, key="acme", headers=key)

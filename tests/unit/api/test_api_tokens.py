@@ -14,7 +14,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homing.api.tokens import LONGEST_TOKEN, Issuer, Tokens, issuers
@@ -72,6 +72,7 @@ def tokens(*tables: dict[str, Any], clock: ManualClock | None = None) -> Tokens:
     return Tokens(configured(*tables), clock or ManualClock())
 
 
+@cache
 def rs256() -> Tokens:
     return tokens(table(algorithm="RS256", key=public_pem(rsa_key())))
 
@@ -258,6 +259,7 @@ def test_a_huge_or_deep_or_broken_token_is_refused_at_once() -> None:
         assert known.caller(broken) is None
 
 
+@settings(max_examples=500)
 @given(st.data())
 def test_no_change_of_a_token_leaves_it_good(data: st.DataObject) -> None:
     token = signed()
@@ -278,6 +280,7 @@ def test_no_change_of_a_token_leaves_it_good(data: st.DataObject) -> None:
     assert tokens().caller(changed) is None
 
 
+@settings(max_examples=500)
 @given(
     st.dictionaries(
         st.sampled_from(["alg", "typ", "kid", "jku", "jwk", "x"]), st.text(max_size=8) | st.none()

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from homing.api.all_routes import all_routes
 from homing.api.docs_page import page

@@ -1,4 +1,4 @@
-"""The pages about the service say what is true: the client's code runs, the reference's tables are the code's."""
+"""The pages about the service say what is true: the client's code runs, the tables are those of the code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_code_of_the_clients_page_runs(
     blocks = re.findall(r"^```python no-run\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     for block in blocks:
-        exec(block.replace("http://127.0.0.1:8080", service.url).replace("hmg_…", "default"), names)
+        exec(block.replace("http://127.0.0.1:8080", service.url).replace("hm_…", "default"), names)
     names["client"].close()
     assert capsys.readouterr().out.replace(names["id"], "ID") == PRINTED
 

@@ -9,7 +9,7 @@ import pytest
 
 from homing import Outcome, OutcomeKind, Status
 from homing.core.ports import Delivery
-from homing.engine.deliverer import clean
+from homing.engine.answering import clean
 from homing.providers.scripted import HANG, ScriptedProvider
 
 from .support import K, World, mail, seconds, status, steady

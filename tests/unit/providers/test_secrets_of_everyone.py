@@ -13,7 +13,8 @@ import pytest
 from homing.core.callbacks import Callback, CallbackRefused
 from homing.core.model import Outcome
 from homing.core.ports import Hears, LooksUp, Prepares
-from homing.engine.deliverer import answer
+from homing.engine.answering import Deadlines, answer
+from homing.engine.clock import SystemClock
 from homing.engine.roster import Listed
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.smtp_session import Letter
@@ -79,7 +80,7 @@ async def everything_of(provider: Any, kind: str, wire: Wire) -> list[object]:
     for says in (*TAKEN, *REFUSED, *FAILED, None) if kind not in ("smtp", "apprise") else (None,):
         wire.says = says
         listed = Listed(id=kind, provider=provider, kind=kind, channels=(delivery.channel,))
-        outcome = await answer(listed, delivery)
+        outcome = await answer(listed, delivery, Deadlines(SystemClock()).after(delivery.timeout_ms))
         assert isinstance(outcome, Outcome)
         seen.append(outcome)
     wire.says = REFUSED[0]

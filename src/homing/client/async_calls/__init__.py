@@ -25,6 +25,7 @@ class AsyncCalls(
     AsyncNotifications,
     AsyncQueue,
     AsyncDeadLetters,
+    AsyncJobs,
     AsyncAdmin,
     AsyncPolicies,
     AsyncProviders,
@@ -35,6 +36,5 @@ class AsyncCalls(
     AsyncKeys,
     AsyncAudit,
     AsyncMeta,
-    AsyncJobs,
 ):
     """Every operation of the service, as a method."""

@@ -25,6 +25,7 @@ class Calls(
     Notifications,
     Queue,
     DeadLetters,
+    Jobs,
     Admin,
     Policies,
     Providers,
@@ -35,6 +36,5 @@ class Calls(
     Keys,
     Audit,
     Meta,
-    Jobs,
 ):
     """Every operation of the service, as a method."""

@@ -41,7 +41,7 @@ class Templates(Calling):
         self,
         *,
         key: str = "draft",
-        locales: dict[str, dict[Channel, TemplateParts]] | None = None,
+        locales: dict[str, dict[str, TemplateParts]] | None = None,
         sample: dict[str, Any] | None = None,
     ) -> CheckReport:
         """Check a draft, or (without a body) everything that the tenant can send.
@@ -66,7 +66,7 @@ class Templates(Calling):
         self,
         key: str,
         *,
-        locales: dict[str, dict[Channel, TemplateParts]],
+        locales: dict[str, dict[str, TemplateParts]],
         sample: dict[str, Any] | None = None,
         version: int = 0,
     ) -> Template:

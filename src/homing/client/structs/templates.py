@@ -31,14 +31,14 @@ class TemplateDraft(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A template to be checked; all of it left out: check what there is."""
 
     key: str = "draft"
-    locales: dict[str, dict[Channel, TemplateParts]] = field(default_factory=dict)
+    locales: dict[str, dict[str, TemplateParts]] = field(default_factory=dict)
     sample: dict[str, Any] = field(default_factory=dict)
 
 
 class TemplateWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A template whole."""
 
-    locales: dict[str, dict[Channel, TemplateParts]]
+    locales: dict[str, dict[str, TemplateParts]]
     """Every declared locale, each with the same channels and parts."""
     sample: dict[str, Any] = field(default_factory=dict)
     """The data that it is tried with; it must render with it."""
