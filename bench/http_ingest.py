@@ -36,6 +36,7 @@ from homing.api.server import Server, ServerSettings, listening
 from homing.api.service import Call
 from homing.benching.arena import Arena, arena
 from homing.benching.loops import run
+from homing.cli.collector import calm_collector
 from homing.compose import service
 from homing.engine.chance import SystemChance
 
@@ -90,6 +91,7 @@ def serve(place: Arena, pipe: Connection) -> None:
             server = Server(app, ServerSettings())
             at = listening("127.0.0.1", 0)
             pipe.send((at.getsockname()[1], (place.folder / "key").read_text().strip()))
+            calm_collector()
             serving = asyncio.create_task(server.serve([at]))
             while await asyncio.to_thread(pipe.recv) == "cpu":
                 pipe.send(time.process_time())

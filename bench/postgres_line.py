@@ -39,7 +39,7 @@ from homing.core.model import (
     Submission,
 )
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import TOLD
+from homing.stores.postgres.connection import PLANNING
 
 DAY_MS = 86_400_000
 LANE = "standard.email"
@@ -207,13 +207,13 @@ async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]
     """The statements of a claim, just as they run, and taken back; buffers for each row."""
     now = time.time_ns() // 1_000_000 + 60_000
     plans: dict[str, Any] = {}
-    await connection.execute(f"BEGIN; {TOLD}")
+    await connection.execute(f"BEGIN; {PLANNING}")
     queue = await connection.fetchval("SELECT id FROM homing.queues")
     seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
     ones, later, taken = [1] * batch, [now] * batch, [seq for (seq,) in seqs]
     leased = (taken, later, later, ones, ones, ones, later, [False] * batch, [""] * batch)
     for name, sql, parameters in (
-        ("sweep", claim.SWEEP, (now,)),
+        ("sweep", claim.SWEEP, ()),
         ("due rows", claim.DUE_ROWS, ([queue], [0], [-1], now, batch)),
         ("lease", leases.LEASE.text, leased),
     ):

@@ -107,6 +107,25 @@ def test_several_processes_share_the_address_and_one_that_dies_is_replaced(cli: 
         assert not _children(service.process.pid, None)
 
 
+def test_ctrl_c_reaches_all_of_them_once(cli: Cli) -> None:
+    process = subprocess.Popen(
+        cli.command("serve", "--listen", "127.0.0.1:0", "--workers", "2"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=cli.folder,
+        env=cli.env(),
+        process_group=0,
+    )
+    try:
+        children = _children(process.pid, 2)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, said = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert said.count(b"SIGINT: no more is taken") == len(children)
+    finally:
+        process.kill()
+
+
 def test_processes_whose_parent_is_killed_end_too(cli: Cli) -> None:
     with serving(cli, "--workers", "2") as service:
         orphans = _children(service.process.pid, 2)

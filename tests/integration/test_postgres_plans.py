@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import TOLD
+from homing.stores.postgres.connection import PLANNING
 from homing.stores.postgres.plans import hot_statements
 from homing.testing.builders import a_notification, a_submission, everything, sent
 
@@ -51,7 +51,7 @@ async def old_snapshot(
 async def test_no_hot_statement_scans_a_table(store: PostgresStore, connection: Connection) -> None:
     await _accept(store, 1_000)
     await connection.execute("VACUUM ANALYZE")
-    await connection.execute(f"BEGIN; {TOLD}")
+    await connection.execute(f"BEGIN; {PLANNING}")
     for name, sql in hot_statements().items():
         plan = await _generic_plan(connection, sql)
         scanned = [node for node in _nodes(plan) if node["Node Type"] == "Seq Scan"]
@@ -80,7 +80,7 @@ async def test_what_an_old_snapshot_keeps_is_not_walked_over_by_every_claim(
         assert len((await store.settle([sent(claim) for claim in claims])).applied) == 500
     now, queue = await store.now_ms(), await connection.fetchval("SELECT id FROM homing.queues")
     first = await connection.fetchval("SELECT min(due_at) FROM homing.live")
-    from_start = await _touched(connection, claim.SWEEP, now)
+    from_start = await _touched(connection, claim.SWEEP)
     from_mark = await _touched(connection, claim.LOOK, [queue], [first], now)
     assert from_start > 100  # the dead are still there
     assert from_mark < from_start / 5
@@ -97,7 +97,7 @@ async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batc
     taken, ones, later = [seq for (seq,) in seqs], [1] * batch, [now] * batch
     leased = (taken, later, later, ones, ones, ones, later, [False] * batch, [""] * batch)
     return (
-        await _touched(connection, claim.SWEEP, now)
+        await _touched(connection, claim.SWEEP)
         + await _touched(connection, claim.DUE_ROWS, [queue], [0], [-1], now, batch)
         + await _touched(connection, leases.LEASE.text, *leased)
     )
@@ -105,7 +105,7 @@ async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batc
 
 async def _touched(connection: Connection, sql: str, *parameters: Any) -> int:
     """Buffers, in a transaction that is taken back."""
-    await connection.execute(f"BEGIN; {TOLD}")
+    await connection.execute(f"BEGIN; {PLANNING}")
     explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *parameters)
     await connection.execute("ROLLBACK")
     plan: dict[str, int] = json.loads(explained)[0]["Plan"]

@@ -146,7 +146,10 @@ class App:
                 "no valid key; send Authorization: Bearer KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if not any(caller.may(scope) for scope in route.scopes):
+        for scope in route.scopes:
+            if caller.may(scope):
+                break
+        else:
             needed = " or ".join(scope.value for scope in route.scopes)
             raise ApiError("FORBIDDEN", f"this key may not do that; it needs the scope {needed}")
         if wait_ms := await gatekeeper.admit(caller):
@@ -160,7 +163,9 @@ class App:
 
     async def _read(self, request: Request, route: Route, receive: Receive) -> bytes:
         headers, settings = request.headers, self.service.settings
-        said = headers.get("content-type", "").partition(";")[0].strip().lower()
+        said = headers.get("content-type", "")
+        if said != "application/json":
+            said = said.partition(";")[0].strip().lower()
         if said not in (route.bodies or _JSON) and not (route.raw and not route.bodies):
             raise ApiError(
                 "UNSUPPORTED_MEDIA_TYPE",

@@ -40,7 +40,7 @@ Array = Annotated[
     tuple[Any, ...],
     Meta(
         max_length=MOST_ITEMS,
-        description="Each a `SendRequest`. What is not one is rejected in its place, and the others are taken.",
+        description="Each a `SendRequest`. What is not one is rejected in its place; the others are taken.",
         extra_json_schema={"items": {"anyOf": [{"$ref": "#/components/schemas/SendRequest"}, {}]}},
     ),
 ]

@@ -17,8 +17,8 @@ from homing.core.access import Scope
 from homing.core.locale import MOST_CHARACTERS
 from homing.core.model import Attempt, Cause, Notification, Page, Status
 from homing.core.request import SendRequest
+from homing.core.retry_numbers import RetryInfo
 from homing.engine.explaining import ExplanationView, explanation_view
-from homing.engine.operations import RetryInfo
 from homing.engine.sending import SendResult
 
 routes = Routes("Notifications")

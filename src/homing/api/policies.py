@@ -111,7 +111,7 @@ class Simulation(Struct, frozen=True, kw_only=True, rename="camel", forbid_unkno
     rate_per_second: Annotated[float, Meta(ge=0.1, le=10_000)] | None = None
     """The rate limit of each provider, if it has one."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1000)] = 128
-    notifications: Annotated[int, Meta(ge=1, le=5_000)] = 2_000
+    notifications: Annotated[int, Meta(ge=1, le=2_000)] = 1_000
     """No more than this many are sent, whatever the traffic says."""
     seed: Annotated[int, Meta(ge=0, le=2**31)] = 1
 

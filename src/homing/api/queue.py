@@ -19,7 +19,7 @@ from homing.api.service import Call
 from homing.core.access import Scope
 from homing.core.model import Channel, ErrorGroup, Notification, Priority, RollUp
 from homing.core.policy import Keys
-from homing.engine.operations import AttemptStatistics, AttemptSuccess, HealthMetrics
+from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics
 
 routes = Routes("Queue")
 

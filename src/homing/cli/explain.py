@@ -15,7 +15,7 @@ from homing.cli.words import local, span
 
 if TYPE_CHECKING:
     from homing.core.model import Attempt, Cause, History, Notification
-    from homing.engine.operations import Explanation
+    from homing.engine.explaining import Explanation
 
 
 @command(app, "explain")

@@ -15,7 +15,7 @@ from homing.cli.words import local, relative, span
 
 if TYPE_CHECKING:
     from homing.core.model import RollUp
-    from homing.engine.operations import HealthMetrics
+    from homing.core.retry_numbers import HealthMetrics
     from homing.engine.upkeep import Thresholds
 
 

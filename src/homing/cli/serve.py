@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ipaddress
+import resource
 import socket
 import sys
 from contextlib import AsyncExitStack, suppress
@@ -25,6 +26,10 @@ from homing.cli.words import span
 if TYPE_CHECKING:
     from homing.config import Settings
     from homing.library import Homing
+
+
+_OTHER_FILES = 1_024
+"""Of the store, and of connections to providers."""
 
 
 @command(app, "serve")
@@ -57,6 +62,7 @@ def serve(
     settings = options.settings(**flags)
     configure_logging(settings, verbose=verbose)
     _check(settings)
+    _allow_files(settings.service.max_connections)
     at = _bound(settings)
     if settings.service.workers == 1:
         return int(run_async(_serve(options, settings, at, deliver=not no_worker)))
@@ -77,6 +83,15 @@ def _check(settings: Settings) -> None:
         )
     if settings.service.workers > 1 and settings.store == "memory:":
         raise Refused("--workers: several processes cannot share memory:; name a store that they can")
+
+
+def _allow_files(connections: int) -> None:
+    """A connection is an open file, and many systems allow a thousand unless they are asked for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
 
 
 def _has(module: str) -> bool:

@@ -21,6 +21,7 @@ class Signals:
         self._told: asyncio.Queue[signal.Signals] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.tell, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
 
     def tell(self, number: signal.Signals = signal.SIGTERM) -> None:
         """As if it had come."""

@@ -19,7 +19,10 @@ _SETTLED_S = 10.0
 _LONGEST_PAUSE_S = 30.0
 
 Work = Callable[[int, int], int]
-"""What process N does until it is told to stop (the pipe ends when the parent is gone); its exit code."""
+"""What process N does until it is told to stop (the pipe ends when the parent is gone); its exit code.
+
+SIGTERM and SIGINT are held back until it listens to them (`stopping.Signals`): none is lost at the start.
+"""
 
 
 class Supervisor:
@@ -96,9 +99,10 @@ class Supervisor:
         code = int(ExitCode.NO)
         try:
             os.close(self._held)
+            os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on: twice would be a hard stop
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED_FOR)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, signal.SIGALRM))
             code = self._work(number, self._alive)
         except BaseException:
             log.exception("process %d broke off", number)

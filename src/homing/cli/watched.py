@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from homing.cli.collector import calm_collector
 from homing.cli.shared import Options, engine
 
 if TYPE_CHECKING:
@@ -33,4 +34,5 @@ async def watched(
             options.screen.line(f"metrics on http://{endpoint.address}/metrics")
         elif counted is not None:
             counted.watch(homing)
+        calm_collector()
         yield homing, watchers

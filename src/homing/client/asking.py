@@ -62,7 +62,6 @@ class Retries(Struct, frozen=True, kw_only=True):
 def ask(
     method: str,
     path: str,
-    key: str,
     *,
     query: Struct | None = None,
     body: Any = None,
@@ -70,10 +69,10 @@ def ask(
     keyed: bool = False,
     content_type: str = "application/json",
 ) -> Ask:
-    """A request with this API key. `keyed`: it has an idempotency key, its own or a new one."""
-    said = {"Authorization": f"Bearer {key}", "Accept": "application/json", **(headers or {})}
-    if keyed:
-        said["Idempotency-Key"] = getattr(body, "idempotency_key", None) or f"client-{uuid4()}"
+    """A request. `keyed`: it has an idempotency key, in its body or a new one."""
+    said = {"Accept": "application/json", **(headers or {})}
+    if keyed and getattr(body, "idempotency_key", None) is None:
+        said["Idempotency-Key"] = f"client-{uuid4()}"
     encoded = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
     if encoded is not None:
         said["Content-Type"] = content_type

@@ -43,8 +43,7 @@ class Client(Calls, Batches):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """`timeout_s` is for each step on the wire; a call may wait and be tried again beyond it."""
-        self._key = key
-        self._wire = Wire(url, timeout_s=timeout_s, connections=connections, tls=tls)
+        self._wire = Wire(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
 
     def __enter__(self) -> Self:
@@ -72,7 +71,6 @@ class Client(Calls, Batches):
         asked = ask(
             method,
             path,
-            self._key,
             query=query,
             body=body,
             headers=headers,
@@ -103,8 +101,7 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """As for `Client`."""
-        self._key = key
-        self._wire = Wire(url, timeout_s=timeout_s, connections=connections, tls=tls)
+        self._wire = Wire(url, key, timeout_s=timeout_s, connections=connections, tls=tls)
         self._retries = retries or Retries()
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="homing-client")
 
@@ -134,7 +131,6 @@ class AsyncClient(AsyncCalls, AsyncBatches):
         asked = ask(
             method,
             path,
-            self._key,
             query=query,
             body=body,
             headers=headers,

@@ -25,16 +25,19 @@ class Reply(Struct, frozen=True):
 
 
 class Wire:
-    """Requests to one service. At most `connections` at a time; who comes later waits."""
+    """Requests to one service, with one key. At most `connections` at a time; who comes later waits."""
 
     def __init__(
-        self, url: str, *, timeout_s: float, connections: int, tls: ssl.SSLContext | None = None
+        self, url: str, key: str, *, timeout_s: float, connections: int, tls: ssl.SSLContext | None = None
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError("url", f"is {url!r}; give one like http://127.0.0.1:8080")
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("key", "has characters that no key has; is there a line break in it?")
         if connections < 1:
             raise ConfigError("connections", f"is {connections}; it must be at least 1")
+        self._authorization = f"Bearer {key}"
         self._host, self._port = parts.hostname, parts.port
         self._base = parts.path.rstrip("/")
         self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
@@ -48,7 +51,8 @@ class Wire:
         with self._room:
             connection = self._connection()
             try:
-                connection.request(method, self._base + target, body=body, headers=dict(headers))
+                said = {"Authorization": self._authorization, **headers}
+                connection.request(method, self._base + target, body=body, headers=said)
                 answer = connection.getresponse()
                 named = {name.lower(): value for name, value in answer.getheaders()}
                 reply = Reply(answer.status, named, answer.read())

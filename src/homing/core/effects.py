@@ -5,6 +5,7 @@ Pure: the writes are returned, and a store makes them in the transaction of the 
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any, Protocol
 
 from homing.core.model import Channel, OutcomeKind, Receipt, ReceiptEvent, Recipient, RegistryPut
@@ -12,6 +13,8 @@ from homing.core.model import Channel, OutcomeKind, Receipt, ReceiptEvent, Recip
 EVERY_CATEGORY = "*"
 EVERY_CHANNEL = "*"
 DEVICE, SUPPRESSION, PREFERENCE = "device", "suppression", "preference"
+LONGEST_KEY = 500
+"""Characters of an address in a key: PostgreSQL's indexes take some 2,700 bytes."""
 
 
 class Addressed(Protocol):
@@ -59,7 +62,17 @@ def receipt_effects(row: Addressed, recipient: Recipient, receipt: Receipt) -> t
 
 def suppression_key(channel: Channel, address: str, category: str) -> str:
     """Where a suppression is filed; category `*` holds for all."""
-    return f"{channel.value}:{address}:{key_part(category)}"
+    return f"{channel.value}:{address_key(address)}:{key_part(category)}"
+
+
+def address_key(address: str) -> str:
+    """An address as a key, or as a part of one: itself, or its hash where no index would hold it.
+
+    A URL or token may have thousands of characters; what is filed under the key has it in full.
+    """
+    if len(address) <= LONGEST_KEY:
+        return address
+    return f"sha256={sha256(address.encode()).hexdigest()}"
 
 
 def preference_key(recipient_id: str, category: str, channel: str) -> str:
@@ -81,7 +94,7 @@ def _dead(what: Addressed, provider: str) -> RegistryPut:
     if what.channel is not Channel.PUSH:
         return _suppressed(what, EVERY_CATEGORY, OutcomeKind.DEAD_ADDRESS.value)
     value: dict[str, Any] = {"token": what.address, "active": False, "why": f"dead at {provider}"}
-    return RegistryPut(tenant=what.tenant, kind=DEVICE, key=what.address, value=value)
+    return RegistryPut(tenant=what.tenant, kind=DEVICE, key=address_key(what.address), value=value)
 
 
 def _suppressed(what: Addressed, category: str, why: str) -> RegistryPut:

@@ -96,7 +96,7 @@ def suppression_of(entry: Entry) -> Suppression:
     address, _, category = rest.rpartition(":")
     return Suppression(
         channel=Channel(channel),
-        address=address,
+        address=str(entry.value.get("address", address)),
         category=part_text(category),
         why=str(entry.value.get("why", "")),
         updated_at=moment(entry.updated_at),

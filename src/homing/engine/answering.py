@@ -26,16 +26,14 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 class Deadline:
     """The time of one attempt. Around a block, it ends that with `TimeoutError`, like `asyncio.timeout`."""
 
-    __slots__ = ("_all", "_cancelling", "_rang_ms", "_task", "at", "due_ms")
+    __slots__ = ("_all", "_cancelling", "_rang_ms", "_task", "due_ms")
 
-    def __init__(self, all_: Deadlines, after_ms: int, now_ms: int) -> None:
+    def __init__(self, all_: Deadlines, due_ms: int) -> None:
         self._all = all_
         self._rang_ms: int | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        self.due_ms = now_ms + after_ms
-        self.at = 0.0
-        """By the loop's clock."""
+        self.due_ms = due_ms
 
     def __enter__(self) -> None:
         self._task = asyncio.current_task()
@@ -72,39 +70,37 @@ class Deadlines:
         self._clock = clock
         self._open: dict[Deadline, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes_at = 0.0
+        self._wakes_ms = 0
 
-    def after(self, timeout_ms: int) -> Deadline:
-        """So long from now."""
-        return Deadline(self, timeout_ms, self._clock.monotonic_ms())
+    def at(self, due_ms: int) -> Deadline:
+        """Then, by the monotonic clock."""
+        return Deadline(self, due_ms)
 
     def add(self, deadline: Deadline) -> None:
-        loop = asyncio.get_running_loop()
-        left_ms = deadline.due_ms - self._clock.monotonic_ms()
-        deadline.at = loop.time() + left_ms / 1000
         self._open[deadline] = None
-        if self._timer is None or deadline.at < self._wakes_at:
-            self._sleep_until(deadline.at, loop)
+        if self._timer is None or deadline.due_ms < self._wakes_ms:
+            self._sleep_until(deadline.due_ms)
 
     def remove(self, deadline: Deadline) -> None:
         del self._open[deadline]
 
-    def _sleep_until(self, at: float, loop: asyncio.AbstractEventLoop) -> None:
+    def _sleep_until(self, due_ms: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._wakes_at = at
+        self._wakes_ms = due_ms
+        loop = asyncio.get_running_loop()
+        wait_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
         # In the next turn: what came in while the process stood still is heard first.
-        self._timer = loop.call_at(at, loop.call_soon, self._ring)
+        self._timer = loop.call_later(wait_s, loop.call_soon, self._ring)
 
     def _ring(self) -> None:
         self._timer = None
-        loop = asyncio.get_running_loop()
-        now, now_ms = loop.time(), self._clock.monotonic_ms()
-        for deadline in [one for one in self._open if one.at <= now]:
+        now_ms = self._clock.monotonic_ms()
+        for deadline in [one for one in self._open if one.due_ms <= now_ms]:
             deadline.ring(now_ms)
-        rest = [one.at for one in self._open if one.at > now]
+        rest = [one.due_ms for one in self._open if one.due_ms > now_ms]
         if rest:
-            self._sleep_until(min(rest), loop)
+            self._sleep_until(min(rest))
 
 
 async def answer(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outcome:

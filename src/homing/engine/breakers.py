@@ -66,9 +66,9 @@ class Breakers:
         self._ramps: dict[str, Bucket] = {}
         self._dirty: set[str] = set()
 
-    def now(self) -> int:
-        """The store's time, as far as this worker knows it."""
-        return self._clock.monotonic_ms() + self._ahead_ms
+    def now(self, mono_ms: int | None = None) -> int:
+        """The store's time, as far as this worker knows it: now, or at that moment of the monotonic clock."""
+        return (self._clock.monotonic_ms() if mono_ms is None else mono_ms) + self._ahead_ms
 
     def learn_time(self, store_now: int, asked_ms: int) -> None:
         """The store said `store_now` to a question asked at `asked_ms` (monotonic).
@@ -97,10 +97,9 @@ class Breakers:
                 if theirs.trial_by != self._worker:
                     self._my_trials.discard(provider)
 
-    @property
-    def stale(self) -> bool:
+    def is_stale(self, mono_ms: int) -> bool:
         """What a process knew before it was suspended says nothing about now."""
-        return self._refreshed_ms is None or self._clock.monotonic_ms() - self._refreshed_ms > _STALE_MS
+        return self._refreshed_ms is None or mono_ms - self._refreshed_ms > _STALE_MS
 
     async def freshen(self) -> None:
         """Before a send, where what is known is stale."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 _PIECE_BYTES = 4096
+_forks = [0]
+os.register_at_fork(after_in_child=lambda: _forks.append(_forks.pop() + 1))
 
 
 class SystemChance:
@@ -13,15 +15,15 @@ class SystemChance:
     def __init__(self) -> None:
         self._piece = b""
         self._used = 0
-        self._process = os.getpid()
+        self._drawn_after = _forks[0]
 
     def getrandbits(self, k: int, /) -> int:
         """`k` bits; none of them is given twice."""
         size = (k + 7) // 8
         end = self._used + size
-        if end > len(self._piece) or self._process != os.getpid():  # the parent draws from that piece too
+        if end > len(self._piece) or self._drawn_after != _forks[0]:  # the parent draws from that piece too
             self._piece = os.urandom(max(_PIECE_BYTES, size))
-            self._process = os.getpid()
+            self._drawn_after = _forks[0]
             self._used, end = 0, size
         found = int.from_bytes(self._piece[self._used : end], "little")
         self._used = end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -121,7 +121,8 @@ class Deliverer:
         if not seats.take() and not await self._seated(seats, until_ms):
             return None
         try:
-            if self._breakers.stale:
+            began_ms = self._clock.monotonic_ms()
+            if self._breakers.is_stale(began_ms):
                 await self._breakers.freshen()
             trial = one.trial > 0 and self._breakers.is_trial(claim.provider, one.trial)
             if not trial and not self._breakers.usable(claim.provider):
@@ -130,27 +131,26 @@ class Deliverer:
                 timeout_ms = until_ms - self._clock.monotonic_ms()
                 if timeout_ms <= 0:
                     return None
-            elif claim.lease_until - self._breakers.now() <= timeout_ms and not await self._fits(
-                claim, timeout_ms
-            ):
+            elif not self._in_lease(claim, timeout_ms, began_ms) and not await self._fits(claim, timeout_ms):
                 return None
             began_ms = self._clock.monotonic_ms()
-            deadline = self._deadlines.after(timeout_ms)
+            deadline = self._deadlines.at(began_ms + timeout_ms)
             outcome = await self._send(claim, timeout_ms, deadline)
             ended_ms = self._clock.monotonic_ms()
         finally:
             seats.release()
         if not deadline.stood_still(ended_ms):
             self._breakers.record(claim.provider, outcome.kind, trial=trial)
+        taken = outcome.kind is OutcomeKind.ACCEPTED
         return decide(
             claim,
             outcome,
             one.policy,
             self._roster.route(claim.channel),
-            elapsed_ms=max(0, self._breakers.now() - claim.started_at),
+            elapsed_ms=max(0, self._breakers.now(ended_ms) - claim.started_at),
             latency_ms=ended_ms - began_ms,
-            u=self._chance.random(),
-            stopped=not self._breakers.usable(claim.provider),
+            u=0.0 if taken else self._chance.random(),
+            stopped=not taken and not self._breakers.usable(claim.provider),
         )
 
     def _stopped_meanwhile(self, one: Ready) -> Settlement:
@@ -294,6 +294,9 @@ class Deliverer:
         until = asked_at + lease_ms
         return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
 
+    def _in_lease(self, claim: Claim, timeout_ms: int, mono_ms: int) -> bool:
+        return claim.lease_until - self._breakers.now(mono_ms) > timeout_ms
+
     async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
         """A send starts only if it can end inside its lease: one that is too short is prolonged first."""
         asked_ms = self._clock.monotonic_ms()
@@ -305,7 +308,7 @@ class Deliverer:
         # An answer that took too long says nothing about how much of the lease is left.
         return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
 
-    async def _send(self, claim: Claim, timeout_ms: int, deadline: Deadline) -> Outcome:
+    def _send(self, claim: Claim, timeout_ms: int, deadline: Deadline) -> Awaitable[Outcome]:
         delivery = Delivery(
             notification_id=claim.id,
             tenant=claim.tenant,
@@ -322,7 +325,7 @@ class Deliverer:
             locale=claim.message.locale,
             metadata=claim.message.metadata,
         )
-        return await answer(self._roster[claim.provider], delivery, deadline)
+        return answer(self._roster[claim.provider], delivery, deadline)
 
 
 def makes_sense(facts: object) -> bool:

@@ -129,7 +129,7 @@ class ProviderDesk:
                 attempt=1,
                 timeout_ms=_TEST_TIMEOUT_MS,
             ),
-            Deadlines(self._clock).after(_TEST_TIMEOUT_MS),
+            Deadlines(self._clock).at(began_ms + _TEST_TIMEOUT_MS),
         )
         latency_ms = self._clock.monotonic_ms() - began_ms
         return Tried(

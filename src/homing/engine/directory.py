@@ -16,6 +16,7 @@ from homing.core.effects import (
     EVERY_CHANNEL,
     PREFERENCE,
     SUPPRESSION,
+    address_key,
     preference_key,
     suppression_key,
 )
@@ -50,7 +51,7 @@ class RegistryDirectory:
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
         found = await self._known(tenant, RECIPIENT, set(ids))
         tokens = {token for filed in found.values() for token in tokens_of(filed)}
-        devices = await self._known(tenant, DEVICE, tokens)
+        devices = await self._devices(tenant, tokens)
         return {id_: _recipient(id_, filed, devices) for id_, filed in found.items()}
 
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
@@ -90,7 +91,7 @@ class RegistryDirectory:
         ids = {id_ for claim in claims if (id_ := claim.message.recipient.id) is not None}
         places = [_suppressions(claim) for claim in claims]
         recipients = await self._known(tenant, RECIPIENT, ids)
-        devices = await self._known(tenant, DEVICE, {c.address for c in claims if c.channel is Channel.PUSH})
+        devices = await self._devices(tenant, {c.address for c in claims if c.channel is Channel.PUSH})
         suppressed = await self._known(tenant, SUPPRESSION, {key for keys in places for key in keys})
         preferences = await self._known(tenant, PREFERENCE, {k for c in claims for k in _preferences(c)})
         if not (recipients or devices or suppressed or preferences):
@@ -107,6 +108,11 @@ class RegistryDirectory:
             if facts is not NOTHING_AGAINST_IT:
                 found[claim.id] = facts
         return found
+
+    async def _devices(self, tenant: str, tokens: Collection[str]) -> Filed:
+        """By token."""
+        known = await self._known(tenant, DEVICE, set(map(address_key, tokens)))
+        return {token: one for token in tokens if (one := known.get(address_key(token)))}
 
     async def _known(self, tenant: str, kind: str, keys: set[str]) -> Filed:
         if not keys:

@@ -1,13 +1,21 @@
-"""A policy and an explanation as they go over the wire: the same from REST and from `--json`."""
+"""Why a notification is where it is; and that, and policies, as they go over the wire (REST and `--json`)."""
 
 from __future__ import annotations
 
 from msgspec import UNSET, Struct, UnsetType
 
-from homing.core.model import Attempt, Cause, Notification
-from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout, RetryPolicy
+from homing.core.model import Attempt, Cause, History, Notification, Reason, Status
+from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout, Resolution, RetryPolicy
 from homing.core.reading import camel
-from homing.engine.operations import Explanation
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why a notification is where it is, and what comes next."""
+
+    history: History
+    resolution: Resolution
+    verdict: str
+    next_step: str
 
 
 class PolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -76,3 +84,21 @@ def explanation_view(found: Explanation) -> ExplanationView:
         verdict=found.verdict,
         next_step=found.next_step,
     )
+
+
+def verdict(history: History) -> str:
+    """What became of it so far, in one line."""
+    n = history.notification
+    error = f": {n.last_error}" if n.last_error else ""
+    tries = f"{n.attempt_count} attempt{'' if n.attempt_count == 1 else 's'}"
+    match n.status:
+        case Status.SENT | Status.DELIVERED:
+            return f"{n.status.value} by {n.provider} at attempt {n.attempt_count}"
+        case Status.FAILED if n.reason is Reason.PROVIDER_UNAVAILABLE:
+            return f"no provider took it within its maximum age, after {tries}{error}"
+        case Status.FAILED:
+            return f"failed after {tries} ({n.reason or 'no reason kept'}){error}"
+        case Status.RETRYING:
+            return f"{tries} so far{error}"
+        case _:
+            return f"{n.status.value}{f' ({n.reason.value})' if n.reason else ''}"

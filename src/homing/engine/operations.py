@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 
-from msgspec import Struct
-
 from homing.core.backoff import base_delay_ms
 from homing.core.decide import allowed_attempts
 from homing.core.errors import InvalidRequest, NotFound
@@ -22,81 +20,21 @@ from homing.core.model import (
     Mode,
     Notification,
     Page,
-    Reason,
     RollUp,
     Status,
     Tally,
 )
 from homing.core.policy import Keys, Resolution, RetryPolicy
 from homing.core.ports import Backend, Clock
+from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
 from homing.core.states import WAITING
+from homing.engine.explaining import Explanation, verdict
 from homing.engine.policies import Policies
 from homing.engine.roster import Roster
+from homing.engine.soonest import Soonest
 from homing.engine.upkeep import count
 
-
-class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where one notification stands in its retries."""
-
-    notification_id: str
-    current_attempts: int
-    max_attempts: int
-    retries_remaining: int
-    has_more_retries: bool
-    last_attempt_at: datetime | None
-    next_retry_at: datetime | None
-    is_ready_for_retry: bool
-    status: Status
-    error_message: str | None
-    current_delay_minutes: float
-    next_delay_minutes: float
-
-
-class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Notifications that have had this many attempts."""
-
-    attempts: int
-    count: int
-    pending_count: int
-    failed_count: int
-
-
-class AttemptSuccess(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many of those that ended after this many attempts were sent."""
-
-    attempts: int
-    total: int
-    succeeded: int
-    failed: int
-    success_rate: float
-
-
-class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The health of the retry system. Purged notifications still count in totals and rates."""
-
-    total_retrying: int
-    """Waiting for a retry, or failed for good after at least one."""
-    avg_attempts: float
-    max_attempts: int
-    oldest_retry: datetime | None
-    pending_retry_count: int
-    permanently_failed_count: int
-    total_notifications: int
-    sent_count: int
-    failed_count: int
-    recovered_by_retry_count: int
-    success_rate: float
-    failure_rate: float
-    retry_recovery_rate: float
-
-
-class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a notification is where it is, and what comes next."""
-
-    history: History
-    resolution: Resolution
-    verdict: str
-    next_step: str
+_PAGE = 500
 
 
 class Operations:
@@ -134,7 +72,7 @@ class Operations:
         return Explanation(
             history=history,
             resolution=resolution,
-            verdict=_verdict(history),
+            verdict=verdict(history),
             next_step=self._next_step(history.notification, resolution.policy),
         )
 
@@ -145,14 +83,13 @@ class Operations:
         if max_attempts is None and delay is None:
             return (await self._backend.waiting(self.tenant, limit=_limit(limit), ready=True)).items
         now = await self._now()
-        ready: list[Notification] = []
+        soonest = Soonest(_limit(limit))
         async for notification in self._all_waiting():
             allowed = max_attempts if max_attempts is not None else self._allowed(notification)
             due = self.next_retry_time(notification, delay, now=now)
             if notification.attempt_count < allowed and due is None:
-                ready.append(notification)
-        ready.sort(key=lambda n: (n.next_retry_at or now, n.id))
-        return tuple(ready[: _limit(limit)])
+                soonest.add(notification.next_retry_at or now, notification)
+        return soonest.found()
 
     def calculate_delay(
         self, attempt: int, delay: timedelta | None = None, *, keys: Keys | None = None
@@ -234,12 +171,11 @@ class Operations:
         if delay is None:
             return await self._in_backoff(_limit(limit))
         now = await self._now()
-        found = [
-            (due, n)
-            async for n in self._all_waiting()
-            if n.attempt_count and (due := self.next_retry_time(n, delay, now=now)) is not None
-        ]
-        return tuple(n for _, n in sorted(found, key=lambda pair: (pair[0], pair[1].id))[: _limit(limit)])
+        soonest = Soonest(_limit(limit))
+        async for n in self._all_waiting():
+            if n.attempt_count and (due := self.next_retry_time(n, delay, now=now)) is not None:
+                soonest.add(due, n)
+        return soonest.found()
 
     async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
         """Scheduled ones may stand before them: looks further until there are enough."""
@@ -333,7 +269,7 @@ class Operations:
         cursor: str | None = None
         while True:
             page = await self._backend.list(
-                self.tenant, Filter(statuses=(Status.PENDING, Status.RETRYING)), limit=500, cursor=cursor
+                self.tenant, Filter(statuses=(Status.PENDING, Status.RETRYING)), limit=_PAGE, cursor=cursor
             )
             for notification in page.items:
                 yield notification
@@ -343,23 +279,6 @@ class Operations:
 
     async def _now(self) -> datetime:
         return moment(await self._backend.now_ms())
-
-
-def _verdict(history: History) -> str:
-    n = history.notification
-    error = f": {n.last_error}" if n.last_error else ""
-    tries = f"{n.attempt_count} attempt{'' if n.attempt_count == 1 else 's'}"
-    match n.status:
-        case Status.SENT | Status.DELIVERED:
-            return f"{n.status.value} by {n.provider} at attempt {n.attempt_count}"
-        case Status.FAILED if n.reason is Reason.PROVIDER_UNAVAILABLE:
-            return f"no provider took it within its maximum age, after {tries}{error}"
-        case Status.FAILED:
-            return f"failed after {tries} ({n.reason or 'no reason kept'}){error}"
-        case Status.RETRYING:
-            return f"{tries} so far{error}"
-        case _:
-            return f"{n.status.value}{f' ({n.reason.value})' if n.reason else ''}"
 
 
 def _ever(tallies: Sequence[Tally], *statuses: Status) -> int:

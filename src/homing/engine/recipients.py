@@ -13,6 +13,7 @@ from homing.core.effects import (
     EVERY_CATEGORY,
     PREFERENCE,
     SUPPRESSION,
+    address_key,
     key_part,
     preference_key,
     suppression_key,
@@ -199,7 +200,10 @@ class Recipients:
             prefix = f"{channel_from(channel)}:"
         if channel is not None and address is not None:
             on, address = self._place(channel, address)
-            found = [suppression_of(one) for one in await self._all(SUPPRESSION, f"{on.value}:{address}:")]
+            found = [
+                suppression_of(one)
+                for one in await self._all(SUPPRESSION, f"{on.value}:{address_key(address)}:")
+            ]
             theirs = (one for one in found if one.address == address and one.place > after)
             return tuple(islice(theirs, _limit(limit)))  # `a:` also begins what is filed of `a:b`
         entries = await self._registry.list_entries(
@@ -211,14 +215,14 @@ class Recipients:
 
     async def _entries(self, profile: RecipientProfile, version: int) -> Sequence[Entry]:
         """A recipient's entry and those of the devices, each over the version that is there now."""
-        known = await self._filed(DEVICE, [device.token for device in profile.devices])
+        known = await self._devices([device.token for device in profile.devices])
         devices = [(device, known.get(device.token)) for device in profile.devices]
         return [
             self._entry(RECIPIENT, profile.id, filed_profile(profile), version),
             *(
                 self._entry(
                     DEVICE,
-                    device.token,
+                    address_key(device.token),
                     filed_device(device, profile.id, _value(one)),
                     one.version if one else 0,
                 )
@@ -228,15 +232,20 @@ class Recipients:
 
     async def _profiles(self, entries: Sequence[Entry]) -> Sequence[RecipientProfile]:
         tokens = {token for entry in entries for token in tokens_of(entry.value)}
-        devices = {key: one.value for key, one in (await self._filed(DEVICE, sorted(tokens))).items()}
+        devices = {token: one.value for token, one in (await self._devices(sorted(tokens))).items()}
         return [profile_of(entry, devices) for entry in entries]
 
     async def _forget(self, id: str, tokens: Sequence[str]) -> None:
         """Removes devices that are still this recipient's: somebody else may have signed in there since."""
-        known = await self._filed(DEVICE, tokens)
-        theirs = [token for token, one in known.items() if one.value.get("recipientId", id) == id]
+        known = await self._devices(tokens)
+        theirs = [one.key for one in known.values() if one.value.get("recipientId", id) == id]
         if theirs:
             await self._registry.delete(self._tenant, DEVICE, theirs)
+
+    async def _devices(self, tokens: Sequence[str]) -> dict[str, Entry]:
+        """By token."""
+        filed = await self._filed(DEVICE, [address_key(token) for token in tokens])
+        return {token: one for token in tokens if (one := filed.get(address_key(token)))}
 
     async def _filed(self, kind: str, keys: Sequence[str]) -> dict[str, Entry]:
         return await self._registry.get_many(self._tenant, kind, keys) if keys else {}

@@ -229,8 +229,11 @@ class Worker:
             settle = self._adding(by_id)
             ready = await self._deliverer.guard(claims, settle)
             placed = await self._deliverer.route(ready, settle)
+            loop, under_way = asyncio.get_running_loop(), self._tasks
             for one in await self._within_limits(by_id, placed):
-                self._spawn(self._attempt(by_id.pop(one.claim.id), one))
+                task = loop.create_task(self._attempt(by_id.pop(one.claim.id), one))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
         finally:
             self._release(*by_id.values())
 
@@ -261,6 +264,8 @@ class Worker:
             settlement = await self._deliverer.attempt(one)
             if settlement is not None:
                 self._settler.add(settlement, one.claim)
+        except Exception:
+            log.exception("an attempt broke off unexpectedly; its lease will run out")
         finally:
             self._release(one.claim)
 

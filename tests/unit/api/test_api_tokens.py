@@ -259,7 +259,7 @@ def test_a_huge_or_deep_or_broken_token_is_refused_at_once() -> None:
         assert known.caller(broken) is None
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_change_of_a_token_leaves_it_good(data: st.DataObject) -> None:
     token = signed()
@@ -280,7 +280,7 @@ def test_no_change_of_a_token_leaves_it_good(data: st.DataObject) -> None:
     assert tokens().caller(changed) is None
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(
     st.dictionaries(
         st.sampled_from(["alg", "typ", "kid", "jku", "jwk", "x"]), st.text(max_size=8) | st.none()

@@ -99,6 +99,8 @@ def test_an_idempotency_key_is_kept_and_one_is_made_where_there_is_none(service:
     with Client(service.url, "default") as client:
         assert send(client, idempotency_key="order-1") == send(client, idempotency_key="order-1")
         assert send(client) != send(client)
+        with pytest.raises(InvalidRequest, match="idempotencyKey: must have"):
+            send(client, idempotency_key="two\nlines")
         with pytest.raises(IdempotencyConflict):
             send(client, idempotency_key="order-1", priority="high")
 

@@ -172,6 +172,8 @@ def test_settings_that_cannot_be_meant_are_refused() -> None:
     for url in ("127.0.0.1:8080", "ftp://example.org", "http://"):
         with pytest.raises(ConfigError, match="url"):
             Client(url, "key")
+    with pytest.raises(ConfigError, match="key: has characters"):
+        Client("http://127.0.0.1:1", "key\n")
     with pytest.raises(ConfigError, match="connections"):
         Client("http://127.0.0.1:1", "key", connections=0)
     with pytest.raises(ConfigError, match="attempts"):

@@ -11,7 +11,7 @@ import pytest
 from homing import Channel, Homing, InvalidRequest, NotFound, OutcomeKind, Priority, Status
 from homing.core.model import Retention
 from homing.core.policy import Keys
-from homing.engine.operations import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
+from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
 from homing.providers.scripted import ScriptedProvider
 
 from .support import K, Timed, World, mail, seconds, steady
@@ -184,6 +184,13 @@ async def test_select_pending_is_what_may_be_attempted_now_oldest_first(world: W
     assert [n.id for n in await engine.select_pending(1)] == [second]
     await seconds(310)
     assert first in [n.id for n in await engine.select_pending()]
+
+
+async def test_with_other_settings_the_soonest_of_very_many_are_found(world: World) -> None:
+    engine = await world.open(working=False)
+    ids = [await mail(engine) for _ in range(800)]
+    found = await engine.select_pending(20, 3, FIVE)
+    assert [n.id for n in found] == sorted(ids)[:20]
 
 
 async def test_select_pending_with_other_settings_computes_with_them_and_changes_nothing(

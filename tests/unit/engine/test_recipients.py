@@ -365,3 +365,25 @@ async def test_a_suppression_that_does_not_fit_is_refused(
 async def test_an_address_is_looked_for_on_a_channel(engine: Homing) -> None:
     with pytest.raises(InvalidRequest, match="channel"):
         await engine.recipients.suppressions(address=ADA)
+
+
+async def test_tokens_and_urls_of_thousands_of_characters_are_filed_like_any_other(world: World) -> None:
+    long = "t" * 4000
+    provider = ScriptedProvider(script=[K.DEAD_ADDRESS])
+    engine = await world.open({"fcm": serving("fcm", provider, "push")})
+    people = engine.recipients
+    await people.put({"id": "u-1", "devices": [{"token": long}]}, who="crm")
+    assert (await people.get("u-1")).devices == (Device(long, "", True),)
+    await engine.send({"id": "u-1"}, channel="push", body="x")
+    await seconds(2)
+    assert (await people.get("u-1")).devices == (Device(long, "", False),)
+    again = await engine.send({"device_token": long}, channel="push", body="x")
+    await seconds(2)
+    assert (await engine.get(again.id)).reason is Reason.DEVICE_INACTIVE
+    url = f"https://example.org/{long}"
+    made = await people.suppress("webhook", url, who="ops")
+    assert made.address == url
+    assert await people.suppressions("webhook", url) == (made,)
+    assert await people.lift("webhook", url)
+    assert await people.delete_device("u-1", long, who="crm")
+    assert (await people.get("u-1")).devices == ()

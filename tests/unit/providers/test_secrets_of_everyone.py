@@ -80,7 +80,9 @@ async def everything_of(provider: Any, kind: str, wire: Wire) -> list[object]:
     for says in (*TAKEN, *REFUSED, *FAILED, None) if kind not in ("smtp", "apprise") else (None,):
         wire.says = says
         listed = Listed(id=kind, provider=provider, kind=kind, channels=(delivery.channel,))
-        outcome = await answer(listed, delivery, Deadlines(SystemClock()).after(delivery.timeout_ms))
+        clock = SystemClock()
+        deadline = Deadlines(clock).at(clock.monotonic_ms() + delivery.timeout_ms)
+        outcome = await answer(listed, delivery, deadline)
         assert isinstance(outcome, Outcome)
         seen.append(outcome)
     wire.says = REFUSED[0]

@@ -19,6 +19,9 @@ from homing.rendering.tenants import FRESH_MS
 from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
 
+from . import attacks
+from .test_attacks import LEAKED, SECRET
+
 PHONE = "+15550100"
 
 
@@ -286,3 +289,24 @@ async def test_history_and_number_of_templates_are_bounded(
     with pytest.raises(InvalidRequest, match="one too many"):
         await engine.templates.put(Template(key="third", locales=sms("x", "x")), who="x")
     await engine.templates.put(hello(), who="x")
+
+
+async def test_what_a_tenant_writes_gets_no_further_through_the_api_than_through_the_folder(
+    engine: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOMING_SECRET", SECRET)
+    hostile = [*attacks.chains(), *attacks.includes(), *attacks.formats()[::3]]
+    assert len(hostile) > 200
+    for source, data in hostile:
+        source = source.replace("'_m.txt'", "'_shared/foot.txt'")
+        assert not LEAKED.search(await told(engine, source, data)), source
+
+
+async def told(engine: Homing, source: str, data: dict[str, Any]) -> str:
+    """What a tenant learns by a template: how it reads, or why it is refused."""
+    template = Template(key="evil", locales=sms(source, source), sample=data)
+    try:
+        await engine.templates.put(template, who="mallory")
+    except InvalidRequest as error:
+        return SECRET if SECRET in str(error) else ""
+    return (await engine.templates.preview("evil")).contents[Channel.SMS].text or ""

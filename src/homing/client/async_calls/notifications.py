@@ -19,12 +19,12 @@ from homing.client.structs.notifications import (
     NotificationQuery,
     RescheduleBody,
     ResolveBody,
-    RetryInfo,
     RetryInfoQuery,
     Sent,
 )
 from homing.core.model import Channel, Content, Notification, Page, Reason, Recipient, Status
 from homing.core.request import SendRequest
+from homing.core.retry_numbers import RetryInfo
 
 
 class AsyncNotifications(AsyncCalling):

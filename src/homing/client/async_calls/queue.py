@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from homing.client.calling import AsyncCalling
 from homing.client.structs.queue import (
-    AttemptStatistics,
-    AttemptSuccess,
     DelayQuery,
     ErrorsQuery,
-    HealthMetrics,
     Items,
     PendingQuery,
     RetryDelay,
@@ -19,6 +16,7 @@ from homing.client.structs.queue import (
     WaitingQuery,
 )
 from homing.core.model import Channel, ErrorGroup, Notification, Priority, RollUp
+from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics
 
 
 class AsyncQueue(AsyncCalling):

@@ -83,7 +83,7 @@ class Policies(Calling):
         latency_ms: int = 200,
         rate_per_second: float | None = None,
         max_in_flight: int = 128,
-        notifications: int = 2000,
+        notifications: int = 1000,
         seed: int = 1,
     ) -> RehearsalReport:
         """What would happen: the engine's own code under virtual time, with this policy, outage and

@@ -110,23 +110,6 @@ class RetryInfoQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     """The base delay, doubling with each attempt."""
 
 
-class RetryInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Where one notification stands in its retries."""
-
-    notification_id: str
-    current_attempts: int
-    max_attempts: int
-    retries_remaining: int
-    has_more_retries: bool
-    last_attempt_at: datetime | None
-    next_retry_at: datetime | None
-    is_ready_for_retry: bool
-    status: Status
-    error_message: str | None
-    current_delay_minutes: float
-    next_delay_minutes: float
-
-
 class CancelBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it is called off."""
 

@@ -166,7 +166,7 @@ class Simulation(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     rate_per_second: float | None = None
     """The rate limit of each provider, if it has one."""
     max_in_flight: int = 128
-    notifications: int = 2000
+    notifications: int = 1000
     """No more than this many are sent, whatever the traffic says."""
     seed: int = 1
 

@@ -5,7 +5,6 @@ Written by tools/make_client.py.
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Generic, TypeVar
 
 from msgspec import Struct
@@ -35,44 +34,6 @@ class WaitingQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
     limit: int = 50
     delay_ms: int | None = None
-
-
-class AttemptStatistics(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Notifications that have had this many attempts."""
-
-    attempts: int
-    count: int
-    pending_count: int
-    failed_count: int
-
-
-class AttemptSuccess(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """How many of those that ended after this many attempts were sent."""
-
-    attempts: int
-    total: int
-    succeeded: int
-    failed: int
-    success_rate: float
-
-
-class HealthMetrics(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The health of the retry system. Purged notifications still count in totals and rates."""
-
-    total_retrying: int
-    """Waiting for a retry, or failed for good after at least one."""
-    avg_attempts: float
-    max_attempts: int
-    oldest_retry: datetime | None
-    pending_retry_count: int
-    permanently_failed_count: int
-    total_notifications: int
-    sent_count: int
-    failed_count: int
-    recovered_by_retry_count: int
-    success_rate: float
-    failure_rate: float
-    retry_recovery_rate: float
 
 
 class ErrorsQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from homing.stores.deal import Deal, Due, DueQueue
 from homing.stores.held import Held
 from homing.stores.postgres.codec import CLAIMED, decode_message, rows_to_claim, selected_for_claim
 from homing.stores.postgres.columns import STATE
+from homing.stores.postgres.connection import NOW
 from homing.stores.postgres.leases import Leasing
 from homing.stores.postgres.lookout import Lookout
 from homing.stores.postgres.queues import Queue
@@ -31,8 +32,9 @@ WITH RECURSIVE w(queue, due_at) AS (
   SELECT n.queue, n.due_at FROM w CROSS JOIN LATERAL (
     SELECT l.queue, l.due_at FROM homing.live AS l WHERE l.due_at IS NOT NULL AND l.queue > w.queue
     ORDER BY l.queue, l.due_at LIMIT 1) AS n)
-SELECT w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="$1::bigint")}, coalesce(t.served, 0)
-FROM w LEFT JOIN homing.turns AS t ON t.queue = w.queue
+SELECT c.now, w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="c.now")}, coalesce(t.served, 0)
+FROM (SELECT homing.now_ms() AS now OFFSET 0) AS c
+LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue
 """  # noqa: S608
 LOOK = f"""
 SELECT w.queue, (
@@ -104,13 +106,16 @@ class _Claiming:
         return ClaimBatch(claims=claims, now=tx.now, next_due_at=self._next_due_at(places, names))
 
     async def _places(self) -> list[_Place]:
-        """Where rows wait, by a look at everything or only where some were known to be."""
+        """Where rows wait, by a look at everything or only where some were known to be; and the time."""
         tx, lookout = self.tx, self.lookout
         if lookout.pace.due():
             with lookout.pace.sweep():
-                found = [_Place(*record) for record in await tx.rows(SWEEP, tx.now)]
+                records = await tx.rows(SWEEP)
+            tx.now = records[0][0]
+            found = [_Place(*place) for _, *place in records if place[0] is not None]
             lookout.swept({place.queue: place.first_at for place in found if place.first_at is not None})
             return found
+        tx.now = await tx.one(NOW)
         known = lookout.begin(tx.now)
         found = [_Place(queue, at, at, 0) for queue, at in lookout.later(tx.now).items()]
         if known:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any, TypeVar
 
 import asyncpg
@@ -28,21 +27,20 @@ _PLANNER = {
     ),
     "plan_cache_mode": "force_generic_plan",
 }
-_IMPATIENT = {"lock_timeout": "250"}
-_NUMBERS = "ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1))"
-_BESIDE = " FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
 
 
-@cache
-def _told(*, timed: bool = True, patient: bool = True, numbered: bool = False, beside: bool = False) -> str:
-    """What a transaction is told at its beginning, and asked at once: the time, and new row numbers."""
-    settings = _PLANNER if patient else _PLANNER | _IMPATIENT
-    asked = ("homing.now_ms()" if timed else "0", _NUMBERS if numbered else "NULL")
-    told = (f"set_config('{name}', '{value}', true)" for name, value in settings.items())
-    return f"SELECT {', '.join((*asked, *told))}{_BESIDE if beside else ''}"
+def _settings(local: str) -> str:
+    return "SELECT " + ", ".join(f"set_config('{name}', '{to}', {local})" for name, to in _PLANNER.items())
 
 
-TOLD = _told()
+PLANNING, _PLANNING_ALWAYS = _settings("true"), _settings("false")
+"""For one transaction, and for a connection that is ours alone."""
+_IMPATIENT = "SET LOCAL lock_timeout = 250"
+NOW = "SELECT homing.now_ms(), NULL"
+_NOW_BESIDE = f"{NOW} FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
+_NOW_AND_NUMBERS = "SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1))"
+# The driver has to ask the server about types of arrays, once on each connection: better here than later.
+_WHO = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
 _ALONE = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READING = f"{_WRITING} READ ONLY"
@@ -57,10 +55,20 @@ async def alone_with(tx: Tx, lock: str) -> None:
 
 
 class _Connection(asyncpg.Connection):
-    """Nothing is ever set on a connection, so nothing has to be reset when it goes back to the pool."""
+    """What is set on a connection stays, so nothing has to be reset when it goes back to the pool."""
+
+    is_ours = False
+    """No pooler lends the server's process to others between our transactions."""
 
     def get_reset_query(self) -> str:
         return ""
+
+
+async def _get_ready(connection: Any) -> None:
+    """A pooler gives a connection a number of its own; the process behind it has another."""
+    if await connection.fetchval(_WHO, [], [], []) == connection.get_server_pid():
+        await connection.execute(_PLANNING_ALWAYS)
+        connection.is_ours = True
 
 
 class Database:
@@ -86,6 +94,7 @@ class Database:
                 statement_cache_size=self.address.cached_statements,
                 max_cached_statement_lifetime=0,
                 connection_class=_Connection,
+                init=_get_ready,
                 server_settings={"application_name": "homing"},
             )
             async with self._pool.acquire(timeout=self._timeout_s):
@@ -125,18 +134,12 @@ class Database:
         waits for another's locks for a moment only, and is told `StoreBusy`. `numbers` is how many new rows
         there may be.
         """
-        assert beside is None or not numbers, "each is the only parameter"
-        begin = _READING if read_only else _WRITING
-        words = _told(timed=timed, patient=patient, numbered=numbers > 0, beside=beside is not None)
-        told = in_schema(words, self.address.schema)
-        parameters = (
-            [f"{self.address.schema} {beside}"] if beside is not None else [numbers] if numbers else []
-        )
+        begin = [_READING if read_only else _WRITING, *([] if patient else [_IMPATIENT])]
         for tried in range(1, _TRIES + 1):
             connection = await self._begun(begin)
             try:
-                now, seqs, *_ = await connection.fetchrow(told, *parameters)
-                tx = Tx(connection, now, self.address.schema, self.queues, subscribed, seqs or ())
+                now, seqs = await self._asked(connection, timed, beside, numbers)
+                tx = Tx(connection, now, self.address.schema, self.queues, subscribed, seqs)
                 result = await action(tx)
                 await connection.execute("COMMIT")
             except RACES as error:
@@ -157,15 +160,51 @@ class Database:
                 return result
         raise AssertionError("unreachable")
 
-    async def _begun(self, begin: str) -> Any:
+    async def look(self, action: Action[R]) -> R:
+        """A single statement that only reads, and needs no time, is a transaction by itself."""
+        connection = None
+        try:
+            connection = await self._acquired()
+            if connection.is_ours:
+                return await action(Tx(connection, 0, self.address.schema, self.queues))
+        except Exception as error:
+            if not lost_connection(error):
+                raise translated(error, self.address.where) from error
+        finally:
+            if connection is not None:
+                await self._released(connection)
+        return await self.do(action, read_only=True, timed=False)
+
+    async def _asked(
+        self, connection: Any, timed: bool, beside: str | None, numbers: int
+    ) -> tuple[int, Sequence[int]]:
+        """The time of the transaction, and numbers for new rows."""
+        words: str
+        parameters: list[Any]
+        if beside is not None:
+            words, parameters = _NOW_BESIDE, [f"{self.address.schema} {beside}"]
+        elif numbers:
+            words, parameters = _NOW_AND_NUMBERS, [numbers]
+        elif timed:
+            words, parameters = NOW, []
+        else:
+            return 0, ()
+        now, seqs = await connection.fetchrow(in_schema(words, self.address.schema), *parameters)
+        return now, seqs or ()
+
+    async def _acquired(self) -> Any:
+        if self._pool is None:
+            raise StoreError(f"{self.address.where} is closed; open the store first.")
+        return await self._pool.acquire(timeout=self._timeout_s)
+
+    async def _begun(self, begin: Sequence[str]) -> Any:
         """A connection, in a transaction. One that died in the pool is replaced by the next."""
         for tried in range(1, _TRIES + 1):
-            if self._pool is None:
-                raise StoreError(f"{self.address.where} is closed; open the store first.")
             connection = None
             try:
-                connection = await self._pool.acquire(timeout=self._timeout_s)
-                await connection.execute(begin)
+                connection = await self._acquired()
+                words = begin if connection.is_ours else (*begin, PLANNING)
+                await connection.execute("; ".join(words))
                 return connection
             except BaseException as error:
                 if connection is not None:

@@ -58,7 +58,7 @@ from homing.stores.postgres import (
     upkeep,
 )
 from homing.stores.postgres.changes import fold, write_events
-from homing.stores.postgres.connection import Database
+from homing.stores.postgres.connection import NOW, Database
 from homing.stores.postgres.errors import Repeated
 from homing.stores.postgres.groups import Together
 from homing.stores.postgres.listening import INBOX, listening
@@ -116,10 +116,8 @@ class PostgresStore:
         return await migrate(self._database, self._address.where)
 
     async def now_ms(self) -> int:
-        async def now_of(tx: Tx) -> int:
-            return tx.now
-
-        return await self._read(now_of)
+        now: int = await self._database.look(lambda tx: tx.one(NOW))
+        return now
 
     def subscribe(self, names: Collection[str]) -> None:
         self._subscribed = frozenset(names)
@@ -149,7 +147,7 @@ class PostgresStore:
         return await self._accepting.do(batch)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        return await self._write(lambda tx: claim.claim(tx, request, self._lookout, self._held))
+        return await self._write(lambda tx: claim.claim(tx, request, self._lookout, self._held), timed=False)
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         """Whoever reclaims also keeps the ledger short, in a transaction of its own."""
@@ -244,12 +242,14 @@ class PostgresStore:
     # Registry ------------------------------------------------------------------------------------
 
     async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._read(lambda tx: reference.get_many(tx, tenant, kind, keys))
+        return await self._database.look(lambda tx: reference.get_many(tx, tenant, kind, keys))
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
     ) -> tuple[Entry, ...]:
-        return await self._read(lambda tx: reference.list_entries(tx, tenant, kind, prefix, after, limit))
+        return await self._database.look(
+            lambda tx: reference.list_entries(tx, tenant, kind, prefix, after, limit)
+        )
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
         return await self._write(lambda tx: reference.put(tx, entries, who))
@@ -260,7 +260,7 @@ class PostgresStore:
     # Shared --------------------------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
-        return await self._read(reference.breakers)
+        return await self._database.look(reference.breakers)
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
         return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
@@ -297,8 +297,10 @@ class PostgresStore:
         await schema.check_version(tx, self._address.where)
         await schema.check_whole(tx, self._address.where)
 
-    async def _write(self, action: Callable[[Tx], Awaitable[R]], *, beside: str | None = None) -> R:
-        return await self._database.do(action, self._subscribed, beside=beside)
+    async def _write(
+        self, action: Callable[[Tx], Awaitable[R]], *, timed: bool = True, beside: str | None = None
+    ) -> R:
+        return await self._database.do(action, self._subscribed, timed=timed, beside=beside)
 
     async def _read(self, action: Callable[[Tx], Awaitable[R]]) -> R:
         return await self._database.do(action, read_only=True)

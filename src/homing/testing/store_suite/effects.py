@@ -105,6 +105,21 @@ class ReceiptEffectTests:
         [device] = await store.list_entries("default", DEVICE)
         assert device.value == {"token": "token-1", "active": False, "why": "dead at fcm"}
 
+    async def test_a_dead_token_or_url_of_thousands_of_characters_is_filed_too(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        long = "".join(map(str, range(1_100)))[:4_000]
+        push = a_notification(channel=Channel.PUSH, provider="fcm", address=long)
+        await send(store, "m-1", push)
+        await store.receipt([a_receipt("m-1", E.FAILED, provider="fcm", address_dead=True)])
+        [device] = await store.list_entries("default", DEVICE)
+        assert device.value["token"] == long
+        await send(store, "m-2", a_notification(address=long))
+        await store.receipt([a_receipt("m-2", E.FAILED, address_dead=True)])
+        [suppression] = await store.list_entries("default", SUPPRESSION)
+        assert suppression.value["address"] == long
+
     async def test_a_plain_failure_writes_nothing(self, harness: Harness) -> None:
         store = harness.store
         await send(store, "m-1")
