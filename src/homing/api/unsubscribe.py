@@ -5,10 +5,10 @@ from __future__ import annotations
 from email.parser import BytesParser
 from email.policy import HTTP
 from html import escape
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import parse_qsl
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from homing.api.answers import Answer, ApiError
 from homing.api.routing import Routes
@@ -20,6 +20,7 @@ routes = Routes("Unsubscribe", prefix="")
 
 LinkToken = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]+$", max_length=LONGEST_TOKEN)]
 
+_FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MOST_FIELDS = 20
 _FIELD, _VALUE = ONE_CLICK
 _HEADERS = {
@@ -31,6 +32,12 @@ _STYLE = (
     "body{font:1.1rem/1.5 system-ui,sans-serif;max-width:34rem;margin:15vh auto;padding:0 1rem}"
     "button{font:inherit;padding:.5rem 1.2rem}"
 )
+
+
+class OneClick(Struct, frozen=True, rename={"said": _FIELD}):
+    """What a mail program posts."""
+
+    said: Literal["One-Click"]
 
 
 @routes.get("/unsubscribe/{token}", errors=("INVALID_LINK",))
@@ -48,6 +55,7 @@ async def show_unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
 @routes.post(
     "/unsubscribe/{token}",
     raw=True,
+    bodies={_FORM: OneClick, _MULTIPART: OneClick},
     errors=("INVALID_LINK",),
 )
 async def unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
@@ -77,7 +85,7 @@ async def _note(call: Call, found: Subscription) -> None:
 
 def _is_one_click(call: Call) -> bool:
     kind = call.headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() == "multipart/form-data":
+    if kind.partition(";")[0].strip().lower() == _MULTIPART:
         return ONE_CLICK in _parts(kind, call.raw)
     try:
         return ONE_CLICK in parse_qsl(call.raw.decode("ascii"), max_num_fields=_MOST_FIELDS)

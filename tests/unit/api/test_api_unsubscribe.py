@@ -116,7 +116,7 @@ def test_a_body_that_is_something_else_changes_nothing(service: Serving, body: s
     refused = service.call(
         "POST", path, body=body.encode("latin-1"), headers={"Content-Type": kind}, key=None
     )
-    assert (refused.status, refused.json["error"]["field"]) == (422, "List-Unsubscribe")
+    assert refused.status == (415 if kind == "application/json" else 422)
     assert not unsubscribed(service)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+import trustme
 
 from homing import Content, Recipient
 from homing.client import AsyncClient, Client, RateLimited, Retries, ServiceBusy, ServiceUnreachable
@@ -141,6 +143,25 @@ def test_a_service_that_is_not_there_is_unreachable(moody: Callable[..., Moody])
     with client(server, retries=Retries(attempts=1)) as one, pytest.raises(ServiceUnreachable) as error:
         one.get_queue_counts()
     assert "no answer from 127.0.0.1" in str(error.value)
+
+
+def test_over_tls_only_a_service_that_proves_its_name_is_asked(moody: Callable[..., Moody]) -> None:
+    authority = trustme.CA()
+    server = moody(COUNTS, COUNTS)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = server.url.replace("http:", "https:")
+    ours = ssl.create_default_context()
+    authority.configure_trust(ours)
+    with Client(url, "key", tls=ours) as one:
+        assert one.get_queue_counts() == {"pending": 1}
+    with (
+        Client(url, "key", retries=Retries(attempts=1)) as one,
+        pytest.raises(ServiceUnreachable, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        one.get_queue_counts()
+    assert len(server.asked) == 1
 
 
 def test_an_answer_of_something_in_between_is_told_as_it_is(moody: Callable[..., Moody]) -> None:

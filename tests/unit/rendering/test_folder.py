@@ -10,7 +10,8 @@ import pytest
 from homing.core.errors import TemplateFailed, TemplateNotFound
 from homing.core.model import Channel, Content
 from homing.core.request import SendLimits
-from homing.rendering.checking import CheckReport, check
+from homing.core.templates import CheckReport
+from homing.rendering.checking import check
 from homing.rendering.files import MOST_BYTES, read_folder
 from homing.rendering.templates import FolderTemplates
 
