@@ -132,10 +132,11 @@ class Meter:
         return measured
 
     async def _explain(self, connection: Any, sql: str, parameters: tuple[Any, ...]) -> None:
-        await connection.execute("SAVEPOINT meter")
+        undo = "ROLLBACK TO SAVEPOINT meter" if connection.is_in_transaction() else "ROLLBACK"
+        await connection.execute("SAVEPOINT meter" if connection.is_in_transaction() else "BEGIN")
         explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}"
         [(plan,)] = await connection.fetch(explained, *parameters)
-        await connection.execute("ROLLBACK TO SAVEPOINT meter")
+        await connection.execute(undo)
         top = json.loads(plan)[0]["Plan"]
         pages = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
         self.dearest = max(self.dearest, (pages, explained))

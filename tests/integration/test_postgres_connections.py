@@ -1,0 +1,72 @@
+"""What is set on a connection, and on whose."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from homing.stores.postgres import PostgresStore
+from homing.stores.postgres.connection import Database
+from homing.stores.postgres.names import read_address
+from homing.stores.postgres.statements import Tx
+from homing.testing.builders import a_notification, a_submission, everything, sent
+
+
+@pytest.fixture
+async def lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections through a pooler: it tells a number of its own, not that of the server's process."""
+    monkeypatch.setattr(asyncpg.Connection, "get_server_pid", lambda _: 0)
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[Database]:
+    database = Database(read_address(postgres_url), timeout_s=30)
+    await database.open()
+    yield database
+    await database.close()
+
+
+async def _scans(tx: Tx) -> str:
+    setting: str = await tx.one("SELECT current_setting('enable_seqscan')")
+    return setting
+
+
+async def _committed_setting(database: Database) -> str:
+    """What the next one to get the connection finds."""
+
+    async def after(tx: Tx) -> str:
+        await tx.script("COMMIT")
+        setting = await _scans(tx)
+        await tx.script("BEGIN")
+        return setting
+
+    return await database.do(after, timed=False)
+
+
+async def test_a_connection_of_our_own_is_told_once_how_to_plan(database: Database) -> None:
+    assert await database.do(_scans, timed=False) == "off"
+    assert await database.look(_scans) == "off"
+    assert await _committed_setting(database) == "off"
+
+
+@pytest.mark.usefixtures("lent")
+async def test_what_a_pooler_lends_is_given_back_as_it_was(database: Database) -> None:
+    assert await database.do(_scans, timed=False) == "off"
+    assert await database.look(_scans) == "off"
+    assert await _committed_setting(database) == "on"
+
+
+@pytest.mark.usefixtures("lent")
+async def test_a_notification_goes_its_way_through_a_pooler(postgres_url: str) -> None:
+    store = PostgresStore(f"{postgres_url}?cached_statements=0&listen=false")
+    await store.open()
+    try:
+        await store.migrate()
+        await store.accept([a_submission(a_notification())])
+        claims = (await store.claim(everything())).claims
+        assert len((await store.settle([sent(claim) for claim in claims])).applied) == 1
+        assert await store.now_ms() > 0
+    finally:
+        await store.close()
