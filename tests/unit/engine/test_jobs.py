@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -170,6 +171,16 @@ async def test_a_tenant_has_five_at_once_and_only_its_own(world: World) -> None:
     await seconds(200)
     assert [job.id for job in await engine.jobs.list("default")] == [job.id for job in reversed(jobs)]
     assert (await resend(engine)).status is JobStatus.RUNNING
+
+
+async def test_no_more_than_five_begin_even_where_several_processes_take_them_at_once(world: World) -> None:
+    engine, _, _ = await dead(world, 10)
+    other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
+    asked = [resend(one, rate=0.1) for one in (engine, other) * 6]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert sum(isinstance(one, Job) for one in answers) == 5
+    assert all(isinstance(one, (Job, CommandRefused)) for one in answers)
+    assert len(await engine.jobs.list("default")) == 5
 
 
 async def test_what_cannot_be_done_in_bulk_is_refused_before_anything(world: World) -> None:
