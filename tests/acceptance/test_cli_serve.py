@@ -27,7 +27,10 @@ def test_one_command_serves_accepts_and_delivers_and_ends_when_told(cli: Cli) ->
         service.until_sent(service.send())
         assert service.call("GET", "/healthz") == (200, b"ok\n")
         assert json.loads(service.call("GET", "/readyz")[1]) == {"ready": True, "store": "ok", "worker": "ok"}
-        assert b"homing_settled_total" in service.call("GET", "/metrics")[1]
+        shown = service.call("GET", "/metrics")[1]
+        assert b"homing_settled_total" in shown
+        assert b'homing_http_requests_total{operation="send_notification",status="2xx"} 1.0' in shown
+        assert b'homing_http_request_seconds_count{operation="get_health"} 1.0' in shown
         assert service.call("GET", "/metrics", headers={"Authorization": "none"})[0] == 401
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(PATIENCE_S) == 0
@@ -107,6 +110,16 @@ def test_several_processes_share_the_address_and_one_that_dies_is_replaced(cli: 
         assert not _children(service.process.pid, None)
 
 
+def test_settings_that_no_process_could_serve_with_end_the_start_of_several_too(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(
+        f'{SETTINGS}\n[[service.jwt]]\nissuer = "https://id.example.org"\n'
+    )
+    refused = cli("serve", "--listen", "127.0.0.1:0", "--workers", "2")
+    assert refused.code == 2
+    assert "service.jwt[0].audience: is missing" in refused.err
+    assert not (cli.folder / "homing-admin.key").exists()
+
+
 def test_ctrl_c_reaches_all_of_them_once(cli: Cli) -> None:
     process = subprocess.Popen(
         cli.command("serve", "--listen", "127.0.0.1:0", "--workers", "2"),
@@ -126,15 +139,20 @@ def test_ctrl_c_reaches_all_of_them_once(cli: Cli) -> None:
         process.kill()
 
 
-def test_processes_whose_parent_is_killed_end_too(cli: Cli) -> None:
+def test_processes_whose_parent_is_killed_end_too_and_break_nothing_off(cli: Cli) -> None:
     with serving(cli, "--workers", "2") as service:
         orphans = _children(service.process.pid, 2)
+        service.until_sent(service.send())  # so at least one listens
         service.process.kill()
         service.process.wait(PATIENCE_S)
         until = time.monotonic() + PATIENCE_S
         while any(_runs(pid) for pid in orphans):
             assert time.monotonic() < until
             time.sleep(0.05)
+        assert service.process.stderr is not None
+        said = service.process.stderr.read()
+        assert "no more is taken" in said
+        assert "sends broken off" not in said
 
 
 def _children(parent: int, wanted: int | None) -> set[int]:

@@ -11,9 +11,9 @@ import msgspec
 from homing.api.answers import ErrorBody
 from homing.api.errors import CODES
 from homing.api.routing import Route
+from homing.api.times import tell_times
 
 _REF = "#/components/schemas/{name}"
-_TIME = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})$"
 _ALWAYS = ("INTERNAL_ERROR", "OVERLOADED", "TIMEOUT", "STORE_UNAVAILABLE")
 _BEHIND_KEY = ("UNAUTHORIZED", "FORBIDDEN", "RATE_LIMITED")
 _WITH_BODY = (
@@ -30,11 +30,12 @@ def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict
     routes = [route for route in routes if not route.hidden]
     kinds = _kinds(routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    tell_times(kinds, components)
     by_kind = dict(zip(map(repr, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind, components)
-    made: dict[str, Any] = {
+    return {
         "openapi": "3.1.0",
         "info": {
             "title": "Homing",
@@ -53,20 +54,6 @@ def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict
             },
         },
     }
-    _tell_times(made)
-    return made
-
-
-def _tell_times(node: Any) -> None:
-    """A format is only a hint to many readers of schemas: a time's pattern says what is really taken."""
-    if isinstance(node, list):
-        for one in node:
-            _tell_times(one)
-    elif isinstance(node, dict):
-        if node.get("format") == "date-time" and node.get("type") == "string":
-            node["pattern"] = _TIME
-        for one in node.values():
-            _tell_times(one)
 
 
 def _named_in(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,15 +155,20 @@ async def delete_device(call: Call, id: RecipientId, token: Token) -> None:
             raise NotFound(f"the recipient {id!r} has no such device")
 
 
-@routes.get("/recipients/{id}/preferences", scope=_MAY_READ)
+@routes.get("/recipients/{id}/preferences", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def list_preferences(call: Call, id: RecipientId) -> PreferencePage:
     """What a recipient has said of categories and channels.
 
     `*` stands for all that nothing else is said of; the most specific one wins, and the category weighs more
-    than the channel. Nothing said means allowed. The recipient need not be filed.
+    than the channel. Nothing said means allowed. The recipient need not be filed; 404 where nothing is known of
+    them at all.
     """
+    people = call.front.recipients
     with _own_fields():
-        return PreferencePage(items=await call.front.recipients.preferences(id))
+        said = await people.preferences(id)
+        if not said:
+            await people.get(id)
+        return PreferencePage(items=said)
 
 
 @routes.put("/recipients/{id}/preferences/{category}/{channel}", scope=Scope.MANAGE)

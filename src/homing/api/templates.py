@@ -17,6 +17,7 @@ from homing.core.templates import (
     Locales,
     Preview,
     Template,
+    TemplateOrigin,
     TemplateParts,
     TemplateSummary,
     TemplateVersion,
@@ -80,6 +81,14 @@ class TemplateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     limit: PageLimit = 50
     cursor: PageCursor | None = None
+
+
+class TemplateDeleted(Struct, frozen=True, kw_only=True):
+    """What is no longer in force."""
+
+    key: str
+    version: int
+    """By which it can be restored."""
 
 
 class TemplateHistory(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -149,15 +158,16 @@ async def put_template(call: Call, key: TemplateKey, body: TemplateWritten) -> T
     return await call.front.templates.put(template, who=call.caller.who)
 
 
-@routes.delete("/templates/{key}", scope=Scope.MANAGE, status=204, errors=("NOT_FOUND",))
-async def delete_template(call: Call, key: TemplateKey) -> None:
-    """Take the tenant's own template out of force.
+@routes.delete("/templates/{key}", scope=Scope.MANAGE, errors=("NOT_FOUND",))
+async def delete_template(call: Call, key: TemplateKey) -> TemplateDeleted:
+    """Take the tenant's own template out of force; it can be restored by its version.
 
-    Its versions are kept and can be restored. The folder's of the same key is in force again.
+    The folder's of the same key is in force again.
     """
+    version = await _own_version(call, key)
     await call.note("template.delete", key)
-    if not await call.front.templates.delete(key):
-        raise NotFound(f"the tenant has no template {key!r} of its own")
+    await call.front.templates.delete(key)
+    return TemplateDeleted(key=key, version=version)
 
 
 @routes.post(
@@ -171,11 +181,12 @@ async def preview_template(call: Call, key: TemplateKey, body: PreviewWanted) ->
     return await call.front.templates.preview(key, locale=body.locale, channel=body.channel, data=body.data)
 
 
-@routes.get("/templates/{key}/versions", scope=_MAY_READ)
+@routes.get("/templates/{key}/versions", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def list_template_versions(
     call: Call, key: TemplateKey, query: TemplateHistoryQuery
 ) -> TemplateHistory:
-    """The versions of a tenant's own template, also of one that was deleted; the last hundred are kept."""
+    """The versions of a tenant's own template; the last hundred are kept."""
+    await _own_version(call, key)
     found = await call.front.templates.versions(key, before=query.cursor or 0, limit=query.limit)
     full = len(found) == query.limit
     return TemplateHistory(items=found, cursor=found[-1].version if full else None)
@@ -184,6 +195,7 @@ async def list_template_versions(
 @routes.get("/templates/{key}/versions/{version}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_template_version(call: Call, key: TemplateKey, version: Version) -> Template:
     """A template as it was then: what a notification's `templateVersion` was made from."""
+    await _own_version(call, key)
     return await call.front.templates.version(key, version)
 
 
@@ -196,6 +208,14 @@ async def restore_template(call: Call, key: TemplateKey, version: Version) -> Te
     """Write an earlier version anew, as the newest; also of a template that was deleted."""
     await call.note("template.restore", key, version=version)
     return await call.front.templates.restore(key, version, who=call.caller.who)
+
+
+async def _own_version(call: Call, key: str) -> int:
+    """The one in force of the tenant's own; what was deleted is not there, though it can be restored."""
+    found = await call.front.templates.get(key)
+    if found.origin is not TemplateOrigin.OWN:
+        raise NotFound(f"the tenant has no template {key!r} of its own")
+    return found.version
 
 
 def _locales(written: WrittenLocales) -> Locales:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -76,6 +75,7 @@ def _check(servers: Sequence[str]) -> None:
 async def _measured(options: Options, servers: Sequence[str], long: bool, only: Sequence[str]) -> Report:
     from homing.benching import Unsound
     from homing.benching.arena import Unusable
+    from homing.benching.loops import cancel_on_sigterm
     from homing.benching.plan import LONG, QUICK
     from homing.benching.running import PARTS, measure
 
@@ -83,10 +83,7 @@ async def _measured(options: Options, servers: Sequence[str], long: bool, only: 
     for name in only:
         if name not in known:
             raise Refused(f"--only: is {name!r}; allowed are {', '.join(known)}")
-    task = asyncio.current_task()
-    assert task is not None
-    # What was made is dropped again also when it is told to end.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    cancel_on_sigterm()
     with Bar(options, "bench", 100) as bar:
         try:
             return await measure(

@@ -8,6 +8,7 @@ import ipaddress
 import resource
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,7 +116,7 @@ def _of_process(settings: Settings, number: int) -> Settings:
     name, listen = settings.worker_name, settings.metrics.listen
     if listen:
         where = service.metrics_listen(settings)
-        listen = f"[{where.host}]:{where.port and where.port + number}"
+        listen = f"{_in_url(where.host)}:{where.port and where.port + number}"
     return replace(
         settings,
         worker_name=name and f"{name}:{number}",
@@ -125,7 +126,12 @@ def _of_process(settings: Settings, number: int) -> Settings:
 
 async def _prepare(options: Options, settings: Settings, at: socket.socket) -> None:
     """What is done once, before there are several."""
+    from homing.compose import service
+
     async with engine(options, settings) as homing:
+        service.behind(
+            settings, homing
+        )  # what is wrong in the settings would end each of them, again and again
         await _greet(options, settings, homing, at)
 
 
@@ -135,7 +141,7 @@ async def _greet(options: Options, settings: Settings, homing: Homing, at: socke
 
     made = await service.first_key(settings, homing)
     host, port = at.getsockname()[:2]
-    url = settings.service.public_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = settings.service.public_url.rstrip("/") or f"http://{_in_url(host)}:{port}"
     file = service.key_file(settings)
     screen = options.screen
     screen.line(f"serving on {url} (store: {shown(settings.store)}); what there is to call: {url}/docs")
@@ -155,6 +161,10 @@ async def _greet(options: Options, settings: Settings, homing: Homing, at: socke
             f"note: {host} can be reached from elsewhere, and this is HTTP: put a proxy with TLS in front"
         )
     sys.stdout.flush()
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_local(host: str) -> bool:
@@ -177,8 +187,7 @@ async def _serve(
         if alive is None:
             await _greet(options, settings, homing, at)
         else:
-            loop.add_reader(alive, told.tell)
-            stack.callback(loop.remove_reader, alive)
+            stack.callback(_hear_end(alive, told))
         served = service.behind(settings, homing)
         served.metrics = watchers.counted.shown if watchers.counted else None
         served.simulate = simulator()
@@ -204,6 +213,18 @@ async def _serve(
             how = "stopped hard" if hard else "stopped"
             options.screen.line(f"{how} after {span((loop.time() - began) * 1000)}")
     return ExitCode.NO if hard else ExitCode.OK
+
+
+def _hear_end(alive: int, told: Signals) -> Callable[[], object]:
+    """Tells when the parent is gone: once, as a second time would break off what is under way."""
+    loop = asyncio.get_running_loop()
+
+    def gone() -> None:
+        loop.remove_reader(alive)  # an end can be read for ever
+        told.tell()
+
+    loop.add_reader(alive, gone)
+    return lambda: loop.remove_reader(alive)
 
 
 async def _both(serving: asyncio.Task[None], homing: Homing | None) -> None:

@@ -49,6 +49,7 @@ _WITH_DURATIONS = (
     *("worker", "retention", "thresholds", "look_ups", "receipts", "http", "service", "dedup_windows_ms"),
 )
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PUBLIC_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
@@ -231,14 +232,21 @@ def _check(settings: Settings) -> None:
     for name in _AT_LEAST_ONE:
         if (number := attrgetter(name)(settings)) < 1:
             raise ConfigError(name, f"is {number}; it must be at least 1")
-    if settings.metrics.tenants < 0:
-        raise ConfigError("metrics.tenants", f"is {settings.metrics.tenants}; it cannot be negative")
-    if not 0 <= settings.tracing.share <= 1:
-        raise ConfigError("tracing.share", f"is {settings.tracing.share}; it must be from 0.0 to 1.0")
+    _check_service(settings)
     for type_, window in settings.dedup_windows_ms.items():
         if window < 0:
             raise ConfigError(f"dedup_windows_ms.{type_}", f"is {window}; it cannot be negative")
     _check_locales(settings.templates)
+
+
+def _check_service(settings: Settings) -> None:
+    if settings.metrics.tenants < 0:
+        raise ConfigError("metrics.tenants", f"is {settings.metrics.tenants}; it cannot be negative")
+    url = settings.service.public_url
+    if url and not _PUBLIC_URL.fullmatch(url):
+        raise ConfigError("service.public_url", f"is {url!r}; give it like https://notify.example.org")
+    if not 0 <= settings.tracing.share <= 1:
+        raise ConfigError("tracing.share", f"is {settings.tracing.share}; it must be from 0.0 to 1.0")
 
 
 def _check_locales(templates: TemplateSettings) -> None:

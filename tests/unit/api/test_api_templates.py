@@ -55,8 +55,9 @@ def test_a_template_is_written_used_read_and_deleted(service: Serving) -> None:
         "1",
         "de",
     )
-    assert service.call("DELETE", f"{PATH}/greeting").status == 204
-    assert service.call("GET", f"{PATH}/greeting").status == 404
+    assert service.call("DELETE", f"{PATH}/greeting").json == {"key": "greeting", "version": 1}
+    for path in ("greeting", "greeting/versions", "greeting/versions/1"):
+        assert service.call("GET", f"{PATH}/{path}").status == 404
     gone = send(service, "greeting")
     assert (gone.status, gone.json["error"]["code"]) == (422, "TEMPLATE_NOT_FOUND")
 
@@ -75,7 +76,7 @@ def test_the_folders_are_listed_beside_and_can_be_replaced_under_the_same_key(se
     replaced = service.call("PUT", f"{PATH}/shop%2Fhello", {"locales": read["locales"]})
     assert (replaced.status, replaced.json["origin"], replaced.json["version"]) == (200, "own", 1)
     assert service.call("GET", f"{PATH}?limit=1").json["cursor"] == "greeting"
-    assert service.call("DELETE", f"{PATH}/shop%2Fhello").status == 204
+    assert service.call("DELETE", f"{PATH}/shop%2Fhello").status == 200
     assert service.call("GET", f"{PATH}/shop%2Fhello").json["origin"] == "folder"
     assert service.call("DELETE", f"{PATH}/shop%2Fhello").status == 404
 
@@ -145,6 +146,9 @@ def test_versions_are_kept_and_restored(service: Serving) -> None:
     late = service.call("PUT", f"{PATH}/greeting", {**written(), "version": 2})
     assert (late.status, late.json["error"]["code"]) == (409, "VERSION_CONFLICT")
     assert service.call("GET", f"{PATH}/greeting/versions/9").status == 404
+    service.call("DELETE", f"{PATH}/greeting")
+    back = service.call("POST", f"{PATH}/greeting/versions/3/restore")
+    assert (back.status, back.json["version"]) == (200, 4)
 
 
 def test_another_tenant_neither_sees_nor_uses_nor_changes_it(service: Serving) -> None:
@@ -157,7 +161,7 @@ def test_another_tenant_neither_sees_nor_uses_nor_changes_it(service: Serving) -
         ("POST", "greeting/versions/1/restore"),
     ):
         assert service.call(method, f"{PATH}/{path}", key="other").status == 404, (method, path)
-    assert service.call("GET", f"{PATH}/greeting/versions", key="other").json == {"items": []}
+    assert service.call("GET", f"{PATH}/greeting/versions", key="other").status == 404
     assert [one["key"] for one in service.call("GET", PATH, key="other").json["items"]] == ["shop/hello"]
     assert service.call("GET", f"{PATH}/greeting", key="acme").status == 200
 

@@ -96,7 +96,8 @@ class AsyncRecipients(AsyncCalling):
         """What a recipient has said of categories and channels.
 
         `*` stands for all that nothing else is said of; the most specific one wins, and the category
-        weighs more than the channel. Nothing said means allowed. The recipient need not be filed.
+        weighs more than the channel. Nothing said means allowed. The recipient need not be filed; 404
+        where nothing is known of them at all.
         """
         return await self._ask(PreferencePage, "GET", f"/api/v1/recipients/{part(id)}/preferences")
 

@@ -12,6 +12,7 @@ from homing.client.asking import part
 from homing.client.calling import AsyncCalling
 from homing.client.structs.templates import (
     PreviewWanted,
+    TemplateDeleted,
     TemplateDraft,
     TemplateHistory,
     TemplateHistoryQuery,
@@ -83,12 +84,12 @@ class AsyncTemplates(AsyncCalling):
             body=TemplateWritten(locales=locales, sample={} if sample is None else sample, version=version),
         )
 
-    async def delete_template(self, key: str) -> None:
-        """Take the tenant's own template out of force.
+    async def delete_template(self, key: str) -> TemplateDeleted:
+        """Take the tenant's own template out of force; it can be restored by its version.
 
-        Its versions are kept and can be restored. The folder's of the same key is in force again.
+        The folder's of the same key is in force again.
         """
-        await self._ask(type(None), "DELETE", f"/api/v1/templates/{part(key)}")
+        return await self._ask(TemplateDeleted, "DELETE", f"/api/v1/templates/{part(key)}")
 
     async def preview_template(
         self,
@@ -107,9 +108,7 @@ class AsyncTemplates(AsyncCalling):
         )
 
     def list_template_versions(self, key: str, *, limit: int = 20) -> AsyncIterator[TemplateVersion]:
-        """The versions of a tenant's own template, also of one that was deleted; the last hundred are
-        kept.
-        """
+        """The versions of a tenant's own template; the last hundred are kept."""
         return self._pages(
             TemplateHistory, f"/api/v1/templates/{part(key)}/versions", TemplateHistoryQuery(limit=limit)
         )

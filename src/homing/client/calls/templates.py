@@ -12,6 +12,7 @@ from homing.client.asking import part
 from homing.client.calling import Calling
 from homing.client.structs.templates import (
     PreviewWanted,
+    TemplateDeleted,
     TemplateDraft,
     TemplateHistory,
     TemplateHistoryQuery,
@@ -83,12 +84,12 @@ class Templates(Calling):
             body=TemplateWritten(locales=locales, sample={} if sample is None else sample, version=version),
         )
 
-    def delete_template(self, key: str) -> None:
-        """Take the tenant's own template out of force.
+    def delete_template(self, key: str) -> TemplateDeleted:
+        """Take the tenant's own template out of force; it can be restored by its version.
 
-        Its versions are kept and can be restored. The folder's of the same key is in force again.
+        The folder's of the same key is in force again.
         """
-        self._ask(type(None), "DELETE", f"/api/v1/templates/{part(key)}")
+        return self._ask(TemplateDeleted, "DELETE", f"/api/v1/templates/{part(key)}")
 
     def preview_template(
         self,
@@ -107,9 +108,7 @@ class Templates(Calling):
         )
 
     def list_template_versions(self, key: str, *, limit: int = 20) -> Iterator[TemplateVersion]:
-        """The versions of a tenant's own template, also of one that was deleted; the last hundred are
-        kept.
-        """
+        """The versions of a tenant's own template; the last hundred are kept."""
         return self._pages(
             TemplateHistory, f"/api/v1/templates/{part(key)}/versions", TemplateHistoryQuery(limit=limit)
         )

@@ -46,6 +46,14 @@ class TemplateWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
 
 
+class TemplateDeleted(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is no longer in force."""
+
+    key: str
+    version: int
+    """By which it can be restored."""
+
+
 class PreviewWanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """In which locale, for which channel, with which data."""
 

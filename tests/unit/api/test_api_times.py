@@ -1,0 +1,65 @@
+"""Times in the description: each is told as one, wherever it is, and as what is really taken."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+from msgspec import Struct
+
+from homing.api.all_routes import all_routes
+from homing.api.answers import Items
+from homing.api.openapi import document
+from homing.api.times import tell_times
+
+DOCUMENT = document(all_routes(), version="0")
+
+
+def texts(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in schema.get("anyOf", [schema]) if one.get("type") == "string"]
+
+
+def test_every_field_that_is_called_a_time_is_told_as_one() -> None:
+    found = [
+        (name, field, text)
+        for name, schema in DOCUMENT["components"]["schemas"].items()
+        for field, own in schema.get("properties", {}).items()
+        if re.search(r"(At|From|Until)$", field)
+        for text in texts(own)
+    ]
+    assert len(found) > 30
+    assert [(name, field) for name, field, text in found if text.get("format") != "date-time"] == []
+
+
+def test_a_time_in_a_query_is_told_too() -> None:
+    parameters = DOCUMENT["paths"]["/api/v1/notifications"]["get"]["parameters"]
+    (since,) = [one["schema"] for one in parameters if one["name"] == "createdFrom"]
+    (text,) = texts(since)
+    assert re.search(text["pattern"], "2026-01-31T09:00:00Z")
+    assert re.search(text["pattern"], "2026-01-31T09:00:00.123+01:00")
+    assert not re.search(text["pattern"], "2026-01-31T09:00:00")
+    assert not re.search(text["pattern"], "")
+
+
+class Leaf(Struct):
+    at: datetime
+    parent: Tree | None = None
+
+
+class Tree(Struct):
+    """One that is in itself, through others."""
+
+    leaves: dict[str, list[Leaf]]
+    until: datetime | None = None
+
+
+def test_structs_in_structs_are_looked_into_also_where_they_are_in_themselves() -> None:
+    components: dict[str, Any] = {
+        "Leaf": {"properties": {"at": {"type": "string"}, "parent": {}}},
+        "Tree": {"properties": {"leaves": {}, "until": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
+    }
+    tell_times([Items[Tree]], components)
+    assert components["Leaf"]["properties"]["at"]["format"] == "date-time"
+    assert components["Tree"]["properties"]["until"]["anyOf"][0]["format"] == "date-time"
+    assert components["Tree"]["properties"]["until"]["anyOf"][1] == {"type": "null"}
