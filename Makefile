@@ -92,8 +92,9 @@ else
 endif
 	@touch $@
 
-client: $(STAMP) ## Write the Python client's calls anew, from the routes
+client: $(STAMP) ## Write the Python client's calls and the REST reference's tables anew, from the routes
 	@$(BIN)/python tools/make_client.py
+	@$(BIN)/python tools/make_reference.py
 
 simulate: $(STAMP) ## Simulated worlds with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one)
 	@$(BIN)/python -m homing.sim --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)

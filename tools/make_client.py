@@ -1,7 +1,6 @@
 """Writes the calls of `homing.client`: a method for each operation of the service, from its own routes.
 
-python tools/make_client.py          write them
-python tools/make_client.py --check  say whether they are what would be written
+`--check` only says whether they are what would be written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Writes the tables of docs/reference/rest-api.md: the endpoints and the error codes, from the code itself.
 
-    python tools/make_reference.py          write them
-    python tools/make_reference.py --check  say whether they are what would be written
+`--check` only says whether they are what would be written.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -173,9 +174,7 @@ class App:
                 field="Content-Type",
             )
         limit = route.most_bytes or (settings.batch_bytes if route.large else settings.body_bytes)
-        return await read_body(
-            receive, headers, limit=limit, hold=lambda more: self.under_way.hold(request, more)
-        )
+        return await read_body(receive, headers, limit=limit, hold=partial(self.under_way.hold, request))
 
 
 def _body(answer: Answer[Any]) -> bytes:

@@ -70,20 +70,21 @@ def _window(encoding: str) -> int | None:
 
 
 def _inflated(body: bytes, encoding: str, window: int, limit: int, hold: Hold) -> bytes:
-    """In steps, so that no more is made than may be kept."""
+    """In steps, so that no more is made than may be kept, and what is left of the body is not copied each time."""
     stream = zlib.decompressobj(wbits=window)
     plain = bytearray()
     held = 0
-    rest = body
     try:
-        while rest and not stream.eof:
-            plain += stream.decompress(rest, _SMALL)
-            rest = stream.unconsumed_tail
-            if len(plain) > limit:
-                raise _too_large(limit)
-            if len(plain) > held + _SMALL:
-                hold(len(plain) - held)
-                held = len(plain)
+        for at in range(0, len(body), _SMALL):
+            rest = body[at : at + _SMALL]
+            while rest and not stream.eof:
+                plain += stream.decompress(rest, _SMALL)
+                rest = stream.unconsumed_tail
+                if len(plain) > limit:
+                    raise _too_large(limit)
+                if len(plain) > held + _SMALL:
+                    hold(len(plain) - held)
+                    held = len(plain)
     except zlib.error as error:
         raise ApiError("MALFORMED_REQUEST", f"the body is not {encoding}: {error}") from None
     if not stream.eof:

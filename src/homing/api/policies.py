@@ -168,13 +168,12 @@ async def simulate_policy(call: Call, body: Simulation) -> RehearsalReport:
         raise ApiError("INVALID_REQUEST", "this process has no simulator; use `homing policy simulate`")
     if call.service.simulating >= _SIMULATIONS_AT_ONCE:
         raise ApiError("OVERLOADED", "other simulations are under way; come again in some seconds")
-    with _wire_names("simulated"):
-        rehearsal = await _rehearsal(call, body)
-        call.service.simulating += 1
-        try:
-            return await simulate(rehearsal)
-        finally:
-            call.service.simulating -= 1
+    call.service.simulating += 1  # before anything is awaited: those who ask meanwhile must see it
+    try:
+        with _wire_names("simulated"):
+            return await simulate(await _rehearsal(call, body))
+    finally:
+        call.service.simulating -= 1
 
 
 @routes.get("/policies/{name}", scope=Scope.READ, errors=("NOT_FOUND",))

@@ -160,8 +160,8 @@ async def list_preferences(call: Call, id: RecipientId) -> PreferencePage:
     """What a recipient has said of categories and channels.
 
     `*` stands for all that nothing else is said of; the most specific one wins, and the category weighs more
-    than the channel. Nothing said means allowed. The recipient need not be filed; 404 where nothing is known of
-    them at all.
+    than the channel. Nothing said means allowed. The recipient need not be filed; 404 where nothing is known
+    of them at all.
     """
     people = call.front.recipients
     with _own_fields():

@@ -184,11 +184,11 @@ async def _serve(
     began = loop.time()
     async with AsyncExitStack() as stack:
         homing, watchers = await stack.enter_async_context(watched(options, settings, count=True))
+        served = service.behind(settings, homing)
         if alive is None:
             await _greet(options, settings, homing, at)
         else:
             stack.callback(_hear_end(alive, told))
-        served = service.behind(settings, homing)
         served.metrics = watchers.counted.shown if watchers.counted else None
         served.simulate = simulator()
         server = service.server(settings, served, watchers.all)

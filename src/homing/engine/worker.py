@@ -20,6 +20,7 @@ from homing.engine.breakers import Breakers
 from homing.engine.deliverer import Deliverer, Ready
 from homing.engine.intake import LEASE_MARGIN_MS
 from homing.engine.policies import Policies
+from homing.engine.rhythm import Rhythm
 from homing.engine.room import Room
 from homing.engine.settler import Settler
 from homing.engine.stats import Lateness, Processed
@@ -28,8 +29,8 @@ log = logging.getLogger("homing.worker")
 
 _POLICY_REFRESH_MS = 5_000
 _STORE_PAUSE_MS = 1_000
-_REFILL_MS = 10
-"""What has ended makes room for more: claimed together once it is half of all, or after this long."""
+_MUCH = 32
+"""So many under way are enough to do for a moment: more is claimed when half of them have ended, or later."""
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
@@ -79,11 +80,9 @@ class Worker:
         """How many were under way after the last claim that found something."""
         self._released = 0
         """How many of them have ended since."""
-        self._refill: asyncio.TimerHandle | None = None
+        self._rhythm = Rhythm(waker, clock, self._is_busy)
         self._draining = False
-        self._sleeps_until_ms = 0
         self._policies_read_ms: int | None = None
-        self._looked_ms: int | None = None
         self.lateness = Lateness()
         self.processed = Processed()
 
@@ -111,7 +110,8 @@ class Worker:
     @property
     def looked_ms_ago(self) -> int | None:
         """Since it last went round: one that hangs, in the store or anywhere, grows old."""
-        return None if self._looked_ms is None else self._clock.monotonic_ms() - self._looked_ms
+        looked_ms = self._rhythm.looked_ms
+        return None if looked_ms is None else self._clock.monotonic_ms() - looked_ms
 
     async def run(self) -> None:
         """Works until `drain` is called and everything under way is settled; cancel it to stop hard."""
@@ -120,12 +120,10 @@ class Worker:
             while not self._draining:
                 wait_ms = await self._look()
                 if not self._draining:
-                    self._sleeps_until_ms = self._clock.monotonic_ms() + wait_ms
-                    await self._waker.wait(wait_ms)
-                    self._sleeps_until_ms = 0
+                    await self._rhythm.sleep(wait_ms)
             await self._finish()
         finally:
-            self._stop_refill()
+            self._rhythm.close()
             await _cancelled([*self._tasks, *background])
 
     def drain(self) -> None:
@@ -168,8 +166,7 @@ class Worker:
     async def _look(self) -> int:
         """One claim, if anything can be started; how long to sleep afterwards."""
         poll_ms = self._settings.poll_ms
-        self._stop_refill()
-        self._looked_ms = self._clock.monotonic_ms()
+        self._rhythm.look()
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
@@ -190,6 +187,7 @@ class Worker:
 
     async def _claim(self, lane: str | None = None, limit: int | None = None) -> ClaimBatch:
         await self._refresh()
+        self._released = 0
         request = await self._room.request(self.name, self.lease_ms, lane=lane, limit=limit)
         if request is None:
             return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
@@ -207,13 +205,12 @@ class Worker:
             self.lateness.note(max(0, batch.now - claim.due_at))
         self._room.take(batch.claims)
         self._room.spend(batch.claims)
-        self._full, self._released = len(self._in_flight), 0
+        self._full = len(self._in_flight)
         self._observer.claimed(batch)
 
-    def _stop_refill(self) -> None:
-        if self._refill is not None:
-            self._refill.cancel()
-            self._refill = None
+    def _is_busy(self) -> bool:
+        """Much is under way, and less than half of it has ended since the last claim."""
+        return not self._draining and len(self._in_flight) >= _MUCH and self._released * 2 < self._full
 
     async def _refresh(self) -> None:
         await self._breakers.refresh()
@@ -281,10 +278,8 @@ class Worker:
     def _settled(self, settlement: Settlement, applied: bool) -> None:
         if applied:
             self.processed.count(settlement)
-            if settlement.status in WAITING:
-                due_ms = self._clock.monotonic_ms() + settlement.delay_ms
-                if due_ms < self._sleeps_until_ms:
-                    self._waker.wake()  # it is due before the worker would have looked again
+            if settlement.status in WAITING and settlement.delay_ms < self._settings.poll_ms:
+                self._rhythm.look_in(settlement.delay_ms)
         try:
             self._on_settled(settlement, applied)
         except Exception:
@@ -295,12 +290,10 @@ class Worker:
             if self._in_flight.pop((claim.id, claim.token), None) is not None:
                 self._room.release(claim)
                 self._released += 1
-        if not self._full or not self._released:
-            return
         if not self._in_flight or self._released * 2 >= self._full:
             self._waker.wake()
-        elif self._refill is None:
-            self._refill = asyncio.get_running_loop().call_later(_REFILL_MS / 1000, self._waker.wake)
+        else:
+            self._rhythm.look_soon()
 
     async def _keep_leases(self) -> None:
         """Prolongs the leases of long sends, well before they run out."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +190,32 @@ def test_without_more_it_rehearses_what_is_in_force_for_the_caller(service: Serv
 def test_a_rehearsal_that_cannot_be_meant_is_refused(service: Serving, body: Any, status: int) -> None:
     simulating(service, rehearse_apart)
     assert service.call("POST", "/api/v1/policies/simulate", body).status == status
+
+
+def test_however_many_ask_at_once_only_two_rehearsals_are_under_way(serve: Serve, tmp_path: Path) -> None:
+    service = serve(store=str(tmp_path / "homing.db"))
+    asked, most = threading.Barrier(8), [0]
+    answered = threading.Event()
+
+    async def simulate(rehearsal: Rehearsal) -> RehearsalReport:
+        most[0] = max(most[0], service.app.service.simulating)
+        if most[0] > 2:
+            answered.set()
+        await asyncio.to_thread(answered.wait, 20)
+        raise ConfigError("notifications", "is too much")
+
+    def ask(_: int) -> int:
+        asked.wait(20)
+        status = int(service.call("POST", "/api/v1/policies/simulate", {}).status)
+        if status == 503:  # the others are refused while two go on
+            answered.set()
+        return status
+
+    simulating(service, simulate)
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(ask, range(8)))
+    assert (most[0] <= 2, 503 in statuses, set(statuses) <= {422, 503}) == (True, True, True)
+    assert service.app.service.simulating == 0
 
 
 def test_a_process_without_a_simulator_says_so(service: Serving) -> None:
