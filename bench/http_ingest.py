@@ -204,7 +204,7 @@ def _profiler(file: str | None, pid: int | None) -> subprocess.Popen[bytes] | No
     if file is None:
         return None
     return subprocess.Popen(
-        ["py-spy", "record", "-o", file, "-p", str(pid), "-r", "100", "-f", "raw", "-d", "600"]
+        ["py-spy", "record", "-o", file, "-p", str(pid), "-r", "100", "-f", "raw", "-d", "600", "--gil"]
     )
 
 

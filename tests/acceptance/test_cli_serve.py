@@ -85,6 +85,20 @@ def test_an_address_that_is_taken_or_makes_no_sense_is_an_error(cli: Cli) -> Non
     assert "cannot share memory:" in unshared.err
 
 
+def test_ctrl_c_ends_a_start_that_waits_for_its_store(cli: Cli) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        silent.settimeout(PATIENCE_S)
+        store = f"postgresql://homing@127.0.0.1:{silent.getsockname()[1]}/homing"
+        process = cli.start("serve", "--listen", "127.0.0.1:0", "--store", store)
+        waiting, _ = silent.accept()
+        with waiting:
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=2 * PATIENCE_S)
+    assert (process.returncode, said) == (130, "interrupted\n")
+
+
 def test_an_address_that_others_reach_is_remarked_upon(cli: Cli) -> None:
     process = cli.start("serve", "--listen", "0.0.0.0:0")
     assert process.stdout is not None

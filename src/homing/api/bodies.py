@@ -70,7 +70,7 @@ def _window(encoding: str) -> int | None:
 
 
 def _inflated(body: bytes, encoding: str, window: int, limit: int, hold: Hold) -> bytes:
-    """In steps, so that no more is made than may be kept, and what is left of the body is not copied each time."""
+    """In steps, so that no more is made than may be kept; small ones, as each copies what it leaves over."""
     stream = zlib.decompressobj(wbits=window)
     plain = bytearray()
     held = 0

@@ -137,9 +137,10 @@ class Jobs:
 
     async def resume(self, tenant: str, id: str, *, who: str) -> Job:
         """Goes on here with a job that was stopped, failed or interrupted. Nothing is done twice."""
-        if id in self._running:  # it may have been held up for so long that it counts as interrupted
-            await self._break_off([self._running[id]])
         job, version = await self._read(tenant, id)
+        if resumable(job) and id in self._running:  # held up for so long that it counts as interrupted
+            await self._break_off([self._running[id]])
+            job, version = await self._read(tenant, id)
         if not resumable(job):
             raise CommandRefused(f"resume is not possible: job {id} is {job.status.value}")
         log.info("job %s is resumed by %s", id, who)

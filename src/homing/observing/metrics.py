@@ -14,6 +14,7 @@ from homing.core.breaker import Phase
 from homing.core.errors import StoreError
 from homing.core.model import (
     Acceptance,
+    AttemptRecord,
     ClaimBatch,
     Mode,
     OutcomeKind,
@@ -34,6 +35,7 @@ from homing.observing.names import Bounded, Known
 CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
 _TAKEN = (Status.SENT, Status.DELIVERED)
+Labels = tuple[str, ...]
 _Kind = TypeVar("_Kind", prometheus.Counter, prometheus.Histogram)
 
 
@@ -42,15 +44,15 @@ class Family(Generic[_Kind]):
 
     def __init__(self, family: _Kind) -> None:
         self._family: _Kind = family
-        self._series: dict[tuple[str, ...], _Kind] = {}
+        self._series: dict[Labels, _Kind] = {}
 
-    def __getitem__(self, labels: tuple[str, ...]) -> _Kind:
+    def __getitem__(self, labels: Labels) -> _Kind:
         found = self._series.get(labels)
         if found is None:
             found = self._series[labels] = self._family.labels(*labels) if labels else self._family
         return found
 
-    def add(self: Family[prometheus.Counter], counts: Mapping[tuple[str, ...], int]) -> None:
+    def add(self: Family[prometheus.Counter], counts: Mapping[Labels, int]) -> None:
         """What a batch has counted."""
         for labels, number in counts.items():
             self[labels].inc(number)
@@ -132,8 +134,8 @@ class Metrics:
     # The observer --------------------------------------------------------------------------------
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        new: Counter[tuple[str, ...]] = Counter()
-        known: Counter[tuple[str, ...]] = Counter()
+        new: Counter[Labels] = Counter()
+        known: Counter[Labels] = Counter()
         for submission, answer in zip(batch, answers, strict=True):
             tenant = self._tenants[submission.tenant]
             if answer.conflict:
@@ -149,18 +151,26 @@ class Metrics:
             self._lateness[(claim.lane,)].observe(max(0, batch.now - claim.due_at) / 1000)
 
     def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
-        became: Counter[tuple[str, ...]] = Counter()
+        became: Counter[Labels] = Counter()
+        tried: Counter[Labels] = Counter()
         for settlement, claim in batch:
             if settlement.id in refused:
                 continue
             became[claim.lane, self._tenants[claim.tenant], settlement.status.value] += 1
-            if settlement.attempt is not None:
-                self._attempted(settlement, claim.lane, claim.channel.value, self._queues[claim.mode])
-                if settlement.status in _TAKEN:
-                    attempt = settlement.attempt
-                    took_ms = attempt.started_at + attempt.latency_ms - claim.aged_from
-                    self._delivery_seconds[(claim.lane,)].observe(max(0, took_ms) / 1000)
+            attempt = settlement.attempt
+            if attempt is None:
+                continue
+            provider, queue = self._providers[attempt.provider], self._queues[claim.mode]
+            tried[claim.lane, provider, attempt.outcome.value] += 1
+            if attempt.number > 1 or settlement.status not in _TAKEN:
+                self._retried(settlement, attempt, queue)
+            if attempt.outcome is not OutcomeKind.LOST:  # how long nobody answered says nothing about it
+                self._attempt_seconds[claim.channel.value, provider].observe(attempt.latency_ms / 1000)
+            if settlement.status in _TAKEN:
+                took_ms = attempt.started_at + attempt.latency_ms - claim.aged_from
+                self._delivery_seconds[(claim.lane,)].observe(max(0, took_ms) / 1000)
         self._settled.add(became)
+        self._attempts.add(tried)
         if refused:
             self._stale[()].inc(len(refused))
 
@@ -197,15 +207,10 @@ class Metrics:
 
     # Its parts -----------------------------------------------------------------------------------
 
-    def _attempted(self, settlement: Settlement, lane: str, channel: str, queue: str) -> None:
-        attempt = settlement.attempt
-        assert attempt is not None, "asked only about attempts"
-        provider, outcome = self._providers[attempt.provider], attempt.outcome
-        self._attempts[lane, provider, outcome.value].inc()
-        if outcome is not OutcomeKind.LOST:  # how long nobody answered says nothing about the provider
-            self._attempt_seconds[channel, provider].observe(attempt.latency_ms / 1000)
+    def _retried(self, settlement: Settlement, attempt: AttemptRecord, queue: str) -> None:
+        """What is counted of those that did not land at the first attempt."""
         if attempt.number > 1:
-            self._executed[queue, "success" if outcome is OutcomeKind.ACCEPTED else "failed"].inc()
+            self._executed[queue, "success" if attempt.outcome is OutcomeKind.ACCEPTED else "failed"].inc()
         if settlement.status is Status.RETRYING:
             self._scheduled[(queue,)].inc()
         elif settlement.reason is Reason.RETRIES_EXHAUSTED:

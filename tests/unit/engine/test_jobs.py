@@ -85,6 +85,22 @@ async def test_one_that_was_stopped_goes_on_where_it_was(world: World) -> None:
         await engine.jobs.resume("default", job.id, who="cy")
 
 
+async def test_one_that_is_under_way_is_not_resumed_by_its_own_process_nor_by_another(world: World) -> None:
+    engine, provider, _ = await dead(world, 20)
+    other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
+    job = await resend(engine, rate=5)
+    await seconds(0.5)
+    for asked in (engine, other):
+        with pytest.raises(CommandRefused, match="is running"):
+            await asked.jobs.resume("default", job.id, who="cy")
+    with pytest.raises(NotFound):
+        await engine.jobs.resume("acme", job.id, who="eve")
+    await seconds(10)
+    found = await read(engine, job)
+    assert (found.status, found.done, found.matched) == (JobStatus.DONE, 20, 20)
+    assert len(provider.times) == 20
+
+
 async def test_a_job_whose_process_died_is_interrupted_and_does_nothing_twice(world: World) -> None:
     """Retried ones fail again meanwhile: they would match again, and are left alone."""
     engine, provider, ids = await dead(world, 20)
