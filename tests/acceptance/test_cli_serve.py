@@ -95,8 +95,8 @@ def test_ctrl_c_ends_a_start_that_waits_for_its_store(cli: Cli) -> None:
         waiting, _ = silent.accept()
         with waiting:
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=2 * PATIENCE_S)
-    assert (process.returncode, said) == (130, "interrupted\n")
+            process.communicate(timeout=2 * PATIENCE_S)
+    assert process.returncode == 130  # and not that of a store that cannot be reached
 
 
 def test_an_address_that_others_reach_is_remarked_upon(cli: Cli) -> None:

@@ -179,11 +179,11 @@ async def _serve(
     """One process. `alive`: it is one of several, and ends with the parent at the other end."""
     from homing.compose import service
 
-    told = Signals()
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with AsyncExitStack() as stack:
         homing, watchers = await stack.enter_async_context(watched(options, settings, count=True))
+        told = Signals()  # not before: one that comes while the store is waited for ends it at once
         served = service.behind(settings, homing)
         if alive is None:
             await _greet(options, settings, homing, at)
