@@ -210,12 +210,11 @@ async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]
     await connection.execute(f"BEGIN; {PLANNING}")
     queue = await connection.fetchval("SELECT id FROM homing.queues")
     seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
-    ones, later, taken = [1] * batch, [now] * batch, [seq for (seq,) in seqs]
-    leased = (taken, later, later, ones, ones, ones, later, [False] * batch, [""] * batch)
+    shape, leased = leases.LEASE.fitted([(seq, now, now, 1, 1, 1, now, False, "") for (seq,) in seqs])
     for name, sql, parameters in (
         ("sweep", claim.SWEEP, ()),
         ("due rows", claim.DUE_ROWS, ([queue], [0], [-1], now, batch)),
-        ("lease", leases.LEASE.text, leased),
+        ("lease", leases.LEASE.in_shape(shape), leased),
     ):
         explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}"
         plans[name] = json.loads(await connection.fetchval(explain, *parameters))[0]["Plan"]

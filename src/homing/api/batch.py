@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from homing.api.answers import ApiError
+from homing.api.errors import store_problem
 from homing.api.notifications import AcceptLanguage, header, with_headers
 from homing.api.routing import Routes
 from homing.api.service import Call
@@ -109,10 +110,8 @@ async def send_batch(call: Call) -> BatchResult:
     except StoreError as error:
         if not any(one.status == "queued" for one in results):
             raise  # nothing was stored: all of it may be sent again
-        missed = range(len(results), len(items))
-        results += [
-            BatchItem(index=n, status="rejected", code=error.code, message=error.message) for n in missed
-        ]
+        missed, told = range(len(results), len(items)), store_problem(error)
+        results += [BatchItem(index=n, status="rejected", code=error.code, message=told) for n in missed]
     accepted = sum(one.status == "queued" for one in results)
     return BatchResult(accepted=accepted, rejected=len(results) - accepted, results=tuple(results))
 

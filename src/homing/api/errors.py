@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from homing.api.answers import Answer, ApiError, ErrorBody, ErrorDetail
-from homing.core.errors import HomingError
+from homing.core.errors import HomingError, StoreError
 
 log = logging.getLogger("homing.api")
 
@@ -60,6 +60,9 @@ def answer_to(error: Exception, request_id: str = "") -> Answer[ErrorBody]:
     """How an exception is told: the engine's errors and ours by their code, anything else as a defect."""
     if isinstance(error, ApiError):
         return refusal(error.code, error.message, field=error.field, headers=error.headers)
+    if isinstance(error, StoreError) and error.code in CODES:
+        log.warning("request %s: %s", request_id, error, extra={"request_id": request_id})
+        return refusal(error.code, store_problem(error))
     if isinstance(error, HomingError) and error.code in CODES:
         return refusal(
             error.code,
@@ -75,6 +78,11 @@ def answer_to(error: Exception, request_id: str = "") -> Answer[ErrorBody]:
         extra={"request_id": request_id},
     )
     return refusal("INTERNAL_ERROR", "Something went wrong here; the log has it under this answer's id.")
+
+
+def store_problem(error: StoreError) -> str:
+    """What a caller is told of it: its own words may name hosts, files and users."""
+    return CODES.get(error.code, CODES["STORE_ERROR"]).meaning
 
 
 def refusal(

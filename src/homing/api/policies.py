@@ -22,6 +22,7 @@ from homing.core.presets import preset as preset_named
 from homing.core.reading import camel
 from homing.core.rehearsal import Outage, Rehearsal, RehearsalReport, Traffic
 from homing.core.request import priority_of
+from homing.core.text import check_line
 from homing.engine.rule_views import (
     Delay,
     PolicyChangeView,
@@ -186,6 +187,7 @@ async def get_policy(call: Call, name: RuleName) -> RuleView:
 @routes.put("/policies/{name}", scope=Scope.ADMIN, errors=("CONFIG_ERROR",))
 async def put_policy(call: Call, name: RuleName, body: RuleWritten) -> PolicyChangeView:
     """Add or replace a rule. It holds from the next decision on, in every process."""
+    check_line(name, "name")
     keys = {key: getattr(body, key) for key in Keys.__struct_fields__}
     policies = call.front.policies
     with _wire_names(name):

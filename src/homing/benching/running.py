@@ -108,4 +108,5 @@ async def _version(server: str) -> str:
     if not is_postgres(server):
         return f"SQLite {sqlite3.sqlite_version}"
     async with connected(server) as connection:
-        return f"PostgreSQL {await connection.fetchval('SHOW server_version')}"
+        version = str(await connection.fetchval("SHOW server_version"))
+        return f"PostgreSQL {version.partition(' ')[0]}"  # without the name of who packaged it

@@ -30,7 +30,9 @@ _Shares = Annotated[
     Mapping[Priority, Annotated[float, Meta(ge=0, le=1_000_000)]],
     Meta(extra_json_schema={"propertyNames": {"enum": [priority.value for priority in Priority]}}),
 ]
-_Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
+_Tenant = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
+_Type = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9_.:/-]+$")]
+_Origin = Annotated[str, Meta(max_length=100, pattern="^[A-Za-z0-9_.:/-]*$")]
 
 
 class OutageKind(StrEnum):
@@ -79,9 +81,9 @@ class Traffic(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_
         }
     )
     """Priority → share of the traffic; the shares need not add up to 1."""
-    tenant: _Name = "default"
-    type: _Name = "message"
-    origin: Annotated[str, Meta(max_length=100)] = ""
+    tenant: _Tenant = "default"
+    type: _Type = "message"
+    origin: _Origin = ""
     """Tenant, type and origin matter where a rule matches on them."""
 
 

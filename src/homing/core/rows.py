@@ -504,9 +504,8 @@ def _finish(row: Row, now: int) -> None:
 
 def _note_attempt(row: Row, settlement: Settlement, attempt: AttemptRecord, now: int) -> None:
     row.last_attempt_at = now
-    row.last_error, row.error_code = attempt.error, attempt.error_code
-    if row.status in _TAKEN:
-        row.last_error = row.error_code = None
+    if row.status not in _TAKEN:
+        row.last_error, row.error_code = attempt.error, attempt.error_code
     if row.holds:
         row.holds = {provider: until for provider, until in row.holds.items() if until > now}
     if settlement.hold_ms:

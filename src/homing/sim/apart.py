@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from homing.core.errors import ConfigError, HomingError
+from homing.core.errors import ConfigError, HomingError, InvalidRequest
 from homing.core.rehearsal import Rehearsal, RehearsalReport
 from homing.sim.rehearsal import rehearse
 
-_LONGEST_MS = 20_000
+_LONGEST_MS = 8_000
 
 
 class Told(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,7 +67,7 @@ def main() -> None:
     os.nice(10)
     try:
         told = Told(report=rehearse(msgspec.json.decode(sys.stdin.buffer.read(), type=Rehearsal)))
-    except ConfigError as error:
+    except (ConfigError, InvalidRequest) as error:
         told = Told(field=error.field, problem=str(error).removeprefix(f"{error.field}: "))
     sys.stdout.buffer.write(msgspec.json.encode(told))
 

@@ -134,6 +134,12 @@ def test_a_change_holds_from_the_next_decision_on(service: Serving) -> None:
     assert service.on_loop(allowed) == 1
 
 
+def test_a_name_is_one_line(service: Serving) -> None:
+    refused = service.call("PUT", "/api/v1/policies/otp%0A", {"policy": {"maxAttempts": 2}})
+    assert (refused.status, refused.json["error"]["field"]) == (422, "name")
+    assert list(rules(service)) == ["bills"]
+
+
 # Rehearsing ---------------------------------------------------------------------------------------------
 
 
@@ -180,6 +186,7 @@ def test_without_more_it_rehearses_what_is_in_force_for_the_caller(service: Serv
 @pytest.mark.parametrize(
     ("body", "status"),
     [
+        ({"traffic": {"type": "two words"}}, 400),
         ({"preset": "daily"}, 400),
         ({"notifications": 100_000}, 400),
         ({"outages": [{"providers": ["secondary"]}]}, 422),

@@ -17,6 +17,7 @@ from homing.api.answers import Answer
 from homing.api.app import App
 from homing.api.routing import Routes
 from homing.api.service import Call, ServiceSettings
+from homing.core.errors import StoreUnavailable
 from service import Serving
 
 Serve = Callable[..., Serving]
@@ -194,6 +195,24 @@ async def test_a_defect_is_told_without_its_words_and_logged_with_the_id_of_the_
     asked = await Asked(an_app(service, routes))("/broken")
     assert (asked.status, asked.code) == (500, "INTERNAL_ERROR")
     assert b"swordfish" not in asked.body
+    assert asked.headers[b"x-request-id"].decode() in caplog.text
+
+
+async def test_where_the_store_is_stays_in_the_log(
+    service: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever guesses keys gets this answer too, while the store is away."""
+    routes = Routes("Test", prefix="")
+
+    @routes.get("/away")
+    async def away(call: Call) -> None:
+        """Cannot be done."""
+        raise StoreUnavailable("db-7.internal:5432/homing cannot be reached right now. Try again.")
+
+    asked = await Asked(an_app(service, routes))("/away")
+    assert (asked.status, asked.code) == (503, "STORE_UNAVAILABLE")
+    assert b"db-7" not in asked.body
+    assert "db-7.internal" in caplog.text
     assert asked.headers[b"x-request-id"].decode() in caplog.text
 
 

@@ -45,5 +45,29 @@ def test_only_names_in_the_schema_are_rewritten() -> None:
 def test_a_batch_without_anything_shared_has_an_array_for_each_column() -> None:
     batch = Batch("SELECT * FROM {rows}", {"seq": "bigint", "id": "uuid"})
     assert batch.text == (
-        "SELECT * FROM (SELECT a.seq, a.id FROM unnest($1::bigint[], $2::text[]::uuid[]) AS a(seq, id)) AS u"
+        "SELECT * FROM (SELECT a.seq, a.id FROM unnest($1::text::bigint[], $2::text[]::uuid[]) AS a(seq, id)) AS u"
     )
+
+
+def test_what_many_rows_share_goes_as_one_value_and_numbers_go_as_one_text() -> None:
+    batch = Batch(
+        "SELECT * FROM {rows}", {"seq": "bigint", "name": "text", "at": "bigint", "is_new": "boolean"}
+    )
+    rows = [(seq, "a", None if seq else 5, seq > 3) for seq in range(9)]
+    shape, parameters = batch.fitted(rows)
+    assert shape == (False, True, False, False)
+    assert parameters == [
+        "{0,1,2,3,4,5,6,7,8}",
+        "a",
+        "{5" + ",NULL" * 8 + "}",
+        "{False,False,False,False,True,True,True,True,True}",
+    ]
+    assert batch.in_shape(shape, first=4).startswith(
+        "SELECT * FROM (SELECT a.seq, $5::text AS name, a.at, a.is_new FROM unnest($4::text::bigint[],"
+    )
+
+
+def test_few_rows_have_one_shape_whatever_they_share() -> None:
+    batch = Batch("SELECT * FROM {rows}", {"seq": "bigint", "name": "text"})
+    assert batch.fitted([(1, "a")]) == ((False, True), ["{1}", "a"])
+    assert batch.fitted([(1, "a"), (2, "a")]) == ((False, False), ["{1,2}", ["a", "a"]])

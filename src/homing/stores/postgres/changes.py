@@ -35,10 +35,10 @@ HOUR_MS = 3_600_000
 _KEY = ("hour_at", "tenant", "channel", "provider")
 SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in _KEY)
 
-_Cell = tuple[Status | None, int]
-"""(status, attempts)."""
-_Signature = tuple[str, Channel, str, _Cell, tuple[Status, int], bool, bool]
-"""(tenant, channel, provider, cell before and after, without an attempt, bounced): all that counts need."""
+_Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
+"""(tenant, channel, provider, status and attempts before and after, without an attempt, bounced).
+
+All that counts need."""
 
 _NOTHING_SAID = Message(recipient=Recipient(), content=Content())
 """For events that do not carry the message."""
@@ -148,13 +148,14 @@ class Book:
     def record(self, seq: int, change: Change) -> None:
         """One change, right after it was made (a later one changes the same row again)."""
         row, attempt = change.row, change.attempt
-        before, after = (change.before, change.attempts_before), (row.status, row.attempts)
         signature = (
             row.tenant,
             row.channel,
-            change.provider,
-            before,
-            after,
+            attempt.provider if attempt is not None else change.provider,
+            change.before,
+            change.attempts_before,
+            row.status,
+            row.attempts,
             attempt is None,
             change.bounced,
         )
@@ -185,7 +186,7 @@ class Book:
     def _ledger(self) -> Iterable[tuple[Any, ...]]:
         hour_at = self._tx.now - self._tx.now % HOUR_MS
         for signature, kind in self._kinds.items():
-            tenant, channel, provider, (before, attempts_before), (after, attempts_after), *_ = signature
+            tenant, channel, provider, before, attempts_before, after, attempts_after, *_ = signature
             yield (
                 hour_at,
                 tenant,
@@ -273,9 +274,9 @@ def _attempt_columns(seq: int, change: int, attempt: AttemptRecord) -> tuple[Any
         attempt.started_at,
         attempt.latency_ms,
         attempt.worker,
-        clean(attempt.error_code),
-        clean(attempt.error),
-        clean(attempt.provider_message_id),
+        attempt.error_code and clean(attempt.error_code),
+        attempt.error and clean(attempt.error),
+        attempt.provider_message_id and clean(attempt.provider_message_id),
     )
 
 

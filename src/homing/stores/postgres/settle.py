@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum
 
-from homing.core.model import RegistryPut, Settlement, SettleResult
+from homing.core.model import RegistryPut, Settlement
 from homing.core.rows import Change, Row
 from homing.core.rows import settle as settled
 from homing.core.states import LIVE
+from homing.stores.fates import APPLIED, MISSING, STALE, Fate
 from homing.stores.held import Found, Held
 from homing.stores.postgres.changes import Book, write_puts
 from homing.stores.postgres.columns import SETTLED, STATE, settled_columns
@@ -49,14 +49,6 @@ INSERT INTO homing.settled ({", ".join(STATE)}) SELECT * FROM gone RETURNING seq
 EARLY = "SELECT EXISTS (SELECT 1 FROM homing.receipts WHERE kept IS NOT NULL)"
 
 
-class Fate(Enum):
-    """What became of a settlement."""
-
-    APPLIED = 0
-    STALE = 1
-    MISSING = 2
-
-
 _Pair = tuple[int, Settlement, Found]
 """The place in its batch, the settlement, and the row it is about."""
 
@@ -67,7 +59,7 @@ class _Settling:
     def __init__(self, tx: Tx, batch: Sequence[Settlement]) -> None:
         self.tx = tx
         self.book = Book(tx)
-        self.fates = [Fate.STALE] * len(batch)
+        self.fates = [STALE] * len(batch)
         self.applied: list[int] = []
         self.puts: list[RegistryPut] = []
 
@@ -81,7 +73,7 @@ class _Settling:
         written = await self._write({seq: change.row for seq, (_, _, change) in changes.items()})
         for seq in written:
             place, settlement, change = changes[seq]
-            self.fates[place] = Fate.APPLIED
+            self.fates[place] = APPLIED
             self.book.record(seq, change)
             self.puts += settlement.puts
         self.applied += written
@@ -114,7 +106,7 @@ async def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
     settling = _Settling(tx, batch)
     known = ((place, one, held.take(one)) for place, one in enumerate(batch))
     await settling.apply([(place, one, found) for place, one, found in known if found is not None])
-    rest = [(place, one) for place, one in enumerate(batch) if settling.fates[place] is not Fate.APPLIED]
+    rest = [(place, one) for place, one in enumerate(batch) if settling.fates[place] is not APPLIED]
     if rest:
         await _read_and_settle(tx, settling, rest)
     await settling.finish()
@@ -129,12 +121,4 @@ async def _read_and_settle(tx: Tx, settling: _Settling, rest: Sequence[tuple[int
         absent -= await stored(tx, absent)
         for place, settlement in rest:
             if settlement.id in absent:
-                settling.fates[place] = Fate.MISSING
-
-
-def result_of(batch: Sequence[Settlement], fates: Sequence[Fate]) -> SettleResult:
-    """Ids by fate."""
-    ids: dict[Fate, list[str]] = {fate: [] for fate in Fate}
-    for settlement, fate in zip(batch, fates, strict=True):
-        ids[fate].append(settlement.id)
-    return SettleResult(tuple(ids[Fate.APPLIED]), tuple(ids[Fate.STALE]), tuple(ids[Fate.MISSING]))
+                settling.fates[place] = MISSING

@@ -41,6 +41,7 @@ try:
 except ImportError:
     raise ConfigError("store", "is PostgreSQL, which needs: pip install 'homing[postgres]'") from None
 
+from homing.stores.fates import result_of
 from homing.stores.held import Held
 from homing.stores.postgres import (
     accept,
@@ -168,7 +169,7 @@ class PostgresStore:
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         fates = await self._write(lambda tx: settle.settle(tx, batch, self._held), beside=receipts.RECEIPTS)
-        return settle.result_of(batch, fates)
+        return result_of(batch, fates)
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 
-from homing.core.model import RegistryPut, Settlement, SettleResult, Status
+from homing.core.model import RegistryPut, Settlement, Status
 from homing.core.rows import settle as settled
 from homing.stores.codec import SETTLED_FIELDS, Column, settled_columns
+from homing.stores.fates import APPLIED, MISSING, STALE, Fate
 from homing.stores.held import Found, Held
 from homing.stores.sqlite.changes import Book, write_puts
 from homing.stores.sqlite.receipts import take_early
@@ -15,14 +15,6 @@ from homing.stores.sqlite.rows import leased_by_id, unchanged
 from homing.stores.sqlite.statements import Tx, Update
 
 SETTLED = Update(SETTLED_FIELDS)
-
-
-class Fate(Enum):
-    """What became of a settlement."""
-
-    APPLIED = 0
-    STALE = 1
-    MISSING = 2
 
 
 def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
@@ -36,17 +28,17 @@ def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
         book.foresee([found[s.id][0] for s in batch if s.status is Status.FAILED and s.id in found])
     for settlement in batch:
         if settlement.id not in found:
-            fates.append(Fate.MISSING)
+            fates.append(MISSING)
             continue
         seq, row = found[settlement.id]
         change = settled(row, settlement, tx.now)
         if change is None:
-            fates.append(Fate.STALE)
+            fates.append(STALE)
             continue
         book.record(seq, change)
         written[seq] = settled_columns(row)
         puts += settlement.puts
-        fates.append(Fate.APPLIED)
+        fates.append(APPLIED)
     SETTLED.run(tx, written)
     book.write()
     write_puts(tx, puts)
@@ -60,11 +52,3 @@ def _found(tx: Tx, batch: Sequence[Settlement], held: Held) -> dict[str, Found]:
     found = {row.id: (seq, row) for seq, row in unchanged(tx, kept)} if kept else {}
     others = [settlement.id for settlement in batch if settlement.id not in found]
     return found | leased_by_id(tx, others) if others else found
-
-
-def result_of(batch: Sequence[Settlement], fates: Sequence[Fate]) -> SettleResult:
-    """Ids by fate."""
-    ids: dict[Fate, list[str]] = {fate: [] for fate in Fate}
-    for settlement, fate in zip(batch, fates, strict=True):
-        ids[fate].append(settlement.id)
-    return SettleResult(tuple(ids[Fate.APPLIED]), tuple(ids[Fate.STALE]), tuple(ids[Fate.MISSING]))

@@ -39,6 +39,7 @@ from homing.core.model import (
     Tally,
 )
 from homing.core.ports import Taken, Want
+from homing.stores.fates import result_of
 from homing.stores.held import Held
 from homing.stores.sqlite import accept, amend, leases, reads, receipts, reference, schema, settle, upkeep
 from homing.stores.sqlite.changes import write_events
@@ -124,7 +125,7 @@ class SqliteStore:
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         def alone(cursor: sqlite3.Cursor) -> SettleResult:
-            return settle.result_of(batch, settle.settle(self._tx(cursor), batch, self._held))
+            return result_of(batch, settle.settle(self._tx(cursor), batch, self._held))
 
         return await self._open_writer().do(Call(alone, self._settle_together, batch))
 
@@ -272,4 +273,4 @@ class SqliteStore:
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
         fates = iter(settle.settle(self._tx(cursor), everything, self._held))
-        return [settle.result_of(batch, [next(fates) for _ in batch]) for batch in batches]
+        return [result_of(batch, [next(fates) for _ in batch]) for batch in batches]
