@@ -35,7 +35,7 @@ class JobStatus(StrEnum):
     STOPPED = "stopped"
     """By an operator, or because a breaker opened; `stopped` says why. It can be resumed."""
     FAILED = "failed"
-    """By a defect; the log has it. It can be resumed."""
+    """By a defect, or because the store cannot do it; the log has it. It can be resumed."""
     INTERRUPTED = "interrupted"
     """Its process ended. It can be resumed, and does nothing twice."""
 

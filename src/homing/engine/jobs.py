@@ -13,7 +13,14 @@ from contextlib import aclosing, suppress
 
 from msgspec.structs import replace
 
-from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreBusy, StoreError
+from homing.core.errors import (
+    CommandRefused,
+    InvalidRequest,
+    NotFound,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+)
 from homing.core.events import moment
 from homing.core.ids import uuid7
 from homing.core.jobs import (
@@ -219,7 +226,8 @@ class Jobs:
             raise
         except Exception as error:
             log.error("job %s failed: %s", run.job.id, type(error).__name__, exc_info=error)
-            status, why = JobStatus.FAILED, "a defect; the log has it"
+            what = "the store cannot do it" if isinstance(error, StoreError) else "a defect"
+            status, why = JobStatus.FAILED, f"{what}; the log has it"
         finally:
             beat.cancel()
             await asyncio.gather(beat, return_exceptions=True)
@@ -241,7 +249,7 @@ class Jobs:
                             break
                     else:
                         return JobStatus.DONE, None
-            except StoreError as error:
+            except StoreUnavailable as error:
                 log.warning("job %s waits for the store: %s", run.job.id, error)
                 await self._clock.sleep_ms(_BEAT_MS)
         return JobStatus.STOPPED, f"stopped by {run.job.stop_requested_by}"

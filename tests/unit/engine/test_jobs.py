@@ -9,7 +9,7 @@ import pytest
 
 from homing import CommandName, CommandRefused, Filter, Homing, InvalidRequest, NotFound, Status
 from homing.core.breaker import Phase
-from homing.core.errors import StoreUnavailable
+from homing.core.errors import StoreError, StoreUnavailable
 from homing.core.jobs import LEASE_MS, Job, JobStatus
 from homing.core.model import Page
 
@@ -170,6 +170,24 @@ async def test_a_store_that_is_away_is_waited_for(world: World) -> None:
     await seconds(60)
     found = await read(engine, job)
     assert (found.status, found.done) == (JobStatus.DONE, 30)
+
+
+async def test_a_store_that_will_never_do_it_fails_the_job_which_can_be_resumed(world: World) -> None:
+    engine, _, _ = await dead(world, 10)
+    listing = world.store.list
+
+    async def refusing(*args: Any, **kwargs: Any) -> Page:
+        raise StoreError("homing.db: string or blob too big")
+
+    world.store.list = refusing  # type: ignore[method-assign]
+    job = await resend(engine)
+    await seconds(60)
+    found = await read(engine, job)
+    assert (found.status, found.stopped) == (JobStatus.FAILED, "the store cannot do it; the log has it")
+    world.store.list = listing  # type: ignore[method-assign]
+    await engine.jobs.resume("default", job.id, who="ada")
+    await seconds(10)
+    assert (await read(engine, job)).status is JobStatus.DONE
 
 
 async def test_a_tenant_has_five_at_once_and_only_its_own(world: World) -> None:

@@ -45,7 +45,8 @@ def test_only_names_in_the_schema_are_rewritten() -> None:
 def test_a_batch_without_anything_shared_has_an_array_for_each_column() -> None:
     batch = Batch("SELECT * FROM {rows}", {"seq": "bigint", "id": "uuid"})
     assert batch.text == (
-        "SELECT * FROM (SELECT a.seq, a.id FROM unnest($1::text::bigint[], $2::text[]::uuid[]) AS a(seq, id)) AS u"
+        "SELECT * FROM (SELECT a.seq, a.id"
+        " FROM unnest($1::text::bigint[], $2::text[]::uuid[]) AS a(seq, id)) AS u"
     )
 
 
