@@ -28,6 +28,7 @@ from homing.stores.memory_keys import Keys
 from homing.stores.memory_ledger import Ledger, Outbox
 from homing.stores.memory_receipts import Receipts
 from homing.stores.memory_schedule import Kept, Schedule
+from homing.stores.paging import that_fit
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -59,15 +60,14 @@ class MemoryReads:
         matches = matcher(filter)
         ids = self._ids.get(tenant, [])
         end = len(ids) if cursor is None else bisect_left(ids, cursor)
-        items: list[Notification] = []
+        found: list[Kept] = []
         for position in range(end - 1, -1, -1):
             kept = self._kept.get(ids[position])
-            if kept is None or not matches(kept.row):
-                continue
-            if len(items) == limit:
-                return Page(items=tuple(items), cursor=items[-1].id if items else None)
-            items.append(_show(kept))
-        return Page(items=tuple(items))
+            if kept is not None and matches(kept.row):
+                found.append(kept)
+                if len(found) > limit:
+                    break
+        return _page(found, limit)
 
     async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
         now = self._clock.now_ms()
@@ -76,7 +76,8 @@ class MemoryReads:
             for kept in self._of(tenant)
             if kept.row.due_at is not None and (ready is None or ready is (kept.row.due_at <= now))
         )
-        return Page(items=tuple(_show(self._kept[id]) for _, id in nsmallest(limit, due)))
+        soonest = [self._kept[id] for _, id in nsmallest(limit, due)]
+        return Page(items=_page(soonest, limit).items)
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
         return self._ledger.tallies(tenant)
@@ -176,6 +177,12 @@ def matcher(filter: Filter) -> Callable[[Row], bool]:
 
 def _microseconds(at: datetime | None) -> int | None:
     return None if at is None else (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def _page(found: Sequence[Kept], limit: int) -> Page:
+    """As many as the limit and the bytes of a page allow."""
+    items = tuple(map(_show, found[: min(limit, that_fit(len(kept.message) for kept in found))]))
+    return Page(items=items, cursor=items[-1].id if items and len(items) < len(found) else None)
 
 
 def _show(kept: Kept) -> Notification:

@@ -11,7 +11,6 @@ from homing.core.model import (
     ErrorGroup,
     Filter,
     History,
-    Notification,
     Page,
     Reason,
     RollUp,
@@ -20,6 +19,7 @@ from homing.core.model import (
 )
 from homing.core.rows import CauseRecord
 from homing.stores.codec import CAUSE_FIELDS, Column
+from homing.stores.paging import that_fit
 from homing.stores.postgres.changes import HOUR_MS, SUMS, attempts_of, messages_of
 from homing.stores.postgres.codec import SELECTED, decode_message, rows_from
 from homing.stores.postgres.columns import is_id
@@ -36,6 +36,10 @@ SELECT {SELECTED}, m.message
 FROM chosen JOIN homing.rows AS r ON r.seq = chosen.seq JOIN homing.messages AS m ON m.seq = chosen.seq
 ORDER BY {{order}}
 """  # noqa: S608
+_SIZES = """
+WITH chosen AS MATERIALIZED ({chosen})
+SELECT octet_length(m.message) FROM chosen JOIN homing.messages AS m ON m.seq = chosen.seq ORDER BY {order}
+"""
 # The soonest of each of the tenant's queues, by the index that claims use, and of these the soonest.
 WAITING = """
 SELECT due.seq, due.due_at FROM homing.queues AS q
@@ -106,17 +110,17 @@ async def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str
             "m.id < {}::text::uuid" if is_id(cursor) else 'm.id::text COLLATE "C" < {}', cursor
         )
     found = found.limited("m.id DESC", limit + 1)
-    items = await _page(tx, f"SELECT m.seq, m.id {found.text}", "chosen.id DESC", *found.parameters)
-    if len(items) <= limit:
-        return Page(items=items)
-    return Page(items=items[:limit], cursor=items[limit - 1].id if limit else None)
+    return await _page(
+        tx, f"SELECT m.seq, m.id {found.text}", "chosen.id DESC", *found.parameters, limit=limit
+    )
 
 
 async def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
     """Soonest due first."""
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
-    return Page(items=await _page(tx, WAITING, "chosen.due_at, m.id", tenant, first, last, limit))
+    page = await _page(tx, WAITING, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
+    return Page(items=page.items)
 
 
 async def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
@@ -187,9 +191,16 @@ def _whose(tenant: str | None, number: int) -> tuple[str, tuple[str, ...]]:
     return ("true", ()) if tenant is None else (f"tenant = ${number}", (tenant,))
 
 
-async def _page(tx: Tx, chosen: str, order: str, *parameters: Column) -> tuple[Notification, ...]:
-    records = await tx.rows(_PAGE.format(chosen=chosen, order=order), *parameters)
-    return tuple(
+async def _page(tx: Tx, chosen: str, order: str, *parameters: Column, limit: int) -> Page:
+    """As many of the chosen as the limit and the bytes of a page allow."""
+    sizes = await tx.rows(_SIZES.format(chosen=chosen, order=order), *parameters)
+    kept = min(limit, that_fit(size for (size,) in sizes))
+    if not kept:
+        return Page(items=())
+    text = f"{_PAGE.format(chosen=chosen, order=order)} LIMIT {kept}"
+    records = await tx.rows(text, *parameters)
+    items = tuple(
         views.notification(row, decode_message(record[-1]))
         for (_, row), record in zip(rows_from(records), records, strict=True)
     )
+    return Page(items=items, cursor=items[-1].id if items and len(items) < len(sizes) else None)

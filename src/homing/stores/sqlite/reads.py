@@ -14,7 +14,6 @@ from homing.core.model import (
     ErrorGroup,
     Filter,
     History,
-    Notification,
     Page,
     Reason,
     RollUp,
@@ -22,6 +21,7 @@ from homing.core.model import (
     Tally,
 )
 from homing.stores.codec import CAUSE_FIELDS, StoredRow, decode_causes, decode_messages, decode_rows, encode
+from homing.stores.paging import that_fit
 from homing.stores.sqlite.changes import HOUR_MS, SUMS, attempts_of, messages_of
 from homing.stores.sqlite.filters import RARE, query
 from homing.stores.sqlite.rows import rows_by_id
@@ -32,9 +32,13 @@ _CAUSES_OF = f"""
 SELECT json_group_array(json_array(c.seq, json_array({", ".join(f"c.{f}" for f in CAUSE_FIELDS)})))
 FROM (SELECT * FROM homing_causes WHERE seq = ? ORDER BY change) AS c
 """  # noqa: S608
+_SIZES = """
+SELECT json_group_array(json_array(c.seq, length(CAST(m.message AS BLOB))))
+FROM ({chosen}) AS c CROSS JOIN homing_messages AS m ON m.seq = c.seq
+"""
 _PAGE = f"""
 SELECT json_group_array({json_row("n")}), '[' || coalesce(group_concat(m.message), '') || ']'
-FROM ({{chosen}}) AS c
+FROM (SELECT value AS seq FROM json_each(?1)) AS c
 CROSS JOIN homing_notifications AS n ON n.seq = c.seq
 CROSS JOIN homing_messages AS m ON m.seq = n.seq
 """  # noqa: S608
@@ -85,6 +89,7 @@ SELECT json_group_array(json_array(tenant, id)) FROM (
   ORDER BY n.updated_at LIMIT ?5)
 """
 
+_decode_sizes = json.Decoder(list[tuple[int, int]]).decode
 _decode_groups = json.Decoder(list[tuple[Reason | None, str | None, str | None, int, int, str]]).decode
 _decode_tallies = json.Decoder(list[tuple[Status, int, int, int]]).decode
 _decode_roll_ups = json.Decoder(list[tuple[int, str, Channel, str, int, int, int, int, int, int, int]]).decode
@@ -108,17 +113,14 @@ def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | Non
     if cursor is not None:
         found = found.beyond("n.id < ?", cursor)
     chosen = f"SELECT n.seq {found.text} ORDER BY n.id DESC LIMIT ?"
-    items = _page(tx, chosen, *found.parameters, limit + 1)
-    if len(items) <= limit:
-        return Page(items=items)
-    return Page(items=items[:limit], cursor=items[limit - 1].id if limit else None)
+    return _page(tx, chosen, *found.parameters, limit + 1, limit=limit)
 
 
 def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
     """Soonest due first."""
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
-    return Page(items=_page(tx, _WAITING, tenant, first, last, limit))
+    return Page(items=_page(tx, _WAITING, tenant, first, last, limit, limit=limit).items)
 
 
 def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
@@ -186,10 +188,14 @@ def tenants(tx: Tx) -> tuple[str, ...]:
     )
 
 
-def _page(tx: Tx, chosen: str, *parameters: Any) -> tuple[Notification, ...]:
-    rows, messages = tx.cursor.execute(_PAGE.format(chosen=chosen), parameters).fetchone()
+def _page(tx: Tx, chosen: str, *parameters: Any, limit: int) -> Page:
+    """As many of the chosen as the limit and the bytes of a page allow."""
+    sizes = _decode_sizes(tx.one(_SIZES.format(chosen=chosen), *parameters))
+    kept = [seq for seq, _ in sizes[: min(limit, that_fit(size for _, size in sizes))]]
+    rows, messages = tx.cursor.execute(_PAGE, (encode(kept),)).fetchone()
     found: list[tuple[int, StoredRow]] = decode_rows(rows)
-    return tuple(
+    items = tuple(
         views.notification(row, message)
         for (_, row), message in zip(found, decode_messages(messages), strict=True)
     )
+    return Page(items=items, cursor=items[-1].id if items and len(items) < len(sizes) else None)

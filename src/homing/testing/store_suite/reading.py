@@ -10,10 +10,13 @@ from homing.core.model import (
     Channel,
     Command,
     CommandName,
+    Content,
     Filter,
+    Message,
     Mode,
     Notification,
     Reason,
+    Recipient,
     Status,
     lane_of,
 )
@@ -111,6 +114,25 @@ class ReadingTests:
             [] if last.cursor is None else (await store.list("default", Filter(), cursor=last.cursor)).items
         )
         assert not rest
+
+    async def test_a_page_ends_where_it_holds_enough_and_the_next_goes_on(self, harness: Harness) -> None:
+        """Attachments make messages large; a page of them must fit into memory, and none may be skipped."""
+        store = harness.store
+        large = Message(
+            recipient=Recipient(email="ada@example.com"), content=Content(body="x" * (3 * 1024 * 1024))
+        )
+        ids = [await accept_one(store, a_notification(message=large)) for _ in range(5)]
+        seen: list[str] = []
+        cursor = None
+        while True:
+            page = await store.list("default", Filter(), limit=4, cursor=cursor)
+            assert 1 <= len(page.items) <= 2, "two of these fill a page"
+            seen += [n.id for n in page.items]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert sorted(seen) == sorted(ids)
+        assert len((await store.waiting("default", limit=5)).items) == 2
 
     async def test_pages_keep_to_their_filter(self, harness: Harness) -> None:
         store = harness.store
