@@ -36,10 +36,10 @@ class Slow(ScriptedProvider):
         return await super().send(delivery)
 
 
-def slow(serve: Serve, **settings: int) -> tuple[Serving, Slow]:
+def slow(serve: Serve, settings: ServiceSettings | None = None) -> tuple[Serving, Slow]:
     provider = Slow()
     listed = Listed(id="pigeon", provider=provider, channels=(Channel.EMAIL,))
-    service = serve(ServiceSettings(**settings), store="memory:", providers={"pigeon": listed})
+    service = serve(settings, store="memory:", providers={"pigeon": listed})
     return service, provider
 
 
@@ -71,7 +71,7 @@ def test_a_client_that_hangs_up_does_not_lose_the_record_of_a_synchronous_send(s
 
 
 def test_a_synchronous_send_that_the_service_gives_up_is_on_record_and_never_sent_later(serve: Serve) -> None:
-    service, provider = slow(serve, read_ms=1, answer_ms=1)
+    service, provider = slow(serve, ServiceSettings(read_ms=1, answer_ms=1))
     sent = service.call("POST", SEND, {**MAIL, "synchronous": True}, headers={"Idempotency-Key": "otp-1"})
     assert (sent.status, sent.json["error"]["code"]) == (503, "TIMEOUT")
     provider.may_answer.set()
