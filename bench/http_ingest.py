@@ -3,9 +3,10 @@
     python bench/http_ingest.py [STORE] [--rounds N] [--seconds S] [--connections N] [--profile FILE]
 
 STORE: nothing for SQLite in a temporary folder, or postgresql://… of a server where databases may be made.
-One process answers both: the same server and frame with a handler that does nothing, without a key; and a
-send as users make it, with its key, its body read and checked, its rows committed. Rounds alternate, and the
-figure to read is the ratio; a busy machine slows both, and the ratio of processor time says what it blurs.
+One process answers all: `empty`, a handler that does nothing, behind the same key and with the same typed
+body as a send; `send` as users make it, its rows committed; and `bare`, a handler without key and body: the
+most that server and frame can do. Rounds alternate, and the figure to read is the ratio of send to empty; a
+busy machine slows both, and the ratio of processor time says what it blurs.
 Load comes from wrk where it is installed, else from a process of our own. Ends with an error if there are not
 exactly as many rows as sends that were answered with 202, or if the ratio is below the bar.
 """
@@ -38,10 +39,13 @@ from homing.benching.arena import Arena, arena
 from homing.benching.loops import run
 from homing.cli.collector import calm_collector
 from homing.compose import service
+from homing.core.access import Scope
+from homing.core.request import SendRequest
 from homing.engine.chance import SystemChance
 
 BAR = 0.5
 SEND = "/api/v1/notifications/send"
+EMPTY = "/empty"
 BARE = "/bare"
 BODY = json.dumps(
     {
@@ -54,6 +58,11 @@ BODY = json.dumps(
 )
 
 bare = Routes("Bare", prefix="")
+
+
+@bare.post(EMPTY, scope=Scope.SEND)
+async def empty(call: Call, body: SendRequest) -> None:
+    """What a send is before anything is done with it."""
 
 
 @bare.post(BARE)
@@ -171,17 +180,20 @@ async def measure(given: argparse.Namespace) -> float:
             found = generate(f"http://127.0.0.1:{port}{path}", key, place.folder, seconds, given.connections)
             return found, (used_s() - before_s) * 1e6 / (found * seconds)
 
-        for path in (BARE, SEND):
+        for path in (BARE, EMPTY, SEND):
             rate(path, 1)
         profiler = _profiler(given.profile, process.pid)
         for number in range(given.rounds):
-            (empty, empty_us), (sends, send_us) = rate(SEND if profiler else BARE), rate(SEND)
-            ratios.append(sends / empty)
+            (emptied, empty_us), (sends, send_us) = rate(SEND if profiler else EMPTY), rate(SEND)
+            least, least_us = rate(SEND if profiler else BARE)
+            ratios.append(sends / emptied)
             costs.append(empty_us / send_us)
             rates.append(sends)
             print(
-                f"round {number + 1}: empty {empty:,.0f}/s ({empty_us:.0f} µs), "
-                f"send {sends:,.0f}/s ({send_us:.0f} µs), ratio {ratios[-1]:.2f} (processor: {costs[-1]:.2f})"
+                f"round {number + 1}: empty {emptied:,.0f}/s ({empty_us:.0f} µs), send {sends:,.0f}/s "
+                f"({send_us:.0f} µs), ratio {ratios[-1]:.2f} (processor: {costs[-1]:.2f}); "
+                f"bare {least:,.0f}/s ({least_us:.0f} µs)",
+                flush=True,
             )
         if profiler:
             profiler.send_signal(signal.SIGINT)
@@ -190,7 +202,8 @@ async def measure(given: argparse.Namespace) -> float:
         answers = mine.recv()
         process.join(30)
         rows, sent = await place.rows(), answers[SEND, 202]
-        expected = {(SEND, 202), (BARE, 200), (SEND, 408)}  # 408: the load ended in the middle of a request
+        ended = {(path, 408) for path in (SEND, EMPTY, BARE)}  # the load ended in the middle of a request
+        expected = {(SEND, 202), (EMPTY, 200), (BARE, 200)} | ended
         if rows != sent or set(answers) - expected:
             sys.exit(f"unsound: {sent} answers 202, {rows} rows; all answers: {dict(answers)}")
         print(
@@ -213,7 +226,7 @@ def main() -> None:
     parser.add_argument("store", nargs="?", default="sqlite:")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--connections", type=int, default=128)
     parser.add_argument("--profile", metavar="FILE", help="py-spy on the service; sends only")
     given = parser.parse_args()
     ratio = run(measure(given))

@@ -130,7 +130,7 @@ class Leaving(MemoryStore):
 
     async def accept(self, batch: Sequence[Submission], tx: Any = None) -> tuple[Acceptance, ...]:
         if self.commits == 0:
-            raise StoreUnavailable("db-7.internal:5432 cannot be reached")
+            raise StoreUnavailable("store-host.internal:5432 cannot be reached")
         self.commits -= 1
         return await super().accept(batch, tx=tx)
 
@@ -141,7 +141,7 @@ def test_when_the_store_goes_away_midway_each_answer_is_still_true(serve: Serve)
     assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 500, 200)
     assert {one["code"] for one in done.json["results"][500:]} == {"STORE_UNAVAILABLE"}
     assert stored(service) == 500
-    assert b"db-7" not in done.body
+    assert b"store-host" not in done.body
     nothing = service.call("POST", BATCH, [MAIL])
     assert (nothing.status, nothing.json["error"]["code"]) == (503, "STORE_UNAVAILABLE")
     assert nothing.headers["retry-after"] == "1"

@@ -207,12 +207,12 @@ async def test_where_the_store_is_stays_in_the_log(
     @routes.get("/away")
     async def away(call: Call) -> None:
         """Cannot be done."""
-        raise StoreUnavailable("db-7.internal:5432/homing cannot be reached right now. Try again.")
+        raise StoreUnavailable("store-host.internal:5432/homing cannot be reached right now. Try again.")
 
     asked = await Asked(an_app(service, routes))("/away")
     assert (asked.status, asked.code) == (503, "STORE_UNAVAILABLE")
-    assert b"db-7" not in asked.body
-    assert "db-7.internal" in caplog.text
+    assert b"store-host" not in asked.body
+    assert "store-host.internal" in caplog.text
     assert asked.headers[b"x-request-id"].decode() in caplog.text
 
 
