@@ -12,13 +12,18 @@ import asyncpg
 import pytest
 
 from homing.core.errors import SchemaError, StoreUnavailable
-from homing.core.model import Command, CommandName, Filter, Status
+from homing.core.model import ClaimRequest, Command, CommandName, Filter, Status
+from homing.stores.held import Found
 from homing.stores.postgres import PostgresStore
+from homing.stores.postgres.claim import claim
+from homing.stores.postgres.lookout import Lookout
 from homing.stores.postgres.schema import MIGRATIONS
+from homing.stores.postgres.statements import Tx
 from homing.testing.builders import (
     HOUR_MS,
     MINUTE_MS,
     a_notification,
+    a_settlement,
     a_submission,
     everything,
     retry_in,
@@ -196,6 +201,31 @@ async def test_a_call_that_loses_its_connection_says_so_and_can_be_repeated(
             await waiting
     [answer] = await store.accept([submission])
     assert answer.ids == tuple(new.id for new in submission.notifications)
+
+
+async def test_a_claim_that_was_rolled_back_is_forgotten_whoever_leases_the_row_instead(
+    store: PostgresStore, another: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both leases have the same token: settled as the first one left it, the books would be wrong."""
+    [answer] = await store.accept([a_submission(a_notification(max_age_ms=400))])
+
+    async def fails_at_its_end(tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> None:
+        assert (await claim(tx, request, lookout, leased)).claims, "it had leased the row"
+        raise StoreUnavailable
+
+    with monkeypatch.context() as during:
+        during.setattr("homing.stores.postgres.claim.claim", fails_at_its_end)
+        with pytest.raises(StoreUnavailable):
+            await store.claim(everything())
+    while not (overdue := (await another.reclaim("w-2", 10, MINUTE_MS)).claims):
+        pass  # its deadline has not passed
+    result = await store.settle([a_settlement(overdue[0], Status.FAILED, attempt=None)])
+    assert result.applied == answer.ids
+    history = await store.get("default", answer.ids[0])
+    assert history is not None
+    assert history.notification.attempt_count == 0, "none was made"
+    [tally] = await store.tallies("default")
+    assert (tally.status, tally.attempts, tally.count) == (Status.FAILED, 0, 1)
 
 
 async def test_a_restart_of_the_server_is_an_outage_and_then_over() -> None:

@@ -2,7 +2,9 @@
 
 A settlement mostly comes from the process that claimed, and then nothing has to be read again to apply it:
 the row is as it was, unless its `changes` say otherwise. Whoever uses a row from here makes sure of that when
-it writes. What is not here, or no longer right, is read from the store, so forgetting costs time only.
+it writes. What is not here, or no longer right, is read from the store, so forgetting costs time only. Rows
+are kept only once their claim is committed: what was rolled back, another process may lease otherwise and
+under the same token.
 """
 
 from __future__ import annotations

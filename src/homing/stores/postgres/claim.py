@@ -10,7 +10,7 @@ from homing.core.model import Claim, ClaimBatch, ClaimRequest
 from homing.core.outlets import OutletRoom
 from homing.core.rows import lease
 from homing.stores.deal import Deal, Due, DueQueue
-from homing.stores.held import Held
+from homing.stores.held import Found
 from homing.stores.postgres.codec import CLAIMED, decode_message, rows_to_claim, selected_for_claim
 from homing.stores.postgres.columns import STATE
 from homing.stores.postgres.connection import NOW
@@ -86,11 +86,11 @@ class _Place(Struct):
 class _Claiming:
     """One claim: what is due where, who gets the room, and what was taken."""
 
-    def __init__(self, tx: Tx, request: ClaimRequest, lookout: Lookout, held: Held) -> None:
+    def __init__(self, tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> None:
         self.tx = tx
         self.request = request
         self.lookout = lookout
-        self.held = held
+        self.leased = leased
         self.outlets = OutletRoom(request.outlet_room, request.outlet_slots)
         self.fetched: dict[int, Record] = {}
         self.served: dict[int, int] = {}
@@ -185,7 +185,7 @@ class _Claiming:
         for found, record, (due_at, _, _) in zip(rows, records, dealt, strict=True):
             change = lease(found[1], request.worker, request.lease_ms, now)
             leasing.add(found, change, decode_message(record[-1]), due_at)
-        return await leasing.write(self.held)
+        return await leasing.write(self.leased)
 
     def _next_due_at(self, places: Iterable[_Place], names: dict[int, Queue]) -> int | None:
         """The earliest time after now at which a row is due where the request gave room."""
@@ -202,6 +202,6 @@ class _Claiming:
         return min(times, default=None)
 
 
-async def claim(tx: Tx, request: ClaimRequest, lookout: Lookout, held: Held) -> ClaimBatch:
-    """Leases due rows within the room that the request gives."""
-    return await _Claiming(tx, request, lookout, held).run()
+async def claim(tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> ClaimBatch:
+    """Leases due rows within the room that the request gives; `leased` are the rows themselves."""
+    return await _Claiming(tx, request, lookout, leased).run()

@@ -7,7 +7,7 @@ from typing import Any
 
 from homing.core.model import Claim, ClaimBatch, Lease, Message
 from homing.core.rows import Change, Row, claim_of, extend, reclaim
-from homing.stores.held import Found, Held
+from homing.stores.held import Found
 from homing.stores.postgres.changes import Book
 from homing.stores.postgres.codec import decode_message, rows_from, selected
 from homing.stores.postgres.columns import STATE
@@ -79,14 +79,15 @@ class Leasing:
         self._book.record(found[0], change)
         self._claims.append(claim_of(found[1], message, due_at))
 
-    async def write(self, held: Held) -> tuple[Claim, ...]:
+    async def write(self, leased: list[Found]) -> tuple[Claim, ...]:
+        """The claims; their rows go into `leased`, to be held once they are committed."""
         await self._book.write((LEASE, [_leased(seq, row) for seq, row in self._rows]))
-        held.keep(self._rows)
+        leased[:] = self._rows
         return tuple(self._claims)
 
 
 async def reclaim_passed(
-    tx: Tx, worker: str, limit: int, lease_ms: int, since: int, held: Held
+    tx: Tx, worker: str, limit: int, lease_ms: int, since: int, leased: list[Found]
 ) -> ClaimBatch:
     """Takes expired leases, and waiting rows whose deadline passed, whatever passed first, first.
 
@@ -100,7 +101,7 @@ async def reclaim_passed(
         row = found[1]
         due_at = row.started_at if row.due_at is None else row.due_at
         leasing.add(found, reclaim(row, worker, lease_ms, tx.now), decode_message(record[-1]), due_at)
-    return ClaimBatch(claims=await leasing.write(held), now=tx.now, next_due_at=None)
+    return ClaimBatch(claims=await leasing.write(leased), now=tx.now, next_due_at=None)
 
 
 async def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:

@@ -42,7 +42,7 @@ except ImportError:
     raise ConfigError("store", "is PostgreSQL, which needs: pip install 'homing[postgres]'") from None
 
 from homing.stores.fates import result_of
-from homing.stores.held import Held
+from homing.stores.held import Found, Held
 from homing.stores.postgres import (
     accept,
     amend,
@@ -148,7 +148,10 @@ class PostgresStore:
         return await self._accepting.do(batch)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        return await self._write(lambda tx: claim.claim(tx, request, self._lookout, self._held), timed=False)
+        leased: list[Found] = []
+        batch = await self._write(lambda tx: claim.claim(tx, request, self._lookout, leased), timed=False)
+        self._held.keep(leased)
+        return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         """Whoever reclaims also keeps the ledger short, in a transaction of its own."""
@@ -156,9 +159,11 @@ class PostgresStore:
         if not self._reclaiming.due():
             since = self._reclaimed_at - _LATE_COMMITS_MS
         with self._reclaiming.sweep():
+            leased: list[Found] = []
             batch = await self._write(
-                lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since, self._held)
+                lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since, leased)
             )
+            self._held.keep(leased)
         if len(batch.claims) < limit:  # else there may be more that passed as early
             self._reclaimed_at = batch.now
         await self._write(fold)

@@ -19,7 +19,7 @@ from homing.stores.codec import (
     leased_columns,
 )
 from homing.stores.deal import Deal, Due, DueQueue
-from homing.stores.held import Held
+from homing.stores.held import Found
 from homing.stores.sqlite.changes import NEXT_DUE, Book, queue_of
 from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_row
@@ -104,16 +104,16 @@ _decode_due = json.Decoder(list[list[Due]]).decode
 _decode_seqs = json.Decoder(list[int]).decode
 
 
-def claim(tx: Tx, request: ClaimRequest, held: Held) -> ClaimBatch:
-    """Leases due rows within the room that the request gives."""
+def claim(tx: Tx, request: ClaimRequest, leased: list[Found]) -> ClaimBatch:
+    """Leases due rows within the room that the request gives; `leased` are the rows themselves."""
     outlets = OutletRoom(request.outlet_room, request.outlet_slots)
     dealt, deals = _deal(tx, request, outlets)
-    claims = _lease(tx, dealt, request, held)
+    claims = _lease(tx, dealt, request, leased)
     _keep_turns(tx, deals)
     return ClaimBatch(claims=claims, now=tx.now, next_due_at=_next_due_at(tx, request, outlets))
 
 
-def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int, held: Held) -> ClaimBatch:
+def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int, leased: list[Found]) -> ClaimBatch:
     """Takes expired leases, and waiting rows whose deadline passed; whatever passed first, first."""
     seqs = _decode_seqs(tx.one(PASSED, tx.now, max(0, limit)))
     if not seqs:
@@ -128,7 +128,7 @@ def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int, held: Held) -
         written[seq] = leased_columns(row)
     LEASED.run(tx, written)
     book.write()
-    held.keep(rows)
+    leased[:] = rows
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
 
@@ -182,7 +182,7 @@ def _fetch(tx: Tx, queues: Sequence[DueQueue], limit: int) -> None:
         queue.fill(rows, limit)
 
 
-def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest, held: Held) -> tuple[Claim, ...]:
+def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest, leased: list[Found]) -> tuple[Claim, ...]:
     if not dealt:
         return ()
     book, claims, written = Book(tx), [], {}
@@ -194,7 +194,7 @@ def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest, held: Held) -> t
         written[seq] = leased_columns(row)
     LEASED.run(tx, written)
     book.write()
-    held.keep(rows)
+    leased[:] = rows
     return tuple(claims)
 
 

@@ -40,7 +40,7 @@ from homing.core.model import (
 )
 from homing.core.ports import Taken, Want
 from homing.stores.fates import result_of
-from homing.stores.held import Held
+from homing.stores.held import Found, Held
 from homing.stores.sqlite import accept, amend, leases, reads, receipts, reference, schema, settle, upkeep
 from homing.stores.sqlite.changes import write_events
 from homing.stores.sqlite.connection import connect, translated
@@ -115,10 +115,16 @@ class SqliteStore:
         return await self._open_writer().do(call)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        return await self._write(lambda tx: leases.claim(tx, request, self._held))
+        leased: list[Found] = []
+        batch = await self._write(lambda tx: leases.claim(tx, request, leased))
+        self._held.keep(leased)
+        return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        return await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, self._held))
+        leased: list[Found] = []
+        batch = await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, leased))
+        self._held.keep(leased)
+        return batch
 
     async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
