@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import secrets
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from cli_driver import Cli
+from served import Service, serving
 
 from homing import Content, Recipient
 from homing.client import Client
@@ -30,8 +31,9 @@ SETTINGS = """\
 store = "homing.db"
 preset = "simple"
 
-[service]
-listen = "127.0.0.1:0"
+[log]
+# Callbacks that nobody signed are refused with a warning, by the thousand.
+level = "error"
 
 [templates]
 folder = "templates"
@@ -51,8 +53,6 @@ TENANTS = ("acme", "globex", "initech")
 _ALL_BUT_ADMIN = (Scope.SEND, Scope.READ, Scope.OPERATE, Scope.MANAGE)
 SCOPES = {"acme": _ALL_BUT_ADMIN, "globex": _ALL_BUT_ADMIN, "initech": (Scope.ADMIN,)}
 """The last one may do everything, and is still one tenant among others."""
-
-_LISTENS = re.compile(r"http://[\w.\[\]:]+:\d+")
 
 
 @dataclass(frozen=True)
@@ -88,43 +88,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(examples: int, phases: str, seed: int, only: str | None = None) -> Iterator[Report]:
     """One report for each tenant."""
-    with tempfile.TemporaryDirectory(prefix="homing-schema-") as name, serving(Path(name)) as url:
+    with tempfile.TemporaryDirectory(prefix="homing-schema-") as name:
         folder = Path(name)
-        admin = (folder / "homing-admin.key").read_text().strip()
-        words = {tenant: f"{tenant}-{secrets.token_hex(6)}" for tenant in TENANTS}
-        keys = {tenant: _settled(url, admin, tenant, words[tenant]) for tenant in TENANTS}
-        (folder / "schemathesis.toml").write_text(CHECKS)
-        for tenant in TENANTS:
-            foreign = [word for other, word in words.items() if other != tenant]
-            yield _as(tenant, keys[tenant], url, folder, foreign, (examples, phases, seed, only))
+        (folder / "homing.toml").write_text(SETTINGS)
+        (folder / "templates").mkdir()
+        with serving(Cli(folder)) as service:
+            yield from _as_each(service, folder, examples, phases, seed, only)
 
 
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """A service in this folder; its address."""
-    (folder / "homing.toml").write_text(SETTINGS)
-    (folder / "templates").mkdir()
-    with (folder / "serve.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "homing.cli", "serve"],
-            cwd=folder,
-            env={"PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"},
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if found := _LISTENS.search(line):
-                    yield found[0]
-                    break
-            else:
-                raise RuntimeError(f"the service did not start: {(folder / 'serve.log').read_text()}")
-        finally:
-            process.terminate()
-            process.wait(30)
-    assert "Traceback" not in (folder / "serve.log").read_text(), (folder / "serve.log").read_text()
+def _as_each(
+    service: Service, folder: Path, examples: int, phases: str, seed: int, only: str | None
+) -> Iterator[Report]:
+    url, admin = f"http://{service.address}", service.key
+    words = {tenant: f"{tenant}-{secrets.token_hex(6)}" for tenant in TENANTS}
+    keys = {tenant: _settled(url, admin, tenant, words[tenant]) for tenant in TENANTS}
+    (folder / "schemathesis.toml").write_text(CHECKS)
+    for tenant in TENANTS:
+        foreign = [word for other, word in words.items() if other != tenant]
+        yield _as(tenant, keys[tenant], url, folder, foreign, (examples, phases, seed, only))
 
 
 def _settled(url: str, admin: str, tenant: str, word: str) -> str:

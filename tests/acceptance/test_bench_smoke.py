@@ -126,3 +126,12 @@ def _post(sink: Sink, number: int) -> None:
     connection.request("POST", "/hook", f'{{"n":{number},"text":"x"}}')
     assert connection.getresponse().status == 200
     connection.close()
+
+
+def test_a_limit_that_cannot_be_told_from_nothing_gives_no_ratio() -> None:
+    limit = Figure(part="schedule", name="limit", store="SQLite", unit="ms", rounds=(0, 0))
+    mine = Figure(part="schedule", name="mine", store="SQLite", unit="ms", rounds=(1, 2), beside="limit")
+    report = Report(
+        machine=NOWHERE, form="quick", began_at="", seconds=1, figures=(limit, replace(mine, at_most=3))
+    )
+    assert [(result.ratio, result.met) for result in report.results] == [(None, None), (None, None)]

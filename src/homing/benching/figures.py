@@ -82,12 +82,16 @@ def _results(figures: Sequence[Figure]) -> Iterator[Result]:
         yield Result(figure=figure, value=figure.value, ratio=ratio, met=_met(figure, judged))
 
 
-def _ratio(figure: Figure, other: Figure) -> float:
-    """Round by round where they took turns: what the machine did meanwhile weighs on both."""
+def _ratio(figure: Figure, other: Figure) -> float | None:
+    """Round by round where they took turns: what the machine did meanwhile weighs on both.
+
+    None where the other is too small to be told from nothing.
+    """
+    pairs = [(figure.value, other.value)]
     if len(figure.rounds) == len(other.rounds):
-        pairs = zip(figure.rounds, other.rounds, strict=True)
-        return statistics.median(mine / theirs for mine, theirs in pairs)
-    return figure.value / other.value
+        pairs = list(zip(figure.rounds, other.rounds, strict=True))
+    ratios = [mine / theirs for mine, theirs in pairs if theirs]
+    return statistics.median(ratios) if ratios else None
 
 
 def _met(figure: Figure, judged: float | None) -> bool | None:
