@@ -116,7 +116,7 @@ async def test_a_store_opened_twice_at_once_has_one_writer(tmp_path: Path) -> No
 async def test_a_group_is_bounded(store: SqliteStore) -> None:
     with commits(store) as seen:
         async with Gate(store):
-            waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(150)]
+            waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(600)]
             await queued(*waiting)
         await asyncio.gather(*waiting)
     assert len(seen) == 1 + 3

@@ -24,7 +24,7 @@ Action = Callable[[sqlite3.Cursor], R]
 Together = Callable[[sqlite3.Cursor, list[Any]], Sequence[Any]]
 """Does the same for the parts of several callers; one result for each."""
 
-_GROUP = 64
+_GROUP = 256
 """Calls in one commit at most: bounds how long the first of them waits for the last."""
 
 
