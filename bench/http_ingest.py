@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("store", nargs="?", default="sqlite:")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--connections", type=int, default=128)
+    parser.add_argument("--connections", type=int, default=256)
     parser.add_argument("--profile", metavar="FILE", help="py-spy on the service; sends only")
     given = parser.parse_args()
     ratio = run(measure(given))
