@@ -94,6 +94,8 @@ def test_ctrl_c_ends_a_start_that_waits_for_its_store(cli: Cli) -> None:
         process = cli.start("serve", "--listen", "127.0.0.1:0", "--store", store)
         waiting, _ = silent.accept()
         with waiting:
+            waiting.settimeout(PATIENCE_S)
+            assert waiting.recv(8), "it has asked, and waits for the answer"
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=2 * PATIENCE_S)
     assert process.returncode == 130  # and not that of a store that cannot be reached
