@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta, Struct, field
 
@@ -58,7 +58,3 @@ class ApiError(Exception):
         self.message = message
         self.field = field
         self.headers: Mapping[str, str] = headers or {}
-
-
-def error_body(detail: ErrorDetail) -> Any:
-    return ErrorBody(error=detail)
