@@ -44,7 +44,12 @@ def contestants(options: argparse.Namespace, sink: Sink) -> dict[str, Contestant
 
         def limit(count: int = processes) -> Awaitable[Round]:
             return deliver_bare(
-                options.store, sink, options.notifications, processes=count, in_flight=options.in_flight
+                options.store,
+                sink,
+                options.notifications,
+                processes=count,
+                in_flight=options.in_flight,
+                on_ready=profiling(options.profile),
             )
 
         if options.only in (None, "bare"):

@@ -210,12 +210,12 @@ class SyncHoming:
     def send_many(
         self, requests: Iterable[SendRequest | Mapping[str, Any]], *, connection: Any = None
     ) -> Iterator[SendResult | Rejection]:
-        """Streams in steps of 500, like its async counterpart."""
+        """Streams in steps of 1,000, like its async counterpart."""
         chunk: list[SendRequest | Mapping[str, Any]] = []
         first = 0
         for request in requests:
             chunk.append(request)
-            if len(chunk) == 500:
+            if len(chunk) == 1_000:
                 yield from self._send_chunk(chunk, first, connection)
                 first, chunk = first + len(chunk), []
         yield from self._send_chunk(chunk, first, connection)

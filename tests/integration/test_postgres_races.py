@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from homing.core.model import Command, CommandName, Entry, Status
+from homing.core.model import Command, CommandName, Entry, Status, Submission
 from homing.stores.postgres import PostgresStore, leases
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.names import read_address
@@ -166,3 +166,90 @@ async def test_a_request_that_waits_for_its_key_holds_up_no_other(store: Postgre
     await held.rollback()
     [answer] = await asyncio.wait_for(waiting, 10)
     assert not answer.duplicates
+
+
+# What is worked on before its turn -------------------------------------------------------------------------
+
+
+class _Turn:
+    """What a batch waits for: let in, or turned away."""
+
+    def __init__(self) -> None:
+        self._well: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.asked = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.asked.set()
+        if not await self._well:
+            raise LookupError("the one before failed")
+
+    def end(self, *, well: bool) -> None:
+        self._well.set_result(well)
+
+
+async def _known_queue(store: PostgresStore) -> None:
+    await store.accept([a_submission()])
+
+
+async def test_what_comes_after_is_committed_after_what_comes_before(store: PostgresStore) -> None:
+    await _known_queue(store)
+    turn, after = _Turn(), a_submission()
+    task = asyncio.create_task(store.accept_after([after], turn))
+    await turn.asked.wait()
+    assert await store.get("default", after.notifications[0].id) is None
+    turn.end(well=True)
+    (answer,) = await task
+    assert answer.ids == (after.notifications[0].id,)
+    assert await store.get("default", after.notifications[0].id) is not None
+
+
+async def test_what_comes_after_a_failure_is_not_stored(store: PostgresStore) -> None:
+    await _known_queue(store)
+    turn, after = _Turn(), a_submission()
+    task = asyncio.create_task(store.accept_after([after], turn))
+    await turn.asked.wait()
+    turn.end(well=False)
+    with pytest.raises(LookupError):
+        await task
+    assert await store.get("default", after.notifications[0].id) is None
+    assert sum(tally.count for tally in await store.tallies("default")) == 1
+
+
+@pytest.mark.parametrize("what", ["idempotency_key", "dedup_key", "outlet"])
+async def test_what_comes_before_never_waits_for_what_comes_after(store: PostgresStore, what: str) -> None:
+    """Keys and new queues are what two transactions can wait for each other at."""
+
+    def one() -> Submission:
+        if what == "idempotency_key":
+            return a_submission(a_notification(), key="k", fingerprint="f")
+        fields: dict[str, Any] = {"outlet": "new@host"}
+        if what == "dedup_key":
+            fields = {"dedup_key": "k", "dedup_window_ms": HOUR_MS}
+        return a_submission(a_notification(**fields))
+
+    await _known_queue(store)
+    turn, before, after = _Turn(), one(), one()
+    task = asyncio.create_task(store.accept_after([after], turn))
+    await turn.asked.wait()
+    async with asyncio.timeout(5):
+        (first,) = await store.accept([before])
+    assert first.duplicates == frozenset()
+    turn.end(well=True)
+    (second,) = await task
+    assert (second.ids == first.ids) == (what != "outlet")
+
+
+async def test_with_few_connections_everything_waits_for_its_turn(postgres_url: str) -> None:
+    store = PostgresStore(f"{postgres_url}{'&' if '?' in postgres_url else '?'}pool_size=2")
+    await store.open()
+    try:
+        await store.migrate()
+        turn = _Turn()
+        tasks = [asyncio.create_task(store.accept_after([a_submission()], turn)) for _ in range(3)]
+        await turn.asked.wait()
+        await store.accept([a_submission()])
+        turn.end(well=True)
+        await asyncio.gather(*tasks)
+        assert sum(tally.count for tally in await store.tallies("default")) == 4
+    finally:
+        await store.close()

@@ -16,7 +16,7 @@ from homing.core.errors import StoreError, StoreFull
 from homing.core.model import Command, CommandName, Filter, NewNotification, Status, Submission
 from homing.stores.sqlite import SqliteStore
 from homing.stores.sqlite.threads import Call, Writer
-from homing.testing.builders import a_message, a_notification, a_submission, dead, everything, sent
+from homing.testing.builders import a_message, a_notification, a_submission, dead, everything, retry_in, sent
 from homing.testing.store_suite.steps import claim_all, counts
 
 
@@ -141,6 +141,74 @@ async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_ans
     assert (one.applied, one.stale) == ((first.id,), (third.id,))
     assert (two.applied, two.stale) == ((second.id,), ())
     assert (late.applied, late.stale) == ((), (first.id,))
+
+
+CANCEL = Command(name=CommandName.CANCEL, who="ada")
+
+
+async def test_a_settlement_that_remembers_an_older_row_is_made_again_with_the_stored_one(
+    store: SqliteStore,
+) -> None:
+    await store.accept([a_submission(a_notification(), a_notification())])
+    first, second = await claim_all(store)
+    await store.amend("default", [second.id], CANCEL)  # asked for while it is sent
+    result = await store.settle([retry_in(first, 60_000), retry_in(second, 60_000)])
+    assert (result.applied, result.stale) == ((first.id, second.id), ())
+    assert await counts(store) == {Status.RETRYING: 1, Status.CANCELLED: 1}
+    for claim in (first, second):
+        history = await store.get("default", claim.id)
+        assert history is not None
+        assert [attempt.number for attempt in history.attempts] == [1]
+
+
+async def test_so_are_those_that_share_a_commit_with_what_made_them_outdated(store: SqliteStore) -> None:
+    await store.accept([a_submission(*(a_notification() for _ in range(4)))])
+    first, second, third, fourth = await claim_all(store)
+    with commits(store) as seen:
+        async with Gate(store):
+            waiting: list[asyncio.Future[Any]] = [
+                asyncio.ensure_future(store.amend("default", [first.id, fourth.id], CANCEL)),
+                asyncio.ensure_future(store.settle([retry_in(first, 60_000), sent(second)])),
+                asyncio.ensure_future(store.settle([sent(third)])),
+                asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000)),
+                asyncio.ensure_future(store.settle([retry_in(fourth, 60_000)])),
+            ]
+            await queued(*waiting)
+        _, one, two, led, three = await asyncio.gather(*waiting)
+    assert len(seen) == 2
+    assert (one.applied, two.applied) == ((first.id, second.id), (third.id,))
+    assert (led, three.applied) == (True, (fourth.id,))
+    assert await counts(store) == {Status.CANCELLED: 2, Status.SENT: 2}
+
+
+async def test_a_lease_that_another_process_took_over_is_stale_although_it_is_remembered(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    await store.accept([a_submission()])
+    [claim] = (await store.claim(everything(lease_ms=1))).claims
+    other = SqliteStore(tmp_path / "homing.db")
+    await other.open()
+    await asyncio.sleep(0.01)
+    [taken] = (await other.reclaim("w-2", 10, 60_000)).claims
+    assert (await store.settle([sent(claim)])).stale == (claim.id,)
+    assert (await other.settle([sent(taken)])).applied == (claim.id,)
+    await other.close()
+
+
+@pytest.mark.parametrize("alike", [True, False])
+async def test_any_message_id_is_kept_as_it_was_given(store: SqliteStore, alike: bool) -> None:
+    given = ["\x00 nul", 'a "quoted" \\ one', "🦊 \u2028", "12", "null"]
+    await store.accept([a_submission(*(a_notification() for _ in given))])
+    claims = await claim_all(store)
+    settlements = [
+        sent(claim, message_id=text) if alike or number % 2 else dead(claim, message_id=text, error=text)
+        for number, (claim, text) in enumerate(zip(claims, given, strict=True))
+    ]
+    await store.settle(settlements)
+    for claim, text in zip(claims, given, strict=True):
+        history = await store.get("default", claim.id)
+        assert history is not None
+        assert [attempt.provider_message_id for attempt in history.attempts] == [text]
 
 
 async def test_one_call_of_many_kinds_that_fails_is_undone_alone(store: SqliteStore) -> None:

@@ -179,6 +179,24 @@ async def test_who_waits_for_a_connection_does_not_wait_beyond_his_time(server: 
     assert (missed.code, missed.written) == ("timeout", False)
 
 
+async def test_what_was_only_just_begun_when_the_transport_closes_or_its_caller_leaves(
+    server: FaultServer,
+) -> None:
+    transport = CurlTransport()
+    await answered(transport, request(server.url))
+    left = asyncio.create_task(transport.send(request(f"{server.url}/left"), timeout_ms=60_000))
+    begun = asyncio.create_task(transport.send(request(f"{server.url}/begun"), timeout_ms=60_000))
+    closing = asyncio.create_task(transport.close())
+    await asyncio.sleep(0)
+    left.cancel()
+    async with asyncio.timeout(10):
+        missed = await begun
+        await asyncio.gather(left, closing, return_exceptions=True)
+    assert isinstance(missed, Failure)
+    assert (missed.code, missed.written, left.cancelled()) == ("dropped", False, True)
+    assert len(server.received) == 1
+
+
 # Too much, too slow, nonsense ------------------------------------------------------------------
 
 

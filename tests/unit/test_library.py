@@ -94,6 +94,11 @@ async def test_a_function_is_a_provider_and_is_retried_when_it_raises() -> None:
     assert done.provider_message_ids == (None, None, "m-1")
 
 
+def test_what_is_neither_a_provider_nor_a_function_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"providers\.mail: is a dict; give an object with send"):
+        Homing("memory:", providers={"mail": {"kind": "file"}})  # type: ignore[dict-item]
+
+
 async def test_events_reach_a_function_of_the_program() -> None:
     heard: list[str] = []
     refuse = Outcome(OutcomeKind.BAD_CONTENT)
@@ -180,7 +185,7 @@ def test_many_are_streamed_with_their_indexes(sync: SyncHoming) -> None:
 
     stream = sync.send_many(requests())
     first = next(stream)
-    assert read == 500
+    assert read == 1_000
     answers = [first, *stream]
     assert len(answers) == 1100
     rejected = [(n, a.index) for n, a in enumerate(answers) if isinstance(a, Rejection)]

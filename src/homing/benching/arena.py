@@ -17,7 +17,7 @@ from msgspec import Struct
 from homing import config
 from homing.config import Settings
 
-IN_FLIGHT = 256
+IN_FLIGHT = 512
 """Attempts under way in one process: one endpoint takes as many as one can send."""
 
 _CONFIG = """

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from homing.benching import Unsound
 from homing.benching.loops import run
+from homing.cli.collector import calm_collector
 from homing.config import Settings
 from homing.core.observing import Nobody, Settled
 from homing.core.states import WAITING
@@ -40,8 +41,12 @@ class Post(Struct, frozen=True):
     index: int
 
     async def begin(self) -> None:
-        """Says that it is ready, and waits for the word. Ctrl-C is for whoever started it."""
+        """Says that it is ready, and waits for the word. Ctrl-C is for whoever started it.
+
+        The garbage collector is set as the command line sets it for a worker.
+        """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        calm_collector()
         self.ready.release()
         await asyncio.to_thread(_until, self.go)
 

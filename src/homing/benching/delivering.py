@@ -130,6 +130,7 @@ async def deliver_bare(
     *,
     processes: int = 1,
     in_flight: int = IN_FLIGHT,
+    on_ready: Callable[[list[int]], None] | None = None,
 ) -> Round:
     """The bare loop over the same store and the same transport."""
     sink.reset()
@@ -140,6 +141,8 @@ async def deliver_bare(
             await rows.load([0.0] * count)
             await place.rested()
             with Crew(bare.bare_worker, bare.task(place, sink.url, in_flight), processes) as crew:
+                if on_ready is not None:
+                    on_ready(crew.pids)
                 seconds, cpu_us = await _timed(crew, count)
             check_bare(await rows.sent(), count)
             check_sink(sink, count)

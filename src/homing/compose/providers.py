@@ -53,7 +53,10 @@ def list_provider(
 ) -> Listed:
     """A provider from Python: an object with `send`, or a function of a `Delivery`."""
     provider: Any = given
-    if not hasattr(given, "send"):
+    if not hasattr(provider, "send"):
+        if not callable(provider):
+            kind = type(provider).__name__
+            raise ConfigError(f"providers.{name}", f"is a {kind}; give an object with send, or a function")
         provider = load("homing.providers.function:FunctionProvider")(given)
     has = _traits(given)
     serves = channels if channels is not None else has.pop("channels", None)

@@ -7,6 +7,7 @@ Retry, failover, dead letter, expiry and doubt are not branches elsewhere: they 
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homing.core.backoff import bounds_ms, delay_ms
 from homing.core.effects import outcome_effects
@@ -34,6 +35,9 @@ _PERMANENT: dict[OutcomeKind, Reason] = {
     OutcomeKind.DEAD_ADDRESS: Reason.DEAD_ADDRESS,
     OutcomeKind.OPTED_OUT: Reason.OPTED_OUT,
 }
+# Looked up once: up to Python 3.11, `Status.SENT` is a call of a method in Python.
+_SYNCHRONOUS = Mode.SYNCHRONOUS
+_ACCEPTED, _SENT, _DELIVERED = OutcomeKind.ACCEPTED, Status.SENT, Status.DELIVERED
 _UNSURE = frozenset({OutcomeKind.AMBIGUOUS, OutcomeKind.LOST})
 
 
@@ -69,12 +73,12 @@ def decide(
     `stopped`: the provider's breaker is open by now, so a definite failure moves on at once.
     """
     record = _record(claim, outcome, latency_ms)
-    if outcome.kind is OutcomeKind.ACCEPTED:
-        return _end(claim, policy, Status.DELIVERED if outcome.delivered else Status.SENT, None, record)
+    if outcome.kind is _ACCEPTED:
+        return _end(claim, policy, _DELIVERED if outcome.delivered else _SENT, None, record)
     if outcome.kind in _PERMANENT:
         puts = outcome_effects(claim, claim.provider, outcome.kind)
         return _end(claim, policy, Status.FAILED, _PERMANENT[outcome.kind], record, puts=puts)
-    if claim.mode is Mode.SYNCHRONOUS:
+    if claim.mode is _SYNCHRONOUS:
         timed_out = outcome.kind in _UNSURE or outcome.error_code == "timeout"
         reason = Reason.DELIVERY_TIMEOUT if timed_out else Reason.DELIVERY_FAILED
         return _end(claim, policy, Status.FAILED, reason, record)
@@ -91,14 +95,15 @@ def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settl
         return _unattempted(claim, policy, Status.EXPIRED, Reason.EXPIRED)
     if facts.skip is not None:
         return _unattempted(claim, policy, Status.SKIPPED, facts.skip)
-    if now - claim.aged_from >= policy.max_age_ms and claim.mode is not Mode.SYNCHRONOUS:
+    if now - claim.aged_from >= policy.max_age_ms and claim.mode is not _SYNCHRONOUS:
         return _unattempted(claim, policy, Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
     if not claim.overdue and claim.attempt > allowed_attempts(claim, policy):
         return _unattempted(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED)
-    # An overdue one that may live on (the policy has grown more patient) waits on as it did.
-    wait_ms = max(facts.postpone_ms, claim.due_at - now if claim.overdue else 0)
-    if wait_ms > 0 or claim.overdue:
+    if claim.overdue:  # it may live on, as the policy has grown more patient: it waits on as it did
+        wait_ms = max(facts.postpone_ms, claim.due_at - now, 0)
         return postpone(claim, policy, wait_ms, facts.postpone_reason)
+    if facts.postpone_ms > 0:
+        return postpone(claim, policy, facts.postpone_ms, facts.postpone_reason)
     return None
 
 
@@ -107,7 +112,7 @@ def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | No
 
     A synchronous one does not wait: now or not at all.
     """
-    if claim.mode is Mode.SYNCHRONOUS:
+    if claim.mode is _SYNCHRONOUS:
         return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_FAILED)
     return _unattempted(claim, policy, waiting_status(attempts_made(claim)), reason, delay_ms=for_ms)
 
@@ -120,6 +125,8 @@ def give_up(claim: Claim, policy: RetryPolicy) -> Settlement:
 def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
     """Its own maximum or the policy's, or more where a receipt or an operator granted it."""
     most = policy.max_attempts if claim.max_attempts is None else claim.max_attempts
+    if not claim.attempt_floor and not claim.bounce_floor:
+        return most
     return max(most, claim.attempt_floor, min(claim.bounce_floor, most + 1))
 
 
@@ -191,17 +198,11 @@ def _end(
     *,
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:
-    return Settlement(
-        id=claim.id,
-        token=claim.token,
-        status=status,
-        reason=reason,
-        attempt=record,
-        provider=claim.provider,
-        outlet=claim.outlet,
-        max_age_ms=policy.max_age_ms,
-        puts=puts,
+    # By position, like what else is made for every attempt: a name for each field costs five times as much.
+    settlement = Settlement(
+        claim.id, claim.token, status, claim.provider, claim.outlet, policy.max_age_ms, reason, record
     )
+    return replace(settlement, puts=puts) if puts else settlement
 
 
 def _unattempted(
@@ -224,13 +225,13 @@ def _unattempted(
 
 def _record(claim: Claim, outcome: Outcome, latency_ms: int) -> AttemptRecord:
     return AttemptRecord(
-        number=claim.attempt,
-        provider=claim.provider,
-        outcome=outcome.kind,
-        started_at=claim.started_at,
-        latency_ms=latency_ms,
-        worker=claim.worker,
-        error_code=outcome.error_code,
-        error=outcome.error,
-        provider_message_id=outcome.provider_message_id,
+        claim.attempt,
+        claim.provider,
+        outcome.kind,
+        claim.started_at,
+        latency_ms,
+        claim.worker,
+        outcome.error_code,
+        outcome.error,
+        outcome.provider_message_id,
     )

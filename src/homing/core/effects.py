@@ -62,7 +62,13 @@ def receipt_effects(row: Addressed, recipient: Recipient, receipt: Receipt) -> t
 
 def suppression_key(channel: Channel, address: str, category: str) -> str:
     """Where a suppression is filed; category `*` holds for all."""
-    return f"{channel.value}:{address_key(address)}:{key_part(category)}"
+    return f"{channel._value_}:{address_key(address)}:{key_part(category)}"
+
+
+def suppression_keys(channel: Channel, address: str, category: str) -> tuple[str, str]:
+    """Where suppressions of it may be filed: of all categories, and of its own."""
+    of_all = suppression_key(channel, address, EVERY_CATEGORY)
+    return of_all, of_all[: -len(EVERY_CATEGORY)] + key_part(category)
 
 
 def address_key(address: str) -> str:
@@ -82,6 +88,8 @@ def preference_key(recipient_id: str, category: str, channel: str) -> str:
 
 def key_part(text: str) -> str:
     """Text as a part of a key: two different pairs of parts never make the same key."""
+    if text.isidentifier():  # most are
+        return text
     return text.replace("%", "%25").replace(":", "%3A")
 
 

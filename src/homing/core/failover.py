@@ -21,20 +21,22 @@ class Stop(Struct, frozen=True):
         """What has capacity of its own for this address."""
         if not self.per_host:
             return self.provider
-        origin = _ORIGIN.match(address)
-        return f"{self.provider}@{_host(origin[0] if origin else address)}"
+        path = address.find("/", 8)  # after http:// or https://
+        return _outlet(self.provider, address if path < 0 else address[:path])
 
 
 _ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
 
 
 @lru_cache(4_096)
-def _host(url: str) -> str:
-    """With its port, in lower case."""
+def _outlet(provider: str, url: str) -> str:
+    """`provider@host`, with its port, in lower case."""
+    origin = _ORIGIN.match(url)
     try:
-        return urlsplit(url).netloc.rpartition("@")[2].lower()
+        host = urlsplit(origin[0] if origin else url).netloc.rpartition("@")[2].lower()
     except ValueError:  # not a URL: intake refuses it, but a stored one must not stop the worker
-        return ""
+        host = ""
+    return f"{provider}@{host}"
 
 
 Route = tuple[Stop, ...]

@@ -168,7 +168,7 @@ class Message(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False)
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-class NewNotification(Struct, frozen=True, kw_only=True, gc=False):
+class NewNotification(Struct, frozen=True, gc=False):
     """One notification as intake hands it to the store: validated, rendered, routed."""
 
     id: str
@@ -183,18 +183,17 @@ class NewNotification(Struct, frozen=True, kw_only=True, gc=False):
     """The provider its next attempt goes to, unless a breaker moves it on."""
     outlet: str
     """What has capacity of its own: the provider, or `provider@host` where hosts have slots."""
-    pinned: bool = False
-    """The caller forced the provider: no failover."""
     address: str
     """The address it goes to on its channel: for filters and per-recipient limits."""
     message: Message
-    send_at: int | None = None
-    expires_at: int | None = None
     max_age_ms: int
     """By the policy at acceptance; only tells the store when to look again (see `deadline_at`)."""
+    pinned: bool = False
+    """The caller forced the provider: no failover."""
+    send_at: int | None = None
+    expires_at: int | None = None
     dedup_key: str | None = None
     dedup_window_ms: int = 0
-    resend_of: str | None = None
     attempts_before: int = 0
     """Attempts that were made elsewhere before it came here: its own are counted on from them."""
     delay_ms: int = 0
@@ -203,11 +202,12 @@ class NewNotification(Struct, frozen=True, kw_only=True, gc=False):
     """Its own maximum, those made elsewhere included; it wins over the policy's."""
     last_error: str | None = None
     """What the last of the `attempts_before` said, or why it is `refused`."""
+    resend_of: str | None = None
     refused: bool = False
     """It was written where nobody could be told that it is wrong: it is stored as a dead letter."""
 
 
-class Submission(Struct, frozen=True, kw_only=True, gc=False):
+class Submission(Struct, frozen=True, gc=False):
     """One request: its notifications are accepted together or not at all."""
 
     tenant: str
@@ -221,7 +221,7 @@ class Submission(Struct, frozen=True, kw_only=True, gc=False):
     lease_ms: int = 0
 
 
-class Acceptance(Struct, frozen=True, kw_only=True, gc=False):
+class Acceptance(Struct, frozen=True, gc=False):
     """The store's answer to one submission, in the order of its notifications."""
 
     batch_id: str
@@ -341,7 +341,7 @@ class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
     """Taken and known to have arrived (no receipt will follow)."""
 
 
-class AttemptRecord(Struct, frozen=True, kw_only=True, gc=False):
+class AttemptRecord(Struct, frozen=True, gc=False):
     """One try, as it is kept. Written once, at its settlement; nothing about it is ever overwritten.
 
     A receipt may fill in the `provider_message_id` that an ambiguous send never came back with.
@@ -370,12 +370,15 @@ class RegistryPut(Struct, frozen=True, kw_only=True):
     value: dict[str, Any]
 
 
-class Settlement(Struct, frozen=True, kw_only=True, gc=False):
+class Settlement(Struct, frozen=True, gc=False):
     """What is to become of a claim. Made by `core.decide` alone; applied only while the token matches."""
 
     id: str
     token: int
     status: Status
+    provider: str
+    outlet: str
+    max_age_ms: int
     reason: Reason | None = None
     attempt: AttemptRecord | None = None
     """None: no attempt took place (ended or postponed by the guard)."""
@@ -383,13 +386,10 @@ class Settlement(Struct, frozen=True, kw_only=True, gc=False):
     """Postponed before the send: the attempt that the claim counted is returned."""
     delay_ms: int = 0
     """For `retrying` and `pending`: due this long after the settlement commits."""
-    provider: str
-    outlet: str
     failures_here: int = 0
     last_delay_ms: int = 0
     hold_ms: int = 0
     """Failed over: the attempt's provider is not to be tried again for this long (backoff, Retry-After)."""
-    max_age_ms: int
     puts: tuple[RegistryPut, ...] = ()
 
 

@@ -235,7 +235,7 @@ class Backend(Store, Registry, Shared, Protocol):
     """All three ports, as every store implements them."""
 
 
-class Delivery(Struct, frozen=True, kw_only=True):
+class Delivery(Struct, frozen=True):
     """One attempt, as a provider sees it. All of it but `attempt` is the same for every attempt."""
 
     notification_id: str
@@ -311,7 +311,7 @@ class Directory(Protocol):
         """By notification id; one that is not in it has nothing against it. One call per claimed batch."""
 
 
-class Rendered(Struct, frozen=True, kw_only=True):
+class Rendered(Struct, frozen=True, gc=False):
     """What a template made of the data."""
 
     content: Content
@@ -349,9 +349,28 @@ class Waker(Protocol):
         """Returns when woken, or after `timeout_ms` at the latest."""
 
 
+Before = Callable[[], Awaitable[None]]
+"""Returns when all that came before is stored; raises where it is not."""
+
+
+@runtime_checkable
+class Overlaps(Protocol):
+    """A backend that can work on a batch while it commits another."""
+
+    async def accept_after(self, batch: Sequence[Submission], before: Before) -> tuple[Acceptance, ...]:
+        """Like `accept`, but nothing is committed before `before` returns, and nothing at all if it raises.
+
+        Until then it holds nothing that what comes before may have to wait for.
+        """
+
+
 @runtime_checkable
 class Listens(Protocol):
     """A store that hears of what others have accepted. Like a `Waker`: losing it only costs time."""
+
+    @property
+    def hears(self) -> bool:
+        """Whether it may listen at all: not behind a pooler, say."""
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         """Calls `wake` when there may be something to claim, and `wake_inbox` when something was written to

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 from math import isfinite
-from typing import Any
+from operator import attrgetter
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,7 +18,7 @@ from homing.core.email import check_email_content, check_email_parts, email_addr
 from homing.core.errors import InvalidRequest
 from homing.core.locale import MOST_CHARACTERS
 from homing.core.model import Channel, Content, Priority, Recipient
-from homing.core.text import SURROGATE, check_line, check_text, is_plain
+from homing.core.text import SURROGATE, check_line, check_text
 
 BOTH = (Channel.EMAIL, Channel.PUSH)
 
@@ -30,7 +32,13 @@ PROVIDER_ALIASES = {
 
 
 class SendRequest(
-    Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
+    Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename="camel",
+    forbid_unknown_fields=True,
+    gc=False,
 ):
     """What an application asks for. One request may become several notifications (see `batch_id`)."""
 
@@ -75,6 +83,7 @@ _REMEMBERED = 4_096
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _NAME = re.compile(r"[\w.:/\-]{1,100}")
 _ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
+_EMAIL = Channel.EMAIL
 _PHONE_FILL = re.compile(r"[\s().\-]")
 _PHONE = re.compile(r"\+?[0-9]{3,15}")
 
@@ -148,42 +157,61 @@ def provider_id(name: str) -> str:
 
 def address_of(recipient: Recipient, channel: Channel) -> str:
     """The recipient's address on this channel, checked and in its usual form."""
-    name = ADDRESS_FIELD[channel]
-    raw = getattr(recipient, name)
-    where, _ = _RECIPIENT_FIELDS[name]
-    if raw is None or not raw.strip():
-        if recipient.id:
-            raise InvalidRequest(
-                "recipient.id",
-                f"{recipient.id!r} has no {where.removeprefix('recipient.')}, which {channel} needs",
-            )
-        raise InvalidRequest(where, f"is empty; {channel} needs it")
-    check_line(raw, where)
-    address = str(raw).strip()
-    return _FORMS[channel](address, where) if channel in _FORMS else address
+    raw_of, where, form = _ADDRESSES[channel]
+    raw = raw_of(recipient)
+    address = "" if raw is None else str(raw).strip()
+    if not address:
+        _refuse_no_address(recipient, channel, where)
+    if not (address.isascii() and address.isprintable()):
+        check_line(raw, where)
+    return address if form is None else form(address, where)
+
+
+def _refuse_no_address(recipient: Recipient, channel: Channel, where: str) -> NoReturn:
+    if recipient.id:
+        raise InvalidRequest(
+            "recipient.id",
+            f"{recipient.id!r} has no {where.removeprefix('recipient.')}, which {channel} needs",
+        )
+    raise InvalidRequest(where, f"is empty; {channel} needs it")
 
 
 def check_content(content: Content, channel: Channel, limits: SendLimits) -> None:
     """The content says something on this channel, is not too large and has no hidden characters."""
-    if not any(getattr(content, part) for part in _SAYS[channel]):
+    if not any(_said[channel](content)):
         raise InvalidRequest("content", f"is empty for {channel}; give one of {', '.join(_SAYS[channel])}")
-    size = check_json(content.data, "content.data", limits)
-    for part, where, check in _TEXTS_OF_CONTENT:
-        text = getattr(content, part)
-        if text is not None:
-            check(text, where)
-            size += len(text.encode())
+    most = _most_bytes(content.data, "content.data", limits.depth) if content.data else 0
+    texts = _texts_of(content)
+    if texts != _NO_TEXTS:
+        for text, (where, check) in zip(texts, _TEXTS_OF_CONTENT, strict=True):
+            if text is not None:
+                check(text, where)
+                most += len(text) if text.isascii() else 4 * len(text)
     if content.headers:
-        size += sum(len(name) + len(value) for name, value in content.headers.items())
-    if size > limits.content_bytes:
-        raise InvalidRequest("content", f"has {size} bytes; allowed are {limits.content_bytes}")
-    check_email_parts(content, limits.attachments_bytes)
-    if channel is Channel.EMAIL:
+        most += _bytes_of_headers(content.headers)
+    if most > limits.content_bytes:
+        _check_size(content, texts, limits)
+    if content.headers is not None or content.unsubscribe_url is not None or content.attachments:
+        check_email_parts(content, limits.attachments_bytes)
+    if channel is _EMAIL:
         check_email_content(content)
 
 
+def _check_size(content: Content, texts: tuple[str | None, ...], limits: SendLimits) -> None:
+    """What may be too large is written out and counted."""
+    size = _json_bytes(content.data, "content.data") if content.data else 0
+    size += sum(len(text.encode()) for text in texts if text is not None)
+    size += _bytes_of_headers(content.headers or {})
+    if size > limits.content_bytes:
+        raise InvalidRequest("content", f"has {size} bytes; allowed are {limits.content_bytes}")
+
+
+def _bytes_of_headers(headers: dict[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in headers.items())
+
+
 def check_names(request: SendRequest) -> None:
-    """Names, keys and the header: short, printable, on one line."""
+    """Names: short, printable, on one line."""
     if request.type is not None:
         check_name(request.type, "type")
     if request.category is not None:
@@ -192,6 +220,10 @@ def check_names(request: SendRequest) -> None:
         check_name(request.template_key, "templateKey")
     if request.origin:
         check_name(request.origin, "origin")
+
+
+def check_keys(request: SendRequest) -> None:
+    """Keys and the header, likewise."""
     if request.idempotency_key is not None:
         _check_key(request.idempotency_key, "idempotencyKey")
     if request.dedup_key is not None:
@@ -204,13 +236,8 @@ def check_names(request: SendRequest) -> None:
 
 def check_name(value: Any, where: str) -> None:
     """A name as types, categories and origins have them."""
-    if not isinstance(value, str) or not _is_name(value):
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidRequest(where, "must have 1 to 100 letters, digits, or . _ : / -")
-
-
-@lru_cache(_REMEMBERED)
-def _is_name(value: str) -> bool:
-    return _NAME.fullmatch(value) is not None
 
 
 def _check_key(value: str, where: str) -> None:
@@ -218,52 +245,87 @@ def _check_key(value: str, where: str) -> None:
         raise InvalidRequest(where, "must have 1 to 255 visible ASCII characters")
 
 
-def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> int:
-    """Free JSON: not too deep, not too large, and storable everywhere (no NUL, no lone surrogates).
-
-    How many bytes it has.
-    """
+def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> None:
+    """Free JSON: not too deep, not too large, and storable everywhere (no NUL, no lone surrogates)."""
     if value is None or value == {}:
-        return 0
-    _check_value(value, where, limits.depth)
-    try:
-        size = len(msgspec.json.encode(value))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(where, f"cannot be written as JSON: {error}") from None
+        return
+    most = _most_bytes(value, where, limits.depth)
+    if most < _NOBODY_KNOWS and (max_bytes is None or most <= max_bytes):
+        return
+    size = _json_bytes(value, where)
     if max_bytes is not None and size > max_bytes:
         raise InvalidRequest(where, f"has {size} bytes; allowed are {max_bytes}")
-    return size
 
 
-def _check_value(value: Any, where: str, depth: int) -> None:
+def _json_bytes(value: Any, where: str) -> int:
+    try:
+        return len(msgspec.json.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(where, f"cannot be written as JSON: {error}") from None
+
+
+_NOBODY_KNOWS = 1 << 62
+"""Bytes of what may not be JSON at all, and has to be written out to know."""
+_SHORT = frozenset({int, float, bool, type(None)})
+_LEAST = -(2**63)
+_MOST_SHORT, _MOST_CHARACTER = 32, 6
+"""Bytes that a number and the like, and one character of a text, take at most."""
+
+
+def _most_bytes(value: Any, where: str, depth: int) -> int:
+    """Checks a value; how many bytes it takes as JSON at most. To write it out only for that costs more."""
     if depth < 0:
         raise InvalidRequest(where, "is nested too deeply; allowed are 32 levels")
+    if isinstance(value, dict):
+        return _most_bytes_of_members(value, where, depth)
+    kind = type(value)
     if isinstance(value, str):
         _check_storable(value, where)
-    elif isinstance(value, dict):
-        for key, item in value.items():
+        return _MOST_CHARACTER * len(value) + 2 if kind is str else _NOBODY_KNOWS
+    if isinstance(value, (list, tuple)):
+        most = 2
+        for item in value:
+            most += _most_bytes(item, where, depth - 1) + 1
+        return most
+    if isinstance(value, int) and not _LEAST <= value < -_LEAST:
+        raise InvalidRequest(where, "has a whole number beyond 64 bits; write it as text")
+    if isinstance(value, float) and not isfinite(value):
+        raise InvalidRequest(where, f"has the number {value}, which JSON does not have")
+    return _MOST_SHORT if kind in _SHORT else _NOBODY_KNOWS
+
+
+def _most_bytes_of_members(value: dict[Any, Any], where: str, depth: int) -> int:
+    most = 2
+    for key, item in value.items():
+        if type(key) is not str:
             if not isinstance(key, str):
                 raise InvalidRequest(where, f"has the key {key!r}; keys must be text")
+            most += _NOBODY_KNOWS
+        if not key.isascii() or "\x00" in key:
             _check_storable(key, where)
-            _check_value(item, where, depth - 1)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _check_value(item, where, depth - 1)
-    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise InvalidRequest(where, "has a whole number beyond 64 bits; write it as text")
-    elif isinstance(value, float) and not isfinite(value):
-        raise InvalidRequest(where, f"has the number {value}, which JSON does not have")
+        most += _MOST_CHARACTER * len(key) + 4
+        kind = type(item)
+        if kind is str and depth and item.isascii() and "\x00" not in item:
+            most += _MOST_CHARACTER * len(item) + 2  # most are such, or whole numbers: no call for them
+        elif kind is int and depth and _LEAST <= item < -_LEAST:
+            most += _MOST_SHORT
+        else:
+            most += _most_bytes(item, where, depth - 1)
+    return most
 
 
 def _check_storable(text: str, where: str) -> None:
-    if not is_plain(text) and ("\x00" in text or SURROGATE.search(text)):
+    if "\x00" in text or (not text.isascii() and SURROGATE.search(text)):
         raise InvalidRequest(where, "has a NUL or an unpaired surrogate; no store can keep it")
 
 
 def _check_recipient(recipient: Recipient) -> None:
     """Every field that is given is one short, plain line, whether this channel uses it or not."""
-    for name, (where, longest) in _RECIPIENT_FIELDS.items():
-        value = getattr(recipient, name)
+    values = _values_of(recipient)
+    together = "".join(filter(None, values))
+    if len(together) <= _LONGEST and together.isascii() and together.isprintable():
+        return  # plain and short, and so is each of them
+    for value, (where, longest) in zip(values, _RECIPIENT_FIELDS.values(), strict=True):
         if value is not None:
             check_line(value, where)
             if len(value) > longest:
@@ -278,35 +340,48 @@ def _phone(number: str, where: str) -> str:
 
 
 def _url(url: str, where: str) -> str:
-    origin = _ORIGIN.match(url)
-    if " " in url or not _is_origin(origin[0] if origin else url):
+    path = url.find("/", 8)  # after http:// or https://
+    if " " in url or not _is_origin(url if path < 0 else url[:path]):
         raise InvalidRequest(where, "is not a URL like https://example.org/hook")
     return url
 
 
 @lru_cache(_REMEMBERED)
 def _is_origin(url: str) -> bool:
-    """Of a URL, what is before its path, where all that can be wrong with it is."""
+    """Before its path is all that can be wrong with a URL."""
+    origin = _ORIGIN.match(url)
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(origin[0] if origin else url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
 
 
-_TEXTS_OF_CONTENT = (
-    ("subject", "content.subject", check_line),
-    ("title", "content.title", check_line),
-    ("body", "content.body", check_text),
-    ("text", "content.text", check_text),
-    ("html", "content.html", check_text),
-)
+_TEXTS = {
+    **dict.fromkeys(("subject", "title"), check_line),
+    **dict.fromkeys(("body", "text", "html"), check_text),
+}
+_TEXTS_OF_CONTENT = tuple((f"content.{name}", check) for name, check in _TEXTS.items())
+_texts_of = attrgetter(*_TEXTS)
+_NO_TEXTS = (None,) * len(_TEXTS)
+_said = {channel: attrgetter(*parts) for channel, parts in _SAYS.items()}
+_LONGEST = 320
 _RECIPIENT_FIELDS = {
-    name: (f"recipient.{wire}", 4096 if name in ("device_token", "url") else 320)
+    name: (f"recipient.{wire}", 4096 if name in ("device_token", "url") else _LONGEST)
     for name, wire in zip(Recipient.__struct_fields__, Recipient.__struct_encode_fields__, strict=True)
 }
 """Field → how errors name it, and how long it may be."""
-_FORMS = {Channel.EMAIL: email_address, Channel.SMS: _phone, Channel.WEBHOOK: _url}
+_values_of = attrgetter(*_RECIPIENT_FIELDS)
+_FORMS: dict[Channel, Callable[[str, str], str]] = {
+    Channel.EMAIL: email_address,
+    Channel.SMS: _phone,
+    Channel.WEBHOOK: _url,
+}
+_ADDRESSES = {
+    channel: (attrgetter(name), _RECIPIENT_FIELDS[name][0], _FORMS.get(channel))
+    for channel, name in ADDRESS_FIELD.items()
+}
+"""Channel → how to get its address, how errors name it, and what gives it its usual form."""
 
 
 def _one_of(kind: type[Channel] | type[Priority]) -> str:

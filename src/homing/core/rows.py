@@ -8,10 +8,10 @@ and the events follow.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from homing.core import events
 from homing.core.decide import waiting_status
@@ -34,11 +34,14 @@ from homing.core.model import (
     Submission,
 )
 from homing.core.receipts import Standing, Verdict, blames_recipient, same_message
-from homing.core.states import WAITING, after_command, may_settle
+from homing.core.states import SETTLE, WAITING, after_command
 
 # Looked up once: up to Python 3.11, `Status.SENT` is a call of a method in Python.
 _SENDING, _SENT, _DELIVERED, _FAILED = Status.SENDING, Status.SENT, Status.DELIVERED, Status.FAILED
+_IN_DOUBT = Status.IN_DOUBT
 _TAKEN = frozenset({Status.SENT, Status.DELIVERED})
+_MAY_FOLLOW = SETTLE[Status.SENDING]
+"""What a settlement may lead to."""
 _DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
 """Waiting that somebody wanted is no sign that nobody can deliver it: `max_age_ms` does not count it."""
 
@@ -113,8 +116,22 @@ class Row(Struct, gc=False):
 
 _as_given = attrgetter(*Row.__struct_fields__[5:14])
 """From `channel` to `address`, as they are in a `NewNotification` too."""
+alike = attrgetter(
+    *(
+        name
+        for name in NewNotification.__struct_fields__
+        if name not in ("id", "address", "message", "dedup_key", "dedup_window_ms")
+    )
+)
+"""All of a `NewNotification` that its row follows from, besides its own id, batch and address.
+
+Those of one tenant (and lease) that have it in common become rows that differ in nothing else.
+"""
 _as_claimed = attrgetter(*Claim.__struct_fields__[3:-1])
 """From `id` on, all but `holds`, which is the row's own."""
+
+_ATTEMPTS, _HOLDS = map(Row.__struct_fields__.index, ("attempts", "holds"))
+_claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-1]))
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):
@@ -181,14 +198,19 @@ def _refused(row: Row, now: int) -> Change:
 
 def lease(row: Row, worker: str, lease_ms: int, now: int) -> Change:
     """A claim: the attempt is counted here, before its send."""
-    assert row.status in WAITING, f"only a waiting row is claimed, this one is {row.status}"
     before, attempts = row.status, row.attempts
+    assert before in WAITING, f"only a waiting row is claimed, this one is {before}"
+    # All in place, like the end of `settle`: a call for each step costs more than the steps.
     row.status = _SENDING
-    row.attempts += 1
+    row.attempts = attempts + 1
     row.overdue = False
-    _take(row, worker, lease_ms, now)
-    row.started_at = now
-    return _changed(row, before, attempts, now)
+    row.due_at = row.deadline_at = None
+    row.token += 1
+    row.worker = worker
+    row.lease_until = now + lease_ms
+    row.started_at = row.updated_at = now
+    row.changes += 1
+    return Change(row, before, attempts, now)
 
 
 def reclaim(row: Row, worker: str, lease_ms: int, now: int) -> Change:
@@ -220,35 +242,48 @@ def claim_of(row: Row, message: Message, due_at: int) -> Claim:
     return Claim(*(message, row.attempts, due_at, *_as_claimed(row), dict(row.holds)))
 
 
+def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence[int]) -> tuple[Claim, ...]:
+    """The same of many, column by column: no call in Python for each."""
+    columns = tuple(zip(*map(astuple, rows), strict=True))
+    given = (messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns), map(dict, columns[_HOLDS]))
+    return tuple(map(Claim, *given))
+
+
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     """Applies a settlement; None: its token is no longer the newest, and nothing was changed."""
     if row.status is not _SENDING or row.token != settlement.token:
         return None
-    assert may_settle(row.status, settlement.status), f"illegal: {row.status} → {settlement.status}"
-    attempts = row.attempts
-    after, reason, cause = settlement.status, settlement.reason, None
-    if row.cancel_requested and (after in WAITING or after is Status.IN_DOUBT):
-        after, reason = Status.CANCELLED, Reason.OPERATOR
-        cause = _cause("command", "cancel", now, Status.SENDING, after, "requested while sending")
-    elif settlement.attempt is None and after not in WAITING:
-        why = settlement.reason.value if settlement.reason else ""
-        cause = _cause("guard", after.value, now, Status.SENDING, after, why)
+    after, reason, attempt, cause = settlement.status, settlement.reason, settlement.attempt, None
+    assert after in _MAY_FOLLOW, f"illegal: {row.status} → {after}"
+    attempts, waits = row.attempts, after in WAITING
+    if row.cancel_requested and (waits or after is _IN_DOUBT):
+        after, reason, waits = Status.CANCELLED, Reason.OPERATOR, False
+        cause = _cause("command", "cancel", now, _SENDING, after, "requested while sending")
+    elif attempt is None and not waits:
+        cause = _cause("guard", after.value, now, _SENDING, after, reason.value if reason else "")
     row.status, row.reason = after, reason
-    row.attempts -= settlement.give_back
+    if settlement.give_back:
+        row.attempts = attempts - 1
     row.provider, row.outlet = settlement.provider, settlement.outlet
     row.failures_here = settlement.failures_here
     row.last_delay_ms = settlement.last_delay_ms
     row.max_age_ms = settlement.max_age_ms
     row.lease_until, row.overdue, row.worker = None, False, ""
-    if settlement.attempt is not None:
-        _note_attempt(row, settlement, settlement.attempt, now)
-    if after in WAITING:
+    if attempt is not None:
+        row.last_attempt_at = now
+        if after not in _TAKEN:
+            row.last_error, row.error_code = attempt.error, attempt.error_code
+        if row.holds or settlement.hold_ms:
+            row.holds = _holds(row, attempt.provider, settlement.hold_ms, now)
+    if waits:
         if reason in _DOES_NOT_AGE:
             row.aged_from += settlement.delay_ms
         _wait(row, now + settlement.delay_ms)
     else:
         _finish(row, now)
-    return _changed(row, _SENDING, attempts, now, attempt=settlement.attempt, cause=cause)
+    row.changes += 1
+    row.updated_at = now
+    return Change(row, _SENDING, attempts, now, attempt, cause)
 
 
 def command(row: Row, order: Command, now: int) -> Change | None:
@@ -391,12 +426,22 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
     return _changed(row, before, attempts, now, cause=cause, bounced=bounced)
 
 
+def tells(change: Change, subscribed: Collection[str]) -> bool:
+    """Whether a change leaves any event in the outbox: `events_of` has nothing to say about the others."""
+    after = change.row.status
+    if change.before is after or after is _SENDING:
+        return False
+    return events.STATUS_CHANGED in subscribed or (
+        after is _FAILED and events.NOTIFICATION_FAILED in subscribed
+    )
+
+
 def events_of(
     change: Change, subscribed: Collection[str], message: Message, attempts: Sequence[AttemptRecord]
 ) -> list[Event]:
     """The events that a change is to leave in the outbox."""
     row, made = change.row, []
-    if change.before is row.status or row.status is Status.SENDING:
+    if not tells(change, subscribed):
         return []
     if events.STATUS_CHANGED in subscribed:
         payload = events.status_changed(
@@ -493,23 +538,20 @@ def _take(row: Row, worker: str, lease_ms: int, now: int) -> None:
 def _finish(row: Row, now: int) -> None:
     row.due_at = row.deadline_at = None
     row.cancel_requested = False
-    if row.status in _TAKEN:
-        row.sent_at = now if row.status is _SENT else row.sent_at or now
+    status = row.status
+    if status in _TAKEN:
+        row.sent_at = now if status is _SENT else row.sent_at or now
         row.failed_at = row.last_error = row.error_code = None
-    if row.status is _DELIVERED:
-        row.delivered_at = now
-    elif row.status is _FAILED:
+        if status is _DELIVERED:
+            row.delivered_at = now
+    elif status is _FAILED:
         row.failed_at = now
 
 
-def _note_attempt(row: Row, settlement: Settlement, attempt: AttemptRecord, now: int) -> None:
-    row.last_attempt_at = now
-    if row.status not in _TAKEN:
-        row.last_error, row.error_code = attempt.error, attempt.error_code
-    if row.holds:
-        row.holds = {provider: until for provider, until in row.holds.items() if until > now}
-    if settlement.hold_ms:
-        row.holds = {**row.holds, attempt.provider: now + settlement.hold_ms}
+def _holds(row: Row, provider: str, hold_ms: int, now: int) -> dict[str, int]:
+    """Those that have not run out, and the one that this attempt brings."""
+    holds = {held: until for held, until in row.holds.items() if until > now}
+    return {**holds, provider: now + hold_ms} if hold_ms else holds
 
 
 def _retry(row: Row, order: Command, now: int) -> Status:

@@ -18,8 +18,10 @@ from homing.engine.roster import Listed
 
 log = logging.getLogger("homing.deliverer")
 
+_NEVER_MS = 2**62
 _STOOD_STILL_MS = 1_000
 """A process whose timers go off this late was suspended: its timeouts say nothing about the provider."""
+_ACCEPTED = OutcomeKind.ACCEPTED
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 
 
@@ -36,15 +38,18 @@ class Deadline:
         self.due_ms = due_ms
 
     def __enter__(self) -> None:
-        self._task = asyncio.current_task()
-        assert self._task is not None, "an attempt is made by a task"
-        self._cancelling = self._task.cancelling()
-        self._all.add(self)
+        task = self._task = asyncio.current_task()
+        assert task is not None, "an attempt is made by a task"
+        self._cancelling = task.cancelling()
+        everyone = self._all
+        everyone.open[self] = None
+        if self.due_ms < everyone.wakes_ms:
+            everyone.sleep_until(self.due_ms)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._all.remove(self)
+        del self._all.open[self]
         task, self._task = self._task, None
         if self._rang_ms is None or task is None:
             return
@@ -68,39 +73,32 @@ class Deadlines:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._open: dict[Deadline, None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes_ms = 0
+        self.open: dict[Deadline, None] = {}
+        self.wakes_ms = _NEVER_MS
 
     def at(self, due_ms: int) -> Deadline:
         """Then, by the monotonic clock."""
         return Deadline(self, due_ms)
 
-    def add(self, deadline: Deadline) -> None:
-        self._open[deadline] = None
-        if self._timer is None or deadline.due_ms < self._wakes_ms:
-            self._sleep_until(deadline.due_ms)
-
-    def remove(self, deadline: Deadline) -> None:
-        del self._open[deadline]
-
-    def _sleep_until(self, due_ms: int) -> None:
+    def sleep_until(self, due_ms: int) -> None:
+        """There is nothing to do before."""
         if self._timer is not None:
             self._timer.cancel()
-        self._wakes_ms = due_ms
+        self.wakes_ms = due_ms
         loop = asyncio.get_running_loop()
         wait_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
         # In the next turn: what came in while the process stood still is heard first.
         self._timer = loop.call_later(wait_s, loop.call_soon, self._ring)
 
     def _ring(self) -> None:
-        self._timer = None
+        self._timer, self.wakes_ms = None, _NEVER_MS
         now_ms = self._clock.monotonic_ms()
-        for deadline in [one for one in self._open if one.due_ms <= now_ms]:
+        for deadline in [one for one in self.open if one.due_ms <= now_ms]:
             deadline.ring(now_ms)
-        rest = [one.due_ms for one in self._open if one.due_ms > now_ms]
+        rest = [one.due_ms for one in self.open if one.due_ms > now_ms]
         if rest:
-            self._sleep_until(min(rest))
+            self.sleep_until(min(rest))
 
 
 async def answer(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outcome:
@@ -150,7 +148,7 @@ def plain(text: str | None, longest: int = 500) -> str | None:
 def _is_bare(outcome: Outcome) -> bool:
     """What most say: taken, and nothing in it to be cleaned."""
     return (
-        outcome.kind is OutcomeKind.ACCEPTED
+        outcome.kind is _ACCEPTED
         and outcome.provider_message_id is None
         and outcome.error is None
         and outcome.error_code is None

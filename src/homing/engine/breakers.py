@@ -38,6 +38,8 @@ _STALE_MS = 5_000
 _CHECK_S = 10
 _NO_LIMIT = 1_000_000
 _NEW = Breaker()
+# Looked up once, as in `core.decide`.
+_CLOSED, _ACCEPTED = Phase.CLOSED, OutcomeKind.ACCEPTED
 
 
 class Breakers:
@@ -53,6 +55,7 @@ class Breakers:
         observer: Observer = NOBODY,
     ) -> None:
         self._roster = roster
+        self._known = frozenset(listed.id for listed in roster)
         self._backend = backend
         self._clock = clock
         self._alerts = alerts
@@ -86,7 +89,7 @@ class Breakers:
             await self._share()
         elif not at_once and self._refreshed_ms is not None and mono - self._refreshed_ms < _REFRESH_MS:
             return
-        if self._refreshed_ms is None:
+        if at_once or self._refreshed_ms is None:
             self.learn_time(await self._backend.now_ms(), mono)
         stored = await self._backend.breakers()
         self._refreshed_ms = mono
@@ -98,8 +101,10 @@ class Breakers:
                     self._my_trials.discard(provider)
 
     def is_stale(self, mono_ms: int) -> bool:
-        """What a process knew before it was suspended says nothing about now."""
-        return self._refreshed_ms is None or mono_ms - self._refreshed_ms > _STALE_MS
+        """What a process knew of the breakers and of the time before it stood still says nothing now."""
+        if self._refreshed_ms is None:
+            return True
+        return mono_ms - min(self._refreshed_ms, self._learned_ms) > _STALE_MS
 
     async def freshen(self) -> None:
         """Before a send, where what is known is stale."""
@@ -117,15 +122,16 @@ class Breakers:
     def is_closed(self, provider: str) -> bool:
         """Nothing is known against it at all: as it is nearly always."""
         state = self._states.get(provider)
-        closed = state is None or (state.phase is Phase.CLOSED and state.forced is None)
-        return closed and provider in self._roster
+        closed = state is None or (state.phase is _CLOSED and state.forced is None)
+        return closed and provider in self._known
 
     def usable(self, provider: str) -> bool:
         """An attempt may go there now (the one trial included, if this worker has won it)."""
-        if self.is_closed(provider):
-            return True
-        if provider not in self._roster:
+        state = self._states.get(provider)
+        if provider not in self._known:
             return False
+        if state is None or (state.phase is _CLOSED and state.forced is None):
+            return True
         mine = provider in self._my_trials and self.state(provider).forced is None
         return mine or self.gate(provider) is Gate.GO
 
@@ -191,8 +197,8 @@ class Breakers:
 
     def record(self, provider: str, kind: OutcomeKind, *, trial: bool = False) -> None:
         """Takes note of an outcome; a change of phase is shared at the next refresh."""
-        before = self.state(provider)
-        if kind is OutcomeKind.ACCEPTED and before.phase is Phase.CLOSED and not before.failures:
+        before = self._states.get(provider) or _NEW
+        if kind is _ACCEPTED and before.phase is _CLOSED and not before.failures:
             return
         listed = self._roster.get(provider)
         if listed is None:

@@ -30,6 +30,8 @@ from homing.engine.seats import Seats
 
 log = logging.getLogger("homing.deliverer")
 
+# Looked up once, as in `core.decide`.
+_ACCEPTED, _SYNCHRONOUS = OutcomeKind.ACCEPTED, Mode.SYNCHRONOUS
 _HOOK_S = 10
 _HOOK_PAUSE_MS = 5_000
 _LONGEST_POSTPONE_MS = 366 * 86_400_000
@@ -116,41 +118,43 @@ class Deliverer:
         Either the lease is gone and somebody else settles it, or no slot came free before `until_ms`
         (monotonic), by which a synchronous send must have ended.
         """
-        claim, timeout_ms = one.claim, self.timeout_ms(one)
+        claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         seats = self._seats[claim.provider]
         if not seats.take() and not await self._seated(seats, until_ms):
             return None
         try:
-            began_ms = self._clock.monotonic_ms()
-            if self._breakers.is_stale(began_ms):
-                await self._breakers.freshen()
-            trial = one.trial > 0 and self._breakers.is_trial(claim.provider, one.trial)
-            if not trial and not self._breakers.usable(claim.provider):
+            began_ms = clock.monotonic_ms()
+            if breakers.is_stale(began_ms):
+                await breakers.freshen()
+                began_ms = clock.monotonic_ms()
+            trial = one.trial > 0 and breakers.is_trial(claim.provider, one.trial)
+            if not trial and not breakers.usable(claim.provider):
                 return self._stopped_meanwhile(one)
             if until_ms is not None:
-                timeout_ms = until_ms - self._clock.monotonic_ms()
+                timeout_ms = until_ms - began_ms
                 if timeout_ms <= 0:
                     return None
-            elif not self._in_lease(claim, timeout_ms, began_ms) and not await self._fits(claim, timeout_ms):
-                return None
-            began_ms = self._clock.monotonic_ms()
+            elif claim.lease_until - breakers.now(began_ms) <= timeout_ms:
+                if not await self._fits(claim, timeout_ms):
+                    return None
+                began_ms = clock.monotonic_ms()
             deadline = self._deadlines.at(began_ms + timeout_ms)
             outcome = await self._send(claim, timeout_ms, deadline)
-            ended_ms = self._clock.monotonic_ms()
+            ended_ms = clock.monotonic_ms()
         finally:
             seats.release()
         if not deadline.stood_still(ended_ms):
-            self._breakers.record(claim.provider, outcome.kind, trial=trial)
-        taken = outcome.kind is OutcomeKind.ACCEPTED
+            breakers.record(claim.provider, outcome.kind, trial=trial)
+        taken = outcome.kind is _ACCEPTED
         return decide(
             claim,
             outcome,
             one.policy,
             self._roster.route(claim.channel),
-            elapsed_ms=max(0, self._breakers.now(ended_ms) - claim.started_at),
+            elapsed_ms=max(0, breakers.now(ended_ms) - claim.started_at),
             latency_ms=ended_ms - began_ms,
             u=0.0 if taken else self._chance.random(),
-            stopped=not taken and not self._breakers.usable(claim.provider),
+            stopped=not taken and not breakers.usable(claim.provider),
         )
 
     def _stopped_meanwhile(self, one: Ready) -> Settlement:
@@ -194,7 +198,7 @@ class Deliverer:
         )
 
     def timeout_ms(self, one: Ready) -> int:
-        return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is Mode.SYNCHRONOUS else one.policy.timeout_ms
+        return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is _SYNCHRONOUS else one.policy.timeout_ms
 
     async def _paced(self, ready: list[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
         """Those that the rate limits of their tenants and recipients let pass; the others wait their turn."""
@@ -225,6 +229,8 @@ class Deliverer:
 
     def _sound(self, claims: Sequence[Claim], said: Mapping[Any, Any]) -> dict[str, Facts]:
         """What makes sense of the facts; what does not has its notification wait, and no other."""
+        if not said:
+            return {}
         facts = {claim.id: said[claim.id] for claim in claims if claim.id in said}
         senseless = [id for id, one in facts.items() if not makes_sense(one)]
         if senseless:
@@ -294,9 +300,6 @@ class Deliverer:
         until = asked_at + lease_ms
         return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
 
-    def _in_lease(self, claim: Claim, timeout_ms: int, mono_ms: int) -> bool:
-        return claim.lease_until - self._breakers.now(mono_ms) > timeout_ms
-
     async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
         """A send starts only if it can end inside its lease: one that is too short is prolonged first."""
         asked_ms = self._clock.monotonic_ms()
@@ -309,21 +312,22 @@ class Deliverer:
         return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
 
     def _send(self, claim: Claim, timeout_ms: int, deadline: Deadline) -> Awaitable[Outcome]:
-        delivery = Delivery(
-            notification_id=claim.id,
-            tenant=claim.tenant,
-            channel=claim.channel,
-            type=claim.type,
-            priority=claim.priority,
-            recipient=claim.message.recipient,
-            address=claim.address,
-            content=claim.message.content,
-            idempotency_key=claim.id,
-            attempt=claim.attempt,
-            timeout_ms=timeout_ms,
-            expires_at=claim.expires_at,
-            locale=claim.message.locale,
-            metadata=claim.message.metadata,
+        id, message = claim.id, claim.message
+        delivery = Delivery(  # by position: see `core.decide`
+            id,
+            claim.tenant,
+            claim.channel,
+            claim.type,
+            claim.priority,
+            message.recipient,
+            claim.address,
+            message.content,
+            id,
+            claim.attempt,
+            timeout_ms,
+            claim.expires_at,
+            message.locale,
+            message.metadata,
         )
         return answer(self._roster[claim.provider], delivery, deadline)
 

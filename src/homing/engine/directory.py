@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from homing.core.effects import (
     address_key,
     preference_key,
     suppression_key,
+    suppression_keys,
 )
 from homing.core.errors import InvalidRequest
 from homing.core.model import Channel, Claim, Reason, Recipient
@@ -29,11 +31,16 @@ from homing.core.recipients import KnownRecipient, QuietWindow, window_from
 from homing.core.unsubscribe import Subscription
 from homing.engine.recipients import Recipients
 
+_PUSH = Channel.PUSH
 _BY_LINK = "recipient"
 """Who has changed it: they themselves, with the link in their mail."""
 
+_MOST_TENANTS = 100_000
+
 Filed = Mapping[str, Mapping[str, Any]]
 """Key → what is filed under it."""
+Places = tuple[str, ...]
+"""Keys."""
 
 
 class RegistryDirectory:
@@ -47,6 +54,8 @@ class RegistryDirectory:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self._suppressing: set[str] = set()
+        """Tenants that have suppressions, as far as this process has seen."""
 
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
         found = await self._known(tenant, RECIPIENT, set(ids))
@@ -88,18 +97,17 @@ class RegistryDirectory:
         return place in await self._known(subscription.tenant, SUPPRESSION, {place})
 
     async def _tenant_facts(self, tenant: str, claims: Sequence[Claim]) -> dict[str, Facts]:
-        ids = {id_ for claim in claims if (id_ := claim.message.recipient.id) is not None}
-        places = [_suppressions(claim) for claim in claims]
-        recipients = await self._known(tenant, RECIPIENT, ids)
-        devices = await self._devices(tenant, {c.address for c in claims if c.channel is Channel.PUSH})
-        suppressed = await self._known(tenant, SUPPRESSION, {key for keys in places for key in keys})
-        preferences = await self._known(tenant, PREFERENCE, {k for c in claims for k in _preferences(c)})
+        places, suppressed = await self._suppressed(tenant, claims)
+        named = [claim for claim in claims if claim.message.recipient.id is not None]
+        recipients = await self._known(tenant, RECIPIENT, {c.message.recipient.id or "" for c in named})
+        devices = await self._devices(tenant, {c.address for c in claims if c.channel is _PUSH})
+        preferences = await self._known(tenant, PREFERENCE, {k for c in named for k in _preferences(c)})
         if not (recipients or devices or suppressed or preferences):
             return {}
         found: dict[str, Facts] = {}
         for claim, keys in zip(claims, places, strict=True):
             facts = _when(recipients.get(claim.message.recipient.id or "", {}))
-            if any(key in suppressed for key in keys):
+            if suppressed and any(key in suppressed for key in keys):
                 facts = replace(facts, skip=Reason.SUPPRESSED)
             elif _allowed(claim, preferences) is False:
                 facts = replace(facts, skip=Reason.UNSUBSCRIBED)
@@ -108,6 +116,21 @@ class RegistryDirectory:
             if facts is not NOTHING_AGAINST_IT:
                 found[claim.id] = facts
         return found
+
+    async def _suppressed(self, tenant: str, claims: Sequence[Claim]) -> tuple[Sequence[Places], Filed]:
+        """Where each of them may be suppressed, and what is filed there.
+
+        Many tenants have no suppressions at all: of those it is asked whether that is still so, which costs
+        next to nothing, and nothing is looked up.
+        """
+        if tenant not in self._suppressing:
+            if not await self._registry.list_entries(tenant, SUPPRESSION, limit=1):
+                return [()] * len(claims), {}
+            if len(self._suppressing) >= _MOST_TENANTS:
+                self._suppressing.clear()
+            self._suppressing.add(tenant)
+        places = [suppression_keys(claim.channel, claim.address, claim.category) for claim in claims]
+        return places, await self._known(tenant, SUPPRESSION, set(chain.from_iterable(places)))
 
     async def _devices(self, tenant: str, tokens: Collection[str]) -> Filed:
         """By token."""
@@ -165,10 +188,3 @@ def _preferences(claim: Claim) -> tuple[str, ...]:
 def _allowed(claim: Claim, preferences: Filed) -> object:
     said = (preferences.get(key, {}).get("allowed") for key in _preferences(claim))
     return next((allowed for allowed in said if allowed is not None), None)
-
-
-def _suppressions(claim: Claim) -> tuple[str, str]:
-    return (
-        suppression_key(claim.channel, claim.address, EVERY_CATEGORY),
-        suppression_key(claim.channel, claim.address, claim.category),
-    )

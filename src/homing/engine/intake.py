@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
+from itertools import chain
+from operator import attrgetter
 
 import msgspec
 from msgspec import Struct, field
@@ -13,7 +15,7 @@ from msgspec.structs import replace
 from homing.core.backoff import delay_ms
 from homing.core.errors import InvalidRequest
 from homing.core.events import moment
-from homing.core.ids import uuid7
+from homing.core.ids import BITS_EACH, uuid7, uuids7
 from homing.core.locale import LocalePolicy
 from homing.core.model import (
     Channel,
@@ -33,7 +35,7 @@ from homing.core.request import (
     address_of,
     check_content,
     check_json,
-    check_names,
+    check_keys,
     recipients_of,
 )
 from homing.engine.planning import Plan, Planner, Way
@@ -41,7 +43,7 @@ from homing.engine.policies import Policies
 from homing.engine.resolving import NO_DEVICES, SYNCHRONOUS_TIMEOUT_MS, Resolving, reached
 from homing.engine.roster import Roster
 from homing.engine.unsubscribing import Unsubscribing
-from homing.engine.wording import Wording
+from homing.engine.wording import Said, Wording
 
 LEASE_MARGIN_MS = 10_000
 """A lease is an attempt's timeout and this much more."""
@@ -63,6 +65,16 @@ class Earlier(Struct, frozen=True, kw_only=True):
 
 NOTHING_EARLIER = Earlier()
 _MOST_ATTEMPTS = 1000
+_EPOCH, _MS = moment(0), timedelta(milliseconds=1)
+_SYNCHRONOUS = Mode.SYNCHRONOUS
+_id_of = attrgetter("id")
+
+_Wrong = dict[int, InvalidRequest]
+"""Place of a request → what is wrong with it."""
+_Draft = tuple[int, SendRequest, Plan, tuple[Recipient, ...]]
+"""(place, request, plan, recipients)."""
+_Letter = tuple[int, SendRequest, Plan, Way, Recipient, str]
+"""(place, request, plan, way, recipient, address): what becomes a notification."""
 
 
 class IntakeSettings(Struct, frozen=True, kw_only=True):
@@ -120,39 +132,163 @@ class Intake:
         `asked` says what the caller gave where the request holds what was made of it (durations became
         times): the same words under the same idempotency key are the same request.
         """
-        self._check(request)
-        plan = self._planner.plan(tenant, request)
-        recipients = recipients_of(request, self._settings.limits)
-        synchronous = plan.mode is Mode.SYNCHRONOUS
-        if synchronous:
-            _check_synchronous(request, plan, recipients)
-        if earlier is not NOTHING_EARLIER:
-            _check_earlier(earlier, plan.mode)
-        devices = NO_DEVICES
-        if ask_directory:
-            recipients, devices = await self._resolving.resolve(tenant, recipients, plan.mode)
+        (found,) = await self.prepare_many(
+            tenant, (request,), asked=asked, ask_directory=ask_directory, earlier=earlier
+        )
+        if isinstance(found, InvalidRequest):
+            raise found
+        return found
+
+    async def prepare_many(
+        self,
+        tenant: str,
+        requests: Sequence[SendRequest | InvalidRequest],
+        *,
+        asked: str = "",
+        ask_directory: bool = True,
+        earlier: Earlier = NOTHING_EARLIER,
+    ) -> list[Submission | InvalidRequest]:
+        """One answer for each of them, in order; what was found wrong with one before stays so.
+
+        Their notifications' ids ascend: what is due together goes in the order in which it was asked for.
+        All take one step before any takes the next: the code of a step fits into a processor's cache, that
+        of all steps does not, and so it takes two thirds of the time.
+        """
         now = self._clock.now_ms()
-        notifications = [
-            await self._notification(tenant, request, one, plan, way, earlier, now)
-            for recipient in recipients
-            for way in plan.ways
-            for one in (reached(recipient, way.channel, devices) if devices else (recipient,))
-        ]
+        wrong: _Wrong = {}
+        drafts = self._drafts(tenant, requests, earlier, now, wrong)
+        letters = await self._letters(tenant, drafts, ask_directory, wrong)
+        texts = await self._texts(tenant, letters, wrong)
+        made = self._notifications(letters, texts, earlier, self._ids(now, len(letters)), wrong)
+        batches = self._ids(now, len(drafts))
+        done: dict[int, Submission | InvalidRequest] = {**wrong}
+        for place, request, plan, _ in drafts:
+            if place not in wrong:
+                notifications, batch_id = made[place], next(batches)
+                done[place] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
+        return [done[place] for place in range(len(requests))]
+
+    def _drafts(
+        self,
+        tenant: str,
+        requests: Sequence[SendRequest | InvalidRequest],
+        earlier: Earlier,
+        now: int,
+        wrong: _Wrong,
+    ) -> list[_Draft]:
+        """Those that are well formed, each with its plan."""
+        drafts: list[_Draft] = []
+        for place, request in enumerate(requests):
+            try:
+                if isinstance(request, InvalidRequest):
+                    raise request
+                self._check(request, now)
+                plan = self._planner.plan(tenant, request)
+                recipients = recipients_of(request, self._settings.limits)
+                if plan.mode is _SYNCHRONOUS:
+                    _check_synchronous(request, plan, recipients)
+                if earlier is not NOTHING_EARLIER:
+                    _check_earlier(earlier, plan.mode)
+                drafts.append((place, request, plan, recipients))
+            except InvalidRequest as error:
+                wrong[place] = error
+        return drafts
+
+    async def _letters(
+        self, tenant: str, drafts: Sequence[_Draft], ask_directory: bool, wrong: _Wrong
+    ) -> list[_Letter]:
+        """What becomes a notification: for whom, over which channel, to which address."""
+        letters: list[_Letter] = []
+        for place, request, plan, recipients in drafts:
+            devices = NO_DEVICES
+            try:
+                if ask_directory and any(map(_id_of, recipients)):
+                    recipients, devices = await self._resolving.resolve(tenant, recipients, plan.mode)
+                if len(recipients) == len(plan.ways) == 1 and not devices:  # as most are
+                    (recipient,), (way,) = recipients, plan.ways
+                    letters.append((place, request, plan, way, recipient, address_of(recipient, way.channel)))
+                    continue
+                letters += [
+                    (place, request, plan, way, one, address_of(one, way.channel))
+                    for recipient in recipients
+                    for way in plan.ways
+                    for one in (reached(recipient, way.channel, devices) if devices else (recipient,))
+                ]
+            except InvalidRequest as error:
+                wrong[place] = error
+        return letters
+
+    async def _texts(self, tenant: str, letters: Sequence[_Letter], wrong: _Wrong) -> list[Said | None]:
+        """What each of them says; None: something is wrong with its request."""
+        wording = self._wording
+        texts: list[Said | None] = []
+        for place, request, plan, way, recipient, address in letters:
+            if place in wrong:
+                texts.append(None)
+            elif request.content is not None and wording.leaves_alone:
+                texts.append((request.content, recipient.locale, None))
+            else:
+                try:
+                    said = await wording.said(tenant, request, recipient, way.channel, address, plan)
+                    texts.append(said)
+                except InvalidRequest as error:
+                    wrong[place] = error
+                    texts.append(None)
+        return texts
+
+    def _notifications(
+        self,
+        letters: Sequence[_Letter],
+        texts: Sequence[Said | None],
+        earlier: Earlier,
+        ids: Iterator[str],
+        wrong: _Wrong,
+    ) -> dict[int, list[NewNotification]]:
+        """By the places of their requests."""
+        made: dict[int, list[NewNotification]] = {}
+        for letter, said in zip(letters, texts, strict=True):
+            place = letter[0]
+            if said is None or place in wrong:
+                continue
+            try:
+                new = self._notification(next(ids), letter, said, earlier)
+            except InvalidRequest as error:
+                wrong[place] = error
+                continue
+            if place in made:
+                made[place].append(new)
+            else:
+                made[place] = [new]
+        return made
+
+    def _submission(
+        self,
+        tenant: str,
+        request: SendRequest,
+        plan: Plan,
+        notifications: Sequence[NewNotification],
+        asked: str,
+        earlier: Earlier,
+        batch_id: str,
+    ) -> Submission:
+        key, synchronous = request.idempotency_key, plan.mode is _SYNCHRONOUS
         return Submission(
-            tenant=tenant,
-            batch_id=self._id(now),
-            notifications=tuple(notifications),
-            idempotency_key=request.idempotency_key,
-            fingerprint=_fingerprint(request, asked, earlier) if request.idempotency_key else "",
-            lease_to=self._name if synchronous else None,
-            lease_ms=SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
+            tenant,
+            batch_id,
+            tuple(notifications),
+            key,
+            "" if key is None else _fingerprint(request, asked, earlier),
+            self._name if synchronous else None,
+            SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
         )
 
-    def _check(self, request: SendRequest) -> None:
+    def _check(self, request: SendRequest, now: int) -> None:
         limits = self._settings.limits
-        check_names(request)
-        check_json(request.metadata, "metadata", limits, limits.metadata_bytes)
-        check_json(request.data, "data", limits, limits.content_bytes)
+        check_keys(request)
+        if request.metadata:
+            check_json(request.metadata, "metadata", limits, limits.metadata_bytes)
+        if request.data:
+            check_json(request.data, "data", limits, limits.content_bytes)
         if request.template_key is None and request.content is None:
             raise InvalidRequest("content", "is missing; give content, or templateKey and data")
         if request.template_key is not None and request.content is not None:
@@ -161,78 +297,55 @@ class Intake:
             _check_zone("sendAt", request.send_at)
         if request.expires_at is not None:
             _check_zone("expiresAt", request.expires_at)
-        if (expires_at := _ms(request.expires_at)) is not None:
-            now = self._clock.now_ms()
-            if expires_at <= max(now, _ms(request.send_at) or now):
+            if _ms(request.expires_at) <= max(now, _ms(request.send_at) if request.send_at else now):
                 raise InvalidRequest(
                     "expiresAt", "is not after now and sendAt; nothing could be sent in time"
                 )
 
-    async def _notification(
-        self,
-        tenant: str,
-        request: SendRequest,
-        recipient: Recipient,
-        plan: Plan,
-        way: Way,
-        earlier: Earlier,
-        now: int,
-    ) -> NewNotification:
-        channel = way.channel
-        address = address_of(recipient, channel)
-        version: str | None
-        if request.content is not None and self._wording.leaves_alone:
-            content, locale, version = request.content, recipient.locale, None
-        else:
-            content, locale, version = await self._wording.said(
-                tenant, request, recipient, channel, address, plan
-            )
-        check_content(content, channel, self._settings.limits)
-        id = self._id(now)
+    def _notification(self, id: str, letter: _Letter, said: Said, earlier: Earlier) -> NewNotification:
+        _, request, plan, way, recipient, address = letter
+        content, locale, version = said
+        channel, settings = way.channel, self._settings
+        check_content(content, channel, settings.limits)
         stop = self._roster.first_stop(channel, plan.provider, id, self._usable)
-        window_ms = self._settings.dedup_windows_ms.get(
-            plan.type, self._settings.dedup_key_window_ms if request.dedup_key else 0
-        )
+        window_ms = 0
+        if request.dedup_key or settings.dedup_windows_ms:
+            by_key_ms = settings.dedup_key_window_ms if request.dedup_key else 0
+            window_ms = settings.dedup_windows_ms.get(plan.type, by_key_ms)
+        # By position: with names, the search for each field costs more than all else here.
         return NewNotification(
-            id=id,
-            channel=channel,
-            mode=plan.mode,
-            lane=way.lane,
-            type=plan.type,
-            category=plan.category,
-            priority=plan.priority,
-            origin=request.origin,
-            provider=stop.provider,
-            outlet=stop.outlet(address),
-            pinned=plan.provider is not None,
-            address=address,
-            message=Message(
-                recipient=recipient,
-                content=content,
-                template_key=request.template_key,
-                template_version=version,
-                locale=locale,
-                metadata=request.metadata,
-            ),
-            send_at=_ms(request.send_at),
-            expires_at=_ms(request.expires_at),
-            max_age_ms=way.policy.max_age_ms,
-            dedup_key=_dedup_key(request.dedup_key, plan.type, channel, address, content)
-            if window_ms
-            else None,
-            dedup_window_ms=window_ms,
-            attempts_before=earlier.attempts,
-            delay_ms=0 if request.send_at else self._delay_ms(way.policy, earlier),
-            max_attempts=earlier.max_attempts,
-            last_error=earlier.last_error,
+            id,
+            channel,
+            plan.mode,
+            way.lane,
+            plan.type,
+            plan.category,
+            plan.priority,
+            request.origin,
+            stop.provider,
+            stop.outlet(address),
+            address,
+            Message(recipient, content, request.template_key, version, locale, request.metadata),
+            way.policy.max_age_ms,
+            plan.provider is not None,
+            None if request.send_at is None else _ms(request.send_at),
+            None if request.expires_at is None else _ms(request.expires_at),
+            _dedup_key(request.dedup_key, plan.type, channel, address, content) if window_ms else None,
+            window_ms,
+            earlier.attempts,
+            self._delay_ms(way.policy, earlier) if earlier.attempts and not request.send_at else 0,
+            earlier.max_attempts,
+            earlier.last_error,
         )
 
     def _delay_ms(self, policy: RetryPolicy, earlier: Earlier) -> int:
-        """How long after acceptance it is due: at once, or after the backoff of what was tried elsewhere."""
-        return delay_ms(policy, earlier.attempts, self._chance.random()) if earlier.attempts else 0
+        """How long after acceptance one is due that was tried elsewhere: the backoff of that."""
+        return delay_ms(policy, earlier.attempts, self._chance.random())
 
-    def _id(self, now: int) -> str:
-        return uuid7(now, self._chance.getrandbits(74))
+    def _ids(self, now: int, number: int = 0) -> Iterator[str]:
+        """New ids without end; `number` are made at once, which is cheaper."""
+        made = uuids7(now, self._chance.getrandbits(BITS_EACH * number), number) if number else ()
+        return chain(made, iter(lambda: uuid7(now, self._chance.getrandbits(74)), ""))
 
 
 def _check_zone(name: str, at: datetime) -> None:
@@ -247,8 +360,8 @@ def _check_synchronous(request: SendRequest, plan: Plan, recipients: Sequence[Re
         raise InvalidRequest("sendAt", "and synchronous exclude each other: it is sent now or not at all")
 
 
-def _ms(at: datetime | None) -> int | None:
-    return None if at is None else (at - moment(0)) // timedelta(milliseconds=1)
+def _ms(at: datetime) -> int:
+    return (at - _EPOCH) // _MS
 
 
 def _check_earlier(earlier: Earlier, mode: Mode) -> None:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from operator import attrgetter
+from typing import Any
 
 from msgspec import Struct
 
 from homing.core.model import Channel, Mode, Priority, lane_of
 from homing.core.modes import mode_of
 from homing.core.policy import Keys, RetryPolicy
-from homing.core.request import SendRequest, channels_named, priority_of, provider_id
+from homing.core.request import SendRequest, channels_named, check_names, priority_of, provider_id
 from homing.engine.policies import Policies
 
 _REMEMBERED = 4_096
 """A program has some types, origins and tenants, and uses them again and again."""
+
+_words = attrgetter(
+    "channel",
+    "channels",
+    "type",
+    "template_key",
+    "category",
+    "priority",
+    "origin",
+    "synchronous",
+    "bulk",
+    "provider",
+)
 
 
 class Way(Struct, frozen=True):
@@ -43,32 +57,34 @@ class Planner:
         self._policies = policies
         self._synchronous_types = synchronous_types
         self._book = policies.book
-        self._plans = lru_cache(_REMEMBERED)(self._plan)
+        self._plans: dict[tuple[str, tuple[Any, ...]], Plan] = {}
 
     def plan(self, tenant: str, request: SendRequest) -> Plan:
-        """`InvalidRequest` where it names a channel or priority that is none."""
+        """`InvalidRequest` where its names are none, or it names a channel or priority that is none."""
         if self._book is not self._policies.book:
             self._book = self._policies.book
-            self._plans.cache_clear()
-        return self._plans(
-            tenant,
-            request.channel,
-            request.channels,
-            request.type or request.template_key or "message",
-            request.category,
-            request.priority,
-            request.origin,
-            request.synchronous,
-            request.bulk,
-            request.provider,
-        )
+            self._plans.clear()
+        words = _words(request)
+        try:
+            plan = self._plans.get((tenant, words))
+        except TypeError:  # of a kind that cannot even be looked up
+            check_names(request)
+            raise
+        if plan is None:
+            check_names(request)
+            plan = self._plan(tenant, *words)
+            if len(self._plans) >= _REMEMBERED:
+                self._plans.clear()
+            self._plans[tenant, words] = plan
+        return plan
 
     def _plan(
         self,
         tenant: str,
         channel: str | None,
         channels: tuple[str, ...],
-        type: str,
+        type_: str | None,
+        template_key: str | None,
         category: str | None,
         priority: str,
         origin: str,
@@ -76,6 +92,7 @@ class Planner:
         bulk: bool,
         provider: str | None,
     ) -> Plan:
+        type = type_ or template_key or "message"
         named, level = channels_named(channel, channels), priority_of(priority)
         mode = mode_of(
             synchronous=synchronous,

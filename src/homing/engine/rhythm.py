@@ -22,6 +22,8 @@ class Rhythm:
         self._due_ms = _NEVER_MS
         """When something is there that the last look could not know of."""
         self._gathered_ms = 0
+        self._soon = False
+        """It has been told to look soon, since it last looked."""
         self._sleeps = False
         self._alarm: asyncio.TimerHandle | None = None
         self.looked_ms: int | None = None
@@ -29,12 +31,15 @@ class Rhythm:
     def look(self) -> None:
         """It looks now: what was to be looked for until now is seen to."""
         self.close()
+        self._soon = False
         self.looked_ms = self._clock.monotonic_ms()
         self._gathered_ms, self._due_ms = self.looked_ms + _GATHER_MS, _NEVER_MS
 
     def look_soon(self) -> None:
         """There is a little more room than there was."""
-        self.look_in(_GATHER_MS)
+        if not self._soon:
+            self._soon = True
+            self.look_in(_GATHER_MS)
 
     def look_in(self, wait_ms: int) -> None:
         """There will be something then."""

@@ -65,6 +65,7 @@ class Room:
         self._unnamed_slots = max(
             (n for listed in roster if (n := listed.host_slots)), default=slots.standard
         )
+        self._lanes_in_all = len(self.lane_names())
         self._held = Held()
         self._gone: list[Claim] = []
         self.retry_in_ms: int | None = None
@@ -108,6 +109,33 @@ class Room:
             lanes=lanes,
             outlet_slots=self._unnamed_slots,
             outlet_room=rooms,
+        )
+
+    def is_tight(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:
+        """Whether a claim may have left something that was due: some room was used up, or had been before.
+
+        Otherwise it took all there was, and what ends now makes no room that anything waits for.
+        """
+        rooms, lanes = request.outlet_room, request.lanes
+        if len(lanes) < self._lanes_in_all or not all(rooms.values()):
+            return True
+        taken = Counter([(claim.lane, claim.tenant, claim.outlet) for claim in claims])
+        by_lane, by_tenant, by_outlet = Counter[str](), Counter[tuple[str, str]](), Counter[str]()
+        for (lane, tenant, outlet), number in taken.items():
+            by_lane[lane] += number
+            by_tenant[lane, tenant] += number
+            provider, at, _ = outlet.partition("@")
+            by_outlet[provider] += number
+            if at:
+                by_outlet[outlet] += number
+        return (
+            any(number >= lanes[lane].slots for lane, number in by_lane.items())
+            or any(number >= rooms.get(outlet, request.outlet_slots) for outlet, number in by_outlet.items())
+            or any(not all(room.tenant_room.values()) for room in lanes.values())
+            or any(
+                number >= lanes[lane].tenant_room.get(tenant, lanes[lane].tenant_slots)
+                for (lane, tenant), number in by_tenant.items()
+            )
         )
 
     def spend(self, claims: Sequence[Claim]) -> None:

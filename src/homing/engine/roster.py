@@ -107,7 +107,8 @@ class Roster:
             able = ", ".join(c.value for c in self.channels) or "none yet"
             raise InvalidRequest("channel", f"{channel} has no provider; configured are {able}")
         if forced is None:
-            return first_stop(route, self._weights[channel], id, usable)
+            weights = self._weights[channel]
+            return first_stop(route, weights, id, usable) if weights else route[0]
         for stop in route:
             if stop.provider == forced:
                 return stop

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
@@ -14,7 +16,7 @@ from msgspec import Struct
 from homing.core.errors import IdempotencyConflict, InvalidRequest, StoreError, StoreUnavailable
 from homing.core.model import Acceptance, Submission
 from homing.core.observing import Observer
-from homing.core.ports import Backend, Clock
+from homing.core.ports import Backend, Before, Clock, Overlaps
 from homing.core.reading import request_from
 from homing.core.request import SendRequest
 from homing.engine.clock import LocalWaker
@@ -23,9 +25,10 @@ from homing.engine.spool import Spool
 
 log = logging.getLogger("homing.sending")
 
-_SEND_CHUNK = 500
-_TURN = 50
-"""Requests that are prepared before anything else gets its turn: a millisecond or two."""
+_SEND_CHUNK = 1000
+"""Requests that are written together."""
+_TURN = 100
+"""Requests that are prepared, or answered, before anything else gets its turn: a millisecond or two."""
 _SPOOL_EVERY_MS = 5_000
 _T = TypeVar("_T")
 
@@ -33,7 +36,7 @@ Asked = SendRequest | Mapping[str, Any] | InvalidRequest
 """A request, its fields, or what was wrong with it."""
 
 
-class SendResult(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
     """The answer to one request. It is given only when the promise is kept on disk."""
 
     batch_id: str
@@ -66,6 +69,10 @@ class Rejection(Struct, frozen=True, kw_only=True):
     field: str
     code: str
     message: str
+
+
+class _NotItsTurn(Exception):
+    """What came before was not stored, so this is not either. Its caller is told of the other."""
 
 
 class Sending:
@@ -132,61 +139,74 @@ class Sending:
         """Accepts any number of requests in bounded memory; one answer each, in order.
 
         A request that is not acceptable (or was found so before: an error in its place) is answered with
-        its `Rejection`; the others are accepted. Synchronous requests are refused here.
+        its `Rejection`; the others are accepted. Synchronous requests are refused here. Who stops listening
+        may leave up to two chunks accepted that were not answered any more.
         """
         first, pieces = 0, chunks(requests, _SEND_CHUNK)
-        writing: asyncio.Task[list[SendResult | Rejection]] | None = None
-        while True:
-            broke: Exception | None = None
-            prepared: list[Submission | Rejection] = []
-            try:
-                chunk = await anext(pieces, None)
-                prepared = await self._prepare_chunk(chunk or (), first)
-            except Exception as error:  # what was read before it is answered first
-                broke = error
-            except BaseException:
-                await _cancelled(writing)
-                raise
-            for result in await writing if writing is not None else ():
-                yield result
-            if broke is not None:
-                raise broke
-            if not prepared:
-                return
-            # While the store writes these, the next ones are prepared: unless the caller's own connection
-            # is written to, which the caller may be reading the requests from.
-            writing = asyncio.create_task(self._accept_chunk(prepared, connection, first))
-            if connection is not None:
-                await asyncio.gather(writing, return_exceptions=True)
-            first += len(prepared)
+        writing: deque[asyncio.Task[list[SendResult | Rejection]]] = deque()
+        try:
+            while True:
+                broke: Exception | None = None
+                prepared: list[Submission | Rejection] = []
+                try:
+                    chunk = await anext(pieces, None)
+                    prepared = await self._prepare_chunk(chunk or (), first)
+                except Exception as error:  # what was read before it is answered first
+                    broke = error
+                if prepared:
+                    before = writing[-1] if writing else None
+                    written = self._accept_chunk(prepared, connection, first, before)
+                    writing.append(asyncio.create_task(written))
+                    first += len(prepared)
+                # While the store writes one chunk, the one before is answered and the next prepared: unless
+                # the caller's own connection is written to, which the requests may be read from.
+                while len(writing) > (1 if prepared and connection is None else 0):
+                    answers = await writing[0]
+                    writing.popleft()
+                    for number, answer in enumerate(answers, 1):
+                        if not number % _TURN:
+                            await asyncio.sleep(0)  # the store wants to go on too
+                        yield answer
+                if broke is not None:
+                    raise broke
+                if not prepared:
+                    return
+        finally:
+            for task in writing:
+                task.cancel()
+            await asyncio.gather(*writing, return_exceptions=True)
 
     async def _prepare_chunk(self, chunk: Sequence[Asked], first: int) -> list[Submission | Rejection]:
-        prepared = []
-        for index, asked in enumerate(chunk, first):
-            if not index % _TURN:
-                await asyncio.sleep(0)  # others want to go on too, the store with the chunk before
-            prepared.append(await self._prepare_one(asked, index))
+        prepared: list[Submission | Rejection] = []
+        for start in range(0, len(chunk), _TURN):
+            await asyncio.sleep(0)  # others want to go on too, the store with the chunk before
+            asked = [_read(one) for one in chunk[start : start + _TURN]]
+            found = await self._intake.prepare_many(self.tenant, asked)
+            for index, one in enumerate(found, first + start):
+                if isinstance(one, Submission):
+                    if one.lease_to is None:
+                        prepared.append(one)
+                        continue
+                    one = InvalidRequest("synchronous", "is for one request at a time; use send")
+                prepared.append(Rejection(index=index, field=one.field, code=one.code, message=one.message))
         return prepared
 
-    async def _prepare_one(self, asked: Asked, index: int) -> Submission | Rejection:
-        try:
-            if isinstance(asked, InvalidRequest):
-                raise asked
-            request = asked if isinstance(asked, SendRequest) else request_from(asked)
-            submission = await self._intake.prepare(self.tenant, request)
-            if submission.lease_to is not None:
-                raise InvalidRequest("synchronous", "is for one request at a time; use send")
-        except InvalidRequest as error:
-            return Rejection(index=index, field=error.field, code=error.code, message=error.message)
-        return submission
-
     async def _accept_chunk(
-        self, prepared: list[Submission | Rejection], connection: Any, first: int
+        self,
+        prepared: list[Submission | Rejection],
+        connection: Any,
+        first: int,
+        before: asyncio.Task[Any] | None,
     ) -> list[SendResult | Rejection]:
+        """One after the other: where one chunk fails, those after it are not stored."""
         batch = [p for p in prepared if isinstance(p, Submission)]
-        answers = iter(await self._accept(batch, connection) if batch else ())
+        after = None if before is None else partial(_stored, before)
+        if after is not None and (not batch or connection is not None):
+            await after()
+            after = None
+        answers = iter(await self._accept(batch, connection, after) if batch else ())
         results: list[SendResult | Rejection] = []
-        for offset, one in enumerate(prepared):
+        for index, one in enumerate(prepared, first):
             if isinstance(one, Rejection):
                 results.append(one)
                 continue
@@ -194,17 +214,23 @@ class Sending:
                 results.append(self._result(one, next(answers)))
             except IdempotencyConflict as error:
                 results.append(
-                    Rejection(
-                        index=first + offset, field="idempotencyKey", code=error.code, message=str(error)
-                    )
+                    Rejection(index=index, field="idempotencyKey", code=error.code, message=str(error))
                 )
         if batch:
             self._wake()
         return results
 
-    async def _accept(self, batch: Sequence[Submission], connection: Any) -> tuple[Acceptance, ...]:
+    async def _accept(
+        self, batch: Sequence[Submission], connection: Any, before: Before | None = None
+    ) -> tuple[Acceptance, ...]:
         try:
-            answers = await self._backend.accept(batch, tx=connection)
+            if before is None:
+                answers = await self._backend.accept(batch, tx=connection)
+            elif isinstance(self._backend, Overlaps):
+                answers = await self._backend.accept_after(batch, before)
+            else:
+                await before()
+                answers = await self._backend.accept(batch)
         except StoreError as error:
             self._observer.store_failed("accept", error)
             raise
@@ -212,13 +238,14 @@ class Sending:
         return answers
 
     def _result(self, submission: Submission, answer: Acceptance) -> SendResult:
-        raise_conflict(submission, answer)
+        if answer.conflict:
+            raise_conflict(submission, answer)
         return SendResult(
-            batch_id=answer.batch_id,
-            notification_ids=answer.ids,
-            status="queued",
-            queue_name=self._queue_name(submission),
-            duplicate=len(answer.duplicates) == len(answer.ids),
+            answer.batch_id,
+            answer.ids,
+            "queued",
+            self._queue_name(submission),
+            len(answer.duplicates) == len(answer.ids),
         )
 
     async def _to_spool(self, submission: Submission) -> SendResult:
@@ -269,7 +296,18 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
         yield chunk
 
 
-async def _cancelled(task: asyncio.Task[Any] | None) -> None:
-    if task is not None:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+async def _stored(chunk: asyncio.Task[Any]) -> None:
+    """When this chunk is stored; an error where it is not."""
+    await asyncio.wait([chunk])
+    if chunk.cancelled() or chunk.exception() is not None:
+        raise _NotItsTurn
+
+
+def _read(asked: Asked) -> SendRequest | InvalidRequest:
+    """The request, or what is wrong with it."""
+    if isinstance(asked, (SendRequest, InvalidRequest)):
+        return asked
+    try:
+        return request_from(asked)
+    except InvalidRequest as error:
+        return error

@@ -28,7 +28,7 @@ class Settler:
         store: Store,
         clock: Clock,
         *,
-        on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None,
+        on_settled: Callable[[Sequence[Settled], Collection[str]], None] = lambda batch, refused: None,
         observer: Observer = NOBODY,
         batch_size: int = 500,
         linger_ms: int = 2,
@@ -98,8 +98,7 @@ class Settler:
             self.stale += len(refused)
             log.warning("%d settlements came too late: others hold those leases by now", len(refused))
         self._observer.settled(batch, refused)
-        for settlement, _ in batch:
-            self._on_settled(settlement, settlement.id not in refused)
+        self._on_settled(batch, refused)
 
     async def _isolate(self, batch: Sequence[Settled]) -> None:
         """One settlement that cannot be written must not hold up the others; its lease will run out."""

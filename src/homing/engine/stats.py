@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from msgspec import Struct, field
 
 from homing.core.model import Settlement, Status
 
+_TAKEN = frozenset({Status.SENT, Status.DELIVERED})
 LATENESS_BUCKETS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 5_000, 30_000, 300_000)
 
 
@@ -23,15 +25,15 @@ class Processed(Struct, kw_only=True):
 
     def count(self, settlement: Settlement) -> None:
         self.processed += 1
-        match settlement.status:
-            case Status.SENT | Status.DELIVERED:
-                self.succeeded += 1
-            case Status.RETRYING if settlement.attempt is not None:
-                self.retried += 1
-            case Status.FAILED:
-                self.failed += 1
-            case _:
-                self.other += 1
+        status = settlement.status
+        if status in _TAKEN:
+            self.succeeded += 1
+        elif status is Status.RETRYING and settlement.attempt is not None:
+            self.retried += 1
+        elif status is Status.FAILED:
+            self.failed += 1
+        else:
+            self.other += 1
 
 
 class Lateness(Struct):
@@ -42,8 +44,11 @@ class Lateness(Struct):
     longest_ms: int = 0
     seen: int = 0
 
-    def note(self, late_ms: int) -> None:
-        self.seen += 1
-        self.total_ms += late_ms
-        self.longest_ms = max(self.longest_ms, late_ms)
-        self.counts[bisect_left(LATENESS_BUCKETS_MS, late_ms)] += 1
+    def note(self, late_ms: Sequence[int]) -> None:
+        """Of each attempt of a batch, of which there is one at least."""
+        self.seen += len(late_ms)
+        self.total_ms += sum(late_ms)
+        self.longest_ms = max(self.longest_ms, *late_ms)
+        counts = self.counts
+        for late in late_ms:
+            counts[bisect_left(LATENESS_BUCKETS_MS, late)] += 1

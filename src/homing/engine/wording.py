@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec.structs import replace
 
 from homing.core.errors import TemplateNotFound
@@ -12,8 +14,13 @@ from homing.core.request import SendRequest
 from homing.engine.planning import Plan
 from homing.engine.unsubscribing import Unsubscribing
 
+_REMEMBERED = 4_096
+"""A program meets some tenants and locales, and meets them again and again."""
 LINK_NAME = "unsubscribeUrl"
 """What templates know the link by."""
+
+Said = tuple[Content, str | None, str | None]
+"""Content, locale and the template's version."""
 
 
 class Wording:
@@ -24,12 +31,11 @@ class Wording:
     ) -> None:
         self._renderer = renderer
         self._locales = locales
+        if locales is not None:
+            self._locale = lru_cache(_REMEMBERED)(locales.resolve)
         self._links = links if links is not None and links.offers else None
-
-    @property
-    def leaves_alone(self) -> bool:
+        self.leaves_alone = self._links is None
         """Whether content that is given stays as it is."""
-        return self._links is None
 
     async def said(
         self,
@@ -39,8 +45,7 @@ class Wording:
         channel: Channel,
         address: str,
         plan: Plan,
-    ) -> tuple[Content, str | None, str | None]:
-        """Content, locale and the template's version."""
+    ) -> Said:
         link = None
         if self._links is not None:
             link = await self._links.link(tenant, recipient, address, channel, plan.category, plan.mode)
@@ -61,7 +66,7 @@ class Wording:
             raise TemplateNotFound("templateKey", f"{request.template_key!r}: no templates are configured")
         locale = recipient.locale
         if self._locales is not None:
-            locale = self._locales.resolve(tenant, locale, request.accept_language)
+            locale = self._locale(tenant, locale, request.accept_language)
         data = request.data or {}
         if link is not None:
             data = {LINK_NAME: link, **data}

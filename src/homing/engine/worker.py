@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -13,8 +13,8 @@ from msgspec import Struct
 from homing.core.decide import postpone
 from homing.core.errors import StoreError
 from homing.core.model import Claim, ClaimBatch, Lease, Reason, Settlement
-from homing.core.observing import NOBODY, Observer
-from homing.core.ports import Backend, Clock, Waker
+from homing.core.observing import NOBODY, Observer, Settled
+from homing.core.ports import Backend, Clock, Listens, Waker
 from homing.core.states import WAITING
 from homing.engine.breakers import Breakers
 from homing.engine.deliverer import Deliverer, Ready
@@ -80,6 +80,10 @@ class Worker:
         """How many were under way after the last claim that found something."""
         self._released = 0
         """How many of them have ended since."""
+        self._is_told = isinstance(backend, Listens) and backend.hears
+        """It hears of what other processes accept. Who does not looks often while it is at work."""
+        self._tight = True
+        """There may be something due that the last claim has left, for lack of room, or did not see."""
         self._rhythm = Rhythm(waker, clock, self._is_busy)
         self._draining = False
         self._policies_read_ms: int | None = None
@@ -180,7 +184,8 @@ class Worker:
             return _STORE_PAUSE_MS
         waits = [poll_ms]
         if batch.next_due_at is not None:
-            waits.append(max(1, batch.next_due_at - self._breakers.now()))
+            # A millisecond more: both clocks are cut to whole ones, and a look too early is one in vain.
+            waits.append(max(1, batch.next_due_at - self._breakers.now() + 1))
         if self._room.retry_in_ms is not None:
             waits.append(max(1, self._room.retry_in_ms))
         return min(waits)
@@ -189,20 +194,22 @@ class Worker:
         await self._refresh()
         self._released = 0
         request = await self._room.request(self.name, self.lease_ms, lane=lane, limit=limit)
+        self._tight = True
         if request is None:
             return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
         asked_ms = self._clock.monotonic_ms()
         batch = await self._backend.claim(request)
         self._breakers.learn_time(batch.now, asked_ms)
+        self._tight = not self._is_told or self._room.is_tight(request, batch.claims)
         if batch.claims:
             self._take(batch)
             self._spawn(self._deliver(batch.claims))
         return batch
 
     def _take(self, batch: ClaimBatch) -> None:
-        for claim in batch.claims:
-            self._in_flight[claim.id, claim.token] = claim
-            self.lateness.note(max(0, batch.now - claim.due_at))
+        now = batch.now
+        self._in_flight.update(((claim.id, claim.token), claim) for claim in batch.claims)
+        self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._room.take(batch.claims)
         self._room.spend(batch.claims)
         self._full = len(self._in_flight)
@@ -232,7 +239,8 @@ class Worker:
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
         finally:
-            self._release(*by_id.values())
+            for claim in by_id.values():
+                self._release(claim)
 
     async def _within_limits(self, claims: Mapping[str, Claim], placed: Sequence[Ready]) -> list[Ready]:
         """What goes to another provider than it was counted for keeps to that one's rate limit too."""
@@ -275,21 +283,26 @@ class Worker:
     def _add(self, settlement: Settlement, claim: Claim) -> None:
         self._settler.add(settlement, claim)
 
-    def _settled(self, settlement: Settlement, applied: bool) -> None:
-        if applied:
-            self.processed.count(settlement)
-            if settlement.status in WAITING and settlement.delay_ms < self._settings.poll_ms:
-                self._rhythm.look_in(settlement.delay_ms)
-        try:
-            self._on_settled(settlement, applied)
-        except Exception:
-            log.exception("a listener to settlements failed; the work goes on without it")
+    def _settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
+        count, told = self.processed.count, self._on_settled
+        for settlement, _ in batch:
+            applied = settlement.id not in refused
+            if applied:
+                count(settlement)
+                if settlement.status in WAITING and settlement.delay_ms < self._settings.poll_ms:
+                    self._rhythm.look_in(settlement.delay_ms)
+            try:
+                told(settlement, applied)
+            except Exception:
+                log.exception("a listener to settlements failed; the work goes on without it")
 
-    def _release(self, *claims: Claim) -> None:
-        for claim in claims:
-            if self._in_flight.pop((claim.id, claim.token), None) is not None:
-                self._room.release(claim)
-                self._released += 1
+    def _release(self, claim: Claim) -> None:
+        """It is no longer under way: there is room for another."""
+        if self._in_flight.pop((claim.id, claim.token), None) is not None:
+            self._room.release(claim)
+            self._released += 1
+        if not self._tight:
+            return
         if not self._in_flight or self._released * 2 >= self._full:
             self._waker.wake()
         else:

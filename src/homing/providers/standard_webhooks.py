@@ -59,7 +59,7 @@ class SigningKey:
     def sign(self, message: bytes) -> str:
         """One entry of `webhook-signature`."""
         if self._begun is not None:
-            return f"v1,{b64encode(self._digest(message)).decode()}"
+            return "v1," + binascii.b2a_base64(self._digest(message), newline=False).decode()
         assert self._private is not None, "only a key that signs may be asked to"
         return f"v1a,{b64encode(self._private.sign(message)).decode()}"
 
@@ -102,7 +102,9 @@ def _begun(key: bytes) -> tuple[_Hash, _Hash]:
 def signature(keys: Sequence[SigningKey], id: str, timestamp_s: int, body: bytes) -> str:
     """The whole header: one entry per key, so that a receiver may still know the old one."""
     message = b"%s.%d.%s" % (id.encode(), timestamp_s, body)
-    return " ".join(key.sign(message) for key in keys)
+    if len(keys) == 1:
+        return keys[0].sign(message)
+    return " ".join([key.sign(message) for key in keys])
 
 
 def verify(secrets: Sequence[Secret], callback: Callback, now_ms: int) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pycurl  # type: ignore[import-untyped]
@@ -26,15 +27,17 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _URL = re.compile(r"https?://[\x21\x23-\x5b\x5d\x5f\x61-\x7a\x7e|%]+", re.IGNORECASE)
 _METHOD = re.compile(r"[A-Z]{1,20}")
-_IS_TYPE = re.compile(r"content-type[:;]", re.IGNORECASE).match
 _BODILESS = ("GET", "HEAD")
 _BLANK = (b"\r\n", b"\n")
 _LIGHT = 64 * 1024
+_SHORT = 1024
+"""No libcurl asks for leave to send so little."""
 _IDLE_S = 30
 """A connection that was idle for longer is not used again: its other end may be closing it right now."""
 _GO_ON: int = pycurl.PREREQFUNC_OK
 _ABORT: int = pycurl.PREREQFUNC_ABORT
 _SOCKET_OK: int = pycurl.SOCKOPT_OK
+_E_OK: int = pycurl.E_OK
 _TOO_LARGE = 100  # CURLE_TOO_LARGE: headers without end
 
 _CODES = {
@@ -83,9 +86,9 @@ def unfit(request: Request, door: Door) -> Failure | None:
     problem = None
     if not _URL.fullmatch(request.url):
         problem = "the URL is not a plain http or https URL in ASCII"
-    elif not _METHOD.fullmatch(request.method):
+    elif request.method != "POST" and not _METHOD.fullmatch(request.method):
         problem = "the method is none"
-    elif not _are_fit(request.headers):
+    elif request.headers and not _are_fit(request.headers):
         problem = "a header has characters that no header may have"
     if problem:
         return Failure(code="bad_request", error=problem, written=False)
@@ -96,10 +99,22 @@ def unfit(request: Request, door: Door) -> Failure | None:
 
 
 def _are_fit(headers: Headers) -> bool:
-    if not headers:
-        return True
     names, values = zip(*headers, strict=True)
-    return all(map(_NAME.fullmatch, names)) and all(map(_VALUE.fullmatch, values))
+    if not _are_names(names):
+        return False
+    said = "".join(values)  # what no value may have, all of them together do not have either
+    return (said.isascii() and said.isprintable()) or _VALUE.fullmatch(said) is not None
+
+
+@lru_cache(1_024)
+def _are_names(names: tuple[str, ...]) -> bool:
+    """Providers send the same ones again and again."""
+    return all(map(_NAME.fullmatch, names))
+
+
+@lru_cache(1_024)
+def _name_the_type(names: tuple[str, ...]) -> bool:
+    return "content-type" in map(str.lower, names)
 
 
 def _now_ms() -> int:
@@ -125,6 +140,8 @@ class Transfer:
         self._head: list[bytes] = []
         self._body = bytearray()
         self._made: list[int] = []
+        self._body_size = 0
+        self._guarded = False
         self.curl = pycurl.Curl()
         set_ = self.curl.setopt
         set_(pycurl.NOSIGNAL, 1)
@@ -198,10 +215,9 @@ class Transfer:
         Once the status and headers are there, the other side has said what it did with the request,
         whatever then becomes of its body.
         """
-        status, headers = _read_head(self._head)
+        status = _status(self._head)
         if status:
-            cut = errno != pycurl.E_OK
-            return Answer(status=status, headers=headers, body=bytes(self._body), truncated=cut)
+            return Answer(status, _Said(tuple(self._head)), bytes(self._body), errno != _E_OK)
         nowhere = self._turned_away and not self._made  # of its addresses, none may be connected to
         code = "refused_address" if self._refused or nowhere else _CODES.get(errno, "dropped")
         error = _SAYS[code].format(timeout_ms=self._timeout_ms)
@@ -235,11 +251,9 @@ class Transfer:
         return bool(self._started and sent and self.curl.getinfo(pycurl.POSTTRANSFER_TIME_T) > 0)
 
     def _forget(self) -> None:
-        self._head.clear()
-        self._body.clear()
+        """What was found out about the last request."""
         self._made.clear()
-        self._body_size = 0
-        self._guarded = self._refused = self._turned_away = False
+        self._refused = self._turned_away = False
         self._started = self._stopped = self._went_again = False
 
     def _on_body(self, piece: bytes) -> int:
@@ -277,26 +291,61 @@ class Transfer:
         return _ABORT if self._stopped else _GO_ON
 
 
-def _read_head(lines: Sequence[bytes]) -> tuple[int, dict[str, str]]:
-    """(status, headers) of an answer; 0 where they have not come whole."""
+class _Said(Mapping[str, str]):
+    """The headers of an answer, read when somebody asks for one: of most answers nobody does."""
+
+    __slots__ = ("_lines", "_read")
+
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self._lines = lines
+        self._read: dict[str, str] | None = None
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        if self._read is None:
+            self._read = _headers(self._lines)
+        return self._read
+
+    def __getitem__(self, name: str) -> str:
+        return self._headers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._headers)
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+
+def _status(lines: Sequence[bytes]) -> int:
+    """Of a whole head; 0 where it has not come whole. A final answer may follow a provisional one (1xx)."""
     status = whole = 0
-    headers: dict[str, str] = {}
     for line in lines:
-        if line.startswith(b"HTTP/"):  # a final answer may follow a provisional one (1xx)
+        if line.startswith(b"HTTP/"):
             word = line.split(None, 2)[1:2]
             status = int(word[0]) if word and word[0].isdigit() else 0
-            headers = {}
+            if status >= 200 and lines[-1] in _BLANK:  # what is between them are its headers
+                return status
         elif line in _BLANK:
             whole = status if status >= 200 else 0
-        else:
+    return whole
+
+
+def _headers(lines: Sequence[bytes]) -> dict[str, str]:
+    """Those of the last answer."""
+    headers: dict[str, str] = {}
+    for line in lines:
+        if line.startswith(b"HTTP/"):
+            headers = {}
+        elif line not in _BLANK:
             name, _, value = line.decode("latin-1").partition(":")
             headers[name.strip().lower()] = value.strip()
-    return whole, headers
+    return headers
 
 
 def _header_lines(request: Request) -> list[str] | list[bytes]:
     lines = [f"{name}: {value}" if value else f"{name};" for name, value in request.headers]
-    if not any(_IS_TYPE(line) for line in lines):
+    if not lines or not _name_the_type(tuple([name for name, _ in request.headers])):
         lines.append("Content-Type:")  # without it libcurl would call every body a form
-    lines.append("Expect:")  # the body goes out at once: no waiting for leave
-    return lines if all(map(str.isascii, lines)) else [line.encode("latin-1") for line in lines]
+    if len(request.body) > _SHORT:
+        lines.append("Expect:")  # the body goes out at once: no waiting for leave
+    return lines if "".join(lines).isascii() else [line.encode("latin-1") for line in lines]

@@ -12,6 +12,8 @@ import pycurl  # type: ignore[import-untyped]
 Act = Callable[[int, int], None]
 """(descriptor, what happened to it, in libcurl's terms)"""
 
+_AT_ONCE = 64
+"""Sockets that are heard of in one turn of the loop: between two turns, what was answered goes on its way."""
 _IN, _OUT = pycurl.CSELECT_IN, pycurl.CSELECT_OUT
 
 
@@ -43,17 +45,18 @@ class EpollWatch:
         self._acted = acted
         self._epoll = select.epoll()
         self._wanted: dict[int, int] = {}
+        self._events = {
+            pycurl.POLL_IN: select.EPOLLONESHOT | select.EPOLLIN,
+            pycurl.POLL_OUT: select.EPOLLONESHOT | select.EPOLLOUT,
+            pycurl.POLL_INOUT: select.EPOLLONESHOT | select.EPOLLIN | select.EPOLLOUT,
+        }
         loop.add_reader(self._epoll.fileno(), self._heard)
 
     def wanted(self, what: int, descriptor: int, multi: pycurl.CurlMulti, data: object) -> None:
-        if what == pycurl.POLL_REMOVE:
+        events = self._events.get(what)
+        if events is None:  # POLL_REMOVE
             self._wanted.pop(descriptor, None)
             return
-        events = select.EPOLLONESHOT
-        if what & pycurl.POLL_IN:
-            events |= select.EPOLLIN
-        if what & pycurl.POLL_OUT:
-            events |= select.EPOLLOUT
         self._wanted[descriptor] = events
         self._listen(descriptor, events)
 
@@ -63,13 +66,13 @@ class EpollWatch:
         self._epoll.close()
 
     def _heard(self) -> None:
-        for descriptor, events in self._epoll.poll(0, 256):
+        wanted, writable = self._wanted, select.EPOLLOUT
+        for descriptor, events in self._epoll.poll(0, _AT_ONCE):
             # What broke is heard of by who reads or writes.
-            told = _OUT if events & select.EPOLLOUT else 0
-            self._act(descriptor, told | _IN if events & ~select.EPOLLOUT else told)
-            still = self._wanted.get(descriptor)
-            if still is not None:
-                self._listen(descriptor, still)
+            told = _OUT if events & writable else 0
+            self._act(descriptor, told | _IN if events & ~writable else told)
+            if descriptor in wanted:
+                self._listen(descriptor, wanted[descriptor])
         self._acted()
 
     def _listen(self, descriptor: int, events: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import ClassVar
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from homing.core.breaker import BreakerPolicy
 from homing.core.errors import ConfigError
 from homing.core.events import iso
 from homing.core.ids import made_at
-from homing.core.model import Channel, Content, Outcome, OutcomeKind
+from homing.core.model import Channel, Outcome, OutcomeKind
 from homing.core.ports import Delivery
 from homing.providers.answers import error_table
 from homing.providers.base_url import checked_base_url
@@ -26,6 +27,12 @@ from homing.providers.standard_webhooks import SigningKey, signature
 from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
 
 _TEXTS = ("subject", "title", "body", "text", "html")
+_texts = attrgetter(*_TEXTS)
+_TIME = 13
+"""So much of an id is its time."""
+_IS_JSON = ("content-type", "application/json")
+_ARRIVED = Outcome(OutcomeKind.ACCEPTED, delivered=True)
+_encode = msgspec.json.Encoder().encode
 _NOT_IN_A_TYPE = re.compile(r"[^a-zA-Z0-9_.]")
 
 
@@ -55,27 +62,26 @@ class WebhookProvider(HttpProvider):
         timestamp_s = now_ms // 1000
         id_ = delivery.idempotency_key
         return Request(
-            url=self._url(delivery.address),
-            body=body,
-            headers=(
-                ("content-type", "application/json"),
+            self._url(delivery.address) if self._base_url else delivery.address,
+            body,
+            (
+                _IS_JSON,
                 ("webhook-id", id_),
                 ("webhook-timestamp", str(timestamp_s)),
                 ("webhook-signature", signature(self._keys, id_, timestamp_s, body)),
             ),
-            guarded=not self._base_url,
+            "POST",
+            not self._base_url,
         )
 
     def classify(self, answer: Answer, now_ms: int) -> Outcome:
         if 200 <= answer.status < 300:
-            return Outcome(OutcomeKind.ACCEPTED, delivered=True)
+            return _ARRIVED
         wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
         return error_table("webhook").outcome(None, answer.status, None, retry_after_ms=wait_ms)
 
     def _url(self, address: str) -> str:
-        """The recipient's; with a `base_url`, its path there."""
-        if not self._base_url:
-            return address
+        """The recipient's path, at the `base_url`."""
         try:
             parts = urlsplit(address)
         except ValueError:
@@ -85,11 +91,15 @@ class WebhookProvider(HttpProvider):
 
 def payload(delivery: Delivery) -> bytes:
     """The same bytes for every attempt. What `data` has goes over the texts of the same name."""
-    return msgspec.json.encode(
+    content = delivery.content
+    texts, data = _texts(content), content.data or {}
+    return _encode(
         {
             "type": _type(delivery.type),
-            "timestamp": _timestamp(made_at(delivery.notification_id)),
-            "data": {**_texts(delivery.content), **(delivery.content.data or {})},
+            "timestamp": _timestamp(delivery.notification_id[:_TIME]),
+            "data": {**{name: text for name, text in zip(_TEXTS, texts, strict=True) if text}, **data}
+            if any(texts)
+            else data,
         }
     )
 
@@ -99,12 +109,10 @@ def _type(name: str) -> str:
     return _NOT_IN_A_TYPE.sub("_", name)
 
 
-_timestamp = lru_cache(1_024)(iso)
-"""Those that were accepted together have the same."""
-
-
-def _texts(content: Content) -> dict[str, str]:
-    return {name: text for name in _TEXTS if (text := getattr(content, name))}
+@lru_cache(1_024)
+def _timestamp(beginning: str) -> str:
+    """By how an id begins: those that were accepted together have it in common."""
+    return iso(made_at(beginning))
 
 
 def _keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]:

@@ -11,6 +11,7 @@ import msgspec
 from jinja2 import Template, TemplateSyntaxError, UndefinedError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.exceptions import TemplateNotFound as PartialNotFound
+from jinja2.runtime import Context
 
 from homing.core.errors import TemplateFailed
 from homing.core.model import Channel, Content
@@ -20,7 +21,7 @@ from homing.rendering.sandbox import Sandbox
 
 Values = dict[str, Any]
 Part = Callable[[Values], Any]
-"""One part of a message, as a function of the data."""
+"""One part of a message, as a function of the data and the globals."""
 
 _ONE_LINE = frozenset({"subject", "title"})
 
@@ -30,6 +31,7 @@ class Compiled:
 
     def __init__(self, sandbox: Sandbox, locale: str, written: Written) -> None:
         self.locale, self.version, self.channels = locale, written.version, written.channels
+        self._given = {**sandbox.globals, "locale": locale}
         self._parts: dict[Channel, list[tuple[Source, Part]]] = {}
         for source in written.sources:
             part = told(source.name, partial(_compiled, sandbox, source))
@@ -37,14 +39,14 @@ class Compiled:
 
     def render(self, channel: Channel, data: Mapping[str, Any]) -> Content:
         """The content; what goes wrong is a `TemplateFailed` that names file and line."""
-        values = {"locale": self.locale, **data}
+        values = {**self._given, **data}
         found: dict[str, Any] = {}
-        for source, part in self._parts[channel]:
-            begin()
-            try:
+        try:
+            for source, part in self._parts[channel]:
+                begin()
                 found[source.part] = part(values)
-            except Exception as error:
-                raise failed(source.name, error) from None
+        except Exception as error:
+            raise failed(source.name, error) from None
         return Content(**found)
 
 
@@ -70,15 +72,43 @@ def failed(name: str, error: Exception) -> TemplateFailed:
 def _compiled(sandbox: Sandbox, source: Source) -> Part:
     if source.part == "data":
         return _data_part(sandbox, source)
-    template = sandbox.template(source.text, source.name)
-    if source.part in _ONE_LINE:
-        return lambda values: _written(template, values).strip()
-    return lambda values: _written(template, values)
+    written = _Text(sandbox.template(source.text, source.name))
+    return written.line if source.part in _ONE_LINE else written
 
 
-def _written(template: Template, values: Values) -> str:
-    context = template.new_context(values)
-    return "".join(template.root_render_func(context))
+class _Text:
+    """A compiled template as a function of the values."""
+
+    def __init__(self, template: Template) -> None:
+        self._root, self._blocks = template.root_render_func, template.blocks
+        # All that is the same in every render: a context is a copy of this one.
+        first = Context(template.environment, {}, template.name, {}, template.globals)
+        self._context = vars(first)
+
+    def __call__(self, values: Values) -> str:
+        return "".join(self._root(self.context(values)))
+
+    def line(self, values: Values) -> str:
+        return "".join(self._root(self.context(values))).strip()
+
+    def context(self, values: Values) -> Context:
+        """Of values that have the globals in them already: all parts of a message share them."""
+        made = Context.__new__(Context)
+        made.__dict__ = {
+            **self._context,
+            "parent": values,
+            "vars": {},
+            "exported_vars": set(),
+            "blocks": {name: [block] for name, block in self._blocks.items()} if self._blocks else {},
+        }
+        return made
+
+    def result(self, values: Values) -> Any:
+        """Of a template that writes nothing, what it leaves in its context."""
+        context = self.context(values)
+        for _ in self._root(context):
+            """Nothing."""
+        return context.vars["result"]
 
 
 def _data_part(sandbox: Sandbox, source: Source) -> Part:
@@ -115,17 +145,9 @@ def _leaf(sandbox: Sandbox, text: str, name: str) -> Part:
     match tree.body:
         case [nodes.Output(nodes=[nodes.Expr() as only])] if not isinstance(only, nodes.TemplateData):
             result = nodes.Assign(nodes.Name("result", "store", lineno=1), only, lineno=1)
-            expression = sandbox.template(nodes.Template([result], lineno=1), name)
-            return lambda values: _plain(_evaluated(expression, values))
-    template = sandbox.template(text, name)
-    return lambda values: _written(template, values)
-
-
-def _evaluated(expression: Template, values: Values) -> Any:
-    context = expression.new_context(values)
-    for _ in expression.root_render_func(context):
-        """It writes nothing; its result is left in the context."""
-    return context.vars["result"]
+            expression = _Text(sandbox.template(nodes.Template([result], lineno=1), name))
+            return lambda values: _plain(expression.result(values))
+    return _Text(sandbox.template(text, name))
 
 
 def _plain(value: Any) -> Any:

@@ -31,36 +31,31 @@ class Stopped(Exception):
 class Meter:
     """What is left for one render."""
 
-    __slots__ = ("_characters", "_look_below", "_started", "_steps")
+    __slots__ = ("characters", "look_below", "started", "steps")
 
     def __init__(self) -> None:
-        self._steps = MOST_STEPS
-        self._characters = MOST_CHARACTERS
-        self._look_below = MOST_STEPS - _LOOK_EVERY
-        self._started = -1.0
+        self.steps = MOST_STEPS
+        self.characters = MOST_CHARACTERS
+        self.look_below = MOST_STEPS - _LOOK_EVERY
+        self.started = -1.0
 
-    def step(self, count: int) -> None:
-        self._steps -= count
-        if self._steps < self._look_below:
-            self._look()
-
-    def write(self, characters: int) -> None:
-        self._characters -= characters
-        if self._characters < 0:
-            raise Stopped(f"makes more than {MOST_CHARACTERS:,} characters")
-
-    def _look(self) -> None:
-        if self._steps < 0:
+    def look(self) -> None:
+        """Below so many steps: are there any left, and time?"""
+        if self.steps < 0:
             raise Stopped(f"takes more than {MOST_STEPS:,} steps")
         now = thread_time()
-        if self._started < 0:
-            self._started = now
-        elif now - self._started > MOST_SECONDS:
+        if self.started < 0:
+            self.started = now
+        elif now - self.started > MOST_SECONDS:
             raise Stopped(f"takes longer than {MOST_SECONDS} s")
-        self._look_below = self._steps - _LOOK_EVERY
+        self.look_below = self.steps - _LOOK_EVERY
 
 
 _METER: ContextVar[Meter] = ContextVar("homing_template_meter")
+_meter = _METER.get
+
+# Every piece of text and every round of a loop is charged: so a charge is a single call, and `written` and
+# `rounds` make none for it.
 
 
 def begin() -> None:
@@ -70,19 +65,36 @@ def begin() -> None:
 
 def step(count: int = 1) -> None:
     """Charges work."""
-    _METER.get().step(count)
+    meter = _meter()
+    meter.steps -= count
+    if meter.steps < meter.look_below:
+        meter.look()
 
 
 def write(characters: int) -> None:
     """Charges text before it is made, or as it is."""
-    _METER.get().write(characters)
+    meter = _meter()
+    meter.characters -= characters
+    if meter.characters < 0:
+        raise Stopped(f"makes more than {MOST_CHARACTERS:,} characters")
+
+
+def written(text: str) -> str:
+    """The same text, charged."""
+    meter = _meter()
+    meter.characters -= len(text)
+    if meter.characters < 0:
+        write(0)
+    return text
 
 
 def rounds(items: Iterable[Any]) -> Iterator[Any]:
     """The same items, each charged as it is taken."""
-    charge = _METER.get().step
+    meter = _meter()
     for item in items:
-        charge(1)
+        meter.steps -= 1
+        if meter.steps < meter.look_below:
+            meter.look()
         yield item
 
 

@@ -8,7 +8,7 @@ Every round of a loop, call, filter and piece of text is charged (see `meter`), 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from jinja2 import DictLoader, StrictUndefined, Template, TemplateSyntaxError, Undefined, nodes, pass_context
@@ -23,7 +23,7 @@ from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
 from homing.rendering.filters import BUILT, CONCAT, ROUNDS, allowed_filters, text_of
-from homing.rendering.meter import Stopped, account, step, write
+from homing.rendering.meter import Stopped, account, step, write, written
 
 MOST_ROUNDS_OF_RANGE = 10_000
 MOST_BITS = 4096
@@ -98,15 +98,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "cycler": Cycler,
             "joiner": Joiner,
         }
+        self.written = written
+        """Text of the template itself, charged like all other."""
+
+    def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
+        """A plain mapping, which every context copies: nobody adds to the globals later."""
+        return {**self.globals, **(d or {})}
 
     def template(self, source: str | nodes.Template, name: str) -> Template:
         """Compiled under the name that errors tell."""
         return FreshTemplate.from_code(self, self.compile(source, name), self.make_globals(None))
-
-    def written(self, text: str) -> str:
-        """Text of the template itself, charged like all other."""
-        write(len(text))
-        return text
 
     # Reading ---------------------------------------------------------------------------------------
 
@@ -212,6 +213,8 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 
 @pass_context  # not for the context: it keeps Jinja from writing constants out while it compiles
 def _finalize(context: Context, value: Any) -> Any:
+    if type(value) is str:
+        return written(value)
     found = text_of(value)
     write(len(found) if isinstance(found, str) else 32)
     return found

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _TURN_S = 0.01
+_encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder().decode
 
 
 class Turns:
@@ -33,12 +34,14 @@ class Turns:
     def __init__(self) -> None:
         self._last = 0.0
 
-    async def give(self) -> None:
-        """Lets others run, if they have not for a while."""
+    @property
+    def due(self) -> bool:
+        """They have not had one for a while."""
         now = time.monotonic()
-        if now - self._last > _TURN_S:
-            self._last = now
-            await asyncio.sleep(0)
+        if now - self._last <= _TURN_S:
+            return False
+        self._last = now
+        return True
 
 
 class FolderTemplates:
@@ -53,13 +56,18 @@ class FolderTemplates:
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
     ) -> Rendered:
         """The content in exactly this locale; all tenants share the folder."""
-        wanted = locale or LAST_RESORT
-        found = self._library.ready(template_key, wanted) if self._library else None
+        found = self.ready(template_key, locale)
         if found is None:  # compiling takes milliseconds: not on the event loop
-            found = await asyncio.to_thread((await self.read()).compiled, template_key, wanted)
+            library = await self.read()
+            found = await asyncio.to_thread(library.compiled, template_key, locale or LAST_RESORT)
         made = rendered(found, template_key, channel, data)
-        await self._turns.give()
+        if self._turns.due:
+            await asyncio.sleep(0)
         return made
+
+    def ready(self, template_key: str, locale: str | None) -> Compiled | None:
+        """The template in exactly this locale, if it was used before."""
+        return self._library.ready(template_key, locale or LAST_RESORT) if self._library else None
 
     def library(self) -> Library:
         """What is in the folder, as it was when it was read."""
@@ -153,11 +161,11 @@ def rendered(template: Compiled, key: str, channel: Channel, data: Mapping[str, 
         told = f"{key!r} says nothing for {channel} in {template.locale}; it does for {there}"
         raise TemplateNotFound("templateKey", told)
     try:
-        plain = msgspec.json.decode(msgspec.json.encode(data))
+        plain = _decode(_encode(data))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest("data", f"cannot be written as JSON: {error}") from None
     content: Content = template.render(channel, plain)
-    return Rendered(content=content, locale=template.locale, version=template.version)
+    return Rendered(content, template.locale, template.version)
 
 
 def _meant(key: str, known: Iterable[str]) -> str:

@@ -79,17 +79,21 @@ class TenantTemplates:
         known = self._known.get((tenant, template_key))
         if known is None or self._clock.monotonic_ms() - known.looked_ms >= FRESH_MS:
             known = await self._looked_up(tenant, template_key)
-        if known.library is None and self._folder is not None:
-            return await self._folder.render(tenant, template_key, channel, locale, data)
         own, wanted = known.library, locale or LAST_RESORT
         if own is None:
-            told = f"{template_key!r} does not exist for tenant {tenant!r}"
-            raise TemplateNotFound("templateKey", told)
-        found = own.ready(template_key, wanted)
-        if found is None:  # compiling takes milliseconds: not on the event loop
-            found = await asyncio.to_thread(own.compiled, template_key, wanted)
+            if self._folder is None:
+                told = f"{template_key!r} does not exist for tenant {tenant!r}"
+                raise TemplateNotFound("templateKey", told)
+            found = self._folder.ready(template_key, locale)
+            if found is None:
+                return await self._folder.render(tenant, template_key, channel, locale, data)
+        else:
+            found = own.ready(template_key, wanted)
+            if found is None:  # compiling takes milliseconds: not on the event loop
+                found = await asyncio.to_thread(own.compiled, template_key, wanted)
         made = rendered(found, template_key, channel, data)
-        await self._turns.give()
+        if self._turns.due:
+            await asyncio.sleep(0)
         return made
 
     # As `core.templates.Press` has it --------------------------------------------------------------

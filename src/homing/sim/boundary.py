@@ -92,6 +92,11 @@ class ProcessBoundary:
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         return await self._call("reclaim", lambda: self._store.reclaim(worker, limit, lease_ms))
 
+    hears = True
+
+    async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
+        """It would tell what other processes accept; here every hint is lost, which may only cost time."""
+
     async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         return await self._call("extend", lambda: self._store.extend(leases, lease_ms))
 

@@ -67,19 +67,20 @@ def address_logged(real: Any) -> Any:
 
 @BUGS.plant("each attempt has its own idempotency key", "10", on=_DELIVERY, plan=scenes.steady)
 def key_per_attempt(real: Any) -> Any:
-    def delivery(**fields: Any) -> Any:
-        fields["idempotency_key"] += f"-{fields['attempt']}"
-        return real(**fields)
+    def delivery(*fields: Any) -> Any:
+        made = real(*fields)
+        return replace(made, idempotency_key=f"{made.idempotency_key}-{made.attempt}")
 
     return delivery
 
 
 @BUGS.plant("a second attempt says something else", "10", on=_DELIVERY, plan=scenes.steady)
 def other_words(real: Any) -> Any:
-    def delivery(**fields: Any) -> Any:
-        if fields["attempt"] > 1:
-            fields["content"] = replace(fields["content"], title="Once more")
-        return real(**fields)
+    def delivery(*fields: Any) -> Any:
+        made = real(*fields)
+        if made.attempt > 1:
+            return replace(made, content=replace(made.content, title="Once more"))
+        return made
 
     return delivery
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -43,6 +44,7 @@ CAUSE_FIELDS: tuple[str, ...] = CauseRecord.__struct_fields__
 _encoder = msgspec.json.Encoder()
 # Not strict, because SQL has no booleans: 0 and 1 stand for them.
 decode_rows = msgspec.json.Decoder(list[tuple[int, StoredRow]], strict=False).decode
+decode_unnumbered = msgspec.json.Decoder(list[StoredRow], strict=False).decode
 decode_attempts = msgspec.json.Decoder(list[tuple[int, StoredAttempt]]).decode
 decode_causes = msgspec.json.Decoder(list[tuple[int, StoredCause]]).decode
 decode_messages = msgspec.json.Decoder(list[Message]).decode
@@ -234,25 +236,14 @@ def mutable_columns(row: Row) -> tuple[Column, ...]:
     return tuple(plain(getattr(row, name)) for name in MUTABLE_FIELDS)
 
 
-ATTEMPT_OWN_FIELDS = ("latency_ms", "provider_message_id")
-ATTEMPT_SHARED_FIELDS = ("number", "provider", "outcome", "started_at", "worker", "error_code", "error")
+ATTEMPT_OWN_FIELDS = ("started_at", "latency_ms", "provider_message_id")
+ATTEMPT_SHARED_FIELDS = ("number", "provider", "outcome", "worker", "error_code", "error")
 """What the attempts of one batch usually have in common."""
 
 
-def attempt_own_columns(record: AttemptRecord) -> tuple[Column, ...]:
-    return (record.latency_ms, record.provider_message_id)
-
-
-def attempt_shared_columns(record: AttemptRecord) -> tuple[Column, ...]:
-    return (
-        record.number,
-        record.provider,
-        record.outcome._value_,
-        record.started_at,
-        record.worker,
-        record.error_code,
-        record.error,
-    )
+attempt_own = attrgetter(*ATTEMPT_OWN_FIELDS)
+attempt_shared = attrgetter(*ATTEMPT_SHARED_FIELDS)
+"""As they are: `plain` makes columns of them."""
 
 
 def cause_columns(record: CauseRecord) -> tuple[Column, ...]:

@@ -30,14 +30,18 @@ class Held:
         self._rows: dict[str, Found] = {}
 
     def keep(self, rows: Iterable[Found]) -> None:
-        for found in rows:
-            self._rows[found[1].id] = found
+        self._rows.update({found[1].id: found for found in rows})
         if len(self._rows) > self._most:
             oldest = list(islice(self._rows, len(self._rows) - self._most // 2))
             for id in oldest:
                 del self._rows[id]
 
-    def take(self, settlement: Settlement) -> Found | None:
-        """The row that the settlement is about, if it was leased with the same token."""
-        found = self._rows.pop(settlement.id, None)
-        return found if found is not None and found[1].token == settlement.token else None
+    def take(self, batch: Iterable[Settlement]) -> dict[str, Found]:
+        """The rows that these settlements are about, by id; only those leased with the same token."""
+        taken, pop = {}, self._rows.pop
+        for settlement in batch:
+            id = settlement.id
+            found = pop(id, None)
+            if found is not None and found[1].token == settlement.token:
+                taken[id] = found
+        return taken

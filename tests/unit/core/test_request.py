@@ -19,6 +19,7 @@ from homing.core.request import (
     channels_of,
     check_content,
     check_json,
+    check_keys,
     check_names,
     priority_of,
     provider_id,
@@ -261,16 +262,16 @@ def test_attachments_have_a_limit_of_their_own_and_plain_names() -> None:
 
 
 def test_names_and_keys_of_the_usual_kind_are_taken() -> None:
-    check_names(SendRequest())
-    check_names(
-        SendRequest(
-            type="order.confirmed/v2",
-            category="a-b:c",
-            origin="auth",
-            template_key="t",
-            idempotency_key="~ k",
-        )
+    usual = SendRequest(
+        type="order.confirmed/v2",
+        category="a-b:c",
+        origin="auth",
+        template_key="t",
+        idempotency_key="~ k",
     )
+    for request in (SendRequest(), usual):
+        check_names(request)
+        check_keys(request)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +292,7 @@ def test_names_and_keys_of_the_usual_kind_are_taken() -> None:
 def test_a_name_or_key_of_another_kind_is_refused(field: str, name: str, bad: str) -> None:
     with refused(name):
         check_names(replace(SendRequest(), **{field: bad}))
+        check_keys(replace(SendRequest(), **{field: bad}))
 
 
 def nested(levels: int) -> Any:
@@ -345,3 +347,20 @@ def test_free_json_that_passes_can_be_written_and_read_back(value: dict[str, Any
         assert "\\u0000" in msgspec.json.encode(value).decode()
     else:
         assert msgspec.json.decode(msgspec.json.encode(value)) == value
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_characters="\x00")), st.floats() | json_values
+    )
+)
+def test_free_json_is_refused_exactly_where_it_is_too_large(value: dict[str, Any]) -> None:
+    try:
+        check_json(value, "metadata", LIMITS)
+    except InvalidRequest:
+        return  # for another reason
+    size = len(msgspec.json.encode(value))
+    check_json(value, "metadata", LIMITS, size)
+    if value:
+        with refused("metadata", f"has {size} bytes; allowed are {size - 1}"):
+            check_json(value, "metadata", LIMITS, size - 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from homing.core import errors
 from homing.core.errors import ConfigError, DeliveryFailed, DeliveryTimeout, HomingError, InvalidRequest
-from homing.core.ids import uuid7
+from homing.core.ids import BITS_EACH, uuid7, uuids7
 from homing.core.model import Channel, Mode, Priority, lane_of
 from homing.core.modes import MODE_INFO, SYNCHRONOUS_TYPES, mode_of
 from homing.core.ports import Backend, Chance, Registry, Shared, Store
@@ -53,6 +53,18 @@ def test_no_clock_and_no_bits_break_an_id(now: int, random_bits: int) -> None:
 
 def test_a_known_time_gives_the_known_beginning() -> None:
     assert uuid7(0x017F22E279B0, 0xCC3 << 62 | 0x18C4DC0C0C07398F) == "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"
+
+
+@given(moments, st.integers(1, 40), st.integers())
+def test_ids_that_are_made_at_once_ascend_and_are_as_good_as_any(now: int, number: int, seed: int) -> None:
+    made = uuids7(now, Random(seed).getrandbits(BITS_EACH * number), number)
+    assert len(set(made)) == number
+    assert made == sorted(made)
+    for text in made:
+        parsed = uuid.UUID(text)
+        assert str(parsed) == text
+        assert (parsed.version, parsed.variant) == (7, uuid.RFC_4122)
+        assert parsed.int >> 80 == now
 
 
 # Modes -----------------------------------------------------------------------------------------------

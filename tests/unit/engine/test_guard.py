@@ -49,6 +49,18 @@ async def test_who_must_not_be_told_is_skipped_with_the_reason(
     assert (cause.kind, cause.name, cause.why) == ("guard", "skipped", reason.value)
 
 
+async def test_a_suppression_holds_from_the_moment_it_is_filed(world: World) -> None:
+    """Also the first one of a tenant, of whom nothing was looked up before, and one after another."""
+    engine = await world.open({"mail": ScriptedProvider()})
+    found = []
+    for key in ("other@example.org", ADA, None):
+        sent = await engine.send({"email": ADA}, channel="email", body="x")
+        found.append((await ends(world, engine, sent.id))[0])
+        if key is not None:
+            await put(world, "suppression", f"email:{key}:*", {})
+    assert found == [Status.SENT, Status.SENT, Status.SKIPPED]
+
+
 @pytest.mark.parametrize(
     ("kind", "key", "value", "tenant"),
     [

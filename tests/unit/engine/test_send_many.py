@@ -20,14 +20,22 @@ def letter(n: int, **fields: Any) -> dict[str, Any]:
 
 async def test_each_request_has_its_answer_in_order(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
-    answers = [answer async for answer in engine.send_many(letter(n) for n in range(1200))]
-    assert len(answers) == 1200
-    for number in (0, 499, 500, 1199):
+    answers = [answer async for answer in engine.send_many(letter(n) for n in range(2400))]
+    assert len(answers) == 2400
+    for number in (0, 999, 1000, 2399):
         answer = answers[number]
         assert isinstance(answer, SendResult)
         assert (await engine.get(answer.id)).content.body == f"no {number}"
-    assert await stored(world) == 1200
+    assert await stored(world) == 2400
     assert world.store.calls["accept"] == 3
+
+
+async def test_the_ids_of_a_chunk_ascend_in_the_order_of_its_requests(world: World) -> None:
+    engine = await world.open({"mail": ScriptedProvider()}, working=False)
+    answers = [answer async for answer in engine.send_many(letter(n) for n in range(100))]
+    ids = [answer.id for answer in answers if isinstance(answer, SendResult)]
+    assert len(set(ids)) == 100
+    assert ids == sorted(ids)
 
 
 async def test_an_async_source_is_read_no_further_ahead_than_two_chunks(world: World) -> None:
@@ -36,7 +44,7 @@ async def test_an_async_source_is_read_no_further_ahead_than_two_chunks(world: W
 
     async def source() -> AsyncIterator[dict[str, Any]]:
         nonlocal read
-        for n in range(2000):
+        for n in range(4000):
             read += 1
             yield letter(n)
 
@@ -44,8 +52,8 @@ async def test_an_async_source_is_read_no_further_ahead_than_two_chunks(world: W
     async for _ in engine.send_many(source()):
         answered += 1
         farthest = max(farthest, read - answered)
-    assert answered == 2000
-    assert farthest < 1000
+    assert answered == 4000
+    assert farthest < 2000
 
 
 async def test_who_stops_listening_stops_the_stream(world: World) -> None:
@@ -62,24 +70,24 @@ async def test_who_stops_listening_stops_the_stream(world: World) -> None:
     async for _ in stream:
         break
     await stream.aclose()  # type: ignore[attr-defined]
-    assert read == 1000  # the next chunk was read while the store wrote the first: it is not accepted
-    assert await stored(world) == 500
+    assert read == 2000  # the next chunk was read while the store wrote the first: it may be accepted too
+    assert await stored(world) in (1000, 2000)
 
 
 async def test_a_source_that_breaks_has_what_it_gave_before_answered(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
 
     def source() -> Iterator[dict[str, Any]]:
-        for n in range(1000):
+        for n in range(2000):
             yield letter(n)
         raise OSError("the file ends here")
 
     stream = engine.send_many(source())
-    for _ in range(1000):
+    for _ in range(2000):
         await anext(stream)
     with pytest.raises(OSError, match="ends here"):
         await anext(stream)
-    assert await stored(world) == 1000
+    assert await stored(world) == 2000
 
 
 async def test_a_rejection_stands_in_its_place_and_the_others_are_accepted(world: World) -> None:
@@ -130,9 +138,9 @@ async def test_a_used_key_with_another_body_is_rejected_in_its_place(world: Worl
 
 async def test_a_conflict_far_down_the_stream_has_its_own_index(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
-    requests = [letter(n, idempotency_key="k" if n in (0, 777) else None) for n in range(1200)]
+    requests = [letter(n, idempotency_key="k" if n in (0, 1777) else None) for n in range(2200)]
     answers = [answer async for answer in engine.send_many(requests)]
-    assert [(n, a.index) for n, a in enumerate(answers) if isinstance(a, Rejection)] == [(777, 777)]
+    assert [(n, a.index) for n, a in enumerate(answers) if isinstance(a, Rejection)] == [(1777, 1777)]
 
 
 async def test_ready_made_requests_are_taken_too(world: World) -> None:
@@ -158,14 +166,15 @@ async def test_a_store_that_is_away_ends_the_stream_and_keeps_what_was_answered(
 
     async def listen() -> None:
         nonlocal answered
-        async for _ in engine.send_many(letter(n) for n in range(2000)):
+        async for _ in engine.send_many(letter(n) for n in range(9000)):
             answered += 1
             if answered == 700:
                 world.store.away.add("accept")
 
     with pytest.raises(StoreUnavailable):
         await listen()
-    assert answered == await stored(world) == 1000
+    assert answered == await stored(world)
+    assert answered in (1000, 2000, 3000)
 
 
 async def test_many_are_delivered_as_they_come_in(world: World) -> None:

@@ -50,8 +50,10 @@ async def test_nothing_to_write_is_drained_already(world: World) -> None:
 
 async def test_one_that_cannot_be_written_holds_up_no_other(world: World) -> None:
     store = Picky(world.clock)
-    told: list[tuple[str, bool]] = []
-    settler = Settler(store, world.clock, on_settled=lambda s, applied: told.append((s.id, applied)))
+    told: list[str] = []
+    settler = Settler(
+        store, world.clock, on_settled=lambda batch, refused: told.extend(one.id for one, _ in batch)
+    )
     running = asyncio.create_task(settler.run())
     claims = await claimed(store, 9)
     store.poison = frozenset({claims[4].id})
@@ -59,7 +61,7 @@ async def test_one_that_cannot_be_written_holds_up_no_other(world: World) -> Non
         settler.add(sent(claim), claim)
     await settler.drained()
     assert {t.status: t.count for t in await store.tallies(None)} == {Status.SENT: 8, Status.SENDING: 1}
-    assert {id for id, _ in told} == {claim.id for claim in claims} - store.poison
+    assert set(told) == {claim.id for claim in claims} - store.poison
     running.cancel()
 
 
@@ -85,7 +87,11 @@ async def test_a_store_that_says_no_for_a_while_is_asked_again(world: World) -> 
 
 async def test_a_stale_settlement_is_counted_and_told_as_such(world: World) -> None:
     told: list[bool] = []
-    settler = Settler(world.store, world.clock, on_settled=lambda s, applied: told.append(applied))
+    settler = Settler(
+        world.store,
+        world.clock,
+        on_settled=lambda batch, refused: told.extend(one.id not in refused for one, _ in batch),
+    )
     running = asyncio.create_task(settler.run())
     (claim,) = await claimed(world.store, 1)
     settler.add(sent(claim), claim)

@@ -16,7 +16,11 @@ from homing.engine.stats import LATENESS_BUCKETS_MS, Lateness
 from homing.engine.worker import WorkerSettings
 from homing.providers.scripted import HANG, ScriptedProvider
 
-from .support import K, Timed, World, mail, seconds, serving, status, steady
+from .support import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady
+
+
+async def hears_nothing(store: WatchedStore, wake: object, wake_inbox: object) -> None:
+    """A store that tells of what others accept, of whom there are none."""
 
 
 async def test_an_idle_worker_claims_at_most_once_a_poll(world: World) -> None:
@@ -64,7 +68,7 @@ async def test_lateness_is_noted(world: World) -> None:
 
 async def test_lateness_beyond_all_buckets_is_noted_too() -> None:
     lateness = Lateness()
-    lateness.note(10**9)
+    lateness.note([10**9])
     assert lateness.counts[-1] == 1
 
 
@@ -304,3 +308,47 @@ async def test_a_slot_that_comes_free_is_used_at_once_also_after_a_look_in_vain(
     second = await mail(engine)  # wakes the worker, which finds no room for it
     await seconds(5)
     assert [await status(engine, id) for id in (first, second)] == [Status.SENT, Status.SENT]
+
+
+async def test_what_ends_makes_nobody_look_again_where_nothing_was_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WatchedStore, "listen", hears_nothing, raising=False)
+    monkeypatch.setattr(WatchedStore, "hears", True, raising=False)
+    engine = await world.open({"mail": ScriptedProvider(latency_ms=100)})
+    ids = [await mail(engine) for _ in range(5)]
+    await seconds(0.05)
+    before = world.store.calls["claim"]
+    await seconds(0.5)
+    assert [await status(engine, id) for id in ids] == [Status.SENT] * 5
+    assert world.store.calls["claim"] == before
+
+
+@pytest.mark.parametrize("behind_a_pooler", [False, True])
+async def test_who_hears_nothing_of_other_processes_looks_again_while_it_is_at_work(
+    world: World, monkeypatch: pytest.MonkeyPatch, behind_a_pooler: bool
+) -> None:
+    if behind_a_pooler:
+        monkeypatch.setattr(WatchedStore, "listen", hears_nothing, raising=False)
+        monkeypatch.setattr(WatchedStore, "hears", False, raising=False)
+    engine = await world.open({"mail": ScriptedProvider(latency_ms=100)})
+    await mail(engine)
+    await seconds(0.05)
+    before = world.store.calls["claim"]
+    await seconds(0.5)
+    assert world.store.calls["claim"] > before
+
+
+@pytest.mark.parametrize(("most", "lefts"), [(2, 3), (5, 1)])
+async def test_what_was_left_for_lack_of_room_is_taken_when_there_is_some(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, lefts: int
+) -> None:
+    monkeypatch.setattr(WatchedStore, "listen", hears_nothing, raising=False)
+    monkeypatch.setattr(WatchedStore, "hears", True, raising=False)
+    settings = tmp_path / "homing.toml"
+    settings.write_text('[worker]\npoll_ms = "5m"\n')
+    slow = serving("mail", ScriptedProvider(latency_ms=100), "email", max_in_flight=most)
+    engine = await world.open({"mail": slow}, config_file=settings)
+    ids = [await mail(engine) for _ in range(most + lefts)]
+    await seconds(1)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}

@@ -25,6 +25,7 @@ from homing.core.rows import (
     CauseRecord,
     Row,
     claim_of,
+    claims_of,
     command,
     events_of,
     lease,
@@ -34,7 +35,7 @@ from homing.core.rows import (
     sums_of,
 )
 from homing.stores import codec
-from homing.stores.sqlite.leases import LAST_CLAIMED
+from homing.stores.sqlite.leases import LAST_CLAIMED, LAST_RECLAIMED
 from homing.stores.sqlite.rows import LAST_SETTLED
 from homing.testing.builders import a_message, a_notification, a_submission, dead, retry_in, sent
 
@@ -116,7 +117,7 @@ def test_attempts_and_causes_stand_in_their_own_columns() -> None:
     )
     cause = CauseRecord(kind="k", name="n", at=1, before=Status.SENT, after=Status.FAILED, who="w", why="y")
     fields = (*codec.ATTEMPT_OWN_FIELDS, *codec.ATTEMPT_SHARED_FIELDS)
-    columns = (*codec.attempt_own_columns(attempt), *codec.attempt_shared_columns(attempt))
+    columns = map(codec.plain, (*codec.attempt_own(attempt), *codec.attempt_shared(attempt)))
     assert dict(zip(fields, columns, strict=True)) == {
         name: codec.plain(getattr(attempt, name)) for name in codec.ATTEMPT_FIELDS
     }
@@ -210,11 +211,36 @@ def cut(row: Row, last: str) -> codec.StoredRow:
     return read
 
 
+def test_claims_of_many_rows_are_those_of_each() -> None:
+    rows = [msgspec.structs.replace(a_full_row(), status=Status.RETRYING) for _ in range(3)]
+    for number, row in enumerate(rows):
+        row.id, row.holds = f"n-{number}", {"acs": number}
+        lease(row, "w", 60_000, 2000 + number)
+    messages, due = [a_message() for _ in rows], [1, 2, 3]
+    claims = claims_of(rows, messages, due)
+    assert claims == tuple(claim_of(*one) for one in zip(rows, messages, due, strict=True))
+    assert all(claim.holds is not row.holds for claim, row in zip(claims, rows, strict=True))
+
+
 def test_what_a_claim_leaves_unread_does_not_matter_to_it() -> None:
     row = msgspec.structs.replace(a_full_row(), status=Status.RETRYING)
     short = cut(row, LAST_CLAIMED)
     lease(row, "w", 60_000, 2000)
     lease(short, "w", 60_000, 2000)
+    assert claim_of(short, a_message(), 1) == claim_of(row, a_message(), 1)
+    assert codec.leased_columns(short) == codec.leased_columns(row)
+    settlement = sent(claim_of(row, a_message(), 1))
+    assert settle(row, settlement, 3000) is not None
+    assert settle(short, settlement, 3000) is not None
+    assert codec.settled_columns(short) == codec.settled_columns(row)
+
+
+@pytest.mark.parametrize("status", [Status.SENDING, Status.RETRYING])
+def test_what_a_reclaim_leaves_unread_does_not_matter_to_it(status: Status) -> None:
+    row = msgspec.structs.replace(a_full_row(), status=status)
+    short = cut(row, LAST_RECLAIMED)
+    reclaim(row, "w", 60_000, 2000)
+    reclaim(short, "w", 60_000, 2000)
     assert claim_of(short, a_message(), 1) == claim_of(row, a_message(), 1)
     assert codec.leased_columns(short) == codec.leased_columns(row)
 

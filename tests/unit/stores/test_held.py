@@ -23,19 +23,26 @@ def a_leased_row(seq: int = 1) -> tuple[Found, Settlement]:
 def test_a_row_is_given_out_once() -> None:
     held, (found, settlement) = Held(), a_leased_row()
     held.keep([found])
-    assert held.take(settlement) is found
-    assert held.take(settlement) is None
+    assert held.take([settlement]) == {settlement.id: found}
+    assert held.take([settlement]) == {}
 
 
 def test_a_settlement_with_another_token_has_to_look_for_itself() -> None:
     held, (found, settlement) = Held(), a_leased_row()
     held.keep([found])
-    assert held.take(msgspec.structs.replace(settlement, token=settlement.token + 1)) is None
+    assert held.take([msgspec.structs.replace(settlement, token=settlement.token + 1)]) == {}
+
+
+def test_of_many_those_with_their_token_are_given_out_by_id() -> None:
+    held, (one, settled), (other, later) = Held(), a_leased_row(1), a_leased_row(2)
+    held.keep([one, other])
+    later = msgspec.structs.replace(later, token=later.token + 1)
+    assert held.take([settled, later, settled]) == {settled.id: one}
 
 
 def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
     held = Held(most=10)
     leased = [a_leased_row(seq) for seq in range(11)]
     held.keep(found for found, _ in leased)
-    kept = [settlement for _, settlement in leased if held.take(settlement) is not None]
-    assert kept == [settlement for _, settlement in leased[-5:]]
+    taken = held.take(settlement for _, settlement in leased)
+    assert list(taken) == [settlement.id for _, settlement in leased[-5:]]

@@ -8,18 +8,23 @@ first and then answers what the first has stored.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
 
 from homing.core.errors import StoreBusy, StoreError
+from homing.core.events import STATUS_CHANGED
 from homing.core.model import Acceptance, Claim, NewNotification, Submission
-from homing.core.rows import Row, claim_of, new_row
+from homing.core.ports import Before
+from homing.core.rows import alike, claim_of, new_row
 from homing.stores.codec import encode
+from homing.stores.postgres.alike import Kind, insert, shared_columns
 from homing.stores.postgres.changes import Book
-from homing.stores.postgres.columns import is_id
+from homing.stores.postgres.columns import ID, is_id
 from homing.stores.postgres.new_rows import MESSAGES, MESSAGES_ONCE, New, messages_of, numbered, states_of
 from homing.stores.postgres.queues import Queue
+from homing.stores.postgres.rows import queue_of
 from homing.stores.postgres.statements import Tx, columns_of
 
 _TAKE_KEYS = """
@@ -59,6 +64,7 @@ NOTIFY = "SELECT pg_notify(split_part('homing.live', '.', 1), '')"
 
 Key = tuple[str, str]
 _TRIES = 5
+_idempotency_key_of = attrgetter("idempotency_key")
 
 
 class _Request(Struct, frozen=True):
@@ -70,10 +76,11 @@ class _Request(Struct, frozen=True):
 class _Intake:
     """One call of accept: what is known, and what is to be written."""
 
-    def __init__(self, tx: Tx, batch: Sequence[Submission], sure: bool) -> None:
+    def __init__(self, tx: Tx, batch: Sequence[Submission], sure: bool, before: Before) -> None:
         self.tx = tx
         self.batch = batch
         self.sure = sure
+        self.before = before
         self.requests: dict[Key, _Request] = {}
         self.taken: set[Key] = set()
         """Keys that this transaction was the first to use."""
@@ -81,43 +88,62 @@ class _Intake:
         self.stored: dict[str, tuple[str, str]] = {}
         self.new_requests: dict[Key, tuple[str, ...]] = {}
         self.new_dedups: dict[Key, str] = {}
-        self.new: list[New] = []
+        self.new: list[tuple[Submission, NewNotification]] = []
 
     async def learn(self) -> None:
         """Takes the keys, waiting for whoever is about to store something under the same one."""
-        first = await self._take_keys()
-        fresh = [s for s in self.batch if s.idempotency_key is None or first.get(_key(s)) is s]
-        deduped = [s for s in fresh if any(new.dedup_key is not None for new in s.notifications)]
+        first: dict[Key, Submission] = {}
+        if any(map(_idempotency_key_of, self.batch)):
+            await self.before()
+            first = await self._take_keys()
+        deduped: list[Submission] = []
+        for submission in self.batch:
+            for new in submission.notifications:
+                if new.dedup_key is not None:
+                    deduped.append(submission)
+                    break
+        deduped = [s for s in deduped if s.idempotency_key is None or first.get(_key(s)) is s]
         if deduped:
+            await self.before()
             ids = [n.id for s in deduped if s.idempotency_key is None for n in s.notifications]
             self.stored = await _owners(self.tx, ids)
             await self._take_dedups(deduped)
 
     def answer(self, submission: Submission) -> Acceptance:
-        key = _key(submission)
-        if submission.idempotency_key is not None and key in self.requests:
-            return _answer_again(submission, self.requests[key])
+        if submission.idempotency_key is not None:
+            key = _key(submission)
+            if key in self.requests:
+                return _answer_again(submission, self.requests[key])
+            answer = self._answer_first(submission)
+            self.requests[key] = _Request(submission.fingerprint, submission.batch_id, answer.ids)
+            self.new_requests[key] = answer.ids
+            return answer
+        return self._answer_first(submission)
+
+    def _answer_first(self, submission: Submission) -> Acceptance:
         ids: list[str] = []
-        duplicates: set[str] = set()
+        duplicates: list[str] = []
         claims: list[Claim] = []
         for new in submission.notifications:
-            earlier = self._earlier(submission, new)
-            ids.append(earlier or new.id)
-            if earlier is not None:
-                duplicates.add(earlier)
+            if (new.dedup_key is not None or self.stored) and (earlier := self._earlier(submission, new)):
+                ids.append(earlier)
+                duplicates.append(earlier)
                 continue
-            row = self._store(submission, new)
+            if ID.fullmatch(new.id) is None:
+                raise StoreError(f"The id {new.id!r} is not a UUID in lower case.")
+            ids.append(new.id)
+            self.new.append((submission, new))
+            if new.dedup_key is not None:
+                key = (submission.tenant, new.dedup_key)
+                self.dedups[key] = (new.id, self.tx.now)
+                self.new_dedups[key] = new.id
             if submission.lease_to is not None:
+                row = new_row(new, submission, self.tx.now).row
                 claims.append(claim_of(row, new.message, row.aged_from))
-        accepted = tuple(ids)
-        if submission.idempotency_key is not None:
-            self.requests[key] = _Request(submission.fingerprint, submission.batch_id, accepted)
-            self.new_requests[key] = accepted
+        if not duplicates and not claims:
+            return Acceptance(submission.batch_id, tuple(ids))
         return Acceptance(
-            batch_id=submission.batch_id,
-            ids=accepted,
-            duplicates=frozenset(duplicates),
-            claims=tuple(claims),
+            submission.batch_id, tuple(ids), duplicates=frozenset(duplicates), claims=tuple(claims)
         )
 
     async def write(self) -> frozenset[str]:
@@ -134,14 +160,42 @@ class _Intake:
         return there
 
     async def _write_rows(self) -> frozenset[str]:
+        """Those of a kind at once, unless some may be there already, or each has something to tell."""
+        tx = self.tx
+        if not self.sure or STATUS_CHANGED in tx.subscribed:
+            return await self._write_each()
+        kinds: dict[tuple[Any, ...], Kind] = {}
+        rows = []
+        for submission, new in self.new:
+            key = (submission.tenant, submission.lease_to, submission.lease_ms, alike(new))
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = Kind(new_row(new, submission, tx.now))
+            kind.number += 1
+            rows.append((new.id, submission.batch_id, new.address, new.message, kind))
+        found = list(kinds.values())
+        if any(kind.change.cause is not None for kind in found):
+            return await self._write_each()
+        wanted = {queue_of(kind.change.row) for kind in found}
+        if tx.queues.unknown(wanted):
+            await self.before()
+        queues = await tx.queues.find(tx, wanted)
+        for kind in found:
+            kind.columns = shared_columns(kind.change.row, queues[queue_of(kind.change.row)])
+        await insert(tx, rows, found, NOTIFY)
+        return frozenset()
+
+    async def _write_each(self) -> frozenset[str]:
         """With one statement, unless some may be there already, or have to be there for what is told."""
+        await self.before()
         tx, there = self.tx, frozenset[str]()
-        rows = await numbered(tx, self.new)
+        new: list[New] = [(new_row(n, s, tx.now), encode(n.message)) for s, n in self.new]
+        rows = await numbered(tx, new)
         writes = [(MESSAGES, messages_of(rows))]
         if not self.sure or tx.subscribed:
             stored = {id for (id,) in await MESSAGES_ONCE.run(tx, messages_of(rows))}
             there = await self._repeated(stored)
-            rows = [new for new in rows if new[1].row.id in stored]
+            rows = [one for one in rows if one[1].row.id in stored]
             writes = []
         book = Book(tx)
         for seq, change, _ in rows:
@@ -151,12 +205,12 @@ class _Intake:
 
     async def _repeated(self, stored: Collection[str]) -> frozenset[str]:
         """A call repeated without a key (its answer was lost, its commit was not) is known by its ids."""
-        there = {change.row.id: change.row for change, _ in self.new if change.row.id not in stored}
+        there = {new.id: (s.tenant, s.batch_id) for s, new in self.new if new.id not in stored}
         if not there:
             return frozenset()
         owners = await _owners(self.tx, list(there))
-        for id, row in there.items():
-            if owners.get(id) != (row.tenant, row.batch_id):
+        for id, mine in there.items():
+            if owners.get(id) != mine:
                 raise StoreError(f"The id {id} belongs to another request; ids must be new.")
         return frozenset(there)
 
@@ -209,27 +263,24 @@ class _Intake:
             return None
         return earlier[0]
 
-    def _store(self, submission: Submission, new: NewNotification) -> Row:
-        if not is_id(new.id):
-            raise StoreError(f"The id {new.id!r} is not a UUID in lower case.")
-        change = new_row(new, submission, self.tx.now)
-        self.new.append((change, encode(new.message)))
-        if new.dedup_key is not None:
-            key = (submission.tenant, new.dedup_key)
-            self.dedups[key] = (new.id, self.tx.now)
-            self.new_dedups[key] = new.id
-        return change.row
+
+async def nothing_before() -> None:
+    """For who need not wait."""
 
 
-async def accept(tx: Tx, batch: Sequence[Submission], *, sure: bool = False) -> tuple[Acceptance, ...]:
+async def accept(
+    tx: Tx, batch: Sequence[Submission], *, sure: bool = False, before: Before = nothing_before
+) -> tuple[Acceptance, ...]:
     """Stores each submission whole, or answers with what was stored before under its key.
 
-    Who is `sure` that the ids are new gets by with less, and `Repeated` where some are not.
+    Who is `sure` that the ids are new gets by with less, and `Repeated` where some are not. Nothing that
+    others may have to wait for (keys, new queues) is taken before `before` returns.
     """
-    intake = _Intake(tx, batch, sure)
+    intake = _Intake(tx, batch, sure, before)
     await intake.learn()
-    answers = tuple(intake.answer(submission) for submission in batch)
+    answers = tuple([intake.answer(submission) for submission in batch])
     there = await intake.write()
+    await before()
     if not there:
         return answers
     return tuple(_with_repeats(answer, there) for answer in answers)

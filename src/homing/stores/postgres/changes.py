@@ -25,7 +25,7 @@ from homing.core.model import (
     RollUp,
     Status,
 )
-from homing.core.rows import Change, events_of, sums_of
+from homing.core.rows import Change, events_of, sums_of, tells
 from homing.stores.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, StoredAttempt, cause_columns, encode
 from homing.stores.postgres.codec import decode_message
 from homing.stores.postgres.columns import clean
@@ -145,30 +145,42 @@ class Book:
         self._causes: list[tuple[Any, ...]] = []
         self._told: list[tuple[int, Change]] = []
 
-    def record(self, seq: int, change: Change) -> None:
-        """One change, right after it was made (a later one changes the same row again)."""
-        row, attempt = change.row, change.attempt
-        signature = (
-            row.tenant,
-            row.channel,
-            attempt.provider if attempt is not None else change.provider,
-            change.before,
-            change.attempts_before,
-            row.status,
-            row.attempts,
-            attempt is None,
-            change.bounced,
-        )
-        kind = self._kinds.get(signature)
-        if kind is None:
-            kind = self._kinds[signature] = _Kind(sums_of(change))
-        kind.number += 1
-        if attempt is not None:
-            self._attempts.append(_attempt_columns(seq, row.changes, attempt))
-        if change.cause is not None:
-            self._causes.append((seq, row.changes, *map(_clean, cause_columns(change.cause))))
-        if self._tx.subscribed:
-            self._told.append((seq, replace(change, row=copy(row))))
+    def record(self, seq: int, change: Change, number: int = 1) -> None:
+        """One change, right after it was made (a later one changes the same row again).
+
+        `number`: so many of the same kind, none of which has anything to tell but that it counts.
+        """
+        self.record_all(((seq, change),), number)
+
+    def record_all(self, changes: Iterable[tuple[int, Change]], number: int = 1) -> None:
+        """Changes of different rows."""
+        kinds, attempts, subscribed = self._kinds, self._attempts, self._tx.subscribed
+        for seq, change in changes:
+            row, attempt, cause = change.row, change.attempt, change.cause
+            if attempt is not None:
+                provider = attempt.provider
+                attempts.append(_attempt_columns(seq, row.changes, attempt))
+            else:
+                provider = row.provider if cause is None else change.provider
+            signature = (
+                row.tenant,
+                row.channel,
+                provider,
+                change.before,
+                change.attempts_before,
+                row.status,
+                row.attempts,
+                attempt is None,
+                change.bounced,
+            )
+            kind = kinds.get(signature)
+            if kind is None:
+                kind = kinds[signature] = _Kind(sums_of(change))
+            kind.number += number
+            if cause is not None:
+                self._causes.append((seq, row.changes, *map(_clean, cause_columns(cause))))
+            if subscribed and tells(change, subscribed):
+                self._told.append((seq, replace(change, row=copy(row))))
 
     async def write(self, *others: Write, last: str = "") -> Sequence[Record]:
         """Everything that was noted, together with `others`; what the query `last` says."""
@@ -178,12 +190,13 @@ class Book:
             *others,
             (WRITE_ATTEMPTS, self._attempts),
             (_WRITE_CAUSES, self._causes),
-            (WRITE_LEDGER, list(self._ledger())),
+            (WRITE_LEDGER, list(self.ledger())),
             (_WRITE_EVENTS, [_event_columns(event) for event in events]),
         ]
         return await run_together(tx, writes, last)
 
-    def _ledger(self) -> Iterable[tuple[Any, ...]]:
+    def ledger(self) -> Iterable[tuple[Any, ...]]:
+        """What `WRITE_LEDGER` writes of it."""
         hour_at = self._tx.now - self._tx.now % HOUR_MS
         for signature, kind in self._kinds.items():
             tenant, channel, provider, before, attempts_before, after, attempts_after, *_ = signature

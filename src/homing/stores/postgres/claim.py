@@ -8,13 +8,13 @@ from msgspec import Struct
 
 from homing.core.model import Claim, ClaimBatch, ClaimRequest
 from homing.core.outlets import OutletRoom
-from homing.core.rows import lease
+from homing.core.rows import claims_of
 from homing.stores.deal import Deal, Due, DueQueue
 from homing.stores.held import Found
-from homing.stores.postgres.codec import CLAIMED, decode_message, rows_to_claim, selected_for_claim
+from homing.stores.postgres.codec import CLAIMED, decode_messages, rows_to_claim, selected_for_claim
 from homing.stores.postgres.columns import STATE
 from homing.stores.postgres.connection import NOW
-from homing.stores.postgres.leases import Leasing
+from homing.stores.postgres.leases import lease_rows
 from homing.stores.postgres.lookout import Lookout
 from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.statements import Record, Tx
@@ -180,12 +180,10 @@ class _Claiming:
             return ()
         records = [self.fetched[seq] for _, _, seq in dealt]
         rows = rows_to_claim(records, names)
-        leasing = Leasing(self.tx)
-        request, now = self.request, self.tx.now
-        for found, record, (due_at, _, _) in zip(rows, records, dealt, strict=True):
-            change = lease(found[1], request.worker, request.lease_ms, now)
-            leasing.add(found, change, decode_message(record[-1]), due_at)
-        return await leasing.write(self.leased)
+        await lease_rows(self.tx, rows, self.request.worker, self.request.lease_ms)
+        self.leased[:] = rows
+        messages = decode_messages([record[-1] for record in records])
+        return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in dealt])
 
     def _next_due_at(self, places: Iterable[_Place], names: dict[int, Queue]) -> int | None:
         """The earliest time after now at which a row is due where the request gave room."""

@@ -18,6 +18,7 @@ _HOLDS = 1 + ROW_FIELDS.index("holds")
 _ENGAGEMENT = 1 + ROW_FIELDS.index("engagement")
 _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 decode_message = msgspec.json.Decoder(Message).decode
+_decode_messages = msgspec.json.Decoder(list[Message]).decode
 
 _OF_MESSAGE = frozenset(
     [
@@ -67,6 +68,11 @@ def rows_from(records: Iterable[Record]) -> list[Found]:
     """Rows from records that begin with the columns of `selected`."""
     found: list[Found] = msgspec.convert([_values(record) for record in records], list[Found])
     return found
+
+
+def decode_messages(texts: Iterable[str]) -> list[Message]:
+    """The same of many, at once."""
+    return _decode_messages(f"[{','.join(texts)}]")
 
 
 def rows_to_claim(records: Iterable[Record], names: Mapping[int, Queue]) -> list[Found]:

@@ -13,7 +13,7 @@ from homing.core.model import Mode
 from homing.core.rows import Row
 from homing.stores.codec import encode
 
-_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _SYNCHRONOUS = Mode.SYNCHRONOUS
 
 STATE: dict[str, str] = {
@@ -280,4 +280,4 @@ def clean(text: str | None) -> str | None:
 
 def is_id(text: str) -> bool:
     """Whether a notification can have this id: everything else is simply not there."""
-    return _ID.fullmatch(text) is not None
+    return ID.fullmatch(text) is not None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
-from homing.core.model import Claim, ClaimBatch, Lease, Message
-from homing.core.rows import Change, Row, claim_of, extend, reclaim
+from homing.core.model import Claim, ClaimBatch, Lease
+from homing.core.rows import Row, claim_of, extend, lease, reclaim
 from homing.stores.held import Found
 from homing.stores.postgres.changes import Book
 from homing.stores.postgres.codec import decode_message, rows_from, selected
@@ -66,24 +67,22 @@ FROM {{rows}} WHERE s.seq = u.seq
 )
 
 
-class Leasing:
-    """Rows that were just leased, written together."""
+_in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
+"""Waiting rows that are alike in this are leased alike, and count alike."""
 
-    def __init__(self, tx: Tx) -> None:
-        self._book = Book(tx)
-        self._rows: list[Found] = []
-        self._claims: list[Claim] = []
 
-    def add(self, found: Found, change: Change, message: Message, due_at: int) -> None:
-        self._rows.append(found)
-        self._book.record(found[0], change)
-        self._claims.append(claim_of(found[1], message, due_at))
-
-    async def write(self, leased: list[Found]) -> tuple[Claim, ...]:
-        """The claims; their rows go into `leased`, to be held once they are committed."""
-        await self._book.write((LEASE, [_leased(seq, row) for seq, row in self._rows]))
-        leased[:] = self._rows
-        return tuple(self._claims)
+async def lease_rows(tx: Tx, rows: Sequence[Found], worker: str, lease_ms: int) -> None:
+    """Leases waiting rows, and writes that."""
+    alike: dict[tuple[object, ...], list[Found]] = {}
+    for found in rows:
+        alike.setdefault(_in_common(found[1]), []).append(found)
+    book, written = Book(tx), list[tuple[Any, ...]]()
+    for group in alike.values():
+        changes = [(seq, lease(row, worker, lease_ms, tx.now)) for seq, row in group]
+        book.record_all(changes[:1], number=len(group))
+        shared = _leased(group[0][1])
+        written += [(seq, *shared) for seq, _ in group]
+    await book.write((LEASE, written))
 
 
 async def reclaim_passed(
@@ -96,12 +95,16 @@ async def reclaim_passed(
     records = await tx.rows(PASSED, tx.now, max(0, limit), since)
     if not records:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
-    leasing = Leasing(tx)
-    for found, record in zip(rows_from(records), records, strict=True):
-        row = found[1]
+    book, claims, written = Book(tx), list[Claim](), list[tuple[Any, ...]]()
+    rows = rows_from(records)
+    for (seq, row), record in zip(rows, records, strict=True):
         due_at = row.started_at if row.due_at is None else row.due_at
-        leasing.add(found, reclaim(row, worker, lease_ms, tx.now), decode_message(record[-1]), due_at)
-    return ClaimBatch(claims=await leasing.write(leased), now=tx.now, next_due_at=None)
+        book.record(seq, reclaim(row, worker, lease_ms, tx.now))
+        claims.append(claim_of(row, decode_message(record[-1]), due_at))
+        written.append((seq, *_leased(row)))
+    await book.write((LEASE, written))
+    leased[:] = rows
+    return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
 
 async def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
@@ -124,10 +127,9 @@ async def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> froze
     return frozenset(held)
 
 
-def _leased(seq: int, row: Row) -> tuple[Any, ...]:
-    """In the order of `_LEASED`."""
+def _leased(row: Row) -> tuple[Any, ...]:
+    """In the order of `_LEASED`, `seq` left out."""
     return (
-        seq,
         row.updated_at,
         row.lease_until,
         row.attempts,

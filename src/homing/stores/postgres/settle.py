@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from homing.core.model import RegistryPut, Settlement
-from homing.core.rows import Change, Row
+from homing.core.rows import Change
 from homing.core.rows import settle as settled
 from homing.core.states import LIVE
 from homing.stores.fates import APPLIED, MISSING, STALE, Fate
@@ -65,17 +66,20 @@ class _Settling:
 
     async def apply(self, pairs: Iterable[_Pair]) -> None:
         """Where the token is still the newest, and the row is still as it was read."""
-        changes: dict[int, tuple[int, Settlement, Change]] = {}
+        now, fates, puts = self.tx.now, self.fates, self.puts
+        changes: dict[int, Change] = {}
+        places: dict[int, tuple[int, Settlement]] = {}
         for place, settlement, (seq, row) in pairs:
-            change = settled(row, settlement, self.tx.now)
+            change = settled(row, settlement, now)
             if change is not None:
-                changes[seq] = (place, settlement, change)
-        written = await self._write({seq: change.row for seq, (_, _, change) in changes.items()})
+                changes[seq], places[seq] = change, (place, settlement)
+        written = await self._write(changes)
         for seq in written:
-            place, settlement, change = changes[seq]
-            self.fates[place] = APPLIED
-            self.book.record(seq, change)
-            self.puts += settlement.puts
+            place, settlement = places[seq]
+            fates[place] = APPLIED
+            if settlement.puts:
+                puts += settlement.puts
+        self.book.record_all([(seq, changes[seq]) for seq in written])
         self.applied += written
 
     async def finish(self) -> None:
@@ -86,26 +90,26 @@ class _Settling:
         if early:
             await take_early(self.tx, self.applied)
 
-    async def _write(self, rows: Mapping[int, Row]) -> list[int]:
+    async def _write(self, changes: Mapping[int, Change]) -> list[int]:
         """In the order of `seq`; those that were still as they had been."""
-        queues = await self.tx.queues.find(self.tx, {queue_of(row) for row in rows.values()})
+        rows = [(seq, changes[seq].row) for seq in sorted(changes)]
+        queues = await self.tx.queues.find(self.tx, {queue_of(row) for _, row in rows})
+        stay, end = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+        for seq, row in rows:
+            columns = settled_columns(seq, row, queues[queue_of(row)])
+            (stay if row.status in LIVE else end).append(columns)
         written: list[int] = []
-        for statement, stays in ((WAITS_ON, True), (ENDS, False)):
-            columns = [
-                settled_columns(seq, rows[seq], queues[queue_of(rows[seq])])
-                for seq in sorted(rows)
-                if (rows[seq].status in LIVE) is stays
-            ]
-            if columns:
-                written += [seq for (seq,) in await statement.run(self.tx, columns)]
+        for statement, these in ((WAITS_ON, stay), (ENDS, end)):
+            if these:
+                written += [seq for (seq,) in await statement.run(self.tx, these)]
         return written
 
 
 async def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
     """Applies settlements in their order; the fate of each."""
     settling = _Settling(tx, batch)
-    known = ((place, one, held.take(one)) for place, one in enumerate(batch))
-    await settling.apply([(place, one, found) for place, one, found in known if found is not None])
+    known = held.take(batch)
+    await settling.apply([(place, one, known[one.id]) for place, one in enumerate(batch) if one.id in known])
     rest = [(place, one) for place, one in enumerate(batch) if settling.fates[place] is not APPLIED]
     if rest:
         await _read_and_settle(tx, settling, rest)

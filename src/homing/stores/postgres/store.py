@@ -34,7 +34,7 @@ from homing.core.model import (
     Submission,
     Tally,
 )
-from homing.core.ports import Taken, Want
+from homing.core.ports import Before, Taken, Want
 
 try:
     import asyncpg  # noqa: F401
@@ -90,6 +90,8 @@ class PostgresStore:
         self._accepting: Together[Sequence[Submission], tuple[Acceptance, ...]] = Together(
             self._accept_together
         )
+        self._ahead = self._address.pool_size // 4
+        """Batches that may be worked on before their turn: those whose turn it is must find a connection."""
         self._lookout = Lookout()
         self._held = Held()
         self._reclaiming = Pace()
@@ -123,6 +125,11 @@ class PostgresStore:
     def subscribe(self, names: Collection[str]) -> None:
         self._subscribed = frozenset(names)
 
+    @property
+    def hears(self) -> bool:
+        """By its URL: a pooler may let nobody listen."""
+        return self._address.listen
+
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         """Calls one of them when something was accepted or enqueued, wherever; until it is cancelled."""
         if self._address.listen:
@@ -146,6 +153,22 @@ class PostgresStore:
                 tx, lambda speaks: self._accept_joined(speaks, batch), self._address.where
             )
         return await self._accepting.do(batch)
+
+    async def accept_after(self, batch: Sequence[Submission], before: Before) -> tuple[Acceptance, ...]:
+        """In a transaction of its own, where enough connections are left for those before it."""
+        if not self._ahead:
+            await before()
+            return await self.accept(batch)
+        self._ahead -= 1
+        try:
+            return await self._database.do(
+                lambda tx: accept.accept(tx, batch, sure=True, before=before), self._subscribed
+            )
+        except Repeated:
+            await before()
+            return await self._accept(batch, True, sure=False)
+        finally:
+            self._ahead += 1
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[Found] = []
@@ -329,7 +352,7 @@ class PostgresStore:
             lambda tx: accept.accept(tx, batch, sure=sure),
             self._subscribed,
             patient=patient,
-            numbers=sum(len(submission.notifications) for submission in batch),
+            numbers=0 if sure else sum(len(submission.notifications) for submission in batch),
         )
 
     async def _make_queues(self, queues: Collection[Queue]) -> None:

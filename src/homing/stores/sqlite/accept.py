@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct, json
 
 from homing.core.errors import StoreError
+from homing.core.events import STATUS_CHANGED
 from homing.core.model import Acceptance, Claim, NewNotification, Submission
-from homing.core.rows import Row, claim_of, new_row
-from homing.stores.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, own_columns, shared_columns
+from homing.core.rows import Change, alike, claim_of, new_row
+from homing.stores.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, shared_columns
 from homing.stores.sqlite.changes import Book
 from homing.stores.sqlite.statements import Insert, Tx, insert
 
@@ -50,6 +52,16 @@ class _Request(Struct, frozen=True, array_like=True):
     ids: tuple[str, ...]
 
 
+class _Kind(Struct):
+    """New rows that differ only in their id, batch and address."""
+
+    change: Change
+    """Of the first of them."""
+    seq: int
+    shared: tuple[Column, ...]
+    number: int = 0
+
+
 _decode_requests = json.Decoder(list[tuple[str, str, _Request]]).decode
 _decode_dedups = json.Decoder(list[tuple[str, str, str, int]]).decode
 _decode_before = json.Decoder(tuple[int, list[tuple[str, str, str]]]).decode
@@ -67,6 +79,7 @@ class _Intake:
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
         self.new_dedups: dict[Key, tuple[str, int]] = {}
+        self.kinds: dict[tuple[Any, ...], _Kind] = {}
         self.rows: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
         self.messages: list[tuple[int, str]] = []
 
@@ -84,8 +97,9 @@ class _Intake:
             if earlier is not None:
                 duplicates.add(earlier)
                 continue
-            row = self._store(submission, new)
+            self._store(submission, new)
             if submission.lease_to is not None:
+                row = new_row(new, submission, self.tx.now).row
                 claims.append(claim_of(row, new.message, row.aged_from))
         accepted = tuple(ids)
         if submission.idempotency_key is not None:
@@ -104,6 +118,8 @@ class _Intake:
         if self.rows:
             NEW_ROWS.run(tx, self.rows)
             _MESSAGES.run(tx, self.messages)
+            for kind in self.kinds.values():
+                self.book.record_all(((kind.seq, kind.change),), kind.number)
             self.book.write()
         if self.new_requests:
             _REQUESTS.run(tx, self.new_requests)
@@ -133,16 +149,28 @@ class _Intake:
             return None
         return earlier[0]
 
-    def _store(self, submission: Submission, new: NewNotification) -> Row:
+    def _store(self, submission: Submission, new: NewNotification) -> None:
         self.seq += 1
-        change = new_row(new, submission, self.tx.now)
-        self.book.record(self.seq, change)
-        self.rows.append(((self.seq, *own_columns(change.row)), shared_columns(change.row)))
+        own = (self.seq, new.id, submission.batch_id, new.address)
+        self.rows.append((own, self._shared(submission, new)))
         self.messages.append((self.seq, encode(new.message)))
         if new.dedup_key is not None:
             key = (submission.tenant, new.dedup_key)
             self.dedups[key] = self.new_dedups[key] = (new.id, self.tx.now)
-        return change.row
+
+    def _shared(self, submission: Submission, new: NewNotification) -> tuple[Column, ...]:
+        """The row but for what is its own; once for all of a kind, unless each has something to tell."""
+        if new.refused or STATUS_CHANGED in self.tx.subscribed:
+            change = new_row(new, submission, self.tx.now)
+            self.book.record(self.seq, change)
+            return shared_columns(change.row)
+        key = (submission.tenant, submission.lease_to, submission.lease_ms, alike(new))
+        kind = self.kinds.get(key)
+        if kind is None:
+            change = new_row(new, submission, self.tx.now)
+            kind = self.kinds[key] = _Kind(change, self.seq, shared_columns(change.row))
+        kind.number += 1
+        return kind.shared
 
 
 def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:

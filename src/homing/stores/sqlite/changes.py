@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from homing.core.events import NOTIFICATION_FAILED
 from homing.core.model import AttemptRecord, Channel, Content, Event, Message, Recipient, RegistryPut, Status
-from homing.core.rows import Change, Row, events_of, sums_of
+from homing.core.rows import Change, Row, events_of, sums_of, tells
 from homing.core.states import WAITING
 from homing.stores.codec import (
     ATTEMPT_FIELDS,
@@ -20,25 +20,27 @@ from homing.stores.codec import (
     ATTEMPT_SHARED_FIELDS,
     CAUSE_FIELDS,
     Column,
-    attempt_own_columns,
-    attempt_shared_columns,
+    attempt_own,
+    attempt_shared,
     cause_columns,
     decode_attempts,
     decode_messages,
     encode,
+    plain,
 )
-from homing.stores.sqlite.statements import Insert, Many, Tx, insert
+from homing.stores.sqlite.statements import InsertJson, Many, Tx, insert
 
 HOUR_MS = 3_600_000
 SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounced")
 
 Queue = tuple[str, str, str]
 """(lane, tenant, outlet)."""
-_Cell = tuple[Status | None, int]
-"""(status, attempts)."""
-_Signature = tuple[str, Channel, str, _Cell, tuple[Status, int], bool, bool]
-"""(tenant, channel, provider, cell before and after, without an attempt, bounced): all that counts need."""
+_Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
+"""(tenant, channel, provider, status and attempts before and after, without an attempt, bounced).
 
+All that counts need."""
+
+_FAILED = Status.FAILED
 _NOTHING_SAID = Message(recipient=Recipient(), content=Content())
 """For events that do not carry the message."""
 
@@ -52,7 +54,7 @@ _ROLL_UPS = insert(
     ("hour_at", "tenant", "channel", "provider", *SUMS),
     " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
 )
-_ATTEMPTS = Insert("homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS))
+_ATTEMPTS = InsertJson("homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS))
 _CAUSES = insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
 _EVENTS = insert(
     "homing_outbox",
@@ -102,7 +104,8 @@ class Book:
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
         self._kinds: dict[_Signature, _Kind] = {}
-        self._attempts: list[tuple[tuple[Column, ...], tuple[Column, ...]]] = []
+        self._attempts: dict[tuple[int, tuple[Any, ...]], list[tuple[Column, ...]]] = {}
+        """The change that attempts belong to and what they have in common → what each has for itself."""
         self._causes: list[tuple[Column, ...]] = []
         self._entered: dict[Queue, int] = {}
         self._left: dict[Queue, None] = {}
@@ -114,35 +117,48 @@ class Book:
 
         `was` is the queue that the row waited in before.
         """
-        row, attempt = change.row, change.attempt
-        before, after = (change.before, change.attempts_before), (row.status, row.attempts)
-        signature = (
-            row.tenant,
-            row.channel,
-            change.provider,
-            before,
-            after,
-            attempt is None,
-            change.bounced,
-        )
-        kind = self._kinds.get(signature)
-        if kind is None:
-            kind = self._kinds[signature] = _Kind(sums_of(change))
-        kind.number += 1
-        if attempt is not None:
-            own = (seq, *attempt_own_columns(attempt))
-            self._attempts.append((own, (row.changes, *attempt_shared_columns(attempt))))
-        if change.cause is not None:
-            self._causes.append((seq, row.changes, *cause_columns(change.cause)))
         if was is not None:
             self._left[was] = None
-        due_at = row.due_at
-        if due_at is not None:
-            queue = (row.lane, row.tenant, row.outlet)
-            if self._entered.get(queue, due_at) >= due_at:
-                self._entered[queue] = due_at
-        if self._tx.subscribed:
-            self._events += self._events_of(seq, change)
+        self.record_all(((seq, change),))
+
+    def record_all(self, changes: Iterable[tuple[int, Change]], number: int = 1) -> None:
+        """Changes of different rows, none of which is in a queue that it leaves.
+
+        `number`: each stands for so many of its kind, which have nothing to tell but that they count.
+        """
+        kinds, attempts, entered, subscribed = self._kinds, self._attempts, self._entered, self._tx.subscribed
+        for seq, change in changes:
+            row, attempt, cause = change.row, change.attempt, change.cause
+            if attempt is not None:
+                provider = attempt.provider
+                shared = (row.changes, attempt_shared(attempt))
+                attempts.setdefault(shared, []).append((seq, *attempt_own(attempt)))
+            else:
+                provider = row.provider if cause is None else change.provider
+            signature = (
+                row.tenant,
+                row.channel,
+                provider,
+                change.before,
+                change.attempts_before,
+                row.status,
+                row.attempts,
+                attempt is None,
+                change.bounced,
+            )
+            kind = kinds.get(signature)
+            if kind is None:
+                kind = kinds[signature] = _Kind(sums_of(change))
+            kind.number += number
+            if cause is not None:
+                self._causes.append((seq, row.changes, *cause_columns(cause)))
+            due_at = row.due_at
+            if due_at is not None:
+                queue = (row.lane, row.tenant, row.outlet)
+                if entered.get(queue, due_at) >= due_at:
+                    entered[queue] = due_at
+            if subscribed and tells(change, subscribed):
+                self._events += self._events_of(seq, change)
 
     def foresee(self, seqs: Collection[int]) -> None:
         """Reads at once what the alerts of rows that are about to fail will tell."""
@@ -152,7 +168,8 @@ class Book:
     def write(self) -> None:
         """Everything that was noted."""
         tx = self._tx
-        _ATTEMPTS.run(tx, self._attempts)
+        alike = {(change, *map(plain, shared)): owns for (change, shared), owns in self._attempts.items()}
+        _ATTEMPTS.run(tx, alike)
         _CAUSES.run(tx, self._causes)
         LEFT.run(tx, list(self._left))
         _ENTERED.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
@@ -163,7 +180,7 @@ class Book:
     def _write_tallies(self) -> None:
         """Moves the rows from cell to cell."""
         cells: dict[tuple[str, str, int], int] = {}
-        for (tenant, _, _, (before, attempts_before), (after, attempts), *_), kind in self._kinds.items():
+        for (tenant, _, _, before, attempts_before, after, attempts, *_), kind in self._kinds.items():
             if before is not None:
                 left = (tenant, before.value, attempts_before)
                 cells[left] = cells.get(left, 0) - kind.number
@@ -182,7 +199,7 @@ class Book:
         _ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
-        if change.row.status is not Status.FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:
+        if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:
             return events_of(change, self._tx.subscribed, _NOTHING_SAID, ())
         if seq not in self._dossiers:
             self._dossiers.update(_dossiers(self._tx, (seq,)))

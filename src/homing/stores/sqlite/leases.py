@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from msgspec import json
 
 from homing.core.model import Claim, ClaimBatch, ClaimRequest, Lease, Message
 from homing.core.outlets import OutletRoom
-from homing.core.rows import claim_of, extend, lease, reclaim
+from homing.core.rows import claim_of, claims_of, extend, lease, reclaim
 from homing.stores.codec import (
     LEASED_FIELDS,
     Column,
-    StoredRow,
     decode_messages,
-    decode_rows,
+    decode_unnumbered,
     encode,
     leased_columns,
 )
@@ -22,13 +22,15 @@ from homing.stores.deal import Deal, Due, DueQueue
 from homing.stores.held import Found
 from homing.stores.sqlite.changes import NEXT_DUE, Book, queue_of
 from homing.stores.sqlite.rows import leased_by_id
-from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_row
+from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_unnumbered
 
 _QUEUES_PER_LANE = 2000
 """Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
 
-LAST_CLAIMED = "overdue"
-"""The last field of a row that a claim, a reclaim, or the settlement of either reads or changes."""
+LAST_CLAIMED = "holds"
+"""The last field of a waiting row that a claim, or its settlement, reads without having written it."""
+LAST_RECLAIMED = "overdue"
+"""The same of a reclaim, which finds a lease."""
 
 DUE_QUEUES = """
 SELECT json_array(
@@ -56,14 +58,21 @@ SELECT json_group_array(json((
     ORDER BY n.due_at, n.id LIMIT ?3))))
 FROM json_each(?1) AS q
 """
-ROWS_AND_MESSAGES = f"""
+
+
+def _rows_and_messages(last: str) -> str:
+    return f"""
 SELECT
-  json_group_array({json_row("n", last=LAST_CLAIMED)}),
+  json_group_array({json_unnumbered("n", last)}),
   '[' || coalesce(group_concat(m.message), '') || ']'
 FROM json_each(?1) AS j
 CROSS JOIN homing_notifications AS n ON n.seq = j.value
 CROSS JOIN homing_messages AS m ON m.seq = n.seq
 """  # noqa: S608
+
+
+WAITING_ROWS = _rows_and_messages(LAST_CLAIMED)
+PASSED_ROWS = _rows_and_messages(LAST_RECLAIMED)
 NEXT_DUE_AT = """
 SELECT min((
   SELECT min(q.next_due_at) FROM homing_queues AS q INDEXED BY homing_queue_due
@@ -99,6 +108,9 @@ INSERT INTO homing_counters (name, value) VALUES ('served', ?)
 ON CONFLICT DO UPDATE SET value = excluded.value
 """
 
+_in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
+"""Waiting rows that are alike in this are leased alike, and count alike."""
+
 _decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int, int]]]]]).decode
 _decode_due = json.Decoder(list[list[Due]]).decode
 _decode_seqs = json.Decoder(list[int]).decode
@@ -119,7 +131,7 @@ def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int, leased: list[
     if not seqs:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
     book, claims, written = Book(tx), [], {}
-    rows, messages = _rows_and_messages(tx, seqs)
+    rows, messages = _read(tx, PASSED_ROWS, seqs)
     for (seq, row), message in zip(rows, messages, strict=True):
         was = queue_of(row)
         due_at = row.started_at if row.due_at is None else row.due_at
@@ -185,22 +197,25 @@ def _fetch(tx: Tx, queues: Sequence[DueQueue], limit: int) -> None:
 def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest, leased: list[Found]) -> tuple[Claim, ...]:
     if not dealt:
         return ()
-    book, claims, written = Book(tx), [], {}
-    rows, messages = _rows_and_messages(tx, [seq for _, _, seq in dealt])
-    for (seq, row), message, (due_at, _, _) in zip(rows, messages, dealt, strict=True):
-        # The queues that it leaves are put right by `_keep_turns`.
-        book.record(seq, lease(row, request.worker, request.lease_ms, tx.now))
-        claims.append(claim_of(row, message, due_at))
-        written[seq] = leased_columns(row)
-    LEASED.run(tx, written)
+    rows, messages = _read(tx, WAITING_ROWS, [seq for _, _, seq in dealt])
+    alike: dict[tuple[object, ...], list[Found]] = {}
+    for found in rows:
+        alike.setdefault(_in_common(found[1]), []).append(found)
+    book = Book(tx)  # the queues that they leave are put right by `_keep_turns`
+    written: dict[tuple[Column, ...], list[int]] = {}
+    for group in alike.values():
+        changes = [(seq, lease(row, request.worker, request.lease_ms, tx.now)) for seq, row in group]
+        book.record_all(changes[:1], number=len(group))
+        written.setdefault(leased_columns(group[0][1]), []).extend([seq for seq, _ in group])
+    LEASED.run_alike(tx, written)
     book.write()
     leased[:] = rows
-    return tuple(claims)
+    return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in dealt])
 
 
-def _rows_and_messages(tx: Tx, seqs: Sequence[int]) -> tuple[list[tuple[int, StoredRow]], list[Message]]:
-    rows, messages = tx.cursor.execute(ROWS_AND_MESSAGES, (encode(seqs),)).fetchone()
-    return decode_rows(rows), decode_messages(messages)
+def _read(tx: Tx, sql: str, seqs: Sequence[int]) -> tuple[list[Found], list[Message]]:
+    rows, messages = tx.cursor.execute(sql, (encode(seqs),)).fetchone()
+    return list(zip(seqs, decode_unnumbered(rows), strict=True)), decode_messages(messages)
 
 
 def _keep_turns(tx: Tx, deals: Sequence[Deal]) -> None:

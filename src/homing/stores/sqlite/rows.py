@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from msgspec import json
-
 from homing.stores.codec import StoredRow, decode_rows, encode
 from homing.stores.held import Found
 from homing.stores.sqlite.statements import Tx, json_row
@@ -21,16 +19,10 @@ LEASED_BY_ID = f"""
 SELECT json_group_array({json_row("n", last=LAST_SETTLED)})
 FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value
 """  # noqa: S608
-CHANGES = """
-SELECT json_group_array(json_array(n.seq, n.changes))
-FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.seq = j.value
-"""
 _BY_SEQ = f"""
 SELECT json_group_array({json_row("n")})
 FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.seq = j.value
 """  # noqa: S608
-
-_decode_changes = json.Decoder(list[tuple[int, int]]).decode
 
 
 def rows_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
@@ -41,12 +33,6 @@ def rows_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
 def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
     """The same with no more than what a settlement or an extension reads and changes."""
     return _by_id(tx, LEASED_BY_ID, ids)
-
-
-def unchanged(tx: Tx, rows: Collection[Found]) -> list[Found]:
-    """Those of the rows that are still as they were when they were kept."""
-    changes = dict(_decode_changes(tx.one(CHANGES, encode([seq for seq, _ in rows]))))
-    return [found for found in rows if changes.get(found[0]) == found[1].changes]
 
 
 def rows_by_seq(tx: Tx, seqs: Collection[int]) -> dict[int, StoredRow]:

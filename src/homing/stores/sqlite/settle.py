@@ -5,50 +5,63 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homing.core.model import RegistryPut, Settlement, Status
+from homing.core.rows import Change
 from homing.core.rows import settle as settled
 from homing.stores.codec import SETTLED_FIELDS, Column, settled_columns
 from homing.stores.fates import APPLIED, MISSING, STALE, Fate
 from homing.stores.held import Found, Held
 from homing.stores.sqlite.changes import Book, write_puts
 from homing.stores.sqlite.receipts import take_early
-from homing.stores.sqlite.rows import leased_by_id, unchanged
+from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import Tx, Update
+from homing.stores.sqlite.threads import Again
 
-SETTLED = Update(SETTLED_FIELDS)
+_FAILED = Status.FAILED
+
+# A row that was kept since its claim is written only where nothing else has changed it meanwhile.
+SETTLED = Update(SETTLED_FIELDS, where=" AND homing_notifications.changes = {changes} - 1")
 
 
 def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
-    """Applies settlements in their order; the fate of each."""
+    """Applies settlements in their order; the fate of each. `Again`: a row that was held had changed."""
     found = _found(tx, batch, held)
     book = Book(tx)
-    fates: list[Fate] = []
-    written: dict[int, tuple[Column, ...]] = {}
-    puts: list[RegistryPut] = []
     if tx.subscribed:
-        book.foresee([found[s.id][0] for s in batch if s.status is Status.FAILED and s.id in found])
+        book.foresee([found[s.id][0] for s in batch if s.status is _FAILED and s.id in found])
+    now = tx.now
+    fates: list[Fate] = []
+    changes: list[tuple[int, Change]] = []
+    puts: list[RegistryPut] = []
     for settlement in batch:
-        if settlement.id not in found:
+        place = found.get(settlement.id)
+        if place is None:
             fates.append(MISSING)
             continue
-        seq, row = found[settlement.id]
-        change = settled(row, settlement, tx.now)
+        seq, row = place
+        change = settled(row, settlement, now)
         if change is None:
             fates.append(STALE)
             continue
-        book.record(seq, change)
-        written[seq] = settled_columns(row)
-        puts += settlement.puts
         fates.append(APPLIED)
-    SETTLED.run(tx, written)
+        changes.append((seq, change))
+        if settlement.puts:
+            puts += settlement.puts
+    written: dict[tuple[Column, ...], list[int]] = {}
+    for seq, change in changes:
+        written.setdefault(settled_columns(change.row), []).append(seq)
+    if SETTLED.run_alike(tx, written) != len(changes):
+        raise Again
+    book.record_all(changes)
     book.write()
     write_puts(tx, puts)
-    take_early(tx, list(written))
+    take_early(tx, [seq for seq, _ in changes])
     return fates
 
 
 def _found(tx: Tx, batch: Sequence[Settlement], held: Held) -> dict[str, Found]:
-    """The rows that these are about: those that were kept, where nothing has changed them, else as stored."""
-    kept = [row for settlement in batch if (row := held.take(settlement)) is not None]
-    found = {row.id: (seq, row) for seq, row in unchanged(tx, kept)} if kept else {}
+    """The rows that these are about: those that were kept, and of the others what is stored."""
+    found = held.take(batch)
+    if len(found) == len(batch):
+        return found
     others = [settlement.id for settlement in batch if settlement.id not in found]
     return found | leased_by_id(tx, others) if others else found

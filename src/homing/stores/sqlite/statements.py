@@ -20,6 +20,7 @@ _SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
 _INSERTED_ALIKE = 32
 _UPDATED_ALIKE = 8
 """With so many rows per group on average, statements for each group are the cheaper way."""
+_NUL = "\\u0000"
 
 
 class Tx:
@@ -54,14 +55,21 @@ class Many:
         """The statement for one row."""
         return self._texts[-1][1]
 
-    def run(self, tx: Tx, rows: Sequence[Iterable[Column]], first: tuple[Column, ...] = ()) -> None:
-        """Writes all rows, in as few statements as the sizes allow; `first` precedes their parameters."""
-        start, left = 0, len(rows)
+    def run(self, tx: Tx, rows: Sequence[Iterable[Column]], first: tuple[Column, ...] = ()) -> int:
+        """Writes all rows, in as few statements as the sizes allow; `first` precedes their parameters.
+
+        How many rows it changed.
+        """
+        start, left, changed = 0, len(rows), 0
+        if not left:
+            return 0
         for size, text in self._texts:
             while left >= size:
-                tx.cursor.execute(text, (*first, *chain.from_iterable(rows[start : start + size])))
+                parameters = (*first, *chain.from_iterable(rows[start : start + size]))
+                changed += tx.cursor.execute(text, parameters).rowcount
                 start += size
                 left -= size
+        return changed
 
 
 def insert(table: str, fields: Sequence[str], tail: str = "") -> Many:
@@ -95,6 +103,32 @@ class Insert:
             self._alike.run(tx, owns, shared)
 
 
+class InsertJson:
+    """The same in one statement for any number of rows, where their own columns are few.
+
+    They go as JSON, which SQLite takes apart while others run; binding them one by one would hold them up.
+    """
+
+    def __init__(self, table: str, own: Sequence[str], shared: Sequence[str]) -> None:
+        into = f"INSERT INTO {table} ({', '.join((*own, *shared))}) "
+        mine = ", ".join(f"json_extract(new.value, '$[{place}]')" for place in range(len(own)))
+        theirs = ", ".join(f"?{number}" for number in range(2, len(shared) + 2))
+        self.text = into + f"SELECT {mine}, {theirs} FROM json_each(?1) AS new"  # noqa: S608
+        self._each = Many(into + "VALUES ", len(own) + len(shared))
+
+    def run(self, tx: Tx, groups: Mapping[tuple[Column, ...], Sequence[tuple[Column, ...]]]) -> None:
+        """Shared columns → the own ones of those that share them."""
+        if len(groups) > 1 + sum(map(len, groups.values())) // _INSERTED_ALIKE:
+            self._each.run(tx, [(*own, *shared) for shared, owns in groups.items() for own in owns])
+            return
+        for shared, owns in groups.items():
+            own_columns = encode(owns)
+            if _NUL in own_columns:  # where SQLite's JSON ends a text
+                self._each.run(tx, [(*own, *shared) for own in owns])
+            else:
+                tx.cursor.execute(self.text, (own_columns, *shared))
+
+
 class Update:
     """UPDATE of some columns of notifications.
 
@@ -102,34 +136,49 @@ class Update:
     is cheaper than VALUES of their own for each.
     """
 
-    def __init__(self, fields: Sequence[str]) -> None:
-        alike = ", ".join(f"{name} = ?" for name in fields)
-        self.alike = f"UPDATE homing_notifications SET {alike} WHERE seq IN (SELECT value FROM json_each(?))"  # noqa: S608
-        each = ", ".join(f"{name} = new.column{number}" for number, name in enumerate(fields, 2))
+    def __init__(self, fields: Sequence[str], where: str = "") -> None:
+        """`where` says of the row what else must hold; `{changes}` in it is the number of its new changes."""
+        number_of = {name: number for number, name in enumerate(fields, 1)}
+        changes = number_of.get("changes", 0)
+        alike = ", ".join(f"{name} = ?{number}" for name, number in number_of.items())
+        self.alike = (
+            f"UPDATE homing_notifications SET {alike}"  # noqa: S608
+            f" WHERE seq IN (SELECT value FROM json_each(?{len(fields) + 1}))"
+            + where.format(changes=f"?{changes}")
+        )
+        each = ", ".join(f"{name} = new.column{number + 1}" for name, number in number_of.items())
         self.each = Many(
             f"UPDATE homing_notifications SET {each} FROM (VALUES ",  # noqa: S608
             len(fields) + 1,
-            ") AS new WHERE homing_notifications.seq = new.column1",
+            ") AS new WHERE homing_notifications.seq = new.column1"
+            + where.format(changes=f"new.column{changes + 1}"),
         )
 
-    def run(self, tx: Tx, rows: Mapping[int, tuple[Column, ...]]) -> None:
-        """`seq` → values in the order of the fields."""
+    def run(self, tx: Tx, rows: Mapping[int, tuple[Column, ...]]) -> int:
+        """`seq` → values in the order of the fields; how many were written."""
         groups: dict[tuple[Column, ...], list[int]] = {}
         for seq, columns in rows.items():
             groups.setdefault(columns, []).append(seq)
-        if len(groups) > 1 + len(rows) // _UPDATED_ALIKE:
-            self.each.run(tx, [(seq, *columns) for seq, columns in rows.items()])
-            return
-        for columns, seqs in groups.items():
-            tx.cursor.execute(self.alike, (*columns, encode(seqs)))
+        return self.run_alike(tx, groups)
+
+    def run_alike(self, tx: Tx, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
+        """Values in the order of the fields → each `seq` that gets them; how many were written."""
+        if len(groups) > 1 + sum(map(len, groups.values())) // _UPDATED_ALIKE:
+            return self.each.run(tx, [(seq, *columns) for columns, seqs in groups.items() for seq in seqs])
+        return sum([tx.run(self.alike, *columns, encode(seqs)) for columns, seqs in groups.items()])
 
 
 def json_row(alias: str, last: str = ROW_FIELDS[-1]) -> str:
-    """SQL for one notification as `[seq, [fields in the order of ROW_FIELDS]]`.
+    """SQL for one notification as `[seq, [fields in the order of ROW_FIELDS]]`; `last` as below."""
+    return f"json_array({alias}.seq, {json_unnumbered(alias, last)})"
+
+
+def json_unnumbered(alias: str, last: str) -> str:
+    """SQL for one notification as `[fields in the order of ROW_FIELDS]`.
 
     Fields after `last` are left out and have their defaults, whatever is stored: only for who neither
     reads nor writes them.
     """
     wanted = ROW_FIELDS[: ROW_FIELDS.index(last) + 1]
     fields = (f"json({alias}.{f})" if f in JSON_FIELDS else f"{alias}.{f}" for f in wanted)
-    return f"json_array({alias}.seq, json_array({', '.join(fields)}))"
+    return f"json_array({', '.join(fields)})"

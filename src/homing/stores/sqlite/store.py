@@ -196,7 +196,7 @@ class SqliteStore:
     # Registry ------------------------------------------------------------------------------------
 
     async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._read(lambda tx: reference.get_many(tx, tenant, kind, keys))
+        return await self._read(lambda tx: reference.get_many(tx, tenant, kind, keys), single=True)
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
@@ -212,7 +212,7 @@ class SqliteStore:
     # Shared --------------------------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
-        return await self._read(reference.breakers)
+        return await self._read(reference.breakers, single=True)
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
         return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
@@ -258,10 +258,11 @@ class SqliteStore:
     async def _write(self, action: Callable[[Tx], R]) -> R:
         return await self._open_writer().do(Call(lambda cursor: action(self._tx(cursor))))
 
-    async def _read(self, action: Callable[[Tx], R]) -> R:
+    async def _read(self, action: Callable[[Tx], R], *, single: bool = False) -> R:
+        """`single`: it is one statement."""
         if self._reader is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
-        return await self._reader.do(Call(lambda cursor: action(self._tx(cursor))))
+        return await self._reader.do(Call(lambda cursor: action(self._tx(cursor)), single=single))
 
     def _accept_joined(self, batch: Sequence[Submission], connection: object) -> tuple[Acceptance, ...]:
         with joined(connection, self._path) as cursor:

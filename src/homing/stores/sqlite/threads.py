@@ -28,6 +28,10 @@ _GROUP = 256
 """Calls in one commit at most: bounds how long the first of them waits for the last."""
 
 
+class Again(Exception):
+    """What a call remembered is no longer so. It has forgotten it by now: undo the call and make it again."""
+
+
 class _TransactionGoneError(Exception):
     """SQLite has rolled back the whole group by itself, as it does when the disk is full."""
 
@@ -35,10 +39,18 @@ class _TransactionGoneError(Exception):
 class Call(Generic[R]):
     """One caller's wish and the future that it waits for."""
 
-    __slots__ = ("action", "error", "future", "loop", "part", "result", "together")
+    __slots__ = ("action", "error", "future", "loop", "part", "result", "single", "together")
 
-    def __init__(self, action: Action[R], together: Together | None = None, part: object = None) -> None:
+    def __init__(
+        self,
+        action: Action[R],
+        together: Together | None = None,
+        part: object = None,
+        single: bool = False,
+    ) -> None:
         self.action = action
+        self.single = single
+        """It is one statement, and needs no transaction to see one state."""
         self.together = together
         """Set where neighbours of the same kind can be done in one go, each with its `part`."""
         self.part = part
@@ -101,9 +113,15 @@ class _Thread:
         """One call in a transaction of its own."""
         call.result = call.error = None
         try:
+            if call.single:
+                call.result = call.action(self._cursor)
+                return
             self._cursor.execute(begin)
             call.result = call.action(self._cursor)
             self._cursor.execute("COMMIT")
+        except Again:
+            self._roll_back()
+            self._alone(call, begin)
         except Exception as error:
             call.error = translated(error, self._path)
             self._roll_back()
@@ -169,6 +187,9 @@ class Writer(_Thread):
         self._cursor.execute("SAVEPOINT call")
         try:
             call.result = call.action(self._cursor)
+        except Again:
+            self._undo_call()
+            self._on_its_own(call)
         except Exception as error:
             call.error = translated(error, self._path)
             self._undo_call()
