@@ -265,6 +265,29 @@ class Provider(Protocol):
     async def close(self) -> None: ...
 
 
+OnOutcomes = Callable[[list[tuple[Any, Outcome | Exception]]], None]
+"""Told (mark, outcome) of attempts that ended at the same moment; an error is what `send` would raise."""
+
+
+@runtime_checkable
+class Begins(Protocol):
+    """A provider that takes many attempts at once, with nobody waiting for each."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether this one does, as it is set up."""
+
+    def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
+        """Begins what `send` would do for each, and returns; each has a mark to know it by.
+
+        Each ends within its `timeout_ms`, and `ended` is told of it once, in here or later, unless it is
+        given up. Never raises.
+        """
+
+    def give_up(self, marks: Collection[Any]) -> None:
+        """Breaks off those of them that are under way; nothing is told of them. Never raises."""
+
+
 @runtime_checkable
 class Hears(Protocol):
     """A provider that calls back: it can tell a callback of its own and says what it means."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Sequence
 from traceback import format_tb
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -41,10 +42,7 @@ class Deadline:
         task = self._task = asyncio.current_task()
         assert task is not None, "an attempt is made by a task"
         self._cancelling = task.cancelling()
-        everyone = self._all
-        everyone.open[self] = None
-        if self.due_ms < everyone.wakes_ms:
-            everyone.sleep_until(self.due_ms)
+        self._all.add((self,))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -64,8 +62,21 @@ class Deadline:
 
     def stood_still(self, now_ms: int) -> bool:
         """Whether this process was not there when the time was up."""
-        rang_ms = now_ms if self._rang_ms is None else self._rang_ms
-        return rang_ms - self.due_ms > _STOOD_STILL_MS
+        return stood_still(self.due_ms, now_ms if self._rang_ms is None else self._rang_ms)
+
+
+def stood_still(due_ms: int, ended_ms: int) -> bool:
+    """Whether an attempt ended so long after its time that this process was not there when it was up."""
+    return ended_ms - due_ms > _STOOD_STILL_MS
+
+
+class Rings(Protocol):
+    """What has its time."""
+
+    @property
+    def due_ms(self) -> int: ...
+
+    def ring(self, now_ms: int) -> None: ...
 
 
 class Deadlines:
@@ -74,31 +85,38 @@ class Deadlines:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
-        self.open: dict[Deadline, None] = {}
-        self.wakes_ms = _NEVER_MS
+        self.open: dict[Rings, None] = {}
+        self._wakes_ms = _NEVER_MS
 
     def at(self, due_ms: int) -> Deadline:
         """Then, by the monotonic clock."""
         return Deadline(self, due_ms)
 
-    def sleep_until(self, due_ms: int) -> None:
+    def add(self, those: Sequence[Rings]) -> None:
+        """They ring when their time is up, unless they are taken out of `open` before."""
+        self.open.update(dict.fromkeys(those))
+        due_ms = min([one.due_ms for one in those])
+        if due_ms < self._wakes_ms:
+            self._sleep_until(due_ms)
+
+    def _sleep_until(self, due_ms: int) -> None:
         """There is nothing to do before."""
         if self._timer is not None:
             self._timer.cancel()
-        self.wakes_ms = due_ms
+        self._wakes_ms = due_ms
         loop = asyncio.get_running_loop()
         wait_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
         # In the next turn: what came in while the process stood still is heard first.
         self._timer = loop.call_later(wait_s, loop.call_soon, self._ring)
 
     def _ring(self) -> None:
-        self._timer, self.wakes_ms = None, _NEVER_MS
+        self._timer, self._wakes_ms = None, _NEVER_MS
         now_ms = self._clock.monotonic_ms()
         for deadline in [one for one in self.open if one.due_ms <= now_ms]:
             deadline.ring(now_ms)
         rest = [one.due_ms for one in self.open if one.due_ms > now_ms]
         if rest:
-            self.sleep_until(min(rest))
+            self._sleep_until(min(rest))
 
 
 async def answer(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outcome:
@@ -107,12 +125,22 @@ async def answer(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outc
         with deadline:
             return clean(await listed.provider.send(delivery))
     except TimeoutError:
-        error = f"no answer within {delivery.timeout_ms} ms"
-        return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
+        return unanswered(delivery.timeout_ms)
     except Exception as error:  # a provider must not raise; if it does, it may have sent
-        where = "".join(format_tb(error.__traceback__))  # the error's own text may name the recipient
-        log.error("provider %s raised %s\n%s", listed.id, type(error).__name__, where)
-        return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(repr(error)))
+        return broken_off(listed.id, error)
+
+
+def unanswered(timeout_ms: int) -> Outcome:
+    """The time of an attempt was up."""
+    error = f"no answer within {timeout_ms} ms"
+    return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
+
+
+def broken_off(provider: str, error: Exception) -> Outcome:
+    """A provider raised. The error's own text may name the recipient: it is stored, but not logged."""
+    where = "".join(format_tb(error.__traceback__))
+    log.error("provider %s raised %s\n%s", provider, type(error).__name__, where)
+    return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(repr(error)))
 
 
 def clean(outcome: object) -> Outcome:

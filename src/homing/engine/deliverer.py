@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,9 +17,9 @@ from homing.core.errors import StoreError
 from homing.core.failover import Choice, choose, rotation
 from homing.core.model import Channel, Claim, Lease, Mode, Outcome, OutcomeKind, Reason, Settlement
 from homing.core.policy import RetryPolicy
-from homing.core.ports import Backend, Chance, Clock, Delivery, Directory
+from homing.core.ports import Backend, Begins, Chance, Clock, Delivery, Directory
 from homing.core.redact import redact
-from homing.engine.answering import Deadline, Deadlines, answer
+from homing.engine.answering import Deadlines, answer, broken_off, clean, stood_still, unanswered
 from homing.engine.breakers import Breakers, longest_trial_ms
 from homing.engine.intake import LEASE_MARGIN_MS
 from homing.engine.pacing import Pacing
@@ -47,6 +47,26 @@ class Ready(Struct, frozen=True):
     """The version of the breaker at which this attempt won its trial; 0: it is none."""
 
 
+OnEnded = Callable[[list[tuple[Ready, Settlement | None]]], None]
+"""Told of attempts that ended at the same moment. None: its lease will run out."""
+
+
+class _Begun:
+    """An attempt that nobody waits for."""
+
+    __slots__ = ("_deliverer", "began_ms", "due_ms", "ended", "one")
+
+    def __init__(self, deliverer: Deliverer, one: Ready, began_ms: int, due_ms: int, ended: OnEnded) -> None:
+        self._deliverer = deliverer
+        self.one = one
+        self.began_ms = began_ms
+        self.due_ms = due_ms
+        self.ended = ended
+
+    def ring(self, now_ms: int) -> None:
+        self._deliverer.break_off(self)
+
+
 class Deliverer:
     """Attempts claims. Everything it decides comes from `core`; everything it does ends at the settler."""
 
@@ -72,6 +92,11 @@ class Deliverer:
         self._chance = chance
         self._deadlines = Deadlines(clock)
         self._seats = {listed.id: Seats(listed.max_in_flight) for listed in roster}
+        self._beginners: dict[str, Begins] = {
+            listed.id: listed.provider
+            for listed in roster
+            if isinstance(listed.provider, Begins) and listed.provider.begins
+        }
 
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[Ready]:
         """Ends or postpones what must not be attempted now; the others are ready."""
@@ -139,22 +164,96 @@ class Deliverer:
                     return None
                 began_ms = clock.monotonic_ms()
             deadline = self._deadlines.at(began_ms + timeout_ms)
-            outcome = await self._send(claim, timeout_ms, deadline)
+            delivery = delivery_of(claim, timeout_ms)
+            outcome = await answer(self._roster[claim.provider], delivery, deadline)
             ended_ms = clock.monotonic_ms()
         finally:
             seats.release()
         if not deadline.stood_still(ended_ms):
             breakers.record(claim.provider, outcome.kind, trial=trial)
-        taken = outcome.kind is _ACCEPTED
+        return self._decided(one, outcome, began_ms, ended_ms)
+
+    def begin(self, batch: Sequence[Ready], ended: OnEnded) -> list[Ready]:
+        """Begins together what needs nothing to be waited for first. The others are left for `attempt`.
+
+        `ended` may be told of some before this returns.
+        """
+        breakers, began_ms = self._breakers, self._clock.monotonic_ms()
+        if breakers.is_stale(began_ms):
+            return list(batch)
+        now = breakers.now(began_ms)
+        ways: dict[str, list[tuple[Delivery, _Begun]]] = {
+            provider: []
+            for provider in dict.fromkeys([one.claim.provider for one in batch])
+            if provider in self._beginners and breakers.usable(provider)
+        }
+        left = []
+        for one in batch:
+            claim, timeout_ms = one.claim, self.timeout_ms(one)
+            way = ways.get(claim.provider)
+            if way is None or one.trial or claim.lease_until - now <= timeout_ms:
+                left.append(one)
+            elif self._seats[claim.provider].take():
+                begun = _Begun(self, one, began_ms, began_ms + timeout_ms, ended)
+                way.append((delivery_of(claim, timeout_ms), begun))
+            else:
+                left.append(one)
+        for provider, way in ways.items():
+            if way:
+                self._deadlines.add([begun for _, begun in way])
+                self._beginners[provider].begin(way, self._heard)
+        return left
+
+    def break_off(self, begun: _Begun) -> None:
+        """Its time is up, whatever its provider does."""
+        self._beginners[begun.one.claim.provider].give_up((begun,))
+        self._heard([(begun, unanswered(begun.due_ms - begun.began_ms))])
+
+    def abandon(self, ended: OnEnded) -> list[Ready]:
+        """Breaks off all that was begun for this listener; nothing is told of them."""
+        open_ = self._deadlines.open
+        gone = [begun for begun in open_ if isinstance(begun, _Begun) and begun.ended == ended]
+        by_provider: dict[str, list[_Begun]] = {}
+        for begun in gone:
+            del open_[begun]
+            by_provider.setdefault(begun.one.claim.provider, []).append(begun)
+        for provider, those in by_provider.items():
+            self._beginners[provider].give_up(set(those))
+            for _ in those:
+                self._seats[provider].release()
+        return [begun.one for begun in gone]
+
+    def _heard(self, results: list[tuple[_Begun, Outcome | Exception]]) -> None:
+        ended_ms, open_, seats = self._clock.monotonic_ms(), self._deadlines.open, self._seats
+        told: dict[OnEnded, list[tuple[Ready, Settlement | None]]] = {}
+        for begun, said in results:
+            if open_.pop(begun, False) is False:  # it was broken off: this comes too late
+                continue
+            one, settlement = begun.one, None
+            provider = one.claim.provider
+            seats[provider].release()
+            try:
+                outcome = broken_off(provider, said) if isinstance(said, Exception) else clean(said)
+                if not stood_still(begun.due_ms, ended_ms):
+                    self._breakers.record(provider, outcome.kind)
+                settlement = self._decided(one, outcome, begun.began_ms, ended_ms)
+            except Exception:
+                log.exception("an attempt broke off unexpectedly; its lease will run out")
+            told.setdefault(begun.ended, []).append((one, settlement))
+        for ended, those in told.items():
+            ended(those)
+
+    def _decided(self, one: Ready, outcome: Outcome, began_ms: int, ended_ms: int) -> Settlement:
+        claim, taken = one.claim, outcome.kind is _ACCEPTED
         return decide(
             claim,
             outcome,
             one.policy,
             self._roster.route(claim.channel),
-            elapsed_ms=max(0, breakers.now(ended_ms) - claim.started_at),
+            elapsed_ms=max(0, self._breakers.now(ended_ms) - claim.started_at),
             latency_ms=ended_ms - began_ms,
             u=0.0 if taken else self._chance.random(),
-            stopped=not taken and not breakers.usable(claim.provider),
+            stopped=not taken and not self._breakers.usable(claim.provider),
         )
 
     def _stopped_meanwhile(self, one: Ready) -> Settlement:
@@ -311,25 +410,26 @@ class Deliverer:
         # An answer that took too long says nothing about how much of the lease is left.
         return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
 
-    def _send(self, claim: Claim, timeout_ms: int, deadline: Deadline) -> Awaitable[Outcome]:
-        id, message = claim.id, claim.message
-        delivery = Delivery(  # by position: see `core.decide`
-            id,
-            claim.tenant,
-            claim.channel,
-            claim.type,
-            claim.priority,
-            message.recipient,
-            claim.address,
-            message.content,
-            id,
-            claim.attempt,
-            timeout_ms,
-            claim.expires_at,
-            message.locale,
-            message.metadata,
-        )
-        return answer(self._roster[claim.provider], delivery, deadline)
+
+def delivery_of(claim: Claim, timeout_ms: int) -> Delivery:
+    """The attempt that a claim is for, as its provider sees it."""
+    id, message = claim.id, claim.message
+    return Delivery(  # by position: see `core.decide`
+        id,
+        claim.tenant,
+        claim.channel,
+        claim.type,
+        claim.priority,
+        message.recipient,
+        claim.address,
+        message.content,
+        id,
+        claim.attempt,
+        timeout_ms,
+        claim.expires_at,
+        message.locale,
+        message.metadata,
+    )
 
 
 def makes_sense(facts: object) -> bool:

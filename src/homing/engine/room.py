@@ -78,8 +78,8 @@ class Room:
     def take(self, claims: Sequence[Claim]) -> None:
         self._count(claims, 1)
 
-    def release(self, claim: Claim) -> None:
-        self._gone.append(claim)
+    def release(self, claims: Sequence[Claim]) -> None:
+        self._gone += claims
 
     @property
     def held(self) -> Held:

@@ -52,10 +52,16 @@ class Settler:
         return len(self._waiting) + self._writing
 
     def add(self, settlement: Settlement, claim: Claim) -> None:
+        self.add_all([(settlement, claim)])
+
+    def add_all(self, settled: Sequence[Settled]) -> None:
+        """Takes settlements, each with its claim."""
+        if not settled:
+            return
         if not self._waiting:
             self._empty.clear()
             self._arrived.set()
-        self._waiting.append((settlement, claim))
+        self._waiting += settled
 
     async def run(self) -> None:
         """Writes until cancelled."""

@@ -76,6 +76,9 @@ class Worker:
         self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[tuple[str, int], Claim] = {}
+        self._rested = asyncio.Event()
+        """Nothing is under way."""
+        self._rested.set()
         self._full = 0
         """How many were under way after the last claim that found something."""
         self._released = 0
@@ -128,7 +131,7 @@ class Worker:
             await self._finish()
         finally:
             self._rhythm.close()
-            await _cancelled([*self._tasks, *background])
+            await self._stop(background)
 
     def drain(self) -> None:
         """No more claims; what is under way ends and is settled."""
@@ -150,7 +153,7 @@ class Worker:
             return self.processed
         finally:
             self.processed = before
-            await _cancelled([*self._tasks, *background])
+            await self._stop(background)
 
     def adopt(self, claims: Sequence[Claim]) -> None:
         """Settles what a reaper took: lost leases as lost, passed deadlines by the guard."""
@@ -208,7 +211,8 @@ class Worker:
 
     def _take(self, batch: ClaimBatch) -> None:
         now = batch.now
-        self._in_flight.update(((claim.id, claim.token), claim) for claim in batch.claims)
+        self._in_flight.update([((claim.id, claim.token), claim) for claim in batch.claims])
+        self._rested.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._room.take(batch.claims)
         self._room.spend(batch.claims)
@@ -227,20 +231,29 @@ class Worker:
             self._policies_read_ms = mono
 
     async def _deliver(self, claims: Sequence[Claim]) -> None:
-        """Guard and route once per batch, then one task per attempt."""
+        """Guard and route once per batch, then all attempts together, as far as their providers can."""
         by_id = {claim.id: claim for claim in claims}
         try:
             settle = self._adding(by_id)
             ready = await self._deliverer.guard(claims, settle)
             placed = await self._deliverer.route(ready, settle)
-            loop, under_way = asyncio.get_running_loop(), self._tasks
-            for one in await self._within_limits(by_id, placed):
-                task = loop.create_task(self._attempt(by_id.pop(one.claim.id), one))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
+            within = await self._within_limits(by_id, placed)
+            for one in within:
+                if one.claim is not (claim := by_id[one.claim.id]):
+                    self._move(claim, one.claim)
+            left = self._deliverer.begin(within, self._ended)
+            for one in within:
+                del by_id[one.claim.id]
         finally:
-            for claim in by_id.values():
-                self._release(claim)
+            self._release(list(by_id.values()))
+        for one in left:
+            self._spawn(self._attempt(one))
+
+    def _move(self, claim: Claim, to: Claim) -> None:
+        """It goes to another provider than it was claimed for."""
+        self._room.release([claim])
+        self._room.take([to])
+        self._in_flight[claim.id, claim.token] = to
 
     async def _within_limits(self, claims: Mapping[str, Claim], placed: Sequence[Ready]) -> list[Ready]:
         """What goes to another provider than it was counted for keeps to that one's rate limit too."""
@@ -260,19 +273,20 @@ class Worker:
                 kept.append(one)
         return kept
 
-    async def _attempt(self, claim: Claim, one: Ready) -> None:
-        if one.claim is not claim:
-            self._room.release(claim)
-            self._room.take([one.claim])
-            self._in_flight[claim.id, claim.token] = one.claim
+    async def _attempt(self, one: Ready) -> None:
+        settlement = None
         try:
             settlement = await self._deliverer.attempt(one)
-            if settlement is not None:
-                self._settler.add(settlement, one.claim)
         except Exception:
             log.exception("an attempt broke off unexpectedly; its lease will run out")
         finally:
-            self._release(one.claim)
+            self._ended([(one, settlement)])
+
+    def _ended(self, ended: Sequence[tuple[Ready, Settlement | None]]) -> None:
+        self._settler.add_all(
+            [(settlement, one.claim) for one, settlement in ended if settlement is not None]
+        )
+        self._release([one.claim for one, _ in ended])
 
     async def _guard_only(self, claims: Sequence[Claim]) -> None:
         await self._deliverer.guard(claims, self._adding({claim.id: claim for claim in claims}))
@@ -296,14 +310,17 @@ class Worker:
             except Exception:
                 log.exception("a listener to settlements failed; the work goes on without it")
 
-    def _release(self, claim: Claim) -> None:
-        """It is no longer under way: there is room for another."""
-        if self._in_flight.pop((claim.id, claim.token), None) is not None:
-            self._room.release(claim)
-            self._released += 1
-        if not self._tight:
+    def _release(self, claims: Sequence[Claim]) -> None:
+        """They are no longer under way: there is room for others."""
+        under_way = self._in_flight
+        gone = [one for claim in claims if (one := under_way.pop((claim.id, claim.token), None)) is not None]
+        self._room.release(gone)
+        self._released += len(gone)
+        if not under_way:
+            self._rested.set()
+        if not self._tight or not claims:
             return
-        if not self._in_flight or self._released * 2 >= self._full:
+        if not under_way or self._released * 2 >= self._full:
             self._waker.wake()
         else:
             self._rhythm.look_soon()
@@ -327,9 +344,14 @@ class Worker:
 
     async def _finish(self) -> None:
         """Waits for what is under way, then for its settlement."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while self._tasks or self._in_flight:
+            await (asyncio.wait(self._tasks) if self._tasks else self._rested.wait())
         await self._settler.drained()
+
+    async def _stop(self, background: Sequence[asyncio.Task[None]]) -> None:
+        """Hard: what is under way by now is left to its lease."""
+        await _cancelled([*self._tasks, *background])
+        self._release([one.claim for one in self._deliverer.abandon(self._ended)])
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -7,8 +7,8 @@ had been written, which is the difference between a transient failure and an amb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -60,6 +60,23 @@ class Transport(Protocol):
         """`timeout_ms` is for the whole exchange. Cancelling stops it and gives its connection up."""
 
     async def close(self) -> None: ...
+
+
+Exchange = tuple[Request, int, Any]
+"""A request, the time for the whole exchange in milliseconds, and a mark to know it by."""
+OnAnswers = Callable[[list[tuple[Any, Answer | Failure]]], None]
+"""Told (mark, what came back) of those that ended at the same moment."""
+
+
+@runtime_checkable
+class CarriesMany(Protocol):
+    """A transport that takes many requests at once, with nobody waiting for each."""
+
+    def begin(self, exchanges: Sequence[Exchange], ended: OnAnswers) -> None:
+        """Each ends within its time, and `ended` is told of it once, later; unless it is given up."""
+
+    def give_up(self, marks: Collection[Any]) -> None:
+        """Stops those of them that are under way, with their connections. Nothing is told of them."""
 
 
 def outcome_of(failure: Failure) -> Outcome:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import pycurl  # type: ignore[import-untyped]
 
 from homing.providers.guard import Door, Guard
-from homing.providers.http import Answer, Failure, Request
+from homing.providers.http import Answer, Exchange, Failure, OnAnswers, Request
 from homing.providers.sockets import Connections
 from homing.providers.transfer import Transfer, WireOptions, unfit
 from homing.providers.watching import Alarm, watch
 
+log = logging.getLogger("homing.transport")
+
 _LONGEST_MS = 24 * 3_600_000
-_Promise = asyncio.Future[Answer | Failure]
-_UnderWay = tuple[Transfer, _Promise]
-"""A transfer, and who waits for what it brings."""
+_UnderWay = tuple[Transfer, Any, OnAnswers]
+"""A transfer, its mark, and who is told what it brings."""
 _UNWRITABLE = Failure(code="bad_request", error="the request cannot be written", written=False)
 _DROPPED = Failure(code="dropped", error="the transport was closed", written=False)
 
@@ -51,16 +54,21 @@ class CurlTransport:
 
     async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
         """Never raises for the network; cancelling ends the transfer."""
-        failure = unfit(request, self._options.door)
-        if failure is not None:
-            return failure
+        future: asyncio.Future[Answer | Failure] = asyncio.get_running_loop().create_future()
         line = self._line()
-        future = line.begin(request, min(timeout_ms, _LONGEST_MS))
+        line.begin([(request, timeout_ms, future)], _resolve)
         try:
             return await future
         except asyncio.CancelledError:
-            line.give_up(future)
+            line.give_up((future,))
             raise
+
+    def begin(self, exchanges: Sequence[Exchange], ended: OnAnswers) -> None:
+        """The same for many; whoever asked is told of those that end together at once."""
+        self._line().begin(exchanges, ended)
+
+    def give_up(self, marks: Collection[Any]) -> None:
+        self._line().give_up(marks)
 
     async def close(self) -> None:
         """Ends what is under way and closes all connections of this loop, and of those that are closed."""
@@ -99,69 +107,73 @@ class _Line:
         self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch.wanted)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
-        self._waiting: list[tuple[Request, int, _Promise]] = []
+        self._waiting: list[tuple[Exchange, OnAnswers]] = []
         """What is to be sent on its way in this turn of the loop."""
         self._under_way: dict[pycurl.Curl, _UnderWay] = {}
+        self._over: list[tuple[OnAnswers, tuple[Any, Answer | Failure]]] = []
+        """What has ended, and is told in a moment."""
         self._spare: list[Transfer] = []
         self._connections = Connections()
 
-    def begin(self, request: Request, timeout_ms: int) -> _Promise:
-        """Sends a request on its way, together with all others of this turn of the loop.
+    def begin(self, exchanges: Sequence[Exchange], ended: OnAnswers) -> None:
+        """Sends requests on their way, together with all others of this turn of the loop.
 
         One after the other, each step for all of them is faster than all steps for each: the code of a step
         stays in the processor's cache.
         """
-        future: _Promise = self._loop.create_future()
         if not self._waiting:
             self._loop.call_soon(self._begin_all)
-        self._waiting.append((request, timeout_ms, future))
-        return future
+        self._waiting += [(exchange, ended) for exchange in exchanges]
 
     def _begin_all(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if not waiting:  # closed meanwhile
-            return
+        door, over = self._options.door, self._over
         shortest_ms = _LONGEST_MS
-        for request, timeout_ms, future in waiting:
-            if future.done():  # nobody waits for it any more
+        for (request, timeout_ms, mark), ended in waiting:
+            failure = unfit(request, door)
+            if failure is not None:
+                over.append((ended, (mark, failure)))
                 continue
+            if timeout_ms > _LONGEST_MS:
+                timeout_ms = _LONGEST_MS
             transfer = self._spare.pop() if self._spare else Transfer(self._options, self._connections)
             try:
                 transfer.prepare(request, timeout_ms)
             except (pycurl.error, TypeError, ValueError):  # what `unfit` let pass and libcurl does not
                 transfer.close()
-                future.set_result(_UNWRITABLE)
+                over.append((ended, (mark, _UNWRITABLE)))
                 continue
-            self._under_way[transfer.curl] = (transfer, future)
+            self._under_way[transfer.curl] = (transfer, mark, ended)
             self._multi.add_handle(transfer.curl)
             if timeout_ms < shortest_ms:
                 shortest_ms = timeout_ms
-        self._limit.set_at_latest(self._loop.time() + shortest_ms / 1000)
+        if self._under_way:
+            self._limit.set_at_latest(self._loop.time() + shortest_ms / 1000)
+        self._tell()
 
-    def give_up(self, future: _Promise) -> None:
-        """Nobody waits for it any more: its connection is given up, unless it has ended by now."""
-        for transfer, promised in self._under_way.values():
-            if promised is future:
+    def give_up(self, marks: Collection[Any]) -> None:
+        """Nobody wants to hear of them any more: their connections are given up, unless they have ended."""
+        self._waiting = [one for one in self._waiting if one[0][2] not in marks]
+        for transfer, mark, _ in list(self._under_way.values()):
+            if mark in marks:
                 del self._under_way[transfer.curl]
                 self._multi.remove_handle(transfer.curl)
                 transfer.close()
-                return
 
     def close(self) -> None:
         self._timer.close()
         self._limit.close()
         if self._soon is not None:
             self._soon.cancel()
-        ended: list[tuple[_Promise, Answer | Failure]] = [(one[2], _DROPPED) for one in self._waiting]
+        self._over += [(ended, (mark, _DROPPED)) for (_, _, mark), ended in self._waiting]
         self._waiting.clear()
-        for transfer, future in self._under_way.values():
+        for transfer, mark, ended in self._under_way.values():
             self._multi.remove_handle(transfer.curl)
-            ended.append((future, transfer.result(pycurl.E_ABORTED_BY_CALLBACK)))
+            self._over.append((ended, (mark, transfer.result(pycurl.E_ABORTED_BY_CALLBACK))))
             transfer.close()
         self._under_way.clear()
-        for future, result in ended:
-            if not future.done() and not self._loop.is_closed():
-                future.set_result(result)
+        if not self._loop.is_closed():
+            self._tell()
         for transfer in self._spare:
             transfer.close()
         self._spare.clear()
@@ -188,12 +200,13 @@ class _Line:
 
     def _end_overdue(self) -> None:
         """libcurl lets what waits for a connection wait on beyond its time."""
-        for transfer, _ in list(self._under_way.values()):
+        for transfer, *_ in list(self._under_way.values()):
             left_ms = transfer.left_ms()
             if left_ms <= 0:
                 self._end(transfer.curl, pycurl.E_OPERATION_TIMEDOUT)
             else:
                 self._limit.set_at_latest(self._loop.time() + left_ms / 1000)
+        self._tell()
 
     def _act(self, descriptor: int, events: int) -> None:
         try:
@@ -202,7 +215,7 @@ class _Line:
             return  # one transfer's trouble is reported with it
 
     def _hand_out(self) -> None:
-        """Answers those who wait for transfers that have ended."""
+        """Tells of transfers that have ended."""
         while True:
             queued, ended, failed = self._multi.info_read()
             for curl in ended:
@@ -210,18 +223,37 @@ class _Line:
             for curl, errno, _ in failed:
                 self._end(curl, errno)
             if not queued:
-                return
+                break
+        self._tell()
 
     def _end(self, curl: pycurl.Curl, errno: int) -> None:
         self._multi.remove_handle(curl)
         if errno and self._under_way[curl][0].may_go_again():
             self._multi.add_handle(curl)
             return
-        transfer, future = self._under_way.pop(curl)
-        result = transfer.result(errno)
+        transfer, mark, ended = self._under_way.pop(curl)
+        self._over.append((ended, (mark, transfer.result(errno))))
         if len(self._spare) < self._most_spare and transfer.rests():
             self._spare.append(transfer)
         else:
             transfer.close()
+
+    def _tell(self) -> None:
+        if not self._over:
+            return
+        over, self._over = self._over, []
+        told: dict[OnAnswers, list[tuple[Any, Answer | Failure]]] = {}
+        for ended, result in over:
+            told.setdefault(ended, []).append(result)
+        for ended, results in told.items():
+            try:
+                ended(results)
+            except Exception:
+                log.exception("what %d requests brought could not be taken note of", len(results))
+
+
+def _resolve(results: list[tuple[asyncio.Future[Answer | Failure], Answer | Failure]]) -> None:
+    """For who waits for each."""
+    for future, result in results:
         if not future.done():
             future.set_result(result)

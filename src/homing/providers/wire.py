@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
 
 from homing.core.model import Outcome, OutcomeKind
-from homing.core.ports import Delivery
-from homing.providers.http import Answer, Failure, Request, Transport, outcome_of
+from homing.core.ports import Delivery, OnOutcomes
+from homing.providers.http import Answer, CarriesMany, Exchange, Failure, Request, Transport, outcome_of
 
 NowMs = Callable[[], int]
 
@@ -40,6 +42,7 @@ class HttpProvider(ABC):
     def __init__(self, transport: Transport, now_ms: NowMs = wall_clock_ms) -> None:
         self._transport = transport
         self._now_ms = now_ms
+        self._many = transport if isinstance(transport, CarriesMany) else None
 
     @abstractmethod
     def build(self, delivery: Delivery, now_ms: int) -> Request:
@@ -59,9 +62,48 @@ class HttpProvider(ABC):
         except Unsendable as refusal:
             return refusal.outcome
         answer = await self._transport.send(request, timeout_ms=inside(delivery.timeout_ms))
-        if isinstance(answer, Failure):
-            return outcome_of(answer)
-        return self.classify(answer, self._now_ms())
+        return self._outcome(answer, self._now_ms())
+
+    @property
+    def begins(self) -> bool:
+        """Where there is nothing else to wait for in an attempt than its one answer."""
+        return self._many is not None and type(self).send is HttpProvider.send
+
+    def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
+        """`send` for many: their requests are made one after the other and go out together."""
+        assert self._many is not None, "only who says so can begin"
+        now_ms = self._now_ms()
+        exchanges: list[Exchange] = []
+        unsent: list[tuple[Any, Outcome | Exception]] = []
+        for delivery, mark in batch:
+            try:
+                exchanges.append((self.build(delivery, now_ms), inside(delivery.timeout_ms), mark))
+            except Unsendable as refusal:
+                unsent.append((mark, refusal.outcome))
+            except Exception as error:
+                unsent.append((mark, error))
+        if exchanges:
+            self._many.begin(exchanges, partial(self._answered, ended))
+        if unsent:
+            ended(unsent)
+
+    def give_up(self, marks: Collection[Any]) -> None:
+        """Breaks them off."""
+        assert self._many is not None, "only who says so can begin"
+        self._many.give_up(marks)
+
+    def _answered(self, ended: OnOutcomes, answers: list[tuple[Any, Answer | Failure]]) -> None:
+        now_ms = self._now_ms()
+        outcomes: list[tuple[Any, Outcome | Exception]] = []
+        for mark, answer in answers:
+            try:
+                outcomes.append((mark, self._outcome(answer, now_ms)))
+            except Exception as error:
+                outcomes.append((mark, error))
+        ended(outcomes)
+
+    def _outcome(self, answer: Answer | Failure, now_ms: int) -> Outcome:
+        return outcome_of(answer) if isinstance(answer, Failure) else self.classify(answer, now_ms)
 
     def is_up(self, answer: Answer) -> bool:
         """Whether that answer to `check_request` is one of a provider that would take a message."""

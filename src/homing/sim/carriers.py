@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from homing.core.failover import Route
 from homing.core.model import Outcome, OutcomeKind, Receipt, ReceiptEvent
-from homing.core.ports import Delivery
+from homing.core.ports import Delivery, OnOutcomes
 from homing.sim.invariants import Watch
 from homing.sim.scene import Call
 from homing.sim.weather import CarrierPlan, Weather
@@ -208,11 +208,30 @@ class Carrier:
 
 
 class CarrierLine:
-    """A `Provider`: one process's line to a carrier."""
+    """A `Provider`: one process's line to a carrier. Over some lines many are sent at once."""
 
-    def __init__(self, carrier: Carrier, caller: Caller) -> None:
+    def __init__(self, carrier: Carrier, caller: Caller, *, begins: bool) -> None:
         self._carrier = carrier
         self._caller = caller
+        self._under_way: dict[Any, asyncio.Task[None]] = {}
+        self.begins = begins
+
+    def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
+        for delivery, mark in batch:
+            self._under_way[mark] = asyncio.create_task(self._send_and_tell(delivery, mark, ended))
+
+    def give_up(self, marks: Collection[Any]) -> None:
+        for mark in [mark for mark in self._under_way if mark in marks]:  # in the order in which they began
+            self._under_way.pop(mark).cancel()
+
+    async def _send_and_tell(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
+        said: Outcome | Exception
+        try:
+            said = await self.send(delivery)
+        except Exception as error:
+            said = error
+        self._under_way.pop(mark, None)
+        ended([(mark, said)])
 
     async def send(self, delivery: Delivery) -> Outcome:
         if self._caller.dead:

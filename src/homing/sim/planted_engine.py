@@ -56,13 +56,13 @@ def taken_over_at_once(real: Any) -> Any:
     return lambda policy, attempt, u: 0
 
 
-@BUGS.plant("a log line names the recipient", "15", on=(_DELIVERER, "_send"), plan=scenes.quiet)
+@BUGS.plant("a log line names the recipient", "15", on=(deliverer, "delivery_of"), plan=scenes.quiet)
 def address_logged(real: Any) -> Any:
-    async def send(self: Any, claim: Any, timeout_ms: int, deadline: Any) -> Any:
+    def delivery_of(claim: Any, timeout_ms: int) -> Any:
         logging.getLogger("homing.deliverer").info("sending to %s", claim.address)
-        return await real(self, claim, timeout_ms, deadline)
+        return real(claim, timeout_ms)
 
-    return send
+    return delivery_of
 
 
 @BUGS.plant("each attempt has its own idempotency key", "10", on=_DELIVERY, plan=scenes.steady)

@@ -142,12 +142,17 @@ class SimProcess:
                 self._scene.note(self.name, "could not process: the store is away")
             await asyncio.sleep(self._chance.randrange(1_000, 8_000) / 1000)
 
+    def _line(self, carrier: Carrier) -> CarrierLine:
+        kind = AskedLine if carrier.plan.answers else CarrierLine
+        chance = Random(f"{self._scene.plan.seed}/{self.name}/{carrier.plan.id}")
+        return kind(carrier, self, begins=chance.random() < 0.5)
+
     def _engine(self, tenant: str) -> Engine:
         plan = self._scene.plan
         roster = Roster(
             Listed(
                 id=carrier.plan.id,
-                provider=(AskedLine if carrier.plan.answers else CarrierLine)(carrier, self),
+                provider=self._line(carrier),
                 channels=carrier.plan.channels,
                 max_in_flight=carrier.plan.max_in_flight,
                 rate=carrier.plan.rate,

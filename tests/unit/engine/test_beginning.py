@@ -1,0 +1,203 @@
+"""Providers that take many attempts at once: nobody waits for each, and each still ends in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pytest
+
+from homing import Outcome, Status
+from homing.core.breaker import Phase
+from homing.core.ports import Delivery, OnOutcomes
+from homing.providers.scripted import HANG
+from homing.sim.loop import GROUP, VirtualLoop
+
+from .support import ADA, K, Timed, World, mail, phase, seconds, serving, status, steady
+
+
+class Starting(Timed):
+    """Begins whatever it is given, and tells of it when it has an answer."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.batches: list[int] = []
+        self.given_up: list[Any] = []
+        self.under_way: dict[Any, OnOutcomes] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def begins(self) -> bool:
+        return True
+
+    def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
+        self.batches.append(len(batch))
+        for delivery, mark in batch:
+            self.under_way[mark] = ended
+            task = asyncio.create_task(self._send_and_tell(delivery, mark, ended))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def give_up(self, marks: Collection[Any]) -> None:
+        """It notes them, and may tell of them all the same: the engine must not care."""
+        self.given_up += marks
+
+    async def _send_and_tell(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
+        said: Any
+        try:
+            said = await self.send(delivery)
+        except Exception as error:
+            said = error
+        del self.under_way[mark]
+        ended([(mark, said)])
+
+
+class AtOnce(Starting):
+    """Knows the outcome before `begin` returns."""
+
+    def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
+        self.batches.append(len(batch))
+        self.sent += [delivery for delivery, _ in batch]
+        ended([(mark, Outcome(K.ACCEPTED)) for _, mark in batch])
+
+
+async def test_a_claimed_batch_begins_together(world: World) -> None:
+    provider = Starting(latency_ms=100)
+    engine = await world.open({"mail": provider}, working=False)
+    ids = [await mail(engine) for _ in range(20)]
+    engine.start_worker()
+    await seconds(1)
+    assert provider.batches == [20]
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+    assert {a.latency_ms for id in ids for a in (await engine.history(id)).attempts} == {100}
+
+
+async def test_what_is_known_at_once_counts_too(world: World) -> None:
+    provider = AtOnce()
+    engine = await world.open({"mail": provider})
+    ids = [await mail(engine) for _ in range(5)]
+    await seconds(1)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+    assert len(provider.sent) == 5
+    await engine.stop_worker()
+    assert engine.worker.in_flight == 0
+
+
+async def test_a_failure_is_retried_and_opens_the_breaker(world: World) -> None:
+    provider = Starting(script=[K.TRANSIENT] * 5)
+    engine = await world.open({"mail": provider}, rules=steady())
+    ids = [await mail(engine) for _ in range(5)]
+    await seconds(5)
+    assert await phase(world) is Phase.OPEN
+    await seconds(600)
+    for id in ids:
+        history = await engine.history(id)
+        assert history.notification.status is Status.SENT
+        assert [a.outcome for a in history.attempts] == [K.TRANSIENT, K.ACCEPTED]
+
+
+async def test_an_error_is_ambiguous_and_the_log_does_not_name_the_recipient(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaks(delivery: Delivery) -> Outcome:
+        raise ConnectionError(f"no mailbox {delivery.address}")
+
+    engine = await world.open({"mail": Starting(script=[breaks])}, rules=steady())
+    with caplog.at_level(logging.DEBUG):
+        id = await mail(engine)
+        await seconds(30)
+    first, second = (await engine.history(id)).attempts
+    assert (first.outcome, first.error_code, second.outcome) == (K.AMBIGUOUS, "provider_error", K.ACCEPTED)
+    assert "raised ConnectionError" in caplog.text
+    assert ADA not in caplog.text
+
+
+@pytest.mark.parametrize("answer", [None, "sent", {"kind": "accepted"}])
+async def test_nonsense_is_ambiguous(world: World, answer: Any) -> None:
+    provider = Starting()
+    real = provider.send
+
+    async def send(delivery: Delivery) -> Any:
+        outcome = await real(delivery)
+        return answer if len(provider.sent) == 1 else outcome
+
+    provider.send = send  # type: ignore[method-assign]
+    engine = await world.open({"mail": provider}, rules=steady())
+    id = await mail(engine)
+    await seconds(30)
+    assert [a.outcome for a in (await engine.history(id)).attempts] == [K.AMBIGUOUS, K.ACCEPTED]
+
+
+async def test_who_does_not_answer_is_broken_off_and_heard_no_more(world: World) -> None:
+    provider = Starting(script=[HANG])
+    engine = await world.open({"mail": provider}, rules=steady(timeout_ms="5s"))
+    id = await mail(engine)
+    await seconds(4)
+    assert await status(engine, id) is Status.SENDING
+    ((mark, ended),) = provider.under_way.items()
+    await seconds(2)
+    assert provider.given_up == [mark]
+    ended([(mark, Outcome(K.ACCEPTED))])
+    await seconds(20)
+    attempts = (await engine.history(id)).attempts
+    assert [(a.outcome, a.error_code) for a in attempts] == [(K.AMBIGUOUS, "timeout"), (K.ACCEPTED, None)]
+    assert attempts[0].latency_ms == 5_000
+    assert engine.worker.in_flight == 0
+
+
+async def test_no_more_are_begun_than_the_provider_takes(world: World) -> None:
+    provider = Starting(latency_ms=1_000)
+    engine = await world.open({"mail": serving("mail", provider, max_in_flight=3)}, working=False)
+    ids = [await mail(engine) for _ in range(10)]
+    engine.start_worker()
+    await seconds(30)
+    assert provider.busiest == 3
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+
+
+async def test_draining_waits_for_what_was_begun(world: World) -> None:
+    provider = Starting(latency_ms=5_000)
+    engine = await world.open({"mail": provider})
+    id = await mail(engine)
+    await seconds(1)
+    await engine.stop_worker()
+    assert await status(engine, id) is Status.SENT
+
+
+async def test_a_hard_stop_gives_up_what_was_begun_and_another_worker_takes_over(world: World) -> None:
+    provider = Starting(script=[HANG, HANG])
+    engine = await world.open({"mail": serving("mail", provider, max_in_flight=2)}, rules=steady())
+    ids = [await mail(engine) for _ in range(2)]
+    await seconds(1)
+    begun = set(provider.under_way)
+    await engine.stop_worker(hard=True)
+    assert set(provider.given_up) == begun
+    assert len(begun) == 2
+    for mark, ended in provider.under_way.items():
+        ended([(mark, Outcome(K.ACCEPTED))])
+    assert [await status(engine, id) for id in ids] == [Status.SENDING] * 2
+    engine.start_worker()  # the same engine: the provider's places are free again
+    await seconds(120)
+    histories = [await engine.history(id) for id in ids]
+    assert [h.notification.status for h in histories] == [Status.SENT] * 2
+    assert [[a.outcome for a in h.attempts] for h in histories] == [[K.LOST, K.ACCEPTED]] * 2
+
+
+async def test_a_worker_that_stood_still_blames_no_provider(world: World) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    provider = Starting(latency_ms=5_000)
+    joined = GROUP.set("suspended")
+    engine = await world.open({"mail": provider}, rules=steady(timeout_ms="10s"))
+    GROUP.reset(joined)
+    for _ in range(10):
+        await mail(engine)
+    await seconds(1)
+    loop.freeze("suspended")
+    await seconds(60)
+    assert len(provider.sent) == 10
+    loop.thaw("suspended")
+    await seconds(1)
+    assert await phase(world) is Phase.CLOSED
