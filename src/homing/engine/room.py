@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -143,9 +144,9 @@ class Room:
         for provider, number in Counter([claim.provider for claim in claims]).items():
             self._spend(self._stands_in.get(provider) or provider, number)
 
-    def is_counted(self, claim: Claim, provider: str) -> bool:
-        """Whether the token that was used up for `claim` when it was taken is one of this provider."""
-        return provider == (self._stands_in.get(claim.provider) or claim.provider)
+    def is_counted(self, meant: str, provider: str) -> bool:
+        """Whether the token that was used up for a claim meant for one provider is one of the other."""
+        return provider == (self._stands_in.get(meant) or meant)
 
     async def token(self, provider: str) -> int:
         """0 where one more may go to `provider` as far as its rate limit says; else how long it must wait."""
@@ -246,15 +247,18 @@ class Room:
     def _count(self, claims: Sequence[Claim], by: int) -> None:
         held = self._held
         held.total += by * len(claims)
-        _add(held.lanes, [claim.lane for claim in claims], by)
-        _add(held.providers, [claim.provider for claim in claims], by)
-        _add(held.tenants, [(claim.lane, claim.tenant) for claim in claims], by)
-        _add(held.outlets, [claim.outlet for claim in claims], by)
+        for (lane, tenant, provider, outlet), number in Counter(map(_place, claims)).items():
+            _add(held.lanes, lane, by * number)
+            _add(held.providers, provider, by * number)
+            _add(held.tenants, (lane, tenant), by * number)
+            _add(held.outlets, outlet, by * number)
 
 
-def _add(held: Counter[_K], keys: Iterable[_K], by: int) -> None:
+_place = attrgetter("lane", "tenant", "provider", "outlet")
+
+
+def _add(held: Counter[_K], key: _K, number: int) -> None:
     """Counts, and forgets what is down to nothing: tenants and hosts come and go."""
-    for key, number in Counter(keys).items():
-        held[key] += by * number
-        if not held[key]:
-            del held[key]
+    held[key] += number
+    if not held[key]:
+        del held[key]

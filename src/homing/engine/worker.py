@@ -257,9 +257,13 @@ class Worker:
 
     async def _within_limits(self, claims: Mapping[str, Claim], placed: Sequence[Ready]) -> list[Ready]:
         """What goes to another provider than it was counted for keeps to that one's rate limit too."""
+        ways = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
+        counted = {way for way in ways if self._room.is_counted(*way)}
+        if len(counted) == len(ways):
+            return list(placed)
         kept = []
         for one in placed:
-            if self._room.is_counted(claims[one.claim.id], one.claim.provider):
+            if (claims[one.claim.id].provider, one.claim.provider) in counted:
                 kept.append(one)
                 continue
             try:

@@ -82,14 +82,12 @@ class WireOptions(Struct, frozen=True, kw_only=True):
 
 
 def unfit(request: Request, door: Door) -> Failure | None:
-    """What must not be written at all: broken or smuggling URLs and headers, addresses that are refused."""
+    """What must not be written at all: broken or smuggling URLs and methods, addresses that are refused."""
     problem = None
     if not _URL.fullmatch(request.url):
         problem = "the URL is not a plain http or https URL in ASCII"
     elif request.method != "POST" and not _METHOD.fullmatch(request.method):
         problem = "the method is none"
-    elif request.headers and not _are_fit(request.headers):
-        problem = "a header has characters that no header may have"
     if problem:
         return Failure(code="bad_request", error=problem, written=False)
     refused = door.refusal(request.url) if request.guarded else None
@@ -98,23 +96,26 @@ def unfit(request: Request, door: Door) -> Failure | None:
     return None
 
 
-def _are_fit(headers: Headers) -> bool:
-    names, values = zip(*headers, strict=True)
-    if not _are_names(names):
-        return False
+def header_lines(headers: Headers, body_size: int) -> list[str] | list[bytes] | None:
+    """As libcurl takes them; None where they have characters that no header may have, or would smuggle."""
+    names, values = zip(*headers, strict=True) if headers else ((), ())
+    fit, typed = _known(names)
     said = "".join(values)  # what no value may have, all of them together do not have either
-    return (said.isascii() and said.isprintable()) or _VALUE.fullmatch(said) is not None
+    plain = said.isascii()
+    if not fit or not ((plain and said.isprintable()) or _VALUE.fullmatch(said)):
+        return None
+    lines = [f"{name}: {value}" if value else f"{name};" for name, value in headers]
+    if not typed:
+        lines.append("Content-Type:")  # without it libcurl would call every body a form
+    if body_size > _SHORT:
+        lines.append("Expect:")  # the body goes out at once: no waiting for leave
+    return lines if plain else [line.encode("latin-1") for line in lines]
 
 
 @lru_cache(1_024)
-def _are_names(names: tuple[str, ...]) -> bool:
-    """Providers send the same ones again and again."""
-    return all(map(_NAME.fullmatch, names))
-
-
-@lru_cache(1_024)
-def _name_the_type(names: tuple[str, ...]) -> bool:
-    return "content-type" in map(str.lower, names)
+def _known(names: tuple[str, ...]) -> tuple[bool, bool]:
+    """(may all be names, one is the type's): providers send the same ones again and again."""
+    return all(map(_NAME.fullmatch, names)), "content-type" in map(str.lower, names)
 
 
 def _now_ms() -> int:
@@ -164,8 +165,8 @@ class Transfer:
         set_(pycurl.PREREQFUNCTION, self._on_connected)
         self._forget()
 
-    def prepare(self, request: Request, timeout_ms: int) -> None:
-        """Makes the handle ready for this request. It must not be under way."""
+    def prepare(self, request: Request, headers: list[str] | list[bytes], timeout_ms: int) -> None:
+        """Makes the handle ready for this request, with these header lines. It must not be under way."""
         set_, url = self.curl.setopt, request.url
         if self._went_again:
             set_(pycurl.FRESH_CONNECT, 0)
@@ -187,7 +188,7 @@ class Transfer:
             self._shape = shape
         if self._options.resolve:
             set_(pycurl.RESOLVE, [f"{place}:{address}" for place, address in self._options.resolve.items()])
-        set_(pycurl.HTTPHEADER, _header_lines(request))
+        set_(pycurl.HTTPHEADER, headers)
         if request.method not in _BODILESS:
             set_(pycurl.POSTFIELDS, request.body)
 
@@ -340,12 +341,3 @@ def _headers(lines: Sequence[bytes]) -> dict[str, str]:
             name, _, value = line.decode("latin-1").partition(":")
             headers[name.strip().lower()] = value.strip()
     return headers
-
-
-def _header_lines(request: Request) -> list[str] | list[bytes]:
-    lines = [f"{name}: {value}" if value else f"{name};" for name, value in request.headers]
-    if not lines or not _name_the_type(tuple([name for name, _ in request.headers])):
-        lines.append("Content-Type:")  # without it libcurl would call every body a form
-    if len(request.body) > _SHORT:
-        lines.append("Expect:")  # the body goes out at once: no waiting for leave
-    return lines if "".join(lines).isascii() else [line.encode("latin-1") for line in lines]

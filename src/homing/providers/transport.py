@@ -12,7 +12,7 @@ import pycurl  # type: ignore[import-untyped]
 from homing.providers.guard import Door, Guard
 from homing.providers.http import Answer, Exchange, Failure, OnAnswers, Request
 from homing.providers.sockets import Connections
-from homing.providers.transfer import Transfer, WireOptions, unfit
+from homing.providers.transfer import Transfer, WireOptions, header_lines, unfit
 from homing.providers.watching import Alarm, watch
 
 log = logging.getLogger("homing.transport")
@@ -21,6 +21,9 @@ _LONGEST_MS = 24 * 3_600_000
 _UnderWay = tuple[Transfer, Any, OnAnswers]
 """A transfer, its mark, and who is told what it brings."""
 _UNWRITABLE = Failure(code="bad_request", error="the request cannot be written", written=False)
+_SMUGGLING = Failure(
+    code="bad_request", error="a header has characters that no header may have", written=False
+)
 _DROPPED = Failure(code="dropped", error="the transport was closed", written=False)
 
 
@@ -131,14 +134,15 @@ class _Line:
         shortest_ms = _LONGEST_MS
         for (request, timeout_ms, mark), ended in waiting:
             failure = unfit(request, door)
-            if failure is not None:
-                over.append((ended, (mark, failure)))
+            headers = header_lines(request.headers, len(request.body))
+            if failure is not None or headers is None:
+                over.append((ended, (mark, failure or _SMUGGLING)))
                 continue
             if timeout_ms > _LONGEST_MS:
                 timeout_ms = _LONGEST_MS
             transfer = self._spare.pop() if self._spare else Transfer(self._options, self._connections)
             try:
-                transfer.prepare(request, timeout_ms)
+                transfer.prepare(request, headers, timeout_ms)
             except (pycurl.error, TypeError, ValueError):  # what `unfit` let pass and libcurl does not
                 transfer.close()
                 over.append((ended, (mark, _UNWRITABLE)))

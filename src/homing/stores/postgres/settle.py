@@ -92,11 +92,11 @@ class _Settling:
 
     async def _write(self, changes: Mapping[int, Change]) -> list[int]:
         """In the order of `seq`; those that were still as they had been."""
-        rows = [(seq, changes[seq].row) for seq in sorted(changes)]
-        queues = await self.tx.queues.find(self.tx, {queue_of(row) for _, row in rows})
+        rows = [(seq, row, queue_of(row)) for seq in sorted(changes) for row in (changes[seq].row,)]
+        queues = await self.tx.queues.find(self.tx, {queue for _, _, queue in rows})
         stay, end = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-        for seq, row in rows:
-            columns = settled_columns(seq, row, queues[queue_of(row)])
+        for seq, row, queue in rows:
+            columns = settled_columns(seq, row, queues[queue])
             (stay if row.status in LIVE else end).append(columns)
         written: list[int] = []
         for statement, these in ((WAITS_ON, stay), (ENDS, end)):
