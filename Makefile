@@ -2,14 +2,16 @@
 #
 # A fresh machine needs Python 3.11 with its venv module, and make. The first target that needs the
 # environment makes .venv and installs what requirements/dev.txt locks; it does so again when that changes.
+# uv installs it, the machine's own or one that pip puts into .venv first; where uv cannot, pip does.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(shell command -v uv || { test -x $(BIN)/uv && echo $(BIN)/uv; })
+PIP := $(BIN)/python -m pip install --quiet
 STAMP := $(VENV)/.installed
-COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
-	--no-header --no-emit-index-url --quiet --extra all
+COMPILE = $(UV) pip compile --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-emit-index-url --quiet --upgrade
 
 # Tests run side by side; JOBS=0 runs them one after another, in this process.
 JOBS ?= auto
@@ -26,6 +28,8 @@ STORES ?= sqlite:
 PEERS := .venv-peers
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start hundreds of processes: each would compile everything anew where bytecode may not be kept.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test check format bench bench-long bench-peers client simulate coverage lock clean
@@ -35,19 +39,19 @@ help: ## This list
 
 install: $(STAMP) ## .venv with everything that is locked, and Homing itself
 
-$(STAMP): requirements/dev.txt pyproject.toml
+$(STAMP): requirements/dev.txt requirements/uv.txt pyproject.toml
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV) || { \
 		echo "Homing needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv)," \
 			"or name one: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "$(VENV) has an older Python than 3.11; make clean, then make PYTHON=/path/to/python3.11"; exit 1; }
-ifeq ($(UV),)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
-else
-	$(UV) pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.txt
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation -e .
-endif
+	@echo "Installing what requirements/dev.txt locks into $(VENV)"
+	@uv="$(UV)"; test -n "$$uv" || { $(PIP) --only-binary :all: --require-hashes -r requirements/uv.txt && uv=$(BIN)/uv; }; \
+	into="pip install --quiet --python $(BIN)/python"; \
+	if test -n "$$uv" && $$uv $$into --require-hashes -r requirements/dev.txt; \
+	then $$uv $$into --no-deps --no-build-isolation -e .; \
+	else echo "uv could not, see above; pip does it, in a minute or two"; \
+		$(PIP) --require-hashes -r requirements/dev.txt && $(PIP) --no-deps --no-build-isolation -e .; fi
 	@touch $@
 
 demo: $(STAMP) ## See it work: an outage, retries, a failover, a dead letter and its resend
@@ -105,8 +109,10 @@ coverage: test ## Tests, then every line of core and engine that is not covered,
 
 lock: ## Lock the dependencies anew (needs uv)
 	@test -n "$(UV)" || { echo "make lock needs uv on PATH"; exit 1; }
-	@$(COMPILE) --upgrade --output-file requirements/runtime.txt
-	@$(COMPILE) --upgrade --group dev --constraint requirements/runtime.txt --output-file requirements/dev.txt
+	@$(COMPILE) pyproject.toml --extra all --output-file requirements/runtime.txt
+	@$(COMPILE) pyproject.toml --extra all --group dev --constraint requirements/runtime.txt \
+		--output-file requirements/dev.txt
+	@echo uv | $(COMPILE) --no-annotate - --output-file requirements/uv.txt
 
 clean: ## Remove .venv, caches and reports
 	rm -rf $(VENV) $(PEERS) .coverage .coverage.* htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis dist build

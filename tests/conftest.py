@@ -1,7 +1,22 @@
 """That this file is here puts the folder on the import path: what several suites share lies in it."""
 
+from __future__ import annotations
+
+from itertools import islice
+
 import pytest
 
 # The suites live in the package; their assertions are to explain themselves like any test's.
 pytest.register_assert_rewrite("homing.testing.store_suite", "homing.testing.provider_suite")
 pytest_plugins = ["servers", "service"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes long is begun first and shared out: no process is busy with it when the others are done."""
+    processes: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    others = iter([item for item in items if not item.get_closest_marker("slow")])
+    share = len(items) // processes  # pytest-xdist gives each process that many, in their order
+    shared = [slow[number::processes] for number in range(processes)]
+    items[:] = [item for mine in shared for item in (*mine, *islice(others, max(0, share - len(mine))))]
+    items.extend(others)

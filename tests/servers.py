@@ -41,11 +41,12 @@ def _databases(postgres_server: str) -> Iterator[tuple[str, str]]:
     """Two databases of this process's own."""
     names = [f"homing_test_{os.getpid()}_{number}" for number in (1, 2)]
     for name in names:
-        asyncio.run(
-            _execute(
-                postgres_server, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)", f"CREATE DATABASE {name}"
-            )
+        made = (
+            f"DROP DATABASE IF EXISTS {name} WITH (FORCE)",
+            f"CREATE DATABASE {name}",
+            f"ALTER DATABASE {name} SET synchronous_commit = off",  # nobody pulls its plug
         )
+        asyncio.run(_execute(postgres_server, *made))
     base = postgres_server.rpartition("/")[0]
     yield f"{base}/{names[0]}", f"{base}/{names[1]}"
     for name in names:

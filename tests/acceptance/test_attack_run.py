@@ -7,12 +7,14 @@ import pytest
 from attack_run import LURE, SECRET, WORD, Told
 
 
+@pytest.mark.slow
 def test_no_attack_succeeds() -> None:
     done = attack_run.run(attacks=150, seed=7)
     assert set(done.tries) == {"templates", "headers", "tokens", "targets", "tenants"}
     assert done.successes == []
 
 
+@pytest.mark.slow
 def test_what_an_attack_can_come_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controls: each kind of success, brought about by hand."""
     open_door = attack_run.SETTINGS.replace("{lure}/32", "127.0.0.0/8")

@@ -50,6 +50,7 @@ def sink() -> Iterator[Sink]:
         yield running
 
 
+@pytest.mark.slow
 async def test_every_part_gives_its_figures_and_the_report_can_be_read_drawn_and_printed() -> None:
     said: list[tuple[int, int]] = []
     report = await measure(["sqlite:"], TINY, tell=lambda done, total, what: said.append((done, total)))

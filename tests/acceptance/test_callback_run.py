@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import callback_run
+import pytest
 
 
+@pytest.mark.slow
 def test_any_order_repeats_and_losses_end_the_same_and_a_forger_changes_nothing(tmp_path: Path) -> None:
     result = callback_run.run(tmp_path, callbacks=400, seed=5, shufflings=2)
     assert result.good, [wrong for one in result.outcomes for wrong in one.wrong]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from chaos_run import RECOVERY_S, Chaos, Plan
 
 from private_postgres import NoServer
@@ -12,6 +13,7 @@ from servers import missing
 SHORT = Plan(kills=8, restarts=2, cuts=2, pauses=1, probes=1, notifications=480)
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_while_workers_connections_and_the_server_die(tmp_path: Path) -> None:
     try:
         report = await Chaos(tmp_path, SHORT, seed=8).run()

@@ -138,6 +138,7 @@ def test_the_copy_goes_on_where_the_file_stopped(cli: Cli, postgres_url: str) ->
     in_store(PostgresStore(postgres_url), use)
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder, 1500)
     before = in_store(SqliteStore(path), snapshot)

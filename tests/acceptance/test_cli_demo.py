@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from cli_driver import Cli
 
 
+@pytest.mark.slow
 def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_nothing(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     began = time.monotonic()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from kill_run import run
 
 
+@pytest.mark.slow
 async def test_twenty_killed_workers_lose_nothing_and_send_no_more_than_they_attempted(
     tmp_path: Path,
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import schema_run
 
 
+@pytest.mark.slow
 def test_no_answer_is_undescribed_broken_or_another_tenants() -> None:
     reports = list(schema_run.run(examples=2, phases="examples,fuzzing", seed=3))
     assert [report.tenant for report in reports] == list(schema_run.TENANTS)

@@ -95,6 +95,8 @@ def database(postgres_server: str) -> Iterator[str]:
 class TestPostgresStore(StoreSuite):
     """The suite, against the PostgreSQL store."""
 
+    walk_steps = 120  # half of what the other stores walk: each step costs several times as much here
+
     @pytest.fixture
     async def harness(self, database: str) -> AsyncIterator[PostgresHarness]:
         connection = await asyncpg.connect(database)

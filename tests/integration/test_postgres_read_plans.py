@@ -156,7 +156,7 @@ async def filled(postgres_url: str) -> AsyncIterator[PostgresStore]:
     await store.close()
 
 
-async def test_no_statement_touches_more_pages_than_it_needs(
+async def test_no_statement_touches_more_pages_than_it_needs_and_the_meter_would_notice_a_scan(
     filled: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter = Meter(monkeypatch)
@@ -164,9 +164,5 @@ async def test_no_statement_touches_more_pages_than_it_needs(
         meter.dearest = (0, "")
         await call(filled)
         assert 0 < meter.dearest[0] <= MOST, (name, meter.dearest)
-
-
-async def test_the_meter_would_notice_a_scan(filled: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = Meter(monkeypatch)
     await filled.list("default", Filter(address="nobody@example.org"))
     assert meter.dearest[0] > MOST

@@ -46,7 +46,7 @@ from homing.testing.builders import (
 
 R = TypeVar("R")
 STORES = 3
-ROUNDS = 40
+ROUNDS = 25
 TENANTS = ("ada", "bob", "default")
 PROVIDERS = ("acs", "sendgrid", "smtp")
 CUTS = 0.06
@@ -285,6 +285,7 @@ async def stores(postgres_url: str) -> AsyncIterator[list[PostgresStore]]:
         await store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 async def test_the_books_balance_whatever_happens_at_once(
     stores: list[PostgresStore], admin: asyncpg.Connection[Any], seed: int

@@ -19,6 +19,7 @@ def control(plan: Plan, seed: int) -> WorldReport:
     return run_world(plan(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_caught_and_the_same_world_without_it_holds(bug: Planted) -> None:
     caught = hunt(bug, range(FIRST_SEED, FIRST_SEED + SEEDS))

@@ -128,7 +128,7 @@ def test_there_is_one_way_to_lock() -> None:
 
 
 def test_the_locks_have_a_hash_for_every_package_and_agree() -> None:
-    for lock in ("runtime.txt", "dev.txt"):
+    for lock in ("runtime.txt", "dev.txt", "uv.txt"):
         entries = re.split(r"\n(?=[a-z])", (ROOT / "requirements" / lock).read_text())
         assert all("--hash=sha256:" in entry for entry in entries), lock
     runtime, dev = _pins("runtime.txt"), _pins("dev.txt")

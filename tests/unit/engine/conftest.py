@@ -26,6 +26,12 @@ def _nowhere_in_particular(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def rare_looks(_nowhere_in_particular: None, tmp_path: Path) -> None:
+    """For tests that wait for hours: a worker wakes when something is due, and looks in vain less often."""
+    (tmp_path / "homing.toml").write_text('[worker]\npoll_ms = "5m"\n')
+
+
 @pytest_asyncio.fixture
 async def world() -> AsyncIterator[World]:
     """A store, a clock, and engines over them that are closed at the end."""

@@ -14,6 +14,8 @@ from homing.core.model import ReceiptEvent, Status
 from .postman import LOST_ANSWER, Answering, Postman, signed, told
 from .support import HOUR, MINUTE, World, mail, seconds, status, steady
 
+pytestmark = pytest.mark.usefixtures("rare_looks")
+
 E = ReceiptEvent
 HOLD = steady(on_timeout="hold")
 

@@ -18,6 +18,8 @@ from homing.testing.clock import ManualClock
 
 from .support import ADA, HOUR, MINUTE, Hook, Timed, World, mail, seconds, serving, status, steady
 
+pytestmark = pytest.mark.usefixtures("rare_looks")
+
 BOB = "bob@example.org"
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from homing import Homing
 from homing.core.breaker import Phase
 from homing.core.model import ReceiptEvent
 
 from .postman import Postman, signed, told
 from .support import HOUR, MINUTE, World, mail, phase, seconds
+
+pytestmark = pytest.mark.usefixtures("rare_looks")
 
 E = ReceiptEvent
 QUICK: dict[str, Any] = {"bad_of": 10, "stopped_of": 20, "stopped_after_ms": "30m"}
