@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import asyncpg
@@ -56,6 +57,39 @@ async def test_what_a_pooler_lends_is_given_back_as_it_was(database: Database) -
     assert await database.do(_scans, timed=False) == "off"
     assert await database.look(_scans) == "off"
     assert await _committed_setting(database) == "on"
+
+
+async def _who(tx: Tx) -> int:
+    number: int = await tx.one("SELECT pg_backend_pid() FROM pg_sleep(0.005)")
+    return number
+
+
+async def test_more_calls_than_connections_take_turns_and_nobody_is_left_waiting(postgres_url: str) -> None:
+    several = "&" if "?" in postgres_url else "?"
+    database = Database(read_address(f"{postgres_url}{several}pool_size=3"), timeout_s=30)
+    await database.open()
+    try:
+        async with asyncio.timeout(20):
+            found = await asyncio.gather(
+                *(database.do(_who, timed=False) for _ in range(40)),
+                *(database.look(_who) for _ in range(40)),
+            )
+            assert len(set(found)) == 3
+            assert await database.look(_who) in found
+    finally:
+        await database.close()
+
+
+async def test_what_died_at_hand_is_replaced(database: Database, postgres_url: str) -> None:
+    first = await asyncio.gather(*(database.do(_who, timed=False) for _ in range(4)))
+    other = await asyncpg.connect(postgres_url)
+    try:
+        for pid in first:
+            await other.execute("SELECT pg_terminate_backend($1)", pid)
+    finally:
+        await other.close()
+    after = await asyncio.gather(*(database.do(_who, timed=False) for _ in range(4)))
+    assert not set(first) & set(after)
 
 
 @pytest.mark.usefixtures("lent")

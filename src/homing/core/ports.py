@@ -235,7 +235,7 @@ class Backend(Store, Registry, Shared, Protocol):
     """All three ports, as every store implements them."""
 
 
-class Delivery(Struct, frozen=True):
+class Delivery(Struct, frozen=True, gc=False):
     """One attempt, as a provider sees it. All of it but `attempt` is the same for every attempt."""
 
     notification_id: str

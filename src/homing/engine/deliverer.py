@@ -38,7 +38,7 @@ _LONGEST_POSTPONE_MS = 366 * 86_400_000
 _STORE_PAUSE_MS = 1_000
 
 
-class Ready(Struct, frozen=True):
+class Ready(Struct, frozen=True, gc=False):
     """A claim that the guard let pass, with the policy of this decision."""
 
     claim: Claim

@@ -87,6 +87,8 @@ class Worker:
         """It hears of what other processes accept. Who does not looks often while it is at work."""
         self._tight = True
         """There may be something due that the last claim has left, for lack of room, or did not see."""
+        self._claiming = False
+        """A claim is under way: whether there is more than it takes, nobody knows yet."""
         self._rhythm = Rhythm(waker, clock, self._is_busy)
         self._draining = False
         self._policies_read_ms: int | None = None
@@ -201,12 +203,18 @@ class Worker:
         if request is None:
             return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
         asked_ms = self._clock.monotonic_ms()
-        batch = await self._backend.claim(request)
+        self._claiming = True
+        try:
+            batch = await self._backend.claim(request)
+        finally:
+            self._claiming = False
         self._breakers.learn_time(batch.now, asked_ms)
         self._tight = not self._is_told or self._room.is_tight(request, batch.claims)
         if batch.claims:
             self._take(batch)
             self._spawn(self._deliver(batch.claims))
+        if self._released:
+            self._look_for_more()
         return batch
 
     def _take(self, batch: ClaimBatch) -> None:
@@ -322,9 +330,14 @@ class Worker:
         self._released += len(gone)
         if not under_way:
             self._rested.set()
-        if not self._tight or not claims:
+        if claims and not self._claiming:
+            self._look_for_more()
+
+    def _look_for_more(self) -> None:
+        """There is room; if the last claim may have left something for lack of it, now or in a moment."""
+        if not self._tight:
             return
-        if not under_way or self._released * 2 >= self._full:
+        if not self._in_flight or self._released * 2 >= self._full:
             self._waker.wake()
         else:
             self._rhythm.look_soon()

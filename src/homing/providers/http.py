@@ -17,7 +17,7 @@ from homing.core.model import Outcome, OutcomeKind
 Headers = tuple[tuple[str, str], ...]
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, gc=False):
     """One HTTP request, whole. It is made by a pure function, anew for each attempt."""
 
     url: str
@@ -32,7 +32,7 @@ class Request(Struct, frozen=True):
         return f"Request({self.method}, {len(self.body)} bytes)"
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, gc=False):
     """What came back. Untrusted: any bytes, at most 64 KiB of them."""
 
     status: int

@@ -16,7 +16,7 @@ from homing.engine.stats import LATENESS_BUCKETS_MS, Lateness
 from homing.engine.worker import WorkerSettings
 from homing.providers.scripted import HANG, ScriptedProvider
 
-from .support import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady
+from .support import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady, text
 
 
 async def hears_nothing(store: WatchedStore, wake: object, wake_inbox: object) -> None:
@@ -322,6 +322,29 @@ async def test_what_ends_makes_nobody_look_again_where_nothing_was_left(
     await seconds(0.5)
     assert [await status(engine, id) for id in ids] == [Status.SENT] * 5
     assert world.store.calls["claim"] == before
+
+
+@pytest.mark.parametrize(("most", "looks"), [(128, 1), (1, 2)])
+async def test_what_ends_while_a_claim_is_under_way_makes_it_look_again_only_if_that_left_something(
+    world: World, monkeypatch: pytest.MonkeyPatch, most: int, looks: int
+) -> None:
+    monkeypatch.setattr(WatchedStore, "listen", hears_nothing, raising=False)
+    monkeypatch.setattr(WatchedStore, "hears", True, raising=False)
+    provider = serving("mail", ScriptedProvider(latency_ms=100), "email", max_in_flight=most)
+    other = serving("other", ScriptedProvider(), "sms")
+    engine = await world.open({"mail": provider, "other": other})
+    await mail(engine)
+    await seconds(0.05)
+
+    async def slow(name: str) -> None:
+        if name == "claim":
+            await asyncio.sleep(0.2)
+
+    world.store.on_call = slow
+    before = world.store.calls["claim"]
+    await text(engine)  # wakes it: the first one ends while it claims this one
+    await seconds(0.6)
+    assert world.store.calls["claim"] - before == looks
 
 
 @pytest.mark.parametrize("behind_a_pooler", [False, True])

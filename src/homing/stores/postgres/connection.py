@@ -19,6 +19,7 @@ from homing.stores.postgres.statements import Tx
 R = TypeVar("R")
 _TRIES = 6
 """Against deadlocks and the like, and against connections that died while nobody used them."""
+_AT_HAND = 4
 # Every statement on the line is written for an index. Told so, the planner keeps to them also before it has
 # statistics of a table that was empty a minute ago, and one plan serves every batch.
 _PLANNER = {
@@ -79,6 +80,10 @@ class Database:
         self.queues = Queues()
         self._timeout_s = timeout_s
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._at_hand: list[Any] = []
+        """Connections that were used last: the pool would start a task to take one back, and to lend it."""
+        self._asking = 0
+        """How many wait for the pool to lend them one."""
 
     async def open(self) -> None:
         """Connects, if that was not done before."""
@@ -110,8 +115,11 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is None:
             return
+        at_hand, self._at_hand = self._at_hand, []
         try:
             async with asyncio.timeout(self._timeout_s):
+                for connection in at_hand:
+                    await pool.release(connection)
                 await pool.close()
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             pool.terminate()
@@ -166,13 +174,16 @@ class Database:
         try:
             connection = await self._acquired()
             if connection.is_ours:
-                return await action(Tx(connection, 0, self.address.schema, self.queues))
+                found = await action(Tx(connection, 0, self.address.schema, self.queues))
+                served, connection = connection, None
+                await self._released(served)
+                return found
         except Exception as error:
             if not lost_connection(error):
                 raise translated(error, self.address.where) from error
         finally:
             if connection is not None:
-                await self._released(connection)
+                await self._give_back(connection)
         return await self.do(action, read_only=True, timed=False)
 
     async def _asked(
@@ -195,7 +206,16 @@ class Database:
     async def _acquired(self) -> Any:
         if self._pool is None:
             raise StoreError(f"{self.address.where} is closed; open the store first.")
-        return await self._pool.acquire(timeout=self._timeout_s)
+        while self._at_hand:
+            connection = self._at_hand.pop()
+            if _is_open(connection):
+                return connection
+            await self._give_back(connection)
+        self._asking += 1
+        try:
+            return await self._pool.acquire(timeout=self._timeout_s)
+        finally:
+            self._asking -= 1
 
     async def _begun(self, begin: Sequence[str]) -> Any:
         """A connection, in a transaction. One that died in the pool is replaced by the next."""
@@ -208,7 +228,7 @@ class Database:
                 return connection
             except BaseException as error:
                 if connection is not None:
-                    await self._released(connection)
+                    await self._give_back(connection)
                 if not isinstance(error, Exception):
                     raise
                 if not lost_connection(error) or isinstance(error, TimeoutError) or tried == _TRIES:
@@ -222,17 +242,35 @@ class Database:
         """After a lost connection the others of the pool are likely dead too: each is made anew when used."""
         if self._pool is not None:
             await self._pool.expire_connections()
+            while self._at_hand:
+                await self._give_back(self._at_hand.pop())
 
     async def _give_up(self, connection: Any) -> None:
         with suppress(said.PostgresError, said.InterfaceError, OSError, TimeoutError):
-            if not connection.is_closed():
+            if _is_open(connection):
                 await connection.execute("ROLLBACK", timeout=5)
-        await self._released(connection)
+        await self._give_back(connection)
 
     async def _released(self, connection: Any) -> None:
+        """It has served well. It stays at hand, unless somebody waits for one or there are enough."""
+        if self._pool is None or self._asking or len(self._at_hand) >= _AT_HAND or not _is_open(connection):
+            await self._give_back(connection)
+        else:
+            self._at_hand.append(connection)
+
+    async def _give_back(self, connection: Any) -> None:
+        """To the pool."""
         if self._pool is None:
             with suppress(Exception):
                 connection.terminate()
             return
         with suppress(said.PostgresError, said.InterfaceError, OSError, TimeoutError):
             await self._pool.release(connection, timeout=5)
+
+
+def _is_open(connection: Any) -> bool:
+    """One that broke while it was lent has left the pool by itself, and cannot even be asked."""
+    try:
+        return not connection.is_closed()
+    except said.InterfaceError:
+        return False
