@@ -121,6 +121,10 @@ class _Intake:
         return self._answer_first(submission)
 
     def _answer_first(self, submission: Submission) -> Acceptance:
+        news = submission.notifications
+        if len(news) == 1 and news[0].dedup_key is None and submission.lease_to is None and not self.stored:
+            self._add(submission, news[0])  # as most are
+            return Acceptance(submission.batch_id, (news[0].id,))
         ids: list[str] = []
         duplicates: list[str] = []
         claims: list[Claim] = []
@@ -129,10 +133,8 @@ class _Intake:
                 ids.append(earlier)
                 duplicates.append(earlier)
                 continue
-            if ID.fullmatch(new.id) is None:
-                raise StoreError(f"The id {new.id!r} is not a UUID in lower case.")
+            self._add(submission, new)
             ids.append(new.id)
-            self.new.append((submission, new))
             if new.dedup_key is not None:
                 key = (submission.tenant, new.dedup_key)
                 self.dedups[key] = (new.id, self.tx.now)
@@ -145,6 +147,11 @@ class _Intake:
         return Acceptance(
             submission.batch_id, tuple(ids), duplicates=frozenset(duplicates), claims=tuple(claims)
         )
+
+    def _add(self, submission: Submission, new: NewNotification) -> None:
+        if ID.fullmatch(new.id) is None:
+            raise StoreError(f"The id {new.id!r} is not a UUID in lower case.")
+        self.new.append((submission, new))
 
     async def write(self) -> frozenset[str]:
         """Writes it all; the ids that turn out to be there already (this call is repeated)."""
