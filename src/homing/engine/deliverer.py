@@ -106,7 +106,8 @@ class Deliverer:
         for claim in claims:
             policy = self.policy(claim)
             known = self._pacing.quiet(claim, facts.get(claim.id, NOTHING_AGAINST_IT), now)
-            ended = judge(claim, policy, known, now=now)
+            # When the store leased it, it was as late as that: a claim may have been asked for long before.
+            ended = judge(claim, policy, known, now=max(now, claim.started_at))
             if ended is None:
                 ready.append(Ready(claim, policy))
             else:

@@ -256,3 +256,23 @@ async def test_a_hook_that_resolves_ids_gives_the_address(world: World) -> None:
     await engine.send({"id": "ada"}, channel="email", body="x")
     await seconds(1)
     assert [d.address for d in provider.sent] == ["ada@acme.example.org"]
+
+
+async def test_a_claim_that_took_long_is_judged_by_the_time_at_which_it_was_leased(world: World) -> None:
+    """What it learned of the time while it waited for the claim was from before the clock was set."""
+    provider = ScriptedProvider()
+    engine = await world.open({"mail": provider}, working=False)
+    id = await mail(engine, expires_at=timedelta(seconds=60))
+
+    async def slow(name: str) -> None:
+        if name == "claim":
+            world.store.on_call = None
+            await asyncio.sleep(1)
+            await engine.worker._breakers.refresh(at_once=True)  # as an attempt does that begins meanwhile
+            world.clock.jump(120_000)
+
+    world.store.on_call = slow
+    engine.start_worker()
+    await seconds(5)
+    assert await status(engine, id) is Status.EXPIRED
+    assert provider.sent == []
