@@ -253,3 +253,41 @@ async def test_with_few_connections_everything_waits_for_its_turn(postgres_url: 
         assert sum(tally.count for tally in await store.tallies("default")) == 4
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize(("slots", "wanted"), [(3, [3, 3, 3]), (8, [8, 8, 8]), (1_000, [30, 0, 0])])
+async def test_where_there_was_little_of_late_a_claim_takes_what_it_wants_and_no_more(
+    store: PostgresStore, slots: int, wanted: list[int]
+) -> None:
+    """A sweep then takes the first due rows along, which may be too few or too many."""
+    for _ in range(2):
+        assert (await store.claim(everything(slots=slots))).claims == ()
+    accepted = await store.accept([a_submission(a_notification()) for _ in range(30)])
+    taken = []
+    for _ in wanted:
+        batch = await store.claim(everything(slots=slots))
+        taken.append([claim.id for claim in batch.claims])
+    assert [len(ids) for ids in taken] == wanted
+    assert [id for ids in taken for id in ids] == [answer.ids[0] for answer in accepted][: sum(wanted)]
+
+
+async def test_claims_at_once_of_those_who_had_little_to_do_take_each_row_once(postgres_url: str) -> None:
+    stores = [PostgresStore(postgres_url) for _ in range(3)]
+    for store in stores:
+        await store.open()
+    try:
+        await stores[0].migrate()
+        for number, store in enumerate(stores):
+            assert (await store.claim(everything(worker=f"w-{number}"))).claims == ()
+        await stores[0].accept([a_submission(a_notification()) for _ in range(40)])
+        found: list[str] = []
+        async with asyncio.timeout(30):
+            while len(found) < 40:
+                batches = await asyncio.gather(
+                    *(store.claim(everything(worker=f"w-{n}", slots=2)) for n, store in enumerate(stores))
+                )
+                found += [claim.id for batch in batches for claim in batch.claims]
+        assert len(set(found)) == len(found) == 40
+    finally:
+        for store in stores:
+            await store.close()

@@ -22,20 +22,27 @@ from homing.stores.postgres.statements import Record, Tx
 _QUEUES_PER_LANE = 2000
 """Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
 
+_AHEAD = 8
+"""Rows that a sweep takes along from each due queue, where there was little of late: that spares a fetch."""
+_FEW = 16
+"""Queues, of which it is worth while."""
 _FIRST_AFTER_NOW = """(
     SELECT l.due_at FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at > {now}
     ORDER BY l.due_at LIMIT 1)"""
-SWEEP = f"""
+_SWEEP = f"""
 WITH RECURSIVE w(queue, due_at) AS (
   (SELECT queue, due_at FROM homing.live WHERE due_at IS NOT NULL ORDER BY queue, due_at LIMIT 1)
   UNION ALL
   SELECT n.queue, n.due_at FROM w CROSS JOIN LATERAL (
     SELECT l.queue, l.due_at FROM homing.live AS l WHERE l.due_at IS NOT NULL AND l.queue > w.queue
     ORDER BY l.queue, l.due_at LIMIT 1) AS n)
-SELECT c.now, w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="c.now")}, coalesce(t.served, 0)
+SELECT c.now, w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="c.now")}, coalesce(t.served, 0){{more}}
 FROM (SELECT homing.now_ms() AS now OFFSET 0) AS c
-LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue
+LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue{{joined}}
 """  # noqa: S608
+_PLACE = 5
+"""So many columns of a sweep are about the queue."""
+SWEEP = _SWEEP.format(more="", joined="")
 LOOK = f"""
 SELECT w.queue, (
     SELECT l.due_at FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at >= w.mark
@@ -45,6 +52,17 @@ FROM unnest($1::integer[], $2::bigint[]) AS w(queue, mark)
 LEFT JOIN homing.turns AS t ON t.queue = w.queue
 """  # noqa: S608
 _CLAIMED_COLUMNS = ", ".join(f"l.{name}" for name in STATE if name in {*CLAIMED, "seq", "queue", "holds"})
+SWEEP_AND_TAKE = _SWEEP.format(
+    more=", r.*",
+    joined=f"""
+LEFT JOIN LATERAL (
+  SELECT {selected_for_claim("m", "s")}
+  FROM (
+    SELECT {_CLAIMED_COLUMNS} FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at <= c.now
+    ORDER BY l.due_at, l.seq LIMIT {_AHEAD}
+    FOR UPDATE SKIP LOCKED) AS s
+  JOIN homing.messages AS m ON m.seq = s.seq) AS r ON w.due_at <= c.now""",  # noqa: S608
+)
 DUE_ROWS = f"""
 SELECT {selected_for_claim("m", "s")}
 FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS w(queue, due_at, seq)
@@ -93,6 +111,8 @@ class _Claiming:
         self.leased = leased
         self.outlets = OutletRoom(request.outlet_room, request.outlet_slots)
         self.fetched: dict[int, Record] = {}
+        self.ahead: dict[int, list[Record]] = {}
+        """Queue → the due rows that a sweep took along: all of them, where they are fewer than it may."""
         self.served: dict[int, int] = {}
 
     async def run(self) -> ClaimBatch:
@@ -100,6 +120,7 @@ class _Claiming:
         places = await self._places()
         names = await tx.queues.names(tx, [place.queue for place in places])
         dealt = await self._deal(places, names)
+        self.lookout.quiet = len(dealt) < _AHEAD and len(places) <= _FEW
         claims = await self._lease(dealt, names)
         if self.served:
             await tx.rows(TURNS, list(self.served), list(self.served.values()))
@@ -109,9 +130,12 @@ class _Claiming:
         """Where rows wait, by a look at everything or only where some were known to be; and the time."""
         tx, lookout = self.tx, self.lookout
         if lookout.pace.due():
+            takes = lookout.quiet
             with lookout.pace.sweep():
-                records = await tx.rows(SWEEP)
+                records = await tx.rows(SWEEP_AND_TAKE if takes else SWEEP)
             tx.now = records[0][0]
+            if takes:
+                records = self._put_aside(records)
             found = [_Place(*place) for _, *place in records if place[0] is not None]
             lookout.swept({place.queue: place.first_at for place in found if place.first_at is not None})
             return found
@@ -124,6 +148,18 @@ class _Claiming:
                 lookout.mark(place.queue, place.first_at)
                 found.append(place)
         return found
+
+    def _put_aside(self, records: Sequence[Record]) -> list[Record]:
+        """The rows that came along with a sweep; what is left is one record for each queue."""
+        swept: dict[int, Record] = {}
+        for record in records:
+            place, row = record[:_PLACE], record[_PLACE:]
+            queue = place[1]
+            swept[queue] = place
+            rows = self.ahead.setdefault(queue, [])
+            if row[0] is not None:
+                rows.append(row)
+        return list(swept.values())
 
     async def _deal(self, places: Sequence[_Place], names: dict[int, Queue]) -> list[Due]:
         lanes: dict[str, list[_Place]] = {}
@@ -161,11 +197,18 @@ class _Claiming:
             await self._fetch(queues, limit, [numbers[q.tenant, q.outlet] for q in queues])
 
     async def _fetch(self, queues: Sequence[DueQueue], limit: int, numbers: list[int]) -> None:
-        after = [queue.after for queue in queues]
         found: dict[int, list[Due]] = {number: [] for number in numbers}
-        records = await self.tx.rows(
-            DUE_ROWS, numbers, [at for at, _, _ in after], [seq for _, _, seq in after], self.tx.now, limit
-        )
+        records = self._taken_along(numbers, limit)
+        if records is None:
+            after = [queue.after for queue in queues]
+            records = await self.tx.rows(
+                DUE_ROWS,
+                numbers,
+                [at for at, _, _ in after],
+                [seq for _, _, seq in after],
+                self.tx.now,
+                limit,
+            )
         for record in records:
             self.fetched[record[0]] = record
             found[record[1]].append((record[_DUE_AT], "", record[0]))
@@ -174,6 +217,13 @@ class _Claiming:
             queue.fill(rows, limit)
             if rows:
                 self.lookout.mark(number, rows[0][0])
+
+    def _taken_along(self, numbers: list[int], limit: int) -> Sequence[Record] | None:
+        """The first due rows of these queues, if a sweep has brought enough of each; None: fetch them."""
+        ahead = [self.ahead.pop(number, None) for number in numbers]
+        if any(rows is None or limit > len(rows) == _AHEAD for rows in ahead):
+            return None
+        return [row for rows in ahead if rows is not None for row in rows[:limit]]
 
     async def _lease(self, dealt: Sequence[Due], names: Mapping[int, Queue]) -> tuple[Claim, ...]:
         if not dealt:

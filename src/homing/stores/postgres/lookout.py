@@ -47,6 +47,8 @@ class Lookout:
 
     def __init__(self) -> None:
         self.pace = Pace()
+        self.quiet = False
+        """The last claim found little, and in few queues."""
         self._marks: dict[int, int] = {}
 
     def swept(self, marks: Mapping[int, int]) -> None:

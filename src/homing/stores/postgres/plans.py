@@ -12,6 +12,7 @@ def hot_statements() -> dict[str, str]:
         "accept: messages that may be there": new_rows.MESSAGES_ONCE.text,
         "accept: states": new_rows.STATES["live"].text,
         "claim: sweep": claim.SWEEP,
+        "claim: sweep and take": claim.SWEEP_AND_TAKE,
         "claim: look": claim.LOOK,
         "claim: due rows": claim.DUE_ROWS,
         "claim: lease": leases.LEASE.text,
