@@ -172,7 +172,7 @@ class Deliverer:
             seats.release()
         if not deadline.stood_still(ended_ms):
             breakers.record(claim.provider, outcome.kind, trial=trial)
-        return self._decided(one, outcome, began_ms, ended_ms)
+        return self._decided(one, outcome, began_ms, ended_ms, breakers.now(ended_ms))
 
     def begin(self, batch: Sequence[Ready], ended: OnEnded) -> list[Ready]:
         """Begins together what needs nothing to be waited for first. The others are left for `attempt`.
@@ -226,6 +226,7 @@ class Deliverer:
 
     def _heard(self, results: list[tuple[_Begun, Outcome | Exception]]) -> None:
         ended_ms, open_, seats = self._clock.monotonic_ms(), self._deadlines.open, self._seats
+        now = self._breakers.now(ended_ms)
         told: dict[OnEnded, list[tuple[Ready, Settlement | None]]] = {}
         for begun, said in results:
             if open_.pop(begun, False) is False:  # it was broken off: this comes too late
@@ -237,21 +238,21 @@ class Deliverer:
                 outcome = broken_off(provider, said) if isinstance(said, Exception) else clean(said)
                 if not stood_still(begun.due_ms, ended_ms):
                     self._breakers.record(provider, outcome.kind)
-                settlement = self._decided(one, outcome, begun.began_ms, ended_ms)
+                settlement = self._decided(one, outcome, begun.began_ms, ended_ms, now)
             except Exception:
                 log.exception("an attempt broke off unexpectedly; its lease will run out")
             told.setdefault(begun.ended, []).append((one, settlement))
         for ended, those in told.items():
             ended(those)
 
-    def _decided(self, one: Ready, outcome: Outcome, began_ms: int, ended_ms: int) -> Settlement:
+    def _decided(self, one: Ready, outcome: Outcome, began_ms: int, ended_ms: int, now: int) -> Settlement:
         claim, taken = one.claim, outcome.kind is _ACCEPTED
         return decide(
             claim,
             outcome,
             one.policy,
             self._roster.route(claim.channel),
-            elapsed_ms=max(0, self._breakers.now(ended_ms) - claim.started_at),
+            elapsed_ms=max(0, now - claim.started_at),
             latency_ms=ended_ms - began_ms,
             u=0.0 if taken else self._chance.random(),
             stopped=not taken and not self._breakers.usable(claim.provider),

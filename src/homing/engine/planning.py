@@ -58,13 +58,16 @@ class Planner:
         self._synchronous_types = synchronous_types
         self._book = policies.book
         self._plans: dict[tuple[str, tuple[Any, ...]], Plan] = {}
+        self._last: tuple[str, tuple[Any, ...], Plan] | None = None
 
     def plan(self, tenant: str, request: SendRequest) -> Plan:
         """`InvalidRequest` where its names are none, or it names a channel or priority that is none."""
         if self._book is not self._policies.book:
-            self._book = self._policies.book
+            self._book, self._last = self._policies.book, None
             self._plans.clear()
-        words = _words(request)
+        words, last = _words(request), self._last
+        if last is not None and last[1] == words and last[0] == tenant:  # cheaper to see than to look up
+            return last[2]
         try:
             plan = self._plans.get((tenant, words))
         except TypeError:  # of a kind that cannot even be looked up
@@ -76,6 +79,7 @@ class Planner:
             if len(self._plans) >= _REMEMBERED:
                 self._plans.clear()
             self._plans[tenant, words] = plan
+        self._last = (tenant, words, plan)
         return plan
 
     def _plan(

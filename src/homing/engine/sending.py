@@ -25,7 +25,7 @@ from homing.engine.spool import Spool
 
 log = logging.getLogger("homing.sending")
 
-_SEND_CHUNK = 1000
+_SEND_CHUNK = 2000
 """Requests that are written together."""
 _TURN = 100
 """Requests that are prepared, or answered, before anything else gets its turn: a millisecond or two."""

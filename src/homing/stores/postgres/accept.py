@@ -123,7 +123,7 @@ class _Intake:
     def _answer_first(self, submission: Submission) -> Acceptance:
         news = submission.notifications
         if len(news) == 1 and news[0].dedup_key is None and submission.lease_to is None and not self.stored:
-            self._add(submission, news[0])  # as most are
+            self.new.append((submission, news[0]))  # as most are
             return Acceptance(submission.batch_id, (news[0].id,))
         ids: list[str] = []
         duplicates: list[str] = []
@@ -133,7 +133,7 @@ class _Intake:
                 ids.append(earlier)
                 duplicates.append(earlier)
                 continue
-            self._add(submission, new)
+            self.new.append((submission, new))
             ids.append(new.id)
             if new.dedup_key is not None:
                 key = (submission.tenant, new.dedup_key)
@@ -148,15 +148,14 @@ class _Intake:
             submission.batch_id, tuple(ids), duplicates=frozenset(duplicates), claims=tuple(claims)
         )
 
-    def _add(self, submission: Submission, new: NewNotification) -> None:
-        if ID.fullmatch(new.id) is None:
-            raise StoreError(f"The id {new.id!r} is not a UUID in lower case.")
-        self.new.append((submission, new))
-
     async def write(self) -> frozenset[str]:
         """Writes it all; the ids that turn out to be there already (this call is repeated)."""
         tx, there = self.tx, frozenset[str]()
         if self.new:
+            ids = [new.id for _, new in self.new]
+            for id, found in zip(ids, map(ID.fullmatch, ids), strict=True):
+                if found is None:
+                    raise StoreError(f"The id {id!r} is not a UUID in lower case.")
             there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
@@ -173,11 +172,13 @@ class _Intake:
             return await self._write_each()
         kinds: dict[tuple[Any, ...], Kind] = {}
         rows = []
+        kind, last = None, None
         for submission, new in self.new:
-            key = (submission.tenant, submission.lease_to, submission.lease_ms, alike(new))
-            kind = kinds.get(key)
-            if kind is None:
-                kind = kinds[key] = Kind(new_row(new, submission, tx.now))
+            key = (submission.tenant, submission.lease_to, submission.lease_ms, *alike(new))
+            if kind is None or key != last:  # most are like the one before: cheaper to see than to look up
+                kind, last = kinds.get(key), key
+                if kind is None:
+                    kind = kinds[key] = Kind(new_row(new, submission, tx.now))
             kind.number += 1
             rows.append((new.id, submission.batch_id, new.address, new.message, kind))
         found = list(kinds.values())
