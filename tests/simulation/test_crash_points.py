@@ -14,6 +14,8 @@ from homing.sim.process import SimProcess
 from homing.sim.weather import WorldPlan, calm
 from homing.sim.world import World, WorldReport, run_world
 
+pytestmark = pytest.mark.slow
+
 FIRST = "p1"
 
 

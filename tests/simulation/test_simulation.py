@@ -14,6 +14,8 @@ from homing.sim.trace import Trace
 from homing.sim.weather import calm, plan_of
 from homing.sim.world import run_world
 
+pytestmark = pytest.mark.slow
+
 LIFETIMES = 1_000
 STARTS = tuple(range(10_000, 20_000, 1_000))
 """Ten campaigns of a thousand lifetimes each, every one with seeds of its own."""
@@ -30,6 +32,7 @@ REGRESSIONS = (
     (30_098, 250, "a synchronous send began after its lease was reaped"),
     (30_120, 250, "an older answer about the time overwrote a newer one"),
     (18_003, 250, "the late answer to a trial that was won began a second one"),
+    (12_002, 250, "a claim that took long was judged by a time from before the clock was set"),
 )
 """(seed, requests, what it found). A world changes with the code that runs in it, so a seed is no proof
 that what it found once is gone; it is cheap, and has been in interesting places."""
