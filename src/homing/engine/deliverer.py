@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.breaker import Gate
-from homing.core.decide import NOTHING_AGAINST_IT, Facts, decide, give_up, judge, postpone
+from homing.core.decide import NOTHING_AGAINST_IT, decide, give_up, judge, postpone
 from homing.core.errors import StoreError
 from homing.core.failover import Choice, choose, rotation
 from homing.core.model import Channel, Claim, Lease, Mode, Outcome, OutcomeKind, Reason, Settlement
 from homing.core.policy import RetryPolicy
 from homing.core.ports import Backend, Begins, Chance, Clock, Delivery, Directory
-from homing.core.redact import redact
 from homing.engine.answering import Deadlines, answer, broken_off, clean, stood_still, unanswered
+from homing.engine.asking import facts_of
 from homing.engine.breakers import Breakers, longest_trial_ms
 from homing.engine.intake import LEASE_MARGIN_MS
 from homing.engine.pacing import Pacing
@@ -32,9 +30,6 @@ log = logging.getLogger("homing.deliverer")
 
 # Looked up once, as in `core.decide`.
 _ACCEPTED, _SYNCHRONOUS = OutcomeKind.ACCEPTED, Mode.SYNCHRONOUS
-_HOOK_S = 10
-_HOOK_PAUSE_MS = 5_000
-_LONGEST_POSTPONE_MS = 366 * 86_400_000
 _STORE_PAUSE_MS = 1_000
 
 
@@ -100,7 +95,7 @@ class Deliverer:
 
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[Ready]:
         """Ends or postpones what must not be attempted now; the others are ready."""
-        facts = await self._facts(claims)
+        facts = await facts_of(self._directory, claims)
         now = self._breakers.now()
         ready = []
         for claim in claims:
@@ -311,34 +306,6 @@ class Deliverer:
                 settle(postpone(one.claim, one.policy, waits[one.claim.id], Reason.RATE_LIMIT))
         return [one for one in ready if one.claim.id not in waits]
 
-    async def _facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
-        """What the directory says. Where it fails, hangs or answers nonsense, nobody is told anything yet."""
-        try:
-            async with asyncio.timeout(_HOOK_S):
-                said: object = await self._directory.facts(claims)
-            if isinstance(said, Mapping):
-                return self._sound(claims, said)
-            error: object = f"it answered with {type(said).__name__}"
-        except asyncio.CancelledError:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            error = "it broke itself off"
-        except Exception as raised:  # a user's hook may fail in any way
-            error = str(raised) or "no answer"
-        log.warning("recipient directory failed, %d notifications wait: %s", len(claims), redact(str(error)))
-        return dict.fromkeys((claim.id for claim in claims), Facts(postpone_ms=_HOOK_PAUSE_MS))
-
-    def _sound(self, claims: Sequence[Claim], said: Mapping[Any, Any]) -> dict[str, Facts]:
-        """What makes sense of the facts; what does not has its notification wait, and no other."""
-        if not said:
-            return {}
-        facts = {claim.id: said[claim.id] for claim in claims if claim.id in said}
-        senseless = [id for id, one in facts.items() if not makes_sense(one)]
-        if senseless:
-            log.warning("recipient directory answered with nonsense, %d notifications wait", len(senseless))
-            facts.update(dict.fromkeys(senseless, Facts(postpone_ms=_HOOK_PAUSE_MS)))
-        return facts
-
     async def _win_trials(self, ready: Sequence[Ready]) -> None:
         """Where a half-open breaker offers its one trial, tries to win it for a claim that would go there."""
         starts = dict.fromkeys((one.claim.provider, one.claim.channel, one.claim.pinned) for one in ready)
@@ -432,14 +399,3 @@ def delivery_of(claim: Claim, timeout_ms: int) -> Delivery:
         message.locale,
         message.metadata,
     )
-
-
-def makes_sense(facts: object) -> bool:
-    """Whether a user's hook answered with facts, all of the right kind and within reason."""
-    if not isinstance(facts, Facts):
-        return False
-    try:
-        msgspec.convert(msgspec.to_builtins(facts), Facts)
-    except (msgspec.ValidationError, TypeError, OverflowError):
-        return False
-    return 0 <= facts.postpone_ms <= _LONGEST_POSTPONE_MS
