@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,15 +12,6 @@ from msgspec.structs import replace
 from homing.core.model import Content, NewNotification, Submission
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import HOUR_MS, a_message, a_notification, a_submission
-
-
-@pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url)
-    await store.open()
-    await store.migrate()
-    yield store
-    await store.close()
 
 
 async def _stored_as_given(store: PostgresStore, batch: Sequence[Submission]) -> None:

@@ -18,15 +18,6 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
 @pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url)
-    await store.open()
-    await store.migrate()
-    yield store
-    await store.close()
-
-
-@pytest.fixture
 async def connection(store: PostgresStore, postgres_url: str) -> AsyncIterator[Connection]:
     connection = await asyncpg.connect(postgres_url)
     yield connection

@@ -54,15 +54,6 @@ asyncio.run(main())
 
 
 @pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url)
-    await store.open()
-    await store.migrate()
-    yield store
-    await store.close()
-
-
-@pytest.fixture
 async def another(store: PostgresStore, postgres_url: str) -> AsyncIterator[PostgresStore]:
     another = PostgresStore(postgres_url)
     await another.open()

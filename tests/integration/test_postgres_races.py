@@ -31,15 +31,6 @@ SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database()
 
 
 @pytest.fixture
-async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(postgres_url)
-    await store.open()
-    await store.migrate()
-    yield store
-    await store.close()
-
-
-@pytest.fixture
 async def admin(postgres_url: str) -> AsyncIterator[Admin]:
     connection = await asyncpg.connect(postgres_url)
     yield connection

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import ssl
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,19 +20,6 @@ from homing.testing.faults import Act, FaultServer
 
 BIG = b"x" * 20_000_000
 """More than the buffers of both kernels take."""
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
-
-
-@pytest.fixture
-async def transport() -> AsyncIterator[CurlTransport]:
-    made = CurlTransport()
-    yield made
-    await made.close()
 
 
 @pytest.fixture(scope="session")

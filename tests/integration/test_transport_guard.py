@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,12 +11,6 @@ from homing.providers.http import Answer, Failure, Request
 from homing.providers.transport import CurlTransport
 from homing.testing import faults
 from homing.testing.faults import FaultServer
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
 
 
 def guard(*allowed: str) -> Guard:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,19 +18,6 @@ from homing.testing import faults
 from homing.testing.faults import FaultServer
 
 K = OutcomeKind
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[FaultServer]:
-    async with FaultServer() as running:
-        yield running
-
-
-@pytest.fixture
-async def transport() -> AsyncIterator[CurlTransport]:
-    made = CurlTransport()
-    yield made
-    await made.close()
 
 
 class Told:
