@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from homing.stores.postgres import PostgresStore
+from homing.stores.postgres import PostgresStore, connection
 from homing.stores.postgres.connection import Database
 from homing.stores.postgres.names import read_address
 from homing.stores.postgres.statements import Tx
@@ -78,6 +78,15 @@ async def test_more_calls_than_connections_take_turns_and_nobody_is_left_waiting
             assert await database.look(_who) in found
     finally:
         await database.close()
+
+
+async def test_what_lay_idle_for_long_is_not_used_again(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await database.do(_who, timed=False)
+    assert await database.look(_who) == first
+    monkeypatch.setattr(connection, "_IDLE_S", 0)
+    assert await database.do(_who, timed=False) != first
 
 
 async def test_what_died_at_hand_is_replaced(database: Database, postgres_url: str) -> None:

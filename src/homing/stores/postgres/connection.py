@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -19,7 +20,8 @@ from homing.stores.postgres.statements import Tx
 R = TypeVar("R")
 _TRIES = 6
 """Against deadlocks and the like, and against connections that died while nobody used them."""
-_AT_HAND = 4
+_AT_HAND, _IDLE_S = 4, 300
+"""Connections at hand, and how long one may lie idle there: a firewall may have dropped it without a word."""
 # Every statement on the line is written for an index. Told so, the planner keeps to them also before it has
 # statistics of a table that was empty a minute ago, and one plan serves every batch.
 _PLANNER = {
@@ -80,8 +82,8 @@ class Database:
         self.queues = Queues()
         self._timeout_s = timeout_s
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
-        self._at_hand: list[Any] = []
-        """Connections that were used last: the pool would start a task to take one back, and to lend it."""
+        self._at_hand: list[tuple[Any, float]] = []
+        """Connections that were used last, and when: the pool starts a task to take one, and to lend one."""
         self._asking = 0
         """How many wait for the pool to lend them one."""
 
@@ -118,7 +120,7 @@ class Database:
         at_hand, self._at_hand = self._at_hand, []
         try:
             async with asyncio.timeout(self._timeout_s):
-                for connection in at_hand:
+                for connection, _ in at_hand:
                     await pool.release(connection)
                 await pool.close()
         except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
@@ -207,9 +209,11 @@ class Database:
         if self._pool is None:
             raise StoreError(f"{self.address.where} is closed; open the store first.")
         while self._at_hand:
-            connection = self._at_hand.pop()
+            connection, used_at = self._at_hand.pop()
             if _is_open(connection):
-                return connection
+                if time.monotonic() - used_at < _IDLE_S:
+                    return connection
+                connection.terminate()
             await self._give_back(connection)
         self._asking += 1
         try:
@@ -243,7 +247,7 @@ class Database:
         if self._pool is not None:
             await self._pool.expire_connections()
             while self._at_hand:
-                await self._give_back(self._at_hand.pop())
+                await self._give_back(self._at_hand.pop()[0])
 
     async def _give_up(self, connection: Any) -> None:
         with suppress(said.PostgresError, said.InterfaceError, OSError, TimeoutError):
@@ -256,7 +260,7 @@ class Database:
         if self._pool is None or self._asking or len(self._at_hand) >= _AT_HAND or not _is_open(connection):
             await self._give_back(connection)
         else:
-            self._at_hand.append(connection)
+            self._at_hand.append((connection, time.monotonic()))
 
     async def _give_back(self, connection: Any) -> None:
         """To the pool."""
