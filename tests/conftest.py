@@ -8,7 +8,7 @@ import pytest
 
 # The suites live in the package; their assertions are to explain themselves like any test's.
 pytest.register_assert_rewrite("homing.testing.store_suite", "homing.testing.provider_suite")
-pytest_plugins = ["parts", "servers", "service"]
+pytest_plugins = ["loops", "parts", "servers", "service"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

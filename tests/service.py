@@ -20,6 +20,7 @@ from homing.api.app import App
 from homing.api.server import Server, ServerSettings, listening
 from homing.api.service import Service, ServiceSettings, Watcher
 from homing.core.access import Caller, Scope
+from loops import LoopKind
 
 T = TypeVar("T")
 
@@ -67,13 +68,18 @@ class Serving:
     """A running service; `call` makes one request, `on_loop` reaches into the engine."""
 
     def __init__(
-        self, settings: ServiceSettings | None = None, *, watchers: Sequence[Watcher] = (), **homing: Any
+        self,
+        loop_kind: LoopKind,
+        settings: ServiceSettings | None = None,
+        *,
+        watchers: Sequence[Watcher] = (),
+        **homing: Any,
     ) -> None:
         self._settings = settings or ServiceSettings()
         self._watchers = watchers
         self._homing = homing
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=lambda: loop_kind.run(self._serve()), daemon=True)
         self.trail = Noted()
         self.port = 0
 
@@ -136,7 +142,7 @@ class Serving:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Serving]]:
+def serve(loop_kind: LoopKind) -> Iterator[Callable[..., Serving]]:
     """Starts services that end with the test: `serve(store=…, providers=…, worker=True)`."""
     with ExitStack() as running:
-        yield lambda settings=None, **homing: running.enter_context(Serving(settings, **homing))
+        yield lambda settings=None, **homing: running.enter_context(Serving(loop_kind, settings, **homing))

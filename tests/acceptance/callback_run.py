@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from homing import Filter, Homing, SendRequest, SendResult, Status
 from homing.api.service import ServiceSettings
 from homing.core.model import Content, Recipient
+from loops import PRODUCTION
 from service import Serving
 from vendors import PUBLIC, SAYS, Post, Report, Vendors, forged, posts
 
@@ -143,6 +144,7 @@ class Shuffling:
         self._vendors = Vendors(lambda vendor, address, number: self._planned[address].told(vendor, number))
         self._vendors.before_answering = self._tell_early
         self._serving = Serving(
+            PRODUCTION,
             ServiceSettings(public_url=PUBLIC),
             store=str(folder / f"{seed.replace('/', '-')}.db"),
             providers=self._vendors.providers(),

@@ -29,6 +29,7 @@ from homing.testing.builders import (
     retry_in,
     sent,
 )
+from loops import LoopKind
 from private_postgres import NoServer, PrivatePostgres
 from servers import missing
 
@@ -48,8 +49,6 @@ async def main():
         for claim in claims:
             print(claim.id, claim.started_at, flush=True)
     await store.close()
-
-asyncio.run(main())
 """
 
 
@@ -69,14 +68,14 @@ async def admin(postgres_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.R
 
 
 async def test_processes_ten_minutes_apart_agree_and_share_without_overlap(
-    store: PostgresStore, postgres_url: str
+    store: PostgresStore, postgres_url: str, loop_kind: LoopKind
 ) -> None:
     accepted = await store.accept([a_submission(*(a_notification() for _ in range(200)))])
     ahead = 10 * MINUTE_MS
     workers = [
         await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-c", _WORKER, postgres_url, str(shift), f"w{shift}"),
+            *("-c", loop_kind.program(_WORKER), postgres_url, str(shift), f"w{shift}"),
             stdout=subprocess.PIPE,
         )
         for shift in (-ahead, ahead)

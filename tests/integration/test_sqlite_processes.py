@@ -17,6 +17,7 @@ from homing.core.model import Status
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_notification, a_submission
 from homing.testing.store_suite.steps import claim_all, counts, everyone
+from loops import LoopKind
 
 CLAIMER = """
 import asyncio, sys
@@ -37,8 +38,6 @@ async def main():
         assert len(result.applied) == len(claims), result
         await asyncio.sleep(0.01)  # the others have their turn
     await store.close()
-
-asyncio.run(main())
 """
 
 ACCEPTER = """
@@ -59,8 +58,6 @@ async def main():
     store = SqliteStore(sys.argv[1])
     await store.open()
     await asyncio.gather(*(caller(store) for _ in range(16)))
-
-asyncio.run(main())
 """
 
 CARELESS = """
@@ -74,14 +71,12 @@ async def main():
     await store.accept([a_submission()])
     if sys.argv[2] == "raise":
         raise RuntimeError("something else went wrong")
-
-asyncio.run(main())
 """
 
 
-def started(program: str, *arguments: str) -> subprocess.Popen[str]:
+def started(loop_kind: LoopKind, source: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", loop_kind.program(source), *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -99,11 +94,11 @@ async def path(tmp_path: Path) -> Path:
     return path
 
 
-async def test_processes_that_claim_at_once_get_different_rows(path: Path) -> None:
+async def test_processes_that_claim_at_once_get_different_rows(path: Path, loop_kind: LoopKind) -> None:
     store = SqliteStore(path)
     await store.open()
     answers = await store.accept([a_submission(*(a_notification() for _ in range(300)))])
-    workers = [started(CLAIMER, str(path), f"w-{number}") for number in range(4)]
+    workers = [started(loop_kind, CLAIMER, str(path), f"w-{number}") for number in range(4)]
     for worker in workers:
         assert worker.stdout is not None
         assert await asyncio.to_thread(worker.stdout.readline) == "ready\n"
@@ -120,11 +115,13 @@ async def test_processes_that_claim_at_once_get_different_rows(path: Path) -> No
     await store.close()
 
 
-async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answered(path: Path) -> None:
+async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answered(
+    path: Path, loop_kind: LoopKind
+) -> None:
     chance = random.Random(11)
     answered: set[str] = set()
     for _ in range(3):
-        process = started(ACCEPTER, str(path))
+        process = started(loop_kind, ACCEPTER, str(path))
         assert process.stdout is not None
         answered.add((await asyncio.to_thread(process.stdout.readline)).strip())
         await asyncio.sleep(0.05 + chance.random() / 5)
@@ -145,9 +142,11 @@ async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answer
 
 
 @pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1)])
-async def test_a_program_that_forgets_to_close_ends_all_the_same(path: Path, how: str, code: int) -> None:
+async def test_a_program_that_forgets_to_close_ends_all_the_same(
+    path: Path, how: str, code: int, loop_kind: LoopKind
+) -> None:
     began = time.monotonic()
-    process = started(CARELESS, str(path), how)
+    process = started(loop_kind, CARELESS, str(path), how)
     _, errors = await asyncio.to_thread(process.communicate, None, 30)
     assert process.returncode == code, errors
     assert time.monotonic() - began < 30
@@ -157,28 +156,13 @@ async def test_a_program_that_forgets_to_close_ends_all_the_same(path: Path, how
     await store.close()
 
 
-def test_it_runs_on_uvloop(path: Path) -> None:
-    uvloop = pytest.importorskip("uvloop")
-
-    async def main() -> dict[Status, int]:
-        store = SqliteStore(path)
-        await store.open()
-        await asyncio.gather(*(store.accept([a_submission()]) for _ in range(100)))
-        found = await counts(store)
-        await store.close()
-        return found
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(main()) == {Status.PENDING: 100}
-
-
-def test_a_store_serves_one_event_loop_after_another(path: Path) -> None:
+def test_a_store_serves_one_event_loop_after_another(path: Path, loop_kind: LoopKind) -> None:
     store = SqliteStore(path)
-    asyncio.run(store.open())
-    asyncio.run(_accept(store))
-    asyncio.run(_accept(store))
-    assert asyncio.run(counts(store)) == {Status.PENDING: 2}
-    asyncio.run(store.close())
+    loop_kind.run(store.open())
+    loop_kind.run(_accept(store))
+    loop_kind.run(_accept(store))
+    assert loop_kind.run(counts(store)) == {Status.PENDING: 2}
+    loop_kind.run(store.close())
 
 
 async def _accept(store: SqliteStore) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import trustme
-import uvloop
 
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.transfer import ANSWER_CAP
 from homing.providers.transport import CurlTransport
 from homing.testing import faults
 from homing.testing.faults import Act, FaultServer
+from loops import LoopKind
 
 BIG = b"x" * 20_000_000
 """More than the buffers of both kernels take."""
@@ -500,28 +500,15 @@ async def test_a_large_body_is_let_go_once_it_is_sent(server: FaultServer, trans
     assert sys.getrefcount(body) == held
 
 
-def test_each_event_loop_has_its_own_connections() -> None:
+def test_each_event_loop_has_its_own_connections(loop_kind: LoopKind) -> None:
     transport = CurlTransport()
 
     async def use() -> None:
         async with FaultServer() as server:
             await answered(transport, request(server.url))
 
-    asyncio.run(use())
-    asyncio.run(use())  # the first loop is closed by now
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    loop_kind.run(use())
+    loop_kind.run(use())  # the first loop is closed by now
+    with asyncio.Runner(loop_factory=loop_kind.new) as runner:
         runner.run(use())
         runner.run(transport.close())
-
-
-def test_it_runs_on_uvloop() -> None:
-    async def use() -> None:
-        transport = CurlTransport()
-        async with FaultServer() as server:
-            await asyncio.gather(*(answered(transport, request(server.url)) for _ in range(200)))
-            server.play(faults.HANG_AFTER_READING)
-            assert (await failure(transport, request(server.url), timeout_ms=100)).written
-            await transport.close()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(use())

@@ -19,6 +19,7 @@ from homing.making import PROVIDERS
 from homing.providers.transport import CurlTransport
 from homing.providers.webhook import WebhookProvider
 from homing.testing.faults import FaultServer
+from loops import LoopKind
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -156,7 +157,7 @@ def test_wrong_settings_of_the_client_are_named(http: dict[str, Any], says: str)
         wired({"webhook": {"secret": SECRET}}, http=http)
 
 
-def test_the_synchronous_library_sends_too() -> None:
+def test_the_synchronous_library_sends_too(loop_kind: LoopKind) -> None:
     """In the event loop of its own thread, and it closes what it opened."""
     started, stop = threading.Event(), threading.Event()
     port: list[int] = []
@@ -167,7 +168,7 @@ def test_the_synchronous_library_sends_too() -> None:
             started.set()
             await asyncio.to_thread(stop.wait)
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=lambda: loop_kind.run(serve()))
     thread.start()
     started.wait()
     try:

@@ -6,9 +6,10 @@ import asyncio
 import re
 import socket
 import ssl
-from typing import Any
+from typing import Any, cast
 
 import aiosmtplib
+from aiosmtplib.protocol import SMTPProtocol
 from msgspec import Struct
 
 from homing.core.model import Outcome
@@ -16,6 +17,9 @@ from homing.providers.secret import Secret
 from homing.providers.smtp_replies import Reply, Stage, classify, happened
 
 _LINE_START_DOT = re.compile(rb"(?m)^\.")
+_CHUNK_BYTES = 64 * 1024
+"""Most bytes written at once. A TLS layer passes all it is given to the socket's buffer, whose size cannot be
+read through it; only between chunks does it notice that this buffer is full."""
 
 
 class Letter(Struct, frozen=True, kw_only=True):
@@ -133,31 +137,53 @@ async def converse(client: aiosmtplib.SMTP, letter: Letter, progress: Progress) 
 
 
 async def _hand_over(client: aiosmtplib.SMTP, data: bytes, progress: Progress) -> Reply:
-    """Writes the mail, then the dot, and reads the reply.
+    """Writes the mail, then the final dot, and reads the reply.
 
-    The dot is written only when all before it has left this process: a connection that breaks earlier
-    cannot have delivered anything, and is told apart from one that breaks later.
+    The dot is written only once the transport has taken everything before it. If the connection breaks or
+    hangs before that, the server cannot have accepted the mail: the attempt is transient, not ambiguous.
     """
     protocol = client.protocol
-    if protocol is None or not isinstance(protocol.transport, asyncio.WriteTransport):
+    if protocol is None:
         raise aiosmtplib.SMTPServerDisconnected("connection lost")
-    reply = asyncio.ensure_future(protocol.read_response())  # also hears a server that interrupts us
+    reply = asyncio.ensure_future(protocol.read_response())  # a server may also reply before the dot
     await asyncio.sleep(0)
-    drained = None
     try:
-        protocol.transport.set_write_buffer_limits(high=0)
-        protocol.write(_LINE_START_DOT.sub(b"..", data))
-        drained = asyncio.ensure_future(protocol._drain_helper())
-        await asyncio.wait((drained, reply), return_when=asyncio.FIRST_COMPLETED)
-        if reply.done():
-            return _interrupted(client, _reply(reply.result()))
-        drained.result()
+        _pause_unless_empty(protocol.transport)
+        stuffed = _LINE_START_DOT.sub(b"..", data)
+        for start in range(0, len(stuffed), _CHUNK_BYTES):
+            if not await _write(protocol, stuffed[start : start + _CHUNK_BYTES], reply):
+                return _interrupted(client, _reply(reply.result()))
         protocol.write(b".\r\n")  # raises only where nothing was written
         progress.stage = Stage.DOT
         return _reply(await reply)
     finally:
-        for task in (reply, drained):
-            _forget(task)
+        _forget(reply)
+
+
+async def _write(protocol: SMTPProtocol, chunk: bytes, reply: asyncio.Task[aiosmtplib.SMTPResponse]) -> bool:
+    """Writes a part of the mail and waits until it has left. Returns False if the server replied first."""
+    protocol.write(chunk)
+    drained = asyncio.ensure_future(protocol._drain_helper())
+    try:
+        await asyncio.wait((drained, reply), return_when=asyncio.FIRST_COMPLETED)
+        if reply.done():
+            return False
+        drained.result()
+        return True
+    finally:
+        _forget(drained)
+
+
+def _pause_unless_empty(transport: asyncio.BaseTransport | None) -> None:
+    """Makes the transport pause its protocol while anything is left in its buffer.
+
+    The class of the transport is not checked: uvloop's transports do not derive from asyncio's. The limit is
+    one byte and not zero: with zero, a TLS transport of either loop also pauses when its buffer is empty, and
+    then nothing resumes it.
+    """
+    if transport is None or transport.is_closing():
+        raise aiosmtplib.SMTPServerDisconnected("connection lost")
+    cast(asyncio.WriteTransport, transport).set_write_buffer_limits(high=1, low=0)
 
 
 def _interrupted(client: aiosmtplib.SMTP, reply: Reply) -> Reply:
@@ -166,8 +192,8 @@ def _interrupted(client: aiosmtplib.SMTP, reply: Reply) -> Reply:
     return reply
 
 
-def _forget(task: asyncio.Task[Any] | None) -> None:
-    if task is not None and not task.cancel() and not task.cancelled():
+def _forget(task: asyncio.Task[Any]) -> None:
+    if not task.cancel() and not task.cancelled():
         task.exception()  # looked at: nobody else will
 
 

@@ -23,6 +23,7 @@ from homing.engine.keychain import Keychain
 from homing.engine.tenants import Tenants
 from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
+from loops import LoopKind
 from service import Reply, Serving
 
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
@@ -172,12 +173,14 @@ def test_nothing_in_a_request_can_name_another_tenant(guarded: Callable[..., Gua
     ["", "Bearer", "Bearer ", "Basic YTpi", "Bearer nonsense", "Bearer hm_x_y", "hm_", "Bearer " + "x" * 9000,
      "Bearer a.b.c", "Bearer \x00"],
 )  # fmt: skip
-def test_what_is_no_key_is_refused_in_one_way(guarded: Callable[..., Guarded], authorization: str) -> None:
+def test_what_is_no_key_is_refused_in_one_way(
+    guarded: Callable[..., Guarded], authorization: str, loop_kind: LoopKind
+) -> None:
     api = guarded()
     service = api.serving
     if "\x00" in authorization:
         gate = service.app.service.gatekeeper
-        assert asyncio.run(gate.caller(authorization)) is None
+        assert loop_kind.run(gate.caller(authorization)) is None
         return
     refused = service.call("GET", "/api/v1/keys", key=None, headers={"Authorization": authorization})
     assert (refused.status, refused.json["error"]["code"]) == (401, "UNAUTHORIZED")

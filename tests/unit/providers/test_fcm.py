@@ -59,10 +59,14 @@ class Google:
         self.server = FaultServer(self._act)
         self.token_acts: list[Act] = []
         self.send_acts: list[Act] = []
+        self.revoked = ""
+        """A token that is refused whenever a send carries it."""
         self.asked = asyncio.Event()
 
     def _act(self, received: Received) -> Act:
         self.asked.set()
+        if self.revoked and received.headers.get("authorization") == f"Bearer {self.revoked}":
+            return UNAUTHENTICATED
         acts, usual = (self.token_acts, a_token()) if asks_for_a_token(received) else (self.send_acts, SENT)
         return acts.pop(0) if acts else usual
 
@@ -207,8 +211,9 @@ async def test_a_refused_token_that_cannot_be_replaced_leaves_nothing_in_doubt(
 
 
 async def test_fifty_sends_with_a_revoked_token_replace_it_once(fcm: FcmProvider, google: Google) -> None:
+    google.token_acts = [a_token("revoked"), a_token("fresh")]
     await fcm.send(a_push())
-    google.send_acts = [UNAUTHENTICATED] * 50
+    google.revoked = "revoked"
     outcomes = await asyncio.gather(*(fcm.send(a_push()) for _ in range(50)))
     assert {outcome.kind for outcome in outcomes} == {K.ACCEPTED}
     assert len(google.tokens_asked) == 2

@@ -22,6 +22,7 @@ from smtp_server import Kept, Told, ToldSmtp, aiosmtpd_server, only
 from .mailing import FULL, ID, NOW_MS, a_mail
 
 K = OutcomeKind
+PATIENCE_S = 30
 
 
 def an_smtp(port: int = 1, **options: Any) -> SmtpProvider:
@@ -92,6 +93,30 @@ async def test_a_mail_goes_encrypted_and_logged_in(authority: tuple[ssl.SSLConte
     assert len(kept.envelopes) == 1
     assert kept.sessions[0].authenticated
     assert "wrong" not in repr(bad) + repr(vars(bad)) + str(outcome)
+
+
+@pytest.mark.parametrize("mode", ["starttls", "tls", "none"])
+async def test_one_connection_carries_mails_of_every_size(
+    authority: tuple[ssl.SSLContext, str], mode: str
+) -> None:
+    """More mails than steps after which flow control could be stuck, from a few bytes to a few megabytes."""
+    context, ca_file = authority
+    kept = Kept()
+    options: dict[str, Any] = {"data_size_limit": 2**25}
+    options |= {"tls": {"tls": context}, "starttls": {"tls_context": context}, "none": {}}[mode]
+    texts = ["x", "y" * 70_000, ".", "z\n" * 400_000, "a", "b", ("c" * 900 + "\n") * 5_000, "d", "e"]
+    async with aiosmtpd_server(kept, **options) as port:
+        provider = an_smtp(port, host="localhost", tls=mode, ca_file=ca_file)
+        outcomes = [
+            await provider.send(a_mail(Content(subject=f"{number}", text=text), timeout_ms=20_000))
+            for number, text in enumerate(texts)
+        ]
+        await provider.close()
+    assert [outcome.kind for outcome in outcomes] == [K.ACCEPTED] * len(texts)
+    assert len({id(session) for session in kept.sessions}) == 1
+    for envelope, text in zip(kept.envelopes, texts, strict=True):
+        message = email.message_from_bytes(cast(bytes, envelope.content), policy=SMTP_POLICY)
+        assert message.get_content().replace("\r\n", "\n").rstrip("\n") == text.rstrip("\n")
 
 
 async def test_a_server_without_starttls_or_login_is_not_used_without() -> None:
@@ -177,8 +202,12 @@ async def test_silence_means_as_much_as_was_said_before(step: str, kind: Outcome
     assert (outcome.kind, outcome.error_code) == (kind, code)
 
 
-async def test_a_server_that_stops_reading_in_the_middle_has_not_got_the_mail() -> None:
+@pytest.mark.parametrize("mode", ["none", "tls"])
+async def test_a_server_that_stops_reading_in_the_middle_has_not_got_the_mail(
+    authority: tuple[ssl.SSLContext, str], mode: str
+) -> None:
     """More than any buffer on the way holds, so the dot cannot have been written."""
+    context, ca_file = authority
     big = Content(subject="s", text="x" * 800 + "\n" + ("y" * 800 + "\n") * 15_000)
 
     async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,11 +216,14 @@ async def test_a_server_that_stops_reading_in_the_middle_has_not_got_the_mail() 
             await reader.readline()
             writer.write(reply)
         await done.wait()
-        writer.close()
+        writer.transport.abort()
 
     done = asyncio.Event()
-    server = await asyncio.start_server(stuck, "127.0.0.1", 0, limit=1024)
-    outcome = await an_smtp(server.sockets[0].getsockname()[1]).send(a_mail(big, timeout_ms=1_500))
+    tls = context if mode == "tls" else None
+    server = await asyncio.start_server(stuck, "127.0.0.1", 0, limit=1024, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    provider = an_smtp(port, host="localhost", tls=mode, ca_file=ca_file)
+    outcome = await provider.send(a_mail(big, timeout_ms=1_500))
     done.set()
     server.close()
     await server.wait_closed()
@@ -321,7 +353,7 @@ async def test_a_turn_that_does_not_come_in_time_is_transient() -> None:
     async with ToldSmtp(at("dot", "hang")) as server:
         provider = an_smtp(server.port, max_connections=1)
         first = asyncio.create_task(provider.send(a_mail(timeout_ms=1_500)))
-        await server.took.wait()
+        await asyncio.wait_for(server.took.wait(), PATIENCE_S)
         second = await provider.send(a_mail(timeout_ms=300))
         assert (second.kind, second.error_code) == (K.TRANSIENT, "pool")
         assert (await first).kind is K.AMBIGUOUS
@@ -340,7 +372,7 @@ async def test_a_connection_has_its_time() -> None:
     async with ToldSmtp() as server:
         provider = an_smtp(server.port, idle_ms=30)
         await provider.send(a_mail())
-        await server.alone.wait()
+        await asyncio.wait_for(server.alone.wait(), PATIENCE_S)
         await provider.send(a_mail())
         await provider.close()
     assert server.connections == 2
@@ -350,7 +382,7 @@ async def test_a_cancelled_send_gives_its_connection_up() -> None:
     async with ToldSmtp(lambda number, step: "hang" if (number, step) == (1, "dot") else None) as server:
         provider = an_smtp(server.port, max_connections=1)
         sending = asyncio.create_task(provider.send(a_mail()))
-        await server.took.wait()
+        await asyncio.wait_for(server.took.wait(), PATIENCE_S)
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending

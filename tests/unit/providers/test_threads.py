@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from homing.providers.threads import Threads
+from loops import LoopKind
 
 
 async def test_a_call_runs_in_a_thread_of_the_pool() -> None:
@@ -94,7 +95,7 @@ async def test_idle_threads_end_when_it_closes() -> None:
     assert not thread.is_alive()
 
 
-def test_a_call_that_outlives_its_loop_disturbs_nobody() -> None:
+def test_a_call_that_outlives_its_loop_disturbs_nobody(loop_kind: LoopKind) -> None:
     end, ended = threading.Event(), threading.Event()
 
     async def leave() -> None:
@@ -106,6 +107,6 @@ def test_a_call_that_outlives_its_loop_disturbs_nobody() -> None:
 
         await pool.run(call, place_within_ms=1000)
 
-    asyncio.run(leave())
+    loop_kind.run(leave())
     end.set()
     assert ended.wait(10)

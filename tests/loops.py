@@ -1,0 +1,104 @@
+"""Chooses each test's event loop. Tests that do real I/O run twice: on uvloop and on asyncio's own loop.
+
+Every command of Homing runs on uvloop where it is installed, and a program that uses Homing as a library may
+run on either. The two differ where code meets sockets, so the suites below run on both, and the id of such a
+test names its loop. Two kinds of tests run on uvloop alone, because a second run would take minutes: those
+marked `slow`, and those in `tests/acceptance`, whose processes choose their loop as an installed Homing does.
+All other tests do no I/O and run on asyncio's loop; the engine's tests have a virtual loop of their own.
+
+A test (or a fixture) that starts a loop itself, on a thread or in a process, asks for `loop_kind` and uses
+that: it is the loop of the test, so the suite decides in this one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+
+T = TypeVar("T")
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
+
+_NEW: dict[str, NewLoop] = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
+_TESTS = Path(__file__).parent
+_ON_BOTH = (
+    "conformance",
+    "integration",
+    "unit/api",
+    "unit/client",
+    "unit/observing",
+    "unit/providers",
+    "unit/test_library.py",
+    "unit/test_loops.py",
+    "unit/test_making.py",
+    "unit/test_serving.py",
+)
+_ON_UVLOOP = ("acceptance",)
+_WITHOUT_IO = ("conformance/test_memory.py",)
+
+
+@dataclass(frozen=True)
+class LoopKind:
+    """One kind of event loop, by the name of the module that makes it."""
+
+    name: str
+
+    @property
+    def new(self) -> NewLoop:
+        return _NEW[self.name]
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine on a new loop of this kind, as `asyncio.run` does."""
+        with asyncio.Runner(loop_factory=self.new) as runner:
+            return runner.run(work)
+
+    def program(self, source: str) -> str:
+        """Returns a program that runs the coroutine function `main` of `source` on a loop of this kind."""
+        return (
+            f"{source}\nimport asyncio\nfrom {self.name} import new_event_loop\n"
+            "with asyncio.Runner(loop_factory=new_event_loop) as runner:\n    runner.run(main())\n"
+        )
+
+
+PRODUCTION = LoopKind("uvloop")
+"""The loop of every command, for programs that are started without pytest."""
+
+
+def _kinds(item: pytest.Item) -> tuple[str, ...]:
+    """Names the loops on which a test runs."""
+    if _is_in(item, _ON_UVLOOP):
+        return ("uvloop",)
+    if not _is_in(item, _ON_BOTH) or _is_in(item, _WITHOUT_IO):
+        return ("asyncio",)
+    return ("uvloop",) if item.get_closest_marker("slow") else ("uvloop", "asyncio")
+
+
+def _is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
+    return any(item.path.is_relative_to(_TESTS / place) for place in places)
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, NewLoop]:
+    """Gives each asynchronous test its loops."""
+    return {name: _NEW[name] for name in _kinds(item)}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives each synchronous test its loops, if it or one of its fixtures starts one."""
+    if "loop_kind" in metafunc.fixturenames and not inspect.iscoroutinefunction(metafunc.function):
+        kinds = _kinds(metafunc.definition)
+        metafunc.parametrize("loop_kind", kinds, indirect=True)
+
+
+@pytest.fixture
+def loop_kind(request: pytest.FixtureRequest) -> LoopKind:
+    """The kind of loop that this test runs on."""
+    if name := getattr(request, "param", None):
+        return LoopKind(name)
+    new = request.getfixturevalue("_asyncio_loop_factory")  # where pytest-asyncio keeps an async test's loop
+    return LoopKind(next(name for name, one in _NEW.items() if one is new))
