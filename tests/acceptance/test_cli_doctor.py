@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
+from typing import cast
 
 import pytest
 from cli_driver import SETTINGS, Cli
+from mail_host import Installed, mail_host
 
 
 @pytest.fixture
@@ -101,3 +104,80 @@ def test_the_doctor_looks_at_every_store_it_is_given(cli: Cli) -> None:
     assert junk.code == 1
     assert "✗ store     junk.db is not an SQLite database" in junk.out
     assert memory.code == 0
+
+
+async def test_the_doctor_sends_a_test_mail_through_every_email_provider(tmp_path: Path) -> None:
+    cli = Installed(tmp_path)
+    async with mail_host(tmp_path) as host:
+        (tmp_path / "homing.toml").write_text(
+            f'store = "homing.db"\n{host.settings("first")}{host.settings("second")}'
+            '[providers.texts]\nkind = "file"\npath = "texts.jsonl"\nchannels = ["sms"]\n'
+        )
+        cli.ok("db", "migrate")
+        checked = await asyncio.to_thread(cli, "doctor")
+        assert (checked.code, host.kept.envelopes) == (0, [])
+        sent = await asyncio.to_thread(cli, "doctor", "--send", "ada@example.org")
+        (tmp_path / "homing.toml").write_text(
+            f'store = "homing.db"\n{host.settings("first")}{host.settings("second", password="wrong")}'
+        )
+        broken = await asyncio.to_thread(cli, "doctor", "--send", "ada@example.org", "--json")
+    assert sent.code == 0, sent
+    for name in ("first", "second"):
+        assert (
+            f"✓ sending   a test message to a•••@example.org over email through {name}: accepted" in sent.out
+        )
+    assert sent.out.count("sending") == 2, "a provider of another channel gets nothing"
+    assert "ada@example.org" not in sent.out
+    assert [envelope.rcpt_tos for envelope in host.kept.envelopes] == [["ada@example.org"]] * 3
+    assert b"This is a test message from Homing." in cast(bytes, host.kept.envelopes[0].content)
+
+    assert (broken.code, broken.json["ok"]) == (1, False)
+    good, bad = (check for check in broken.json["checks"] if check["name"] == "sending")
+    assert good["ok"]
+    assert not bad["ok"]
+    assert "through second: provider_fault after " in bad["detail"]
+    assert "(535 5.7.8: " in bad["detail"]
+    recorded = cli.ok("audit", "list", "--shared", "--json").json["items"]
+    tested = [entry["target"] for entry in recorded if entry["action"] == "provider.test"]
+    assert sorted(tested) == ["first", "first", "second", "second"]
+
+
+def test_the_doctor_sends_over_the_channel_that_the_address_shows(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(
+        SETTINGS + '[providers.gone]\nkind = "file"\npath = "no/such/folder/x.jsonl"\nchannels = ["push"]\n'
+    )
+    cli.ok("db", "migrate")
+    sms, webhook, push, nothing = cli.many(
+        ["doctor", "--send", "+4930123456"],
+        ["doctor", "--send", "https://example.org/hook"],
+        ["doctor", "--send", "device-token-1", "--channel", "push"],
+        ["doctor", "--send", "ada@example.org", "--store", "missing.db"],
+    )
+    assert "✓ sending   a test message to +4•••56 over sms through pigeon: accepted in " in sms.out
+    assert "to https://example.org/••• over webhook through hawk: accepted in " in webhook.out
+    assert "through pigeon: accepted in " in push.out
+    assert "✗ sending   a test message to devi••• over push through gone: " in push.out
+    assert push.code == 1
+    assert "✗ sending   nothing was sent: the store" in nothing.out
+    assert len((cli.folder / "hawk.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_doctor_needs_an_address_and_a_provider_to_send(cli: Cli) -> None:
+    (cli.folder / "homing.toml").write_text(
+        'store = "homing.db"\n[providers.pigeon]\nkind = "file"\npath = "p.jsonl"\nchannels = ["sms"]\n'
+    )
+    cli.ok("db", "migrate")
+    cases = [
+        (["--send", "device-token-1"], "--channel: is missing; only an email address"),
+        (["--send", "ada@"], "--send: "),
+        (["--send", "ada@example.org", "--channel", "fax"], "--channel: is 'fax'"),
+        (["--channel", "sms"], "--channel: is for a test message; give --send"),
+    ]
+    unserved, *refused = cli.many(
+        ["doctor", "--send", "ada@example.org"], *[["doctor", *argv] for argv, _ in cases]
+    )
+    assert unserved.code == 1
+    assert "✗ sending   nothing was sent: no provider serves email → add one" in unserved.out
+    for result, (_, says) in zip(refused, cases, strict=True):
+        assert (result.code, result.out) == (2, ""), result
+        assert says in result.err, result

@@ -8,18 +8,25 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from homing.cli import mask
 from homing.cli.db import existing_store
-from homing.cli.exits import ExitCode, one_line
+from homing.cli.exits import ExitCode, Refused, one_line
+from homing.cli.filters import one_of
 from homing.cli.root import app
 from homing.cli.screen import print_json, styled
-from homing.cli.shared import Json, Options, backend, command, shown
+from homing.cli.shared import Json, Options, backend, command, engine, noted, shown
 from homing.cli.words import plural, span
 
 if TYPE_CHECKING:
     from homing.config import Settings
+    from homing.core.model import Channel
     from homing.core.ports import Backend
+    from homing.engine.desk import Tried
+    from homing.library import Homing
 
 _LEAST_FREE_BYTES = 200 * 1024 * 1024
 _MOST_SKEW_MS = 2_000
@@ -38,13 +45,41 @@ class Finding:
     advice: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The address of a test message, and the channel it goes over."""
+
+    address: str
+    channel: Channel
+
+
 @command(app, "doctor")
-async def doctor(options: Options, json: Json = False) -> int:
+async def doctor(
+    options: Options,
+    send: Annotated[
+        str | None,
+        typer.Option(
+            "--send",
+            metavar="ADDRESS",
+            help="Also send a real test message there, through every provider of its channel.",
+        ),
+    ] = None,
+    channel: Annotated[
+        str | None,
+        typer.Option(
+            "--channel", metavar="NAME", help="With --send: the channel, if the address does not show it."
+        ),
+    ] = None,
+    json: Json = False,
+) -> int:
     """Check settings, store, disk, clock, providers, breakers, backlog and leases."""
+    if send is None and channel is not None:
+        raise Refused("--channel: is for a test message; give --send ADDRESS too")
+    target = None if send is None else _target(send, channel)
     findings = []
     width = 9
     screen = options.screen
-    async for finding in _examine(options):
+    async for finding in _examine(options, target):
         findings.append(finding)
         if not json:
             mark = styled("✓", "green") if finding.ok else styled("✗", "red")
@@ -56,7 +91,7 @@ async def doctor(options: Options, json: Json = False) -> int:
     return ExitCode.OK if ok else ExitCode.NO
 
 
-async def _examine(options: Options) -> AsyncIterator[Finding]:
+async def _examine(options: Options, target: Target | None) -> AsyncIterator[Finding]:
     """Each check in turn; what builds on a failed one is left out."""
     from homing.core.errors import HomingError
 
@@ -71,6 +106,7 @@ async def _examine(options: Options) -> AsyncIterator[Finding]:
     yield Finding(
         name="settings", ok=True, detail=f"{source}, preset {settings.preset}, tenant {settings.tenant}"
     )
+    has_store = True
     try:
         existing_store(settings.store)
         async with backend(settings) as store:
@@ -78,8 +114,12 @@ async def _examine(options: Options) -> AsyncIterator[Finding]:
                 yield finding
     except HomingError as error:
         yield Finding(name="store", ok=False, detail=one_line(str(error)))
+        has_store = False
     async for finding in _about_providers(settings):
         yield finding
+    if target is not None:
+        async for finding in _sent(options, settings, target, has_store=has_store):
+            yield finding
 
 
 def _settings_file() -> str:
@@ -244,3 +284,81 @@ async def _about_providers(settings: Settings) -> AsyncIterator[Finding]:
         detail = f"{listed.id} ({serves}): {problem or 'usable'}"
         yield Finding(name="provider", ok=not problem, detail=detail, advice=advice)
     await roster.close()
+
+
+# Test messages ---------------------------------------------------------------------------------------
+
+
+def _target(address: str, channel: str | None) -> Target:
+    """Reads the address of `--send`. Raises Refused if it is not valid, or does not show its channel."""
+    from homing.core.errors import InvalidRequest
+    from homing.core.model import Channel, Recipient
+    from homing.core.request import ADDRESS_FIELD, address_of
+
+    over = one_of(Channel, channel, "--channel") or _channel_of(address)
+    try:
+        address = address_of(Recipient(**{ADDRESS_FIELD[over]: address}), over)
+    except InvalidRequest as error:
+        raise Refused(f"--send: {error.message}") from None
+    return Target(address=address, channel=over)
+
+
+def _channel_of(address: str) -> Channel:
+    """Returns the channel that an address belongs to."""
+    from homing.core.model import Channel
+
+    if address.startswith(("https://", "http://")):
+        return Channel.WEBHOOK
+    if "@" in address:
+        return Channel.EMAIL
+    if address.startswith("+"):
+        return Channel.SMS
+    raise Refused(
+        "--channel: is missing; only an email address, a phone number like +4930123456 and an http(s) URL "
+        "show their channel"
+    )
+
+
+async def _sent(
+    options: Options, settings: Settings, target: Target, *, has_store: bool
+) -> AsyncIterator[Finding]:
+    """Sends a test message through each provider of the channel, one after the other."""
+    from homing.core.errors import HomingError
+
+    if not has_store:
+        detail = "nothing was sent: the store, whose audit trail records each test message, is not usable"
+        yield Finding(name="sending", ok=False, detail=detail)
+        return
+    try:
+        async with engine(options, settings) as homing:
+            serving = [one.id for one in await homing.providers() if target.channel in one.channels]
+            if not serving:
+                detail = f"nothing was sent: no provider serves {target.channel.value}"
+                advice = "add one to the settings, under [providers]"
+                yield Finding(name="sending", ok=False, detail=detail, advice=advice)
+            for provider in serving:
+                yield await _sent_through(options, homing, provider, target)
+    except HomingError as error:
+        yield Finding(name="sending", ok=False, detail=one_line(str(error)))
+
+
+async def _sent_through(options: Options, homing: Homing, provider: str, target: Target) -> Finding:
+    await noted(homing, "provider.test", provider, channel=target.channel.value)
+    tried = await homing.try_provider(provider, target.address, target.channel)
+    to = target.address if options.show_recipients else mask.address(target.address)
+    took = span(tried.latency_ms)
+    what = f"a test message to {to} over {target.channel.value} through {provider}"
+    if tried.outcome.value != "accepted":
+        why = _reason(options, tried)
+        advice = "check its settings; the provider's page in the reference explains its error codes"
+        return Finding(
+            name="sending", ok=False, detail=f"{what}: {tried.outcome.value} after {took}{why}", advice=advice
+        )
+    id = f", message id {tried.provider_message_id}" if tried.provider_message_id else ""
+    return Finding(name="sending", ok=True, detail=f"{what}: accepted in {took}{id}")
+
+
+def _reason(options: Options, tried: Tried) -> str:
+    said = options.privacy.error(tried.error, tried.recipient)
+    parts = [one for one in (tried.error_code, said) if one]
+    return f" ({': '.join(parts)})" if parts else ""
