@@ -15,12 +15,10 @@ COMPILE = $(UV) pip compile --universal --python-version 3.11 --generate-hashes 
 
 # Tests run side by side; JOBS=0 runs them one after another, in this process.
 JOBS ?= auto
-# Coverage is measured where it is cheap; whole programs and a simulated year of traffic run without it.
-MEASURED := tests/unit
-UNMEASURED := tests/conformance tests/integration tests/acceptance tests/simulation
-# Their databases are in memory where 2 GB of it are free: waiting for a disk at every commit takes minutes.
+# For `make test`: SUITES="unit acceptance" runs only these; ARGS goes to pytest.
+SUITES ?=
+# The tests' databases are in memory where 2 GB of it are free: waiting for a disk at every commit takes minutes.
 SCRATCH := $(or $(TMPDIR),$(shell df -Pk /dev/shm 2>/dev/null | awk 'END { if ($$4 > 2000000) print "/dev/shm" }'))
-PYTEST := $(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # For `make simulate`: how many notifications live and end, and the seed of the first world.
 N ?= 10000
 SEED ?= 1
@@ -63,10 +61,9 @@ demo: $(STAMP) ## See it work: an outage, retries, a failover, a dead letter and
 serve: $(STAMP) ## The REST API and a worker, until Ctrl-C (ARGS="--listen 127.0.0.1:8080 --workers 2")
 	@$(BIN)/homing serve $(ARGS)
 
-test: $(STAMP) ## All tests, with the branch coverage of core and engine (at least 95 %)
-	@$(PYTEST) --cov=homing.core --cov=homing.engine --cov-report= $(MEASURED) $(ARGS)
-	@$(BIN)/coverage report --include='src/homing/core/*,src/homing/engine/*' --fail-under=95
-	@$(PYTEST) $(UNMEASURED) $(ARGS)
+test: $(STAMP) ## All suites, and a summary; core and engine need 95 % branch coverage (SUITES="unit" ARGS="-k name")
+	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/python tools/run_tests.py --jobs $(JOBS) \
+		$(if $(SUITES),--suites $(SUITES)) -- $(ARGS)
 
 check: $(STAMP) ## Format, lint and types
 	@$(BIN)/ruff format --check --quiet . || { echo "make format mends this"; exit 1; }

@@ -5,6 +5,17 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Property tests are judged by what they find, never by how fast the machine generates examples. The other
+# settings are Hypothesis' own: random examples, and with CI=true the same ones in every run.
+settings.register_profile(
+    "unhurried",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    print_blob=True,
+)
+settings.load_profile("unhurried")
 
 # The suites live in the package; their assertions are to explain themselves like any test's.
 pytest.register_assert_rewrite("homing.testing.store_suite", "homing.testing.provider_suite")

@@ -1,0 +1,63 @@
+"""`make test`: every suite runs whatever fails, and a summary comes last."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PASSING = "def test_fine():\n    pass\n"
+FAILING = "def test_broken():\n    assert 1 == 2\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with two suites of its own, of which the first fails."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    for suite, source in {"unit": FAILING, "conformance": PASSING}.items():
+        (tmp_path / "tests" / suite).mkdir(parents=True)
+        (tmp_path / "tests" / suite / f"test_{suite}.py").write_text(source + PASSING)
+    return tmp_path
+
+
+def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "tools/run_tests.py", "--jobs", "0", *arguments]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True)
+
+
+def rows(out: str) -> dict[str, list[str]]:
+    """The lines of the summary by the name of their suite."""
+    table = out[out.index("suite         passed") :].splitlines()
+    return {line.split()[0]: line.split()[1:4] for line in table[1:-1]}
+
+
+def test_a_suite_that_fails_does_not_stop_the_others(project: Path) -> None:
+    done = run(project, "--suites", "unit", "conformance")
+    assert done.returncode == 1
+    assert "=== suite 1 of 2: unit (" in done.stdout
+    assert "=== suite 2 of 2: conformance (" in done.stdout
+    assert re.search(r"1 failed, 1 passed.* in ", done.stdout), "pytest's own closing line is visible"
+    found = rows(done.stdout)
+    assert found["unit"] == ["1", "1", "0"]
+    assert found["conformance"] == ["1", "0", "0"]
+    assert found["total"] == ["2", "1", "0"]
+    assert done.stdout.splitlines()[-1] == "FAILED: unit, coverage"  # nothing of core and engine ran
+
+
+def test_arguments_reach_pytest_and_a_selection_is_not_judged_by_its_coverage(project: Path) -> None:
+    done = run(project, "--suites", "unit", "conformance", "--", "-k", "fine")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "All suites passed.")
+    assert rows(done.stdout)["unit"] == ["1", "0", "0"]
+    nothing = run(project, "--suites", "conformance", "--", "-k", "no_such_test")
+    assert nothing.returncode == 0
+    assert "no test selected" in nothing.stdout
+
+
+def test_a_suite_that_cannot_be_collected_fails(project: Path) -> None:
+    (project / "tests/conformance/test_conformance.py").write_text("import no_such_module\n")
+    done = run(project, "--suites", "conformance")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAILED: conformance")

@@ -1,0 +1,179 @@
+"""Runs all test suites one after another and prints a summary. `make test` calls this script.
+
+A suite that fails does not stop the others. Each suite prints pytest's own output; a table of all suites
+comes last. The exit code is 0 if everything passed and 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+COVERED = "src/homing/core/*,src/homing/engine/*"
+COVERAGE_PERCENT = 95
+NO_TESTS = 5
+"""pytest's exit code if no test was selected."""
+TOO_LOW = 2
+"""The exit code of `coverage report` if the coverage is below the given percentage."""
+SELECTING = ("-k", "-m", "--lf", "--last-failed", "--deselect", "--ignore", "tests/")
+"""Arguments that run only some of the tests. Their coverage is not judged."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A folder under tests/. The durations are those of a machine with two cores that does nothing else."""
+
+    name: str
+    about: str
+    usually: str
+
+
+SUITES = (
+    Suite("unit", "every module by itself, with the coverage of core and engine", "about 3 minutes"),
+    Suite("conformance", "what every store and every provider must do alike", "about 1 minute"),
+    Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 2 minutes"),
+    Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 5 minutes"),
+    Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the summary. `problem` is empty if the suite passed."""
+
+    name: str
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    problem: str = ""
+    note: str = ""
+
+
+class Interrupted(Exception):
+    """Raised on SIGINT or SIGTERM. The summary is printed before the script ends."""
+
+
+def main() -> int:
+    options = _options()
+    chosen = [suite for suite in SUITES if suite.name in (options.suites or [one.name for one in SUITES])]
+    results: list[Result] = []
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        for number, suite in enumerate(chosen, 1):
+            _say(
+                f"=== suite {number} of {len(chosen)}: {suite.name} ({suite.about}); usually {suite.usually}"
+            )
+            results.append(_run(suite, options.jobs, options.pytest))
+            if suite.name == "unit":
+                results.append(_coverage(judged=not _selects(options.pytest)))
+    except Interrupted:
+        results.append(Result("(the rest)", problem="interrupted"))
+    _summarize(results)
+    return 1 if any(result.problem for result in results) else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Run all test suites and print a summary.")
+    parser.add_argument("--jobs", default="auto", help="test processes, as pytest-xdist's -n; 0: only one")
+    names = [suite.name for suite in SUITES]
+    parser.add_argument("--suites", nargs="*", choices=names, help="only these suites; default: all of them")
+    parser.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
+    return parser.parse_args()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted
+
+
+def _selects(arguments: list[str]) -> bool:
+    return any(argument.startswith(SELECTING) for argument in arguments)
+
+
+def _run(suite: Suite, jobs: str, arguments: list[str]) -> Result:
+    """Runs one suite. pytest prints to the terminal and writes its counts to a JUnit file."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts = Path(folder, "counts.xml")
+        command = [sys.executable, "-m", "pytest", "-n", jobs, "--dist", "worksteal", f"--junitxml={counts}"]
+        command += [f"tests/{suite.name}", *arguments]
+        if suite.name == "unit":
+            command += ["--cov=homing.core", "--cov=homing.engine", "--cov-report="]
+        began = time.monotonic()
+        code = _call(command)
+        return _result(suite.name, code, counts, time.monotonic() - began)
+
+
+def _result(name: str, code: int, counts: Path, seconds: float) -> Result:
+    try:
+        found = ET.parse(counts).getroot().find("testsuite")  # noqa: S314 (pytest wrote it just now)
+    except (OSError, ET.ParseError):
+        found = None
+    if found is None:
+        return Result(name, seconds=seconds, problem=f"pytest ended early with exit code {code}")
+    failed = int(found.get("failures", 0)) + int(found.get("errors", 0))
+    skipped = int(found.get("skipped", 0))
+    passed = int(found.get("tests", 0)) - failed - skipped
+    problem = note = ""
+    if failed:
+        problem = f"{failed} failed"
+    elif code == NO_TESTS:
+        note = "no test selected"
+    elif code != 0:
+        problem = f"pytest's exit code is {code}"
+    return Result(name, passed, failed, skipped, seconds, problem, note)
+
+
+def _coverage(*, judged: bool) -> Result:
+    """Prints the branch coverage of core and engine. Fails if it is too low."""
+    if not judged:
+        return Result("coverage", note="not judged, as only some tests were selected")
+    began = time.monotonic()
+    report = ["report", f"--include={COVERED}", f"--fail-under={COVERAGE_PERCENT}"]
+    code = _call([sys.executable, "-m", "coverage", *report])
+    problem = f"below {COVERAGE_PERCENT} %" if code == TOO_LOW else f"exit code {code}" if code else ""
+    note = f"at least {COVERAGE_PERCENT} %"
+    return Result("coverage", seconds=time.monotonic() - began, problem=problem, note=note)
+
+
+def _call(command: list[str]) -> int:
+    """Runs a command and returns its exit code. If this script is interrupted, the command is ended too."""
+    process = subprocess.Popen(command)  # noqa: S603 (our own command)
+    try:
+        return process.wait()
+    except Interrupted:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _summarize(results: list[Result]) -> None:
+    print()
+    print(f"{'suite':<12} {'passed':>7} {'failed':>7} {'skipped':>8} {'seconds':>8}")
+    for one in results:
+        counts = f"{one.passed:>7} {one.failed:>7} {one.skipped:>8}"
+        if one.name == "coverage":
+            counts = f"{'-':>7} {'-':>7} {'-':>8}"
+        verdict = f"FAILED: {one.problem}" if one.problem else f"ok{one.note and f' ({one.note})'}"
+        print(f"{one.name:<12} {counts} {one.seconds:>8.0f}  {verdict}")
+    passed, failed = sum(one.passed for one in results), sum(one.failed for one in results)
+    skipped, seconds = sum(one.skipped for one in results), sum(one.seconds for one in results)
+    print(f"{'total':<12} {passed:>7} {failed:>7} {skipped:>8} {seconds:>8.0f}")
+    wrong = [one.name for one in results if one.problem]
+    _say(f"FAILED: {', '.join(wrong)}" if wrong else "All suites passed.")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
