@@ -102,7 +102,7 @@ class Field:
             f"{name}: {value}\r\n" for name, value in lines.items()
         )
         host, _, port = self.service.address.partition(":")
-        with socket.create_connection((host, int(port)), timeout=30) as line:
+        with socket.create_connection((host, int(port)), timeout=120) as line:
             line.sendall(head.encode("utf-8", "surrogateescape") + b"\r\n" + (raw or b""))
             answer = b""
             while piece := line.recv(65536):

@@ -34,7 +34,7 @@ from loops import PRODUCTION
 from service import Serving
 from vendors import PUBLIC, SAYS, Post, Report, Vendors, forged, posts
 
-SETTLED_WITHIN_S = 300.0
+SETTLED_WITHIN_S = 600.0
 POSTERS = 4
 AGAIN, LOST, FORGED, EARLY = 0.2, 0.1, 0.1, 0.1
 """Shares: told once more, lost on the way and repeated later, forged, told before the send was answered."""
@@ -170,7 +170,7 @@ class Shuffling:
             async for result in engine.send_many(one.request() for one in self._planned.values()):
                 assert isinstance(result, SendResult), result
 
-        asyncio.run_coroutine_threadsafe(send(self._service.engine), self._service._loop).result(120)
+        asyncio.run_coroutine_threadsafe(send(self._service.engine), self._service._loop).result(300)
 
     async def _tell_early(self, reports: list[Report]) -> None:
         """Some are posted while their send is under way: the service hears of what it has not written."""
@@ -220,7 +220,7 @@ class Shuffling:
             queue.put(one)
 
         def post() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=120)
             while (one := queue.get()) is not None:
                 self._posted(*one, connection)
             connection.close()
@@ -234,7 +234,7 @@ class Shuffling:
     def _posted(
         self, post: Post, wanted: int, how: str, connection: http.client.HTTPConnection | None = None
     ) -> None:
-        line = connection or http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=30)
+        line = connection or http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=120)
         line.request("POST", post.path, body=post.body, headers=dict(post.headers))
         answer = line.getresponse()
         said = answer.read()

@@ -44,7 +44,7 @@ CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
 """
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 """Longer than a breaker stays open, should one have opened, and than all workers need to start anew."""
 IN_FLIGHT = 60
 """Sent at once while a fault is to hit something."""
@@ -132,7 +132,7 @@ class Chaos:
     async def _send(self, number: int) -> None:
         """A store that is away is a reason to try again, with what was not promised yet."""
         wanted = len(self._accepted) + number
-        for _ in range(200):
+        for _ in range(1_200):
             try:
                 await send_some(self._homing, wanted - len(self._accepted), self._accepted)
             except StoreUnavailable:
@@ -155,10 +155,10 @@ class Chaos:
         """Until a suspended one came too late: it may have been caught before its sends, or after them."""
         log = self._folder / "workers.log"
         refused = _stale(log)
-        for _ in range(5):
+        for _ in range(20):
             async with self._caught_busy():
                 await asyncio.sleep(PAUSE_S)
-            for _ in range(20):  # before the next fault hits the same one
+            for _ in range(50):  # before the next fault hits the same one
                 if _stale(log) > refused:
                     return
                 await asyncio.sleep(0.1)

@@ -27,7 +27,7 @@ from homing.testing import faults
 from homing.testing.faults import Act, FaultServer, Received
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-TIMEOUT_MS = 5_000
+TIMEOUT_MS = 15_000
 SERVERS = 16
 MAX_ATTEMPTS = 3
 SETTLED_WITHIN_S = 600.0
@@ -36,7 +36,7 @@ CONFIG = """
 store = "{folder}/homing.db"
 
 [http]
-connect_timeout_ms = "3s"
+connect_timeout_ms = "10s"
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
 
@@ -127,7 +127,9 @@ FATES: dict[str, Fate] = {
     "hangs after reading": Fate(
         acts=(_same(faults.HANG_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
     ),
-    "drips": Fate(acts=(_same(faults.dripping(faults.OK, 500)),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "drips": Fate(
+        acts=(_same(faults.dripping(faults.OK, 1_000)),), ends=Status.IN_DOUBT, attempts=1, taken=1
+    ),
     "empty": Fate(acts=(_same(faults.EMPTY),), ends=Status.IN_DOUBT, attempts=1, taken=1),
     "garbage": Fate(acts=(_same(faults.GARBAGE),), ends=Status.IN_DOUBT, attempts=1, taken=1),
     "half a head": Fate(acts=(_same(faults.HALF_A_HEAD),), ends=Status.IN_DOUBT, attempts=1, taken=1),

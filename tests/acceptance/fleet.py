@@ -80,7 +80,7 @@ class Fleet:
         for worker in self._workers:
             worker.terminate()
         for worker in self._workers:
-            worker.wait(timeout=30)
+            worker.wait(timeout=120)
         self._log.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -126,7 +126,7 @@ async def send_some(homing: Homing, count: int, accepted: list[str]) -> None:
         accepted.append(result.id)
 
 
-async def settled(homing: Homing, total: int, within_s: float = 120.0) -> None:
+async def settled(homing: Homing, total: int, within_s: float = 600.0) -> None:
     """Waits until everything has ended, or long enough."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:

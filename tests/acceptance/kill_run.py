@@ -24,7 +24,7 @@ from homing import Homing
 
 
 async def run(folder: Path, kills: int, notifications: int, seed: int, *, progress: bool = False) -> Count:
-    """One run. Bounded: it ends after the kills and at most two minutes more."""
+    """One run. Bounded: it ends after the kills and at most ten minutes more."""
     chance = random.Random(seed)
     accepted: list[str] = []
     fleet = Fleet(folder, f"{folder}/homing.db")

@@ -15,7 +15,7 @@ from typing import Any
 
 from cli_driver import Cli
 
-PATIENCE_S = 30
+PATIENCE_S = 120
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 
 
@@ -38,7 +38,7 @@ class Service:
     def call(
         self, method: str, path: str, json_body: Any = None, *, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.address, timeout=20)
+        connection = http.client.HTTPConnection(self.address, timeout=60)
         sent = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", **(headers or {})}
         try:
             connection.request(method, path, None if json_body is None else json.dumps(json_body), sent)

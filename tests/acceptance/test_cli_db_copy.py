@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
-import time
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,18 +161,28 @@ def _kill_after(cli: Cli, command: tuple[str, ...], url: str, least: int) -> int
     """Kills the copy when so many records are there; how many there are then."""
     process = cli.start(*command)
     try:
-        deadline = time.monotonic() + 60
-        while asyncio.run(_copied(url)) < least:
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
+        asyncio.run(_until_copied(process, url, least))
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
     assert process.returncode == -signal.SIGKILL
     # The server may still be about to commit what it was sent last.
     return asyncio.run(_at_rest(url))
+
+
+async def _until_copied(process: subprocess.Popen[str], url: str, least: int) -> None:
+    """Waits until so many records are there. The copy stands still while they are counted."""
+    async with asyncio.timeout(240):
+        while True:
+            process.send_signal(signal.SIGSTOP)
+            copied = await _copied(url)
+            process.send_signal(signal.SIGCONT)
+            assert process.poll() is None, process.communicate()
+            if copied >= least:
+                return
+            await asyncio.sleep(0.005)
 
 
 async def _copied(url: str) -> int:

@@ -1,8 +1,7 @@
-"""`homing demo`: what a newcomer sees, in less than half a minute."""
+"""`homing demo`: what a newcomer sees."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,7 @@ from cli_driver import Cli
 @pytest.mark.slow
 def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_nothing(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
-    began = time.monotonic()
     shown = cli.ok("demo", "--keep", TMPDIR=str(tmp_path))
-    assert time.monotonic() - began < 30
     order = (
         "Notifications are accepted, stored, and delivered",
         "✓ pigeon took #1",

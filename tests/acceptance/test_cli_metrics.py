@@ -16,7 +16,7 @@ from urllib.error import HTTPError
 from cli_driver import SETTINGS, Cli
 from prometheus_client.parser import text_string_to_metric_families
 
-_PATIENCE_S = 30
+_PATIENCE_S = 120
 
 
 class Worker:
@@ -32,7 +32,7 @@ class Worker:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except HTTPError as error:
             return error.code, error.read().decode()
@@ -101,7 +101,7 @@ def _spoil(store: Path) -> None:
     """Takes a table away under a running worker: a schema that does not fit any more."""
     import sqlite3
 
-    with sqlite3.connect(store, timeout=10) as connection:
+    with sqlite3.connect(store, timeout=60) as connection:
         connection.execute("ALTER TABLE homing_tallies RENAME TO taken_away")
     connection.close()
 

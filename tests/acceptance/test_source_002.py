@@ -315,7 +315,7 @@ def test_scenario_6_an_admin_retries_by_hand_with_the_other_provider(
 
 def _post(service: Service, path: str, headers: Any, body: bytes) -> int:
     """As a vendor does: without a key."""
-    connection = http.client.HTTPConnection(service.address, timeout=20)
+    connection = http.client.HTTPConnection(service.address, timeout=60)
     try:
         connection.request("POST", path, body, dict(headers))
         return connection.getresponse().status

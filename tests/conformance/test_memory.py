@@ -57,7 +57,7 @@ def test_the_same_steps_lead_to_the_same_events_in_every_process() -> None:
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             check=True,
-            timeout=60,
+            timeout=240,
         ).stdout
         for seed in ("1", "2")
     ]

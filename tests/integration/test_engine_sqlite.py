@@ -6,6 +6,7 @@ import asyncio
 import random
 import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,12 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def until_quiet(engine: Homing, number: int) -> Counter[str]:
     """Waits until that many have ended; how many have which status."""
-    for _ in range(1000):
-        counts = Counter(await engine.queue_counts())
-        if sum(counts[s] for s in ("sent", "failed", "delivered")) >= number:
-            return +counts
-        await asyncio.sleep(0.01)
-    return +counts
+    async with asyncio.timeout(120):
+        while True:
+            counts = Counter(await engine.queue_counts())
+            if sum(counts[s] for s in ("sent", "failed", "delivered")) >= number:
+                return +counts
+            await asyncio.sleep(0.01)
 
 
 def letters(number: int) -> list[dict[str, Any]]:
@@ -92,16 +93,25 @@ async def test_a_flaky_provider_gets_everything_through_once() -> None:
 
 async def test_two_engines_on_one_file_share_the_work_and_double_nothing() -> None:
     landed: Counter[str] = Counter()
+    at_work: set[str] = set()
+    both_work = asyncio.Event()
 
-    async def slow(delivery: Delivery) -> None:
-        landed[delivery.notification_id] += 1
-        await asyncio.sleep(0.005)
+    def options(name: str) -> dict[str, Any]:
+        """The provider answers once both engines have something to deliver."""
 
-    options: dict[str, Any] = {"providers": {"mail": slow}, "slots": {"standard": 4}, "rules": FAST}
-    async with Homing("homing.db", worker_name="one", **options) as one:
+        async def slow(delivery: Delivery) -> None:
+            landed[delivery.notification_id] += 1
+            at_work.add(name)
+            if len(at_work) == 2:
+                both_work.set()
+            await both_work.wait()
+
+        return {"worker_name": name, "providers": {"mail": slow}, "slots": {"standard": 4}, "rules": FAST}
+
+    async with Homing("homing.db", **options("one")) as one:
         async for _ in one.send_many(letters(100)):
             pass
-        async with Homing("homing.db", worker_name="two", **options) as two:
+        async with Homing("homing.db", **options("two")) as two:
             one.start_worker()
             two.start_worker()
             assert await until_quiet(one, 100) == {"sent": 100}
@@ -116,7 +126,7 @@ async def test_what_was_promised_survives_a_restart() -> None:
     async with Homing("homing.db", providers={"mail": ScriptedProvider()}) as engine:
         sent = await engine.send("a@example.org", channel="email", body="x", idempotency_key="k")
     async with Homing("homing.db", providers={"mail": ScriptedProvider()}, worker=True) as engine:
-        assert (await engine.wait(sent.id, timeout_ms=10_000)).status is Status.SENT
+        assert (await engine.wait(sent.id, timeout_ms=60_000)).status is Status.SENT
         again = await engine.send("a@example.org", channel="email", body="x", idempotency_key="k")
         assert (again.id, again.duplicate) == (sent.id, True)
         with pytest.raises(IdempotencyConflict):
@@ -124,21 +134,17 @@ async def test_what_was_promised_survives_a_restart() -> None:
 
 
 async def test_a_hard_stop_is_made_good_by_whoever_comes_next() -> None:
-    lease = Path("short.toml")
-    text = "[worker]\nlease_ms = 500\npoll_ms = 20\n"
-    await asyncio.to_thread(lease.write_text, text)
-    rules = [{**FAST[0], "timeout_ms": 400}]
     hanging = Hanging()
-    async with Homing("homing.db", providers={"mail": hanging}, config_file=lease, rules=rules) as engine:
+    async with Homing("homing.db", providers={"mail": hanging}, rules=FAST) as engine:
         sent = await engine.send("a@example.org", channel="email", body="x")
         engine.start_worker()
         await hanging.asked.wait()
         await engine.stop_worker(hard=True)
         assert (await engine.get(sent.id)).status is Status.SENDING
-    async with Homing(
-        "homing.db", providers={"mail": ScriptedProvider()}, config_file=lease, rules=rules, worker=True
-    ) as engine:
-        done = await engine.wait(sent.id, timeout_ms=20_000)
+    with closing(sqlite3.connect("homing.db", timeout=60)) as connection, connection:
+        connection.execute("UPDATE homing_notifications SET lease_until = 1")  # it has run out
+    async with Homing("homing.db", providers={"mail": ScriptedProvider()}, rules=FAST, worker=True) as engine:
+        done = await engine.wait(sent.id, timeout_ms=60_000)
         outcomes = [attempt.outcome for attempt in (await engine.history(sent.id)).attempts]
     assert done.status is Status.SENT
     assert outcomes == [K.LOST, K.ACCEPTED]
@@ -146,7 +152,7 @@ async def test_a_hard_stop_is_made_good_by_whoever_comes_next() -> None:
 
 async def test_a_send_can_join_the_callers_transaction() -> None:
     async with Homing("homing.db", providers={"mail": ScriptedProvider()}) as engine:
-        connection = sqlite3.connect("homing.db", timeout=10)
+        connection = sqlite3.connect("homing.db", timeout=60)
         try:
             connection.execute("CREATE TABLE orders (id INTEGER)")
             connection.execute("INSERT INTO orders VALUES (7)")
@@ -167,7 +173,7 @@ async def test_a_send_can_join_the_callers_transaction() -> None:
 
 async def test_a_synchronous_send_cannot_join_a_transaction() -> None:
     async with Homing("homing.db", providers={"mail": ScriptedProvider()}) as engine:
-        connection = sqlite3.connect("homing.db", timeout=10)
+        connection = sqlite3.connect("homing.db", timeout=60)
         try:
             with pytest.raises(InvalidRequest, match="connection"):
                 await engine.send(
@@ -194,7 +200,7 @@ def test_threads_share_one_file() -> None:
 
 def test_without_async_the_connection_stays_on_the_callers_thread() -> None:
     with SyncHoming("homing.db", providers={"mail": lambda delivery: None}) as sync:
-        connection = sqlite3.connect("homing.db", timeout=10)
+        connection = sqlite3.connect("homing.db", timeout=60)
         try:
             gone = sync.send("a@example.org", channel="email", body="x", connection=connection)
             connection.rollback()

@@ -169,9 +169,9 @@ async def test_a_migration_that_waits_for_a_table_lets_the_others_work(
         await admin.execute("LOCK TABLE homing.live IN ACCESS SHARE MODE")  # a long report
         waiting = asyncio.create_task(store.migrate())
         for _ in range(5):
-            await asyncio.wait_for(goes_through(store), 10)
+            await asyncio.wait_for(goes_through(store), 60)
         assert not waiting.done()
-    assert len(await asyncio.wait_for(waiting, 20)) == 1
+    assert len(await asyncio.wait_for(waiting, 60)) == 1
     await store.close()
 
 

@@ -23,7 +23,7 @@ async def lent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(read_address(postgres_url), timeout_s=30)
+    database = Database(read_address(postgres_url), timeout_s=60)
     await database.open()
     yield database
     await database.close()
@@ -66,10 +66,10 @@ async def _who(tx: Tx) -> int:
 
 async def test_more_calls_than_connections_take_turns_and_nobody_is_left_waiting(postgres_url: str) -> None:
     several = "&" if "?" in postgres_url else "?"
-    database = Database(read_address(f"{postgres_url}{several}pool_size=3"), timeout_s=30)
+    database = Database(read_address(f"{postgres_url}{several}pool_size=3"), timeout_s=60)
     await database.open()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             found = await asyncio.gather(
                 *(database.do(_who, timed=False) for _ in range(40)),
                 *(database.look(_who) for _ in range(40)),

@@ -162,6 +162,6 @@ async def test_a_running_worker_takes_in_what_is_written(postgres_url: str) -> N
         connection = await asyncpg.connect(postgres_url)
         id_ = await connection.fetchval(f"SELECT homing.enqueue({MAIL})")
         await connection.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await sent.wait()
-        assert (await homing.wait(str(id_), timeout_ms=20_000)).status is Status.SENT
+        assert (await homing.wait(str(id_), timeout_ms=60_000)).status is Status.SENT

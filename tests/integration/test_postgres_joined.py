@@ -257,7 +257,7 @@ async def test_nobody_waits_for_the_callers_transaction(postgres_url: str) -> No
         AsyncWay("asyncpg", postgres_url).begun(commit=True) as connection,
     ):
         await homing.send("a@example.org", connection=connection, **MAIL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await homing.send("b@example.org", **MAIL)
             assert (await homing.process()).succeeded == 1
 

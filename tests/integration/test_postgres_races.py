@@ -38,7 +38,7 @@ async def admin(postgres_url: str) -> AsyncIterator[Admin]:
 
 
 async def _until_waiting(admin: Admin, task: asyncio.Task[Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await admin.fetchval(_WAITING):
             assert not task.done(), task.result()
 
@@ -46,7 +46,7 @@ async def _until_waiting(admin: Admin, task: asyncio.Task[Any]) -> None:
 async def test_the_number_of_a_queue_that_was_rolled_back_is_not_used(
     store: PostgresStore, postgres_url: str
 ) -> None:
-    database = Database(read_address(postgres_url), timeout_s=10)
+    database = Database(read_address(postgres_url), timeout_s=60)
     await database.open()
     queue = (STANDARD_EMAIL, "default", "new@host")
 
@@ -152,10 +152,10 @@ async def test_a_request_that_waits_for_its_key_holds_up_no_other(store: Postgre
     waiting = asyncio.create_task(store.accept([a_submission(key="k")]))
     await _until_waiting(admin, waiting)
     others = [asyncio.create_task(store.accept([a_submission()])) for _ in range(5)]
-    await asyncio.wait_for(asyncio.gather(*others), 10)
+    await asyncio.wait_for(asyncio.gather(*others), 60)
     assert not waiting.done()
     await held.rollback()
-    [answer] = await asyncio.wait_for(waiting, 10)
+    [answer] = await asyncio.wait_for(waiting, 60)
     assert not answer.duplicates
 
 
@@ -222,7 +222,7 @@ async def test_what_comes_before_never_waits_for_what_comes_after(store: Postgre
     turn, before, after = _Turn(), one(), one()
     task = asyncio.create_task(store.accept_after([after], turn))
     await turn.asked.wait()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         (first,) = await store.accept([before])
     assert first.duplicates == frozenset()
     turn.end(well=True)
@@ -272,7 +272,7 @@ async def test_claims_at_once_of_those_who_had_little_to_do_take_each_row_once(p
             assert (await store.claim(everything(worker=f"w-{number}"))).claims == ()
         await stores[0].accept([a_submission(a_notification()) for _ in range(40)])
         found: list[str] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(found) < 40:
                 batches = await asyncio.gather(
                     *(store.claim(everything(worker=f"w-{n}", slots=2)) for n, store in enumerate(stores))

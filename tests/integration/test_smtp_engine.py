@@ -24,7 +24,7 @@ RULES = [
         "jitter": "none",
         "on_timeout": "hold",
         "max_attempts": 60,
-        "timeout_ms": 5_000,
+        "timeout_ms": 60_000,
     }
 ]
 

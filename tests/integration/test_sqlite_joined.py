@@ -26,7 +26,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 @pytest.fixture
 def app(store: SqliteStore, tmp_path: Path) -> Iterator[sqlite3.Connection]:
-    connection = sqlite3.connect(tmp_path / "app.db", timeout=0.1)
+    connection = sqlite3.connect(tmp_path / "app.db", timeout=60)
     connection.execute("CREATE TABLE orders (number INTEGER)")
     yield connection
     connection.close()

@@ -7,7 +7,6 @@ import random
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -25,18 +24,21 @@ from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import everything, sent
 
 async def main():
-    store = SqliteStore(sys.argv[1], busy_timeout_ms=30_000)
+    store = SqliteStore(sys.argv[1], busy_timeout_ms=60_000)
     await store.open()
     print("ready", flush=True)
     sys.stdin.readline()
+    first = True
     while True:
         claims = (await store.claim(everything(worker=sys.argv[2], slots=7))).claims
         if not claims:
             break
         print(" ".join(claim.id for claim in claims), flush=True)
+        if first:
+            sys.stdin.readline()  # until each of the others has its first rows too
+            first = False
         result = await store.settle([sent(claim) for claim in claims])
         assert len(result.applied) == len(claims), result
-        await asyncio.sleep(0.01)  # the others have their turn
     await store.close()
 """
 
@@ -94,6 +96,12 @@ async def path(tmp_path: Path) -> Path:
     return path
 
 
+def _go(worker: subprocess.Popen[str]) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write("go\n")
+    worker.stdin.flush()
+
+
 async def test_processes_that_claim_at_once_get_different_rows(path: Path, loop_kind: LoopKind) -> None:
     store = SqliteStore(path)
     await store.open()
@@ -103,14 +111,15 @@ async def test_processes_that_claim_at_once_get_different_rows(path: Path, loop_
         assert worker.stdout is not None
         assert await asyncio.to_thread(worker.stdout.readline) == "ready\n"
     for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
+        _go(worker)
+    firsts = [await asyncio.to_thread(worker.stdout.readline) for worker in workers if worker.stdout]
+    assert [len(line.split()) for line in firsts] == [7] * 4
+    for worker in workers:
+        _go(worker)
     outputs = [await asyncio.to_thread(worker.communicate) for worker in workers]
     assert [worker.returncode for worker in workers] == [0] * 4, outputs
-    claimed = [id for out, _ in outputs for id in out.split()]
+    claimed = [id for out in (*firsts, *(out for out, _ in outputs)) for id in out.split()]
     assert sorted(claimed) == sorted(answers[0].ids)
-    assert sum(bool(out.split()) for out, _ in outputs) > 1, "only one of them ever got anything"
     assert await counts(store) == {Status.SENT: 300}
     await store.close()
 
@@ -123,8 +132,8 @@ async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answer
     for _ in range(3):
         process = started(loop_kind, ACCEPTER, str(path))
         assert process.stdout is not None
-        answered.add((await asyncio.to_thread(process.stdout.readline)).strip())
-        await asyncio.sleep(0.05 + chance.random() / 5)
+        for _ in range(chance.randrange(11, 200)):
+            answered.add((await asyncio.to_thread(process.stdout.readline)).strip())
         process.kill()
         out, _ = await asyncio.to_thread(process.communicate)
         lines = out.split("\n")
@@ -145,11 +154,9 @@ async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answer
 async def test_a_program_that_forgets_to_close_ends_all_the_same(
     path: Path, how: str, code: int, loop_kind: LoopKind
 ) -> None:
-    began = time.monotonic()
     process = started(loop_kind, CARELESS, str(path), how)
-    _, errors = await asyncio.to_thread(process.communicate, None, 30)
+    _, errors = await asyncio.to_thread(process.communicate, None, 120)
     assert process.returncode == code, errors
-    assert time.monotonic() - began < 30
     store = SqliteStore(path)
     await store.open()
     assert await counts(store) == {Status.PENDING: 1}

@@ -72,7 +72,7 @@ async def test_a_locked_file_is_busy_and_passes(store: SqliteStore, path: Path) 
 
 
 async def test_a_lock_that_is_let_go_in_time_is_waited_for(path: Path) -> None:
-    store = SqliteStore(path, busy_timeout_ms=20_000)
+    store = SqliteStore(path, busy_timeout_ms=60_000)
     await store.open()
     await store.migrate()
     other = sqlite3.connect(path, isolation_level=None)

@@ -48,13 +48,13 @@ def request(url: str, body: bytes = b'{"a":1}', **options: object) -> Request:
     return Request(url=url, body=body, headers=(("Content-Type", "application/json"),), **options)  # type: ignore[arg-type]
 
 
-async def failure(transport: CurlTransport, asked: Request, timeout_ms: int = 5_000) -> Failure:
+async def failure(transport: CurlTransport, asked: Request, timeout_ms: int = 60_000) -> Failure:
     answer = await transport.send(asked, timeout_ms=timeout_ms)
     assert isinstance(answer, Failure), answer
     return answer
 
 
-async def answered(transport: CurlTransport, asked: Request, timeout_ms: int = 5_000) -> Answer:
+async def answered(transport: CurlTransport, asked: Request, timeout_ms: int = 60_000) -> Answer:
     answer = await transport.send(asked, timeout_ms=timeout_ms)
     assert isinstance(answer, Answer), answer
     return answer
@@ -141,7 +141,7 @@ async def test_who_sends_one_after_another_beside_others_gets_each_answer(
             server_path = f"{server.url}/{who}/{number}"
             assert (await answered(transport, request(server_path))).body == b"ok"
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await asyncio.gather(*(send_some(who) for who in range(8)))
     assert len({got.path for got in server.received}) == len(server.received) == 480
 
@@ -175,7 +175,7 @@ async def test_what_was_only_just_begun_when_the_transport_closes_or_its_caller_
     closing = asyncio.create_task(transport.close())
     await asyncio.sleep(0)
     left.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         missed = await begun
         await asyncio.gather(left, closing, return_exceptions=True)
     assert isinstance(missed, Failure)
@@ -217,13 +217,13 @@ async def test_a_dripping_body_ends_with_the_time_and_leaves_the_status(
 ) -> None:
     head = b"HTTP/1.1 503 Busy\r\nContent-Length: 1000\r\n\r\n"
     server.play(Act(writes=head + b"a", then="hang"))
-    answer = await answered(transport, request(server.url), timeout_ms=150)
+    answer = await answered(transport, request(server.url), timeout_ms=3_000)
     assert (answer.status, answer.body, answer.truncated) == (503, b"a", True)
 
 
 async def test_a_dripping_head_is_no_answer(server: FaultServer, transport: CurlTransport) -> None:
-    server.play(faults.dripping(faults.OK, pause_ms=40))
-    missed = await failure(transport, request(server.url), timeout_ms=200)
+    server.play(faults.dripping(faults.OK, pause_ms=1_000))
+    missed = await failure(transport, request(server.url), timeout_ms=3_000)
     assert (missed.code, missed.written) == ("timeout", True)
 
 
@@ -288,7 +288,7 @@ async def test_a_plain_server_behind_https_wrote_nothing(
 
 async def test_a_silent_server_leaves_doubt(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.HANG_AFTER_READING)
-    missed = await failure(transport, request(server.url), timeout_ms=150)
+    missed = await failure(transport, request(server.url), timeout_ms=3_000)
     assert (missed.code, missed.written) == ("timeout", True)
     assert len(server.received) == 1
 

@@ -18,7 +18,7 @@ def guard(*allowed: str) -> Guard:
 
 
 async def ask(transport: CurlTransport, url: str, *, guarded: bool = True) -> Answer | Failure:
-    return await transport.send(Request(url=url, body=b"{}", guarded=guarded), timeout_ms=3_000)
+    return await transport.send(Request(url=url, body=b"{}", guarded=guarded), timeout_ms=60_000)
 
 
 def refused(answer: Answer | Failure) -> bool:

@@ -89,7 +89,7 @@ async def test_a_function_is_a_provider_and_is_retried_when_it_raises() -> None:
 
     async with Homing("memory:", providers={"mine": flaky}, worker=True, rules=FAST) as engine:
         sent = await engine.send("ada@example.org", channel="email", body="Hello")
-        done = await engine.wait(sent.id, timeout_ms=10_000)
+        done = await engine.wait(sent.id, timeout_ms=60_000)
     assert (done.status, asked) == (Status.SENT, [1, 2, 3])
     assert done.provider_message_ids == (None, None, "m-1")
 
@@ -197,7 +197,7 @@ def test_it_delivers_beside_the_program_when_asked_to() -> None:
     landed = threading.Event()
     with SyncHoming("memory:", providers={"mail": lambda delivery: landed.set()}, worker=True) as opened:
         opened.send("a@example.org", channel="email", body="x")
-        assert landed.wait(10)
+        assert landed.wait(60)
 
 
 def test_closing_twice_is_fine_and_nothing_works_afterwards() -> None:

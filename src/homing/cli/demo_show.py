@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from homing.library import Homing
 
 _NOBODY = "grace@example.org"
-_PATIENCE_S = 6.0
+_PATIENCE_S = 60.0
 """For one thing to happen; the show goes on without it rather than past its time."""
 
 

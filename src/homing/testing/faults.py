@@ -169,7 +169,7 @@ class FaultServer:
         """What to do with the next requests."""
         self._acts.extend(acts)
 
-    async def heard(self, count: int, within_s: float = 30.0) -> None:
+    async def heard(self, count: int, within_s: float = 60.0) -> None:
         """Waits until so many requests were received whole."""
         async with asyncio.timeout(within_s), self._heard:
             await self._heard.wait_for(lambda: len(self.received) >= count)

@@ -208,11 +208,11 @@ def test_however_many_ask_at_once_only_two_rehearsals_are_under_way(serve: Serve
         most[0] = max(most[0], service.app.service.simulating)
         if most[0] > 2:
             answered.set()
-        await asyncio.to_thread(answered.wait, 20)
+        await asyncio.to_thread(answered.wait, 60)
         raise ConfigError("notifications", "is too much")
 
     def ask(_: int) -> int:
-        asked.wait(20)
+        asked.wait(60)
         status = int(service.call("POST", "/api/v1/policies/simulate", {}).status)
         if status == 503:  # the others are refused while two go on
             answered.set()

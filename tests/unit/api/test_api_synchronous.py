@@ -32,7 +32,7 @@ class Slow(ScriptedProvider):
 
     async def send(self, delivery: Delivery) -> Outcome:
         self.asked.set()
-        await asyncio.to_thread(self.may_answer.wait, 20)
+        await asyncio.to_thread(self.may_answer.wait, 60)
         return await super().send(delivery)
 
 
@@ -45,7 +45,7 @@ def slow(serve: Serve, settings: ServiceSettings | None = None) -> tuple[Serving
 
 def only_one(service: Serving, status: str) -> Any:
     """The one notification there is, once it has that status."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         (found,) = service.call("GET", "/api/v1/notifications").json["items"]
         if found["status"] == status:
@@ -57,11 +57,11 @@ def only_one(service: Serving, status: str) -> Any:
 def test_a_client_that_hangs_up_does_not_lose_the_record_of_a_synchronous_send(serve: Serve) -> None:
     service, provider = slow(serve)
     body = msgspec.json.encode({**MAIL, "synchronous": True})
-    client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=20)
+    client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
     client.request(
         "POST", SEND, body, {"Authorization": "Bearer default", "Content-Type": "application/json"}
     )
-    assert provider.asked.wait(20)
+    assert provider.asked.wait(60)
     client.close()
     provider.may_answer.set()
     found = only_one(service, "sent")

@@ -23,7 +23,7 @@ MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content"
 @contextmanager
 def half_sent(service: Serving, sent: int, length: int) -> Iterator[socket.socket]:
     """A client that has sent so much of a body of this length, and waits."""
-    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=60) as client:
         head = (
             "POST /api/v1/notifications/batch HTTP/1.1\r\nHost: homing\r\nAuthorization: Bearer default\r\n"
             f"Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
@@ -74,7 +74,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(serve: Serve) -> None:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     done = threading.Event()
-    for _ in range(2_000):
+    for _ in range(6_000):
         if condition():
             return
         done.wait(0.01)
@@ -107,16 +107,16 @@ def _held(service: Serving, writer: Any) -> Iterator[None]:
 
     def wait(_: sqlite3.Cursor) -> None:
         entered.set()
-        assert release.wait(20)
+        assert release.wait(60)
 
     async def hold(_: Any) -> None:
         await writer.do(Wish(wait))
 
     with ThreadPoolExecutor(1) as holder:
         held = holder.submit(service.on_loop, hold)
-        assert entered.wait(20)
+        assert entered.wait(60)
         try:
             yield
         finally:
             release.set()
-            held.result(20)
+            held.result(60)

@@ -57,7 +57,7 @@ async def serving(app: Answers, **settings: Any) -> AsyncIterator[tuple[Server, 
 
 
 async def answered(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         return int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
@@ -65,12 +65,12 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], b
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
     """All that comes until the other side closes."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await reader.read()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -98,7 +98,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("look_often")
 @pytest.mark.parametrize("before", [b"", ASK], ids=["first", "later"])
 async def test_who_takes_too_long_to_ask_is_told_so_and_let_go(before: bytes) -> None:
-    async with serving(Answers(), head_ms=50) as (server, connect):
+    async with serving(Answers(), head_ms=2_000) as (server, connect):
         reader, writer = await connect()
         if before:
             writer.write(before)
@@ -113,7 +113,7 @@ async def test_who_takes_too_long_to_ask_is_told_so_and_let_go(before: bytes) ->
 async def test_who_says_nothing_at_all_is_let_go_and_who_waits_for_an_answer_is_not() -> None:
     app = Answers()
     app.may_answer.clear()
-    async with serving(app, head_ms=50) as (_, connect):
+    async with serving(app, head_ms=2_000) as (_, connect):
         asking, asker = await connect()
         asker.write(ASK)
         silent, _ = await connect()

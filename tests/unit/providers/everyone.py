@@ -139,7 +139,7 @@ def a_delivery(kind: str, **fields: Any) -> Delivery:
         "content": Content(title="Hello", body="Your parcel is here", data={"k": "v"}),
         "idempotency_key": "018d0c7e-5a00-7000-8000-000000000001",
         "attempt": 1,
-        "timeout_ms": 5_000,
+        "timeout_ms": 60_000,
         **fields,
     }
     return Delivery(**given)

@@ -35,7 +35,7 @@ def a_mail(content: Content | None = None, **fields: Any) -> Delivery:
         "content": content or Content(subject="Your order", text="It is on its way."),
         "idempotency_key": ID,
         "attempt": 1,
-        "timeout_ms": 5_000,
+        "timeout_ms": 60_000,
         **fields,
     }
     return Delivery(**given)

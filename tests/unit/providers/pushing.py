@@ -44,7 +44,7 @@ def a_push(**fields: Any) -> Delivery:
         "content": Content(title="T", body="B", data={"k": "v"}),
         "idempotency_key": "018d0c7e-5a00-7000-8000-000000000001",
         "attempt": 1,
-        "timeout_ms": 5_000,
+        "timeout_ms": 60_000,
         **fields,
     }
     return Delivery(**given)

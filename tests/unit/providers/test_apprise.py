@@ -131,8 +131,8 @@ async def test_an_error_of_apprise_itself_is_ambiguous(
 
 async def test_no_answer_in_time_is_ambiguous_and_the_loop_goes_on(server: FaultServer) -> None:
     server.play(HANG_AFTER_READING)
-    provider = AppriseProvider(urls=f"{url(server)}?rto=1.0&cto=1.0")
-    outcome = await provider.send(message(timeout_ms=200))
+    provider = AppriseProvider(urls=f"{url(server)}?rto=5.0&cto=5.0")
+    outcome = await provider.send(message(timeout_ms=3_000))
     assert (outcome.kind, outcome.error_code) == (K.AMBIGUOUS, "timeout")
     await provider.close()
 
@@ -143,11 +143,11 @@ async def test_a_full_pool_is_transient_for_nothing_was_sent(custom: list[Any]) 
 
     def hang(got: object) -> bool:
         loop.call_soon_threadsafe(began.set)
-        return end.wait(10)
+        return end.wait(60)
 
     custom.append(hang)
     provider = AppriseProvider(urls="birdhouse://", max_threads=1)
-    first = asyncio.ensure_future(provider.send(message(timeout_ms=10_000)))
+    first = asyncio.ensure_future(provider.send(message(timeout_ms=60_000)))
     await began.wait()
     outcome = await provider.send(message(timeout_ms=50))
     assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "busy")
@@ -162,11 +162,11 @@ async def test_cancelling_a_send_leaves_its_thread_to_end_by_itself(custom: list
 
     def hang(got: object) -> bool:
         loop.call_soon_threadsafe(began.set)
-        return end.wait(10)
+        return end.wait(60)
 
     custom.append(hang)
     provider = AppriseProvider(urls="birdhouse://", max_threads=1)
-    task = asyncio.ensure_future(provider.send(message(timeout_ms=10_000)))
+    task = asyncio.ensure_future(provider.send(message(timeout_ms=60_000)))
     await began.wait()
     task.cancel()
     await asyncio.wait({task})

@@ -33,7 +33,7 @@ def a_delivery(**fields: Any) -> Delivery:
         "content": Content(subject="Order 7", body="On its way"),
         "idempotency_key": "n-1",
         "attempt": 2,
-        "timeout_ms": 1000,
+        "timeout_ms": 60_000,
         "metadata": {"entry_id": 7},
         **fields,
     }

@@ -198,7 +198,7 @@ async def test_a_line_that_breaks_after_the_dot_is_ambiguous(told: str) -> None:
 )
 async def test_silence_means_as_much_as_was_said_before(step: str, kind: OutcomeKind, code: str) -> None:
     async with ToldSmtp(at(step, "hang")) as server:
-        outcome = await an_smtp(server.port).send(a_mail(timeout_ms=400))
+        outcome = await an_smtp(server.port).send(a_mail(timeout_ms=3_000))
     assert (outcome.kind, outcome.error_code) == (kind, code)
 
 
@@ -272,7 +272,7 @@ async def test_a_server_that_interrupts_the_mail_is_heard() -> None:
 async def test_whatever_a_server_says_it_has_an_outcome(step: str, said: bytes, kind: OutcomeKind) -> None:
     async with ToldSmtp(at(step, said)) as server:
         provider = an_smtp(server.port)
-        outcome = await provider.send(a_mail(timeout_ms=800))
+        outcome = await provider.send(a_mail(timeout_ms=3_000))
         await provider.close()
     assert outcome.kind is kind
 
@@ -352,7 +352,7 @@ async def test_no_more_connections_than_allowed_are_open_and_all_mails_go() -> N
 async def test_a_turn_that_does_not_come_in_time_is_transient() -> None:
     async with ToldSmtp(at("dot", "hang")) as server:
         provider = an_smtp(server.port, max_connections=1)
-        first = asyncio.create_task(provider.send(a_mail(timeout_ms=1_500)))
+        first = asyncio.create_task(provider.send(a_mail(timeout_ms=4_000)))
         await asyncio.wait_for(server.took.wait(), PATIENCE_S)
         second = await provider.send(a_mail(timeout_ms=300))
         assert (second.kind, second.error_code) == (K.TRANSIENT, "pool")

@@ -110,7 +110,7 @@ def a_delivery(channel: Channel, address: str, content: Content | None = None, *
             "content": content or Content(subject="Hello", title="Hello", body="Your order is on its way."),
             "idempotency_key": "018f4e6a-7c11-7d2a-9d3e-2f1b3c4d5e6f",
             "attempt": 1,
-            "timeout_ms": 5_000,
+            "timeout_ms": 60_000,
             **fields,
         }
     )
