@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
-from collections.abc import AsyncIterator
+import sys
+import tempfile
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -41,10 +43,6 @@ async def store(path: Path) -> AsyncIterator[SqliteStore]:
     await store.migrate()
     yield store
     await store.close()
-
-
-def may_only_read(path: Path) -> None:
-    path.chmod(0o400)
 
 
 def read(path: Path) -> bytes:
@@ -97,12 +95,49 @@ async def test_a_folder_in_the_place_of_the_file_is_told_as_such(tmp_path: Path)
         await SqliteStore(tmp_path).open()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-async def test_a_file_without_permission_to_write_is_read_only(store: SqliteStore, path: Path) -> None:
-    await store.close()
-    may_only_read(path)
-    with pytest.raises(StoreReadOnly, match="permissions"):
+USED_WITHOUT_PERMISSION = """
+import asyncio, os, sys
+from homing.core.errors import StoreReadOnly
+from homing.stores.sqlite import SqliteStore
+from homing.testing.builders import a_submission
+
+async def use():
+    store = SqliteStore(sys.argv[1])
+    try:
         await store.open()
+        await store.migrate()
+        await store.accept([a_submission()])
+    finally:
+        await store.close()
+
+asyncio.run(use())  # everything is imported now: another user may not be able to read Python's files
+os.chmod(sys.argv[1], 0o444)
+if os.geteuid() == 0:  # root may write everywhere
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    asyncio.run(use())
+except StoreReadOnly as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def for_everybody() -> Iterator[Path]:
+    """A folder that any user can enter and write to. The folders of pytest are for the user of the tests."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
+
+
+async def test_a_file_without_permission_to_write_is_read_only(for_everybody: Path) -> None:
+    path = for_everybody / "homing.db"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", USED_WITHOUT_PERMISSION, str(path)), stdout=PIPE, stderr=PIPE
+    )
+    out, err = await process.communicate()
+    assert b"permissions" in out, (out, err)
 
 
 async def test_a_connection_that_may_not_write_is_read_only(store: SqliteStore) -> None:

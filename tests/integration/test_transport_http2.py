@@ -13,9 +13,9 @@ import trustme
 
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.transport import CurlTransport
+from servers import missing
 
 NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node.js for an HTTP/2 server")
 
 
 class Peer(NamedTuple):
@@ -36,6 +36,8 @@ class Peer(NamedTuple):
 
 @pytest.fixture
 async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
+    if NODE is None:
+        missing("Node.js for an HTTP/2 server")
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))

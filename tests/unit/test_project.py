@@ -36,7 +36,7 @@ def _texts() -> Iterator[tuple[Path, str]]:
             inner.remove(".hypothesis")
         for name in names:
             path = Path(folder, name)
-            if path == Path(__file__) or name.startswith(".coverage") or ".db" in name:
+            if path == Path(__file__) or name in _NOT_OURS or name.startswith(".coverage") or ".db" in name:
                 continue
             try:
                 yield path.relative_to(ROOT), path.read_text(encoding="utf-8")

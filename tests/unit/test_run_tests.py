@@ -25,7 +25,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "tools/run_tests.py", "--jobs", "0", *arguments]
+    command = [sys.executable, str(ROOT / "tools/run_tests.py"), "--jobs", "0", *arguments]
     return subprocess.run(command, cwd=project, capture_output=True, text=True)
 
 
