@@ -33,7 +33,7 @@ class Service:
 
     @property
     def key(self) -> str:
-        return (self.folder / "homing-admin.key").read_text().strip()
+        return (self.folder / ".homing/admin.key").read_text().strip()
 
     def call(
         self, method: str, path: str, json_body: Any = None, *, headers: Mapping[str, str] | None = None

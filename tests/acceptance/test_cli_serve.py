@@ -39,14 +39,15 @@ def test_one_command_serves_accepts_and_delivers_and_ends_when_told(cli: Cli) ->
 def test_the_first_start_leaves_a_key_that_only_its_owner_can_read_and_says_it_nowhere(cli: Cli) -> None:
     with serving(cli) as service:
         first = service.key
-        mode = stat.S_IMODE((cli.folder / "homing-admin.key").stat().st_mode)
-        assert mode == 0o600
+        file = cli.folder / ".homing/admin.key"
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)]
+        assert modes == [0o600, 0o700]
         service.process.send_signal(signal.SIGTERM)
         assert service.process.stdout is not None
         assert service.process.stderr is not None
         said = service.greeting + service.process.stdout.read() + service.process.stderr.read()
         assert first not in said
-        assert "homing-admin.key; only you can read it" in said
+        assert ".homing/admin.key; only you can read it" in said
     with serving(cli) as again:
         assert again.key == first
         assert again.call("GET", "/api/v1/notifications")[0] == 200
@@ -54,11 +55,31 @@ def test_the_first_start_leaves_a_key_that_only_its_owner_can_read_and_says_it_n
 
 
 def test_a_key_file_of_another_store_is_not_overwritten(cli: Cli) -> None:
-    (cli.folder / "homing-admin.key").write_text("precious")
+    file = cli.folder / ".homing/admin.key"
+    file.parent.mkdir()
+    file.write_text("precious")
     refused = cli("serve", "--listen", "127.0.0.1:0")
     assert refused.code == 2
     assert "service.key_file" in refused.err
-    assert (cli.folder / "homing-admin.key").read_text() == "precious"
+    assert file.read_text() == "precious"
+
+
+def test_git_add_stages_neither_the_key_nor_the_store(cli: Cli) -> None:
+    """As in a clone of this repository, with its .gitignore."""
+    git = ("git", "-C", str(cli.folder))
+    ignored = (Path(__file__).parents[2] / ".gitignore").read_text()
+    (cli.folder / ".gitignore").write_text(ignored)
+    (cli.folder / "homing-admin.key").write_text("of an earlier release")
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    with serving(cli) as service:
+        key = service.key
+    subprocess.run([*git, "add", "."], check=True)
+    staged = subprocess.run([*git, "ls-files"], check=True, capture_output=True, text=True).stdout.split()
+    assert sorted(staged) == [".gitignore"]
+    (cli.folder / ".gitignore").unlink()  # and in a repository that knows nothing of Homing
+    subprocess.run([*git, "add", "."], check=True)
+    found = subprocess.run([*git, "grep", "--cached", "--quiet", "--text", "-e", key], check=False)
+    assert found.returncode == 1, "the key is staged"
 
 
 def test_without_a_worker_it_accepts_and_another_process_delivers(cli: Cli) -> None:
@@ -133,7 +154,7 @@ def test_settings_that_no_process_could_serve_with_end_the_start_of_several_too(
     refused = cli("serve", "--listen", "127.0.0.1:0", "--workers", "2")
     assert refused.code == 2
     assert "service.jwt[0].audience: is missing" in refused.err
-    assert not (cli.folder / "homing-admin.key").exists()
+    assert not (cli.folder / ".homing").exists()
 
 
 def test_ctrl_c_reaches_all_of_them_once(cli: Cli) -> None:

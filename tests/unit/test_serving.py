@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,115 @@ async def test_a_key_that_could_not_be_made_leaves_no_file(
         assert not service.key_file(mine).exists()
 
 
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("when", ["before the store has the key", "after the store has the key"])
+async def test_a_start_after_a_crash_leaves_one_file_with_a_good_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    mine = settings(tmp_path)
+    async with Homing(loaded_settings=mine) as homing:
+        put = homing.keys._put
+
+        async def killed(*given: Any) -> bool:
+            if when.startswith("after"):
+                await put(*given)
+            raise Killed
+
+        with monkeypatch.context() as during:
+            during.setattr(homing.keys, "_put", killed)
+            with pytest.raises(Killed):
+                await service.first_key(mine, homing)
+        assert not service.key_file(mine).exists(), "there is no file without a key"
+    async with Homing(loaded_settings=mine) as homing:
+        assert await service.first_key(mine, homing)
+        await assert_good(mine, homing)
+        assert len(await homing.keys.list()) == 1
+        assert not await service.first_key(mine, homing)
+    assert sorted(path.name for path in service.key_file(mine).parent.iterdir()) == [
+        ".gitignore",
+        "admin.key",
+    ]
+
+
+@pytest.mark.parametrize("name", ["homing-admin.key", ".homing/admin.key"])
+@pytest.mark.parametrize("stored", [False, True])
+async def test_an_empty_key_file_that_a_crash_left_is_replaced(
+    tmp_path: Path, name: str, stored: bool
+) -> None:
+    """Earlier releases made the file first, so the key in the store may be one that is in no file."""
+    mine = settings(tmp_path)
+    empty = tmp_path / name
+    async with Homing(loaded_settings=mine) as homing:
+        if stored:
+            await homing.tenants.ensure("default", who="homing")
+            await homing.keys.create("default", "first admin", [Scope.ADMIN], who="homing")
+        empty.parent.mkdir(exist_ok=True)
+        empty.touch()
+        assert await service.first_key(mine, homing)
+        await assert_good(mine, homing)
+        assert not (tmp_path / "homing-admin.key").exists()
+
+
+async def test_a_key_file_of_an_earlier_release_stays_in_use(tmp_path: Path) -> None:
+    mine = settings(tmp_path)
+    old = tmp_path / "homing-admin.key"
+    async with Homing(loaded_settings=mine) as homing:
+        await homing.tenants.ensure("default", who="homing")
+        key = await homing.keys.create("default", "first admin", [Scope.ADMIN], who="homing")
+        old.write_text(f"{key.text}\n")
+        assert not await service.first_key(mine, homing)
+        assert service.key_file(mine) == old
+        await assert_good(mine, homing)
+    assert not (tmp_path / ".homing").exists()
+
+
+async def test_two_starts_at_once_make_one_key(tmp_path: Path) -> None:
+    mine = settings(tmp_path)
+    async with Homing(loaded_settings=mine) as one, Homing(loaded_settings=mine) as two:
+        made = await asyncio.gather(service.first_key(mine, one), service.first_key(mine, two))
+        assert sorted(made) == [False, True]
+        assert len(await one.keys.list()) == 1
+        await assert_good(mine, two)
+
+
+async def test_a_prepared_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    mine = settings(tmp_path)
+    folder = tmp_path / ".homing"
+    folder.mkdir()
+    (folder / "admin.key.new").touch(mode=0o644)
+    async with Homing(loaded_settings=mine) as homing:
+        with pytest.raises(ConfigError, match=r"admin\.key\.new can be read or written by others"):
+            await service.first_key(mine, homing)
+        assert await homing.keys.is_empty()
+
+
+async def test_what_an_attempt_left_is_no_reason_for_another_key(tmp_path: Path) -> None:
+    """The key in `.new` never reached the store, and a key was made by hand since then."""
+    mine = settings(tmp_path)
+    async with Homing(loaded_settings=mine) as homing:
+        await homing.tenants.ensure("default", who="ada")
+        await homing.keys.create("default", "by hand", [Scope.ADMIN], who="ada")
+        left = tmp_path / ".homing" / "admin.key.new"
+        left.parent.mkdir()
+        left.touch(mode=0o600)
+        left.write_text("hm_unknown\n")
+        assert not await service.first_key(mine, homing)
+        assert len(await homing.keys.list()) == 1
+        assert not left.exists()
+        assert not service.key_file(mine).exists()
+
+
+async def assert_good(mine: Settings, homing: Homing) -> None:
+    """The key in the file is an admin's."""
+    file = service.key_file(mine)
+    caller = await service.gate(mine, homing).caller(f"Bearer {file.read_text().strip()}")
+    assert caller is not None
+    assert caller.scopes == frozenset({Scope.ADMIN})
+
+
 async def test_a_place_where_the_key_cannot_be_put_is_named(tmp_path: Path) -> None:
     mine = settings(tmp_path, key_file=str(tmp_path / "nowhere" / "key"))
     async with Homing(loaded_settings=mine) as homing:
@@ -57,10 +167,10 @@ async def test_a_place_where_the_key_cannot_be_put_is_named(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("store", "key_file", "expected"),
     [
-        ("data/homing.db", "", "data/homing-admin.key"),
-        ("sqlite:data/homing.db", "", "data/homing-admin.key"),
-        ("postgresql://db/homing", "", "homing-admin.key"),
-        ("memory:", "", "homing-admin.key"),
+        ("data/homing.db", "", "data/.homing/admin.key"),
+        ("sqlite:data/homing.db", "", "data/.homing/admin.key"),
+        ("postgresql://db/homing", "", ".homing/admin.key"),
+        ("memory:", "", ".homing/admin.key"),
         ("data/homing.db", "/run/secrets/key", "/run/secrets/key"),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import importlib.util
 import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from homing.api.all_routes import all_routes
 from homing.api.app import App
@@ -22,6 +25,9 @@ from homing.engine.homing import Engine
 from homing.making import load
 from homing.observing.endpoint import Listen, listen_at
 from homing.providers.secret import secret
+
+FOLDER = ".homing"
+"""Name of the folder for files that must not be published."""
 
 
 def behind(settings: Settings, engine: Engine) -> Service:
@@ -95,36 +101,131 @@ def bound(where: Listen) -> socket.socket:
 
 
 async def first_key(settings: Settings, engine: Engine) -> bool:
-    """Makes a key that may do everything, where none was ever made, and leaves it in its file."""
-    if not await engine.keys.is_empty():
+    """Makes an admin key if the store has none, and writes it to its file. Returns True if the file is new.
+
+    The key is on disk, in a file that ends in `.new`, before the store has it, and gets its name afterwards.
+    A start after a crash in between finishes the work: the store decides whether the key in `.new` is good.
+    """
+    file = _new_key_file(settings)
+    blank = [one for one in (file, _old_key_file(settings)) if _is_blank(one)]
+    if not (blank or _pending(file).exists() or await engine.keys.is_empty()):
         return False
-    file = key_file(settings)
-    try:
-        made = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise ConfigError(
-            "service.key_file",
-            f"{file} is there already, and its key is none of this store; move it away, or name another file",
-        ) from None
-    except OSError as error:
-        raise ConfigError("service.key_file", f"{file} cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(made, "w") as out:
-            await engine.tenants.ensure(settings.tenant, who="homing")
-            nobody = Caller(tenant=settings.tenant, who="homing", scopes=frozenset())
-            await engine.audit.note(nobody, "key.create", "first admin", {"scopes": [Scope.ADMIN]})
-            key = await engine.keys.create(settings.tenant, "first admin", [Scope.ADMIN], who="homing")
-            out.write(f"{key.text}\n")
-    except BaseException:
-        file.unlink()  # an empty one would be in the way of the next start
-        raise
+    with _opened(file) as out:
+        await asyncio.to_thread(fcntl.flock, out, fcntl.LOCK_EX)  # another process may be starting as well
+        made = await _finish(settings, engine, file, out, needed=bool(blank))
+    for one in blank:
+        if _is_blank(one):
+            one.unlink()
+    return made
+
+
+async def _finish(settings: Settings, engine: Engine, file: Path, out: TextIO, *, needed: bool) -> bool:
+    """Gives the key in `out` its file name if the store knows the key, or makes one if none exists."""
+    pending, never_made = _pending(file), await engine.keys.is_empty()
+    if _has_text(file):
+        pending.unlink(missing_ok=True)
+        if never_made:
+            raise ConfigError(
+                "service.key_file",
+                f"{file} exists, and this store does not know its key; move it away, or name another file",
+            )
+        return False
+    left = out.read().strip()
+    if not (left and await engine.keys.verify(left)):
+        if not (never_made or needed):
+            pending.unlink()
+            return False
+        await _make_key(settings, engine, out)
+    pending.replace(file)
+    _sync_folder(file.parent)
     return True
 
 
+async def _make_key(settings: Settings, engine: Engine, out: TextIO) -> None:
+    def keep(text: str) -> None:
+        out.seek(0)
+        out.truncate()
+        out.write(f"{text}\n")
+        out.flush()
+        os.fsync(out.fileno())
+
+    await engine.tenants.ensure(settings.tenant, who="homing")
+    nobody = Caller(tenant=settings.tenant, who="homing", scopes=frozenset())
+    await engine.audit.note(nobody, "key.create", "first admin", {"scopes": [Scope.ADMIN]})
+    await engine.keys.create(settings.tenant, "first admin", [Scope.ADMIN], who="homing", keep=keep)
+
+
 def key_file(settings: Settings) -> Path:
-    """Where the first admin key is left: beside the store's file, or where the settings say."""
+    """The file of the first admin key.
+
+    The settings name it, or it is `.homing/admin.key` beside the store's file. A `homing-admin.key` that an
+    earlier release left beside the store's file is used as long as there is no newer one.
+    """
+    new, old = _new_key_file(settings), _old_key_file(settings)
+    return old if _has_text(old) and not new.exists() and not settings.service.key_file else new
+
+
+def _new_key_file(settings: Settings) -> Path:
     if settings.service.key_file:
         return Path(settings.service.key_file)
+    return _beside_store(settings) / FOLDER / "admin.key"
+
+
+def _old_key_file(settings: Settings) -> Path:
+    return _beside_store(settings) / "homing-admin.key"
+
+
+def _beside_store(settings: Settings) -> Path:
     store = settings.store.removeprefix("sqlite:")
-    beside = Path() if "://" in store or store == "memory:" else Path(store).parent
-    return beside / "homing-admin.key"
+    return Path() if "://" in store or store == "memory:" else Path(store).parent
+
+
+def _pending(file: Path) -> Path:
+    return file.with_name(f"{file.name}.new")
+
+
+def _has_text(file: Path) -> bool:
+    try:
+        return bool(file.read_bytes().strip())
+    except FileNotFoundError:
+        return False
+
+
+def _is_blank(file: Path) -> bool:
+    """True for a file without a key: a crash of an earlier release left it."""
+    return file.exists() and not _has_text(file)
+
+
+def _make_folder(folder: Path) -> None:
+    """Makes `.homing`, which only its owner can enter and which git ignores. Other folders must exist."""
+    if folder.name != FOLDER:
+        return
+    folder.mkdir(mode=0o700, exist_ok=True)
+    ignored = folder / ".gitignore"
+    if not ignored.exists():
+        ignored.write_text("*\n", encoding="utf-8")
+
+
+def _opened(file: Path) -> TextIO:
+    """Opens the file that holds the key until it has its name. Only its owner, this user, can read it."""
+    try:
+        _make_folder(file.parent)
+        opened = os.open(_pending(file), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError("service.key_file", f"{file} cannot be written: {error.strerror}") from None
+    found = os.fstat(opened)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        os.close(opened)
+        raise ConfigError(
+            "service.key_file",
+            f"{_pending(file)} can be read or written by others; remove it and start again",
+        )
+    return os.fdopen(opened, "r+", encoding="utf-8")
+
+
+def _sync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

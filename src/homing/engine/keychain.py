@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from math import isfinite
 from typing import Any
@@ -140,8 +140,13 @@ class Keychain:
         who: str,
         expires_at: datetime | None = None,
         rate_per_second: float | None = None,
+        keep: Callable[[str], None] | None = None,
     ) -> NewKey:
-        """Makes a key. The tenant must be there: a slip in its name would make a key for nobody."""
+        """Makes a key. The tenant must be there: a slip in its name would make a key for nobody.
+
+        `keep` is called with the key's text before the key is stored. A caller that writes the text to a
+        disk there cannot lose the only copy of a stored key in a crash.
+        """
         record = KeyRecord(
             id="",
             tenant=tenant,
@@ -157,6 +162,8 @@ class Keychain:
         while True:
             new = self._mint()
             made = replace(record, id=new.id, digest=new.digest)
+            if keep is not None:
+                keep(new.text)
             if await self._put(_entries(made), who):
                 return NewKey(key=key_view(made, made.created_at, None), text=new.text)
 
