@@ -2,8 +2,13 @@
 
 Every command of Homing runs on uvloop where it is installed, and a program that uses Homing as a library may
 run on either. The two differ where code meets sockets, so the suites below run on both, and the id of such a
-test names its loop. Two kinds of tests run on uvloop alone, because a second run would take minutes: those
-marked `slow`, and those in `tests/acceptance`, whose processes choose their loop as an installed Homing does.
+test names its loop. Some tests run on uvloop alone, as a second run would take minutes and find nothing new
+(an asynchronous test with a single loop has no loop in its id):
+
+- tests marked `slow`, property tests, and tests that try all combinations of the same few statements;
+- tests of the plans that a database makes for a statement;
+- `tests/acceptance`, whose processes choose their loop as an installed Homing does.
+
 All other tests do no I/O and run on asyncio's loop; the engine's tests have a virtual loop of their own.
 
 A test (or a fixture) that starts a loop itself, on a thread or in a process, asks for `loop_kind` and uses
@@ -39,7 +44,19 @@ _ON_BOTH = (
     "unit/test_making.py",
     "unit/test_serving.py",
 )
-_ON_UVLOOP = ("acceptance",)
+_ON_UVLOOP = (
+    "acceptance",
+    "integration/test_postgres_plans.py",
+    "integration/test_postgres_read_plans.py",
+    "integration/test_sqlite_plans.py",
+)
+_COMBINATIONS = {
+    "test_another_tenants_notification_is_missing",
+    "test_any_order_and_any_repeats_end_in_the_same_status",
+    "test_each_command_is_possible_just_where_the_table_says_so",
+    "test_the_books_balance_wherever_a_walk_leads",
+}
+"""Tests of the store suite, each run with dozens of combinations or steps."""
 _WITHOUT_IO = ("conformance/test_memory.py",)
 
 
@@ -70,20 +87,25 @@ PRODUCTION = LoopKind("uvloop")
 """The loop of every command, for programs that are started without pytest."""
 
 
-def _kinds(item: pytest.Item) -> tuple[str, ...]:
+def _kinds(item: pytest.Function) -> tuple[str, ...]:
     """Names the loops on which a test runs."""
     if _is_in(item, _ON_UVLOOP):
         return ("uvloop",)
     if not _is_in(item, _ON_BOTH) or _is_in(item, _WITHOUT_IO):
         return ("asyncio",)
-    return ("uvloop",) if item.get_closest_marker("slow") else ("uvloop", "asyncio")
+    return ("uvloop",) if _is_heavy(item) else ("uvloop", "asyncio")
+
+
+def _is_heavy(item: pytest.Function) -> bool:
+    is_property = getattr(item.obj, "is_hypothesis_test", False)
+    return is_property or item.originalname in _COMBINATIONS or item.get_closest_marker("slow") is not None
 
 
 def _is_in(item: pytest.Item, places: tuple[str, ...]) -> bool:
     return any(item.path.is_relative_to(_TESTS / place) for place in places)
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, NewLoop]:
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Function) -> dict[str, NewLoop]:
     """Gives each asynchronous test its loops."""
     return {name: _NEW[name] for name in _kinds(item)}
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from loops import LoopKind
 from service import Serving
@@ -54,3 +56,9 @@ def test_a_program_runs_on_the_loop_of_its_test(loop_kind: LoopKind) -> None:
 @pytest.mark.slow
 def test_a_slow_test_runs_on_uvloop_alone(loop_kind: LoopKind) -> None:
     assert loop_kind.name == "uvloop"
+
+
+@given(number=st.integers())
+@settings(max_examples=1)
+async def test_a_property_runs_on_uvloop_alone(number: int) -> None:
+    assert issubclass(await _running(), CLASSES["uvloop"])

@@ -104,7 +104,8 @@ async def test_one_connection_carries_mails_of_every_size(
     kept = Kept()
     options: dict[str, Any] = {"data_size_limit": 2**25}
     options |= {"tls": {"tls": context}, "starttls": {"tls_context": context}, "none": {}}[mode]
-    texts = ["x", "y" * 70_000, ".", "z\n" * 400_000, "a", "b", ("c" * 900 + "\n") * 5_000, "d", "e"]
+    large = ("c" * 900 + "\n") * 2_500
+    texts = ["x", "y" * 70_000, ".", large, "z", large * 2, "a", "b", "c", large, "d", "e"]
     async with aiosmtpd_server(kept, **options) as port:
         provider = an_smtp(port, host="localhost", tls=mode, ca_file=ca_file)
         outcomes = [
