@@ -23,6 +23,8 @@ NO_TESTS = 5
 """pytest's exit code if no test was selected."""
 TOO_LOW = 2
 """The exit code of `coverage report` if the coverage is below the given percentage."""
+CLOSING_S = 30
+"""Time for pytest to close what its tests have opened, in seconds."""
 SELECTING = ("-k", "-m", "--lf", "--last-failed", "--deselect", "--ignore", "tests/")
 """Arguments that run only some of the tests. Their coverage is not judged."""
 
@@ -59,7 +61,7 @@ class Result:
 
 
 class Interrupted(Exception):
-    """Raised on SIGINT or SIGTERM. The summary is printed before the script ends."""
+    """Raised on SIGINT or SIGTERM, with its number. The summary is printed before the script ends."""
 
 
 def main() -> int:
@@ -92,7 +94,7 @@ def _options() -> argparse.Namespace:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Interrupted
+    raise Interrupted(number)
 
 
 def _selects(arguments: list[str]) -> bool:
@@ -145,13 +147,18 @@ def _coverage(*, judged: bool) -> Result:
 
 
 def _call(command: list[str]) -> int:
-    """Runs a command and returns its exit code. If this script is interrupted, the command is ended too."""
+    """Runs a command and returns its exit code. If this script is interrupted, the command ends first."""
     process = subprocess.Popen(command)  # noqa: S603 (our own command)
     try:
         return process.wait()
-    except Interrupted:
-        process.terminate()
-        process.wait()
+    except Interrupted as interrupted:
+        if interrupted.args != (signal.SIGINT,):  # a terminal sends that one to the command itself
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(CLOSING_S)  # pytest stops the servers that it has started
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         raise
 
 

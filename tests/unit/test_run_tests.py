@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,20 @@ def test_a_suite_that_cannot_be_collected_fails(project: Path) -> None:
     (project / "tests/conformance/test_conformance.py").write_text("import no_such_module\n")
     done = run(project, "--suites", "conformance")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAILED: conformance")
+
+
+def test_a_signal_ends_the_tests_and_the_summary_comes_all_the_same(project: Path) -> None:
+    waits = (
+        "import pathlib, time\n\ndef test_waits():\n    pathlib.Path('began').touch()\n    time.sleep(600)\n"
+    )
+    (project / "tests/conformance/test_conformance.py").write_text(waits)
+    command = [sys.executable, str(ROOT / "tools/run_tests.py"), "--jobs", "0", "--suites", "conformance"]
+    running = subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True)
+    while not (project / "began").exists():
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.terminate()
+    out, _ = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert "KeyboardInterrupt" in out, "pytest ended in its own way"
+    assert "FAILED: interrupted" in out
