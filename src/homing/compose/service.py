@@ -107,7 +107,8 @@ async def first_key(settings: Settings, engine: Engine) -> bool:
     A start after a crash in between finishes the work: the store decides whether the key in `.new` is good.
     """
     file = _new_key_file(settings)
-    blank = [one for one in (file, _old_key_file(settings)) if _is_blank(one)]
+    files = (file,) if settings.service.key_file else (file, _old_key_file(settings))
+    blank = [one for one in files if _is_blank(one)]
     if not (blank or _pending(file).exists() or await engine.keys.is_empty()):
         return False
     with _opened(file) as out:
