@@ -148,6 +148,22 @@ async def test_what_an_attempt_left_is_no_reason_for_another_key(tmp_path: Path)
         assert not service.key_file(mine).exists()
 
 
+async def test_a_key_file_that_this_user_cannot_read_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user has made it. The service starts, as its store has a key."""
+    mine = settings(tmp_path)
+    async with Homing(loaded_settings=mine) as homing:
+        await service.first_key(mine, homing)
+
+        def denied(file: Path) -> bytes:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "read_bytes", denied)
+        assert not await service.first_key(mine, homing)
+        assert len(await homing.keys.list()) == 1
+
+
 async def assert_good(mine: Settings, homing: Homing) -> None:
     """The key in the file is an admin's."""
     file = service.key_file(mine)

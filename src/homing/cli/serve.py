@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import ipaddress
+import os
 import resource
 import socket
 import sys
@@ -143,13 +144,14 @@ async def _greet(options: Options, settings: Settings, homing: Homing, at: socke
     host, port = at.getsockname()[:2]
     url = settings.service.public_url.rstrip("/") or f"http://{_in_url(host)}:{port}"
     file = service.key_file(settings)
+    readable = os.access(file, os.R_OK)
     screen = options.screen
     screen.line(f"serving on {url} (store: {shown(settings.store)}); what there is to call: {url}/docs")
     if made:
         screen.line(f"a first key, which may do everything, is in {file}; only you can read it. Try:")
-    elif file.exists():
+    elif readable:
         screen.line("try:")
-    if made or file.exists():
+    if made or readable:
         screen.line(
             f"  curl -X POST {url}/api/v1/notifications/send -H \"Authorization: Bearer $(cat '{file}')\" "
             "-H 'Content-Type: application/json' "

@@ -109,7 +109,7 @@ async def first_key(settings: Settings, engine: Engine) -> bool:
     file = _new_key_file(settings)
     files = (file,) if settings.service.key_file else (file, _old_key_file(settings))
     blank = [one for one in files if _is_blank(one)]
-    if not (blank or _pending(file).exists() or await engine.keys.is_empty()):
+    if not (blank or os.access(_pending(file), os.R_OK) or await engine.keys.is_empty()):
         return False
     with _opened(file) as out:
         await asyncio.to_thread(fcntl.flock, out, fcntl.LOCK_EX)  # another process may be starting as well
@@ -163,7 +163,8 @@ def key_file(settings: Settings) -> Path:
     earlier release left beside the store's file is used as long as there is no newer one.
     """
     new, old = _new_key_file(settings), _old_key_file(settings)
-    return old if _has_text(old) and not new.exists() and not settings.service.key_file else new
+    stays = not settings.service.key_file and _has_text(old) and not _has_text(new)
+    return old if stays else new
 
 
 def _new_key_file(settings: Settings) -> Path:
@@ -186,15 +187,18 @@ def _pending(file: Path) -> Path:
 
 
 def _has_text(file: Path) -> bool:
+    """True also for a file that this user cannot read: it may hold a key."""
     try:
         return bool(file.read_bytes().strip())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:
+        return True
 
 
 def _is_blank(file: Path) -> bool:
     """True for a file without a key: a crash of an earlier release left it."""
-    return file.exists() and not _has_text(file)
+    return not _has_text(file) and file.exists()
 
 
 def _make_folder(folder: Path) -> None:
