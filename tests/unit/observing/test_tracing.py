@@ -97,7 +97,7 @@ async def test_what_happens_to_a_notification_in_several_processes_is_one_trace_
         "sent",
     ]
     told = "".join(str(span.to_json()) for span in [accept, *later])
-    assert "ada" not in told
+    assert "ada@" not in told  # without the @, the hexadecimal id of a span may contain it
     assert "hello" not in told
 
 
