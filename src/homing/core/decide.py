@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from homing.core.backoff import bounds_ms, delay_ms
 from homing.core.effects import outcome_effects
-from homing.core.failover import Route, Stop, next_stop
+from homing.core.failover import REFUSAL_MS, Route, Stop, has_refused, next_stop
 from homing.core.model import (
     AttemptRecord,
     Claim,
@@ -57,6 +57,25 @@ class Facts(Struct, frozen=True, kw_only=True):
 NOTHING_AGAINST_IT = Facts()
 
 
+def attributed(claim: Claim, outcome: Outcome, route: Route, *, elapsed_ms: int) -> Outcome:
+    """Returns the outcome with the kind that breaker, alerts, attempt record and settlement all use.
+
+    An error that its provider's table does not list is more often a fault of the account than of the message.
+    So an unlisted `bad_content` becomes `provider_fault` if the route has another provider that has not
+    refused this notification in the same way. Otherwise, and for pinned and synchronous notifications, which
+    do not fail over, it stays `bad_content`.
+    """
+    if not outcome.unlisted or outcome.kind is not OutcomeKind.BAD_CONTENT:
+        return outcome
+    if claim.pinned or claim.mode is _SYNCHRONOUS:
+        return outcome
+    now = claim.started_at + elapsed_ms
+    others = [stop.provider for stop in route if stop.provider != claim.provider]
+    if all(has_refused(claim.holds, other, now) for other in others):
+        return outcome
+    return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
+
+
 def decide(
     claim: Claim,
     outcome: Outcome,
@@ -70,6 +89,7 @@ def decide(
 ) -> Settlement:
     """The settlement of one attempt. `elapsed_ms` counts from the claim, `u` is chance in [0, 1).
 
+    `outcome` is what `attributed` returned.
     `stopped`: the provider's breaker is open by now, so a definite failure moves on at once.
     """
     record = _record(claim, outcome, latency_ms)
@@ -173,6 +193,7 @@ def _try_again(
         move, wait_ms = True, 0
 
     # If nobody else is there, it may come back to where it failed: not before its time.
+    hold_ms = REFUSAL_MS if outcome.unlisted else max(retry_after_ms, backoff_ms)
     stop = other if move and other is not None else Stop(claim.provider)
     return Settlement(
         id=claim.id,
@@ -184,7 +205,7 @@ def _try_again(
         outlet=stop.outlet(claim.address) if move else claim.outlet,
         failures_here=0 if move else failures,
         last_delay_ms=backoff_ms,
-        hold_ms=max(retry_after_ms, backoff_ms) if move else 0,
+        hold_ms=hold_ms if move else 0,
         max_age_ms=policy.max_age_ms,
     )
 

@@ -43,6 +43,13 @@ Route = tuple[Stop, ...]
 """A channel's providers, in the order in which they are tried."""
 
 
+REFUSAL_MS = 10 * 365 * 24 * 3_600_000
+"""Length of the hold on a provider that refused a notification with an unlisted error: it is not asked again.
+
+No other hold comes near it: a `Retry-After` counts for one day, a backoff for seven.
+"""
+
+
 class Choice(Struct, frozen=True):
     """The provider for an attempt, or why there is none now."""
 
@@ -62,6 +69,11 @@ def rotation(route: Route, start: str) -> Route:
 def next_stop(route: Route, provider: str) -> Stop | None:
     """The stop after `provider`, after the last one again the first. None: there is no other."""
     return next((stop for stop in rotation(route, provider) if stop.provider != provider), None)
+
+
+def has_refused(holds: Mapping[str, int], provider: str, now: int) -> bool:
+    """Returns whether a provider has refused the notification with an unlisted error."""
+    return holds.get(provider, 0) - now > REFUSAL_MS // 2
 
 
 def choose(

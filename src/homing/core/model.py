@@ -339,6 +339,10 @@ class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
     retry_after_ms: int | None = None
     delivered: bool = False
     """Taken and known to have arrived (no receipt will follow)."""
+    unlisted: bool = False
+    """Set by a provider together with `bad_content` if its error table does not list the error, so that the
+    kind is a guess by the status alone. `core.decide.attributed` turns it into `provider_fault` if another
+    provider can still be tried."""
 
 
 class AttemptRecord(Struct, frozen=True, gc=False):

@@ -163,6 +163,7 @@ def clean(outcome: object) -> Outcome:
         error_code=plain(outcome.error_code, 100),
         provider_message_id=plain(outcome.provider_message_id, 255),
         retry_after_ms=wait_ms if isinstance(wait_ms, int) and wait_ms > 0 else None,
+        unlisted=outcome.unlisted is True,
     )
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.breaker import Gate
-from homing.core.decide import NOTHING_AGAINST_IT, decide, give_up, judge, postpone
+from homing.core.decide import NOTHING_AGAINST_IT, attributed, decide, give_up, judge, postpone
 from homing.core.errors import StoreError
 from homing.core.failover import Choice, choose, rotation
 from homing.core.model import Channel, Claim, Lease, Mode, Outcome, OutcomeKind, Reason, Settlement
@@ -121,7 +121,7 @@ class Deliverer:
                 continue
             choice = self._choose(one.claim)
             if choice.stop is None:
-                wait_ms = choice.wait_ms or self._wait_ms(one.claim)
+                wait_ms = self._wait_ms(one.claim, choice)
                 settle(postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER))
                 continue
             trial = self._breakers.spend_trial(choice.stop.provider)
@@ -165,9 +165,11 @@ class Deliverer:
             ended_ms = clock.monotonic_ms()
         finally:
             seats.release()
+        now = breakers.now(ended_ms)
+        outcome = self._attributed(claim, outcome, now)
         if not deadline.stood_still(ended_ms):
             breakers.record(claim.provider, outcome.kind, trial=trial)
-        return self._decided(one, outcome, began_ms, ended_ms, breakers.now(ended_ms))
+        return self._decided(one, outcome, began_ms, ended_ms, now)
 
     def begin(self, batch: Sequence[Ready], ended: OnEnded) -> list[Ready]:
         """Begins together what needs nothing to be waited for first. The others are left for `attempt`.
@@ -231,6 +233,7 @@ class Deliverer:
             seats[provider].release()
             try:
                 outcome = broken_off(provider, said) if isinstance(said, Exception) else clean(said)
+                outcome = self._attributed(one.claim, outcome, now)
                 if not stood_still(begun.due_ms, ended_ms):
                     self._breakers.record(provider, outcome.kind)
                 settlement = self._decided(one, outcome, begun.began_ms, ended_ms, now)
@@ -239,6 +242,13 @@ class Deliverer:
             told.setdefault(begun.ended, []).append((one, settlement))
         for ended, those in told.items():
             ended(those)
+
+    def _attributed(self, claim: Claim, outcome: Outcome, now: int) -> Outcome:
+        """The outcome as the breaker and the decision both see it."""
+        if not outcome.unlisted:
+            return outcome
+        elapsed_ms = max(0, now - claim.started_at)
+        return attributed(claim, outcome, self._roster.route(claim.channel), elapsed_ms=elapsed_ms)
 
     def _decided(self, one: Ready, outcome: Outcome, began_ms: int, ended_ms: int, now: int) -> Settlement:
         claim, taken = one.claim, outcome.kind is _ACCEPTED
@@ -256,7 +266,7 @@ class Deliverer:
     def _stopped_meanwhile(self, one: Ready) -> Settlement:
         """Its provider stopped while it waited for a slot there: routed anew, at once if somebody is free."""
         choice = self._choose(one.claim)
-        wait_ms = 0 if choice.stop is not None else choice.wait_ms or self._wait_ms(one.claim)
+        wait_ms = 0 if choice.stop is not None else self._wait_ms(one.claim, choice)
         return postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER)
 
     async def _seated(self, seats: Seats, until_ms: int | None) -> bool:
@@ -345,11 +355,15 @@ class Deliverer:
             now=self._breakers.now(),
         )
 
-    def _wait_ms(self, claim: Claim) -> int:
-        """Until one of its providers may take a trial."""
-        route = self._roster.route(claim.channel)
+    def _wait_ms(self, claim: Claim, choice: Choice) -> int:
+        """Time until a hold ends or a breaker may let a trial through, whichever comes first."""
+        route, now, usable = self._roster.route(claim.channel), self._breakers.now(), self._breakers.usable
         names = [stop.provider for stop in route if not claim.pinned or stop.provider == claim.provider]
-        return min((self._breakers.wait_ms(name) for name in names), default=30_000)
+        stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
+        waits = [self._breakers.wait_ms(name) for name in stopped]
+        if choice.wait_ms is not None:
+            waits.append(choice.wait_ms)
+        return min(waits, default=30_000)
 
     async def _record_moves(self, moved: list[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
         if not moved:

@@ -24,6 +24,7 @@ _TROUBLE: dict[str, int] = {
     "throttled": 14,
     "provider_fault": 5,
     "bad_content": 2,
+    "unlisted": 6,
     "bad_recipient": 3,
     "dead_address": 2,
     "opted_out": 2,
@@ -37,7 +38,7 @@ _TROUBLE: dict[str, int] = {
 }
 """What may go wrong, and how often against the others."""
 
-_OUTAGES = ("transient", "transient", "hang", "throttled", "provider_fault", "raise")
+_OUTAGES = ("transient", "transient", "hang", "throttled", "provider_fault", "raise", "unlisted")
 
 E = ReceiptEvent
 _STORIES: tuple[tuple[int, tuple[ReceiptEvent, ...]], ...] = (
@@ -89,6 +90,8 @@ class Carrier:
         self._report = report
         self._route_of = route_of
         self._messages = 0
+        self._open: dict[tuple[str, str, int], Call] = {}
+        """(process, notification, attempt) → its call, until that is over."""
         self._taken: dict[tuple[str, int], str] = {}
         """(notification, attempt) → the message that came of it."""
         self.outage: Outage | None = None
@@ -96,6 +99,7 @@ class Carrier:
     async def serve(self, caller: Caller, delivery: Delivery) -> object:
         """One send, from the caller's first byte to whatever it gets back."""
         call = self._watch.send_begins(caller.name, self.plan.id, delivery)
+        self._open[_call_key(caller, delivery)] = call
         heard: Outcome | None = None
         alive = True
         try:
@@ -106,7 +110,11 @@ class Carrier:
             alive = not caller.dead
             raise
         finally:
-            self._end(call, heard, alive=alive and not caller.dead)
+            self._end(caller, delivery, heard, alive=alive and not caller.dead)
+
+    def give_up(self, caller: Caller, delivery: Delivery) -> None:
+        """Ends a call for its process at once. Its cancelled task ends only in the loop's next turn."""
+        self._end(caller, delivery, None, alive=not caller.dead)
 
     def healthy(self) -> bool:
         return self._now_outage() is None or self._chance.random() < 0.1
@@ -119,8 +127,10 @@ class Carrier:
             return None
         return self._receipt(delivery, message, E.SENT, f"{message}-asked")
 
-    def _end(self, call: Call, heard: Outcome | None, *, alive: bool) -> None:
-        self._watch.send_ends(call, heard, heard=alive)
+    def _end(self, caller: Caller, delivery: Delivery, heard: Outcome | None, *, alive: bool) -> None:
+        call = self._open.pop(_call_key(caller, delivery), None)
+        if call is not None:
+            self._watch.send_ends(call, heard, heard=alive)
 
     async def _answer(self, delivery: Delivery) -> object:
         kind, latency_ms = self._kind(), self._chance.choice((5, 30, 30, 200, 600))
@@ -146,6 +156,10 @@ class Carrier:
             case "throttled":
                 return Outcome(OutcomeKind.THROTTLED, error_code="429", retry_after_ms=self._retry_after_ms())
         retry_after_ms = self._retry_after_ms() if self._chance.random() < 0.15 else None
+        if kind == "unlisted":  # a refusal with a code that no error table has
+            return Outcome(
+                OutcomeKind.BAD_CONTENT, error_code=kind, retry_after_ms=retry_after_ms, unlisted=True
+            )
         return Outcome(
             OutcomeKind(kind), error_code=kind, error=f"says {kind}", retry_after_ms=retry_after_ms
         )
@@ -154,6 +168,8 @@ class Carrier:
         outage = self._now_outage()
         if outage is not None:
             return outage.kind
+        if self.weather.unlisted and self._chance.random() < self.weather.unlisted:
+            return "unlisted"
         if self._chance.random() < self.weather.trouble:
             return self._chance.choices(tuple(_TROUBLE), tuple(_TROUBLE.values()))[0]
         return "accept"
@@ -207,22 +223,28 @@ class Carrier:
         )
 
 
+def _call_key(caller: Caller, delivery: Delivery) -> tuple[str, str, int]:
+    return caller.name, delivery.notification_id, delivery.attempt
+
+
 class CarrierLine:
     """A `Provider`: one process's line to a carrier. Over some lines many are sent at once."""
 
     def __init__(self, carrier: Carrier, caller: Caller, *, begins: bool) -> None:
         self._carrier = carrier
         self._caller = caller
-        self._under_way: dict[Any, asyncio.Task[None]] = {}
+        self._under_way: dict[Any, tuple[Delivery, asyncio.Task[None]]] = {}
         self.begins = begins
 
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
         for delivery, mark in batch:
-            self._under_way[mark] = asyncio.create_task(self._send_and_tell(delivery, mark, ended))
+            self._under_way[mark] = delivery, asyncio.create_task(self._send_and_tell(delivery, mark, ended))
 
     def give_up(self, marks: Collection[Any]) -> None:
         for mark in [mark for mark in self._under_way if mark in marks]:  # in the order in which they began
-            self._under_way.pop(mark).cancel()
+            delivery, task = self._under_way.pop(mark)
+            task.cancel()
+            self._carrier.give_up(self._caller, delivery)
 
     async def _send_and_tell(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
         said: Outcome | Exception

@@ -205,6 +205,11 @@ def short_leases(seed: int) -> WorldPlan:
     return replace(plan_of(seed, REQUESTS), weather=_STEADY, lease_ms=3_000)
 
 
+def refusing(seed: int) -> WorldPlan:
+    """Every provider refuses every third message with an error that no table lists."""
+    return replace(_patient(plan_of(seed, REQUESTS)), weather=Weather(unlisted=0.35, trouble=0.2))
+
+
 def impatient(seed: int) -> WorldPlan:
     """What waits for a provider grows too old soon."""
     plan = outages(seed)

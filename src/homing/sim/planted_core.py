@@ -218,6 +218,37 @@ def attempt_kept(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), give_back=False)
 
 
+@BUGS.plant(
+    "an unlisted error is a dead letter although another provider is there",
+    "9",
+    on=(deliverer, "attributed"),
+    plan=scenes.refusing,
+)
+def unlisted_is_content(real: Any) -> Any:
+    return lambda claim, outcome, route, *, elapsed_ms: outcome
+
+
+@BUGS.plant(
+    "two providers pass an unlisted error back and forth",
+    "9",
+    on=(deciding, "has_refused"),
+    plan=scenes.refusing,
+)
+def refusal_forgotten(real: Any) -> Any:
+    return lambda holds, provider, now: False
+
+
+@BUGS.plant(
+    "a provider is asked again after an unlisted error",
+    "8",
+    "9",
+    on=(deciding, "REFUSAL_MS"),
+    plan=scenes.refusing,
+)
+def refusal_runs_out(real: Any) -> Any:
+    return 1_000
+
+
 # The guard ------------------------------------------------------------------------------------------
 
 

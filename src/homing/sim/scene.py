@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from msgspec import Struct, field
 
-from homing.core.model import Channel, Mode, Outcome, Priority, Status
+from homing.core.model import Channel, Mode, Outcome, OutcomeKind, Priority, Status
 from homing.core.policy import Keys
 from homing.sim.loop import VirtualClock
 from homing.sim.trace import Trace
@@ -54,6 +54,8 @@ class Call(Struct, kw_only=True):
     over: bool = False
     outcome: Outcome | None = None
     """What the process got to hear; None while it waits, and for ever if it was cut off."""
+    kind: OutcomeKind = OutcomeKind.AMBIGUOUS
+    """Class that breaker, record and settlement must use for the answer; set when the call is over."""
     over_ms: int = 0
 
 
@@ -102,6 +104,10 @@ class Shadow(Struct, kw_only=True):
     calls: dict[int, Call] = field(default_factory=dict)
     left_alone: dict[str, int] = field(default_factory=dict)
     """Provider → loop time before which it asked not to be tried again."""
+    moved_from: set[str] = field(default_factory=set)
+    """Providers that a settlement moved it away from, since an operator's last retry."""
+    refused_by: set[str] = field(default_factory=set)
+    """Those of them that answered with an unlisted error: it must not go there again."""
     provider_key: str = ""
     log: list[tuple[str, Status, Status]] = field(default_factory=list)
     """(what, before, after) of everything that leaves a record."""

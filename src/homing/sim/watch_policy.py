@@ -14,7 +14,7 @@ from homing.core.model import Channel, Entry, Mode, OutcomeKind, Reason, Settlem
 from homing.core.policy import Backoff, Jitter, OnTimeout, PolicyBook, RetryPolicy, Rule
 from homing.core.presets import PRIORITY
 from homing.core.rows import Row
-from homing.sim.scene import Scene, Shadow
+from homing.sim.scene import Call, Scene, Shadow
 
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
@@ -126,7 +126,20 @@ class PolicyWatch:
             asked_ms = min(_retry_after(shadow), _DAY_MS)
             if call is not None and asked_ms:
                 shadow.left_alone[call.carrier] = self._scene.ms + asked_ms
+            if settlement.provider != settlement.attempt.provider:
+                shadow.moved_from.add(settlement.attempt.provider)
+                if call is not None and not shadow.reclaimed and _is_unlisted(call):
+                    shadow.refused_by.add(call.carrier)
             shadow.failures_here += 1
+
+    def kind_of(self, call: Call, shadow: Shadow | None) -> OutcomeKind:
+        """The class of an answer. An unlisted one is a provider's fault while another can be tried."""
+        if call.outcome is None:
+            return OutcomeKind.AMBIGUOUS
+        if shadow is None or not _is_unlisted(call) or shadow.pinned or shadow.mode is Mode.SYNCHRONOUS:
+            return call.outcome.kind
+        others = {*self._routes[shadow.channel]} - {call.carrier} - shadow.refused_by
+        return OutcomeKind.PROVIDER_FAULT if others else OutcomeKind.BAD_CONTENT
 
     def accepted(self, process: str, shadow: Shadow, row: Row) -> None:
         """A new row: where it goes first, and when."""
@@ -170,9 +183,11 @@ class PolicyWatch:
             return
         if call is None or not call.over:
             self._scene.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
-        said = call.outcome.kind if call.outcome is not None else OutcomeKind.AMBIGUOUS
-        if said is not kind:
-            self._scene.violate("12", f"recorded as {kind}, but {call.carrier} said {said}", shadow.id)
+        if call.kind is not kind and _is_unlisted(call):
+            text = f"an unlisted error of {call.carrier} is recorded as {kind}, it must be {call.kind}"
+            self._scene.violate("9", text, shadow.id)
+        if call.kind is not kind:
+            self._scene.violate("12", f"recorded as {kind}, but {call.carrier} said {call.kind}", shadow.id)
 
     def _problem(
         self, process: str, policy: RetryPolicy, shadow: Shadow, settlement: Settlement, row: Row
@@ -223,6 +238,9 @@ class PolicyWatch:
             fault = kind is OutcomeKind.PROVIDER_FAULT or self._stopped(process, here, shadow)
             problem = self._move_problem(policy, shadow, kind, fault or pressed)
             at_once = settlement.delay_ms == 0 and (fault or pressed)
+            fresh = settlement.provider not in shadow.moved_from
+            if kind is OutcomeKind.PROVIDER_FAULT and fresh and settlement.delay_ms:
+                return ("9", f"{kind}, and {settlement.provider} gets it only in {settlement.delay_ms} ms")
             if problem is None and not at_once and not shortest <= settlement.delay_ms <= longest:
                 problem = (
                     "8",
@@ -293,6 +311,11 @@ class PolicyWatch:
                 self._scene.violate("12", "rules that contradict each other were stored")
             self._made[seen] = book
         return book
+
+
+def _is_unlisted(call: Call) -> bool:
+    said = call.outcome
+    return said is not None and said.unlisted and said.kind is OutcomeKind.BAD_CONTENT
 
 
 def _retry_after(shadow: Shadow) -> int:

@@ -264,6 +264,9 @@ class RowWatch:
             scene.violate("7", f"{cause.name} of a synchronous notification", row.id)
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
             shadow.left_alone.clear()  # an operator's word counts for more than a provider's
+        if cause.name == CommandName.RETRY:
+            shadow.moved_from.clear()
+            shadow.refused_by.clear()
         shadow.log.append((f"command {cause.name}", shadow.status, row.status))
 
     def _by_receipt(self, shadow: Shadow, row: Row, change: Change) -> None:

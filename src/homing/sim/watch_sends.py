@@ -74,12 +74,12 @@ class SendWatch:
         call.over, call.over_ms, call.outcome = True, self._scene.ms, outcome
         if not heard:
             return
-        kind = outcome.kind if outcome is not None else OutcomeKind.AMBIGUOUS
+        shadow = self._scene.shadows.get(call.id)
+        call.kind = kind = self._policies.kind_of(call, shadow)
         self.outcomes[kind.value] += 1
         self._scene.note(
             call.process, f"answer {short_id(call.id)} #{call.attempt} {call.carrier}: {kind.value}"
         )
-        shadow = self._scene.shadows.get(call.id)
         if shadow is not None:
             self._check_kept(call, shadow)
             if shadow.mode is not Mode.SYNCHRONOUS:
@@ -158,6 +158,8 @@ class SendWatch:
         oldest = max(policy.max_age_ms for policy in policies)
         if shadow.leased_at >= shadow.aged_from + oldest:
             scene.violate("7", f"sent after more than its {oldest} ms", shadow.id)
+        if carrier in shadow.refused_by:
+            scene.violate("9", f"sent again to {carrier}, which refused it with an unlisted error", shadow.id)
         if scene.ms < shadow.left_alone.get(carrier, 0) and not scene.jumps:
             wait = shadow.left_alone[carrier] - scene.ms
             scene.violate("8", f"{carrier} asked to be left alone for another {wait} ms", shadow.id)

@@ -80,7 +80,7 @@ class BreakerWatch:
     def ended(self, call: Call) -> None:
         """A call was answered (or timed out)."""
         key = (call.process, call.carrier)
-        kind = call.outcome.kind if call.outcome is not None else OutcomeKind.AMBIGUOUS
+        kind = call.kind
         if kind in _FAULT and call.began_ms < self._scene.paused_ms.get(call.process, 0):
             self._unsure.add(key)
         elif kind in _FAULT:

@@ -36,6 +36,8 @@ class Weather(Struct, frozen=True, kw_only=True):
     sink_error: float = 0.0
     trouble: float = 0.0
     """The share of sends that do not simply go well."""
+    unlisted: float = 0.0
+    """The share of sends that are refused with an error that no table lists, before other trouble."""
     outage_every_ms: int = 0
     operator_every_ms: int = 0
     policy_every_ms: int = 0

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.decide import LONGEST_RETRY_AFTER_MS, decide
+from homing.core.decide import LONGEST_RETRY_AFTER_MS, attributed, decide
 from homing.core.effects import suppression_key
-from homing.core.failover import Route, Stop
+from homing.core.failover import REFUSAL_MS, Route, Stop, has_refused
 from homing.core.model import AttemptRecord, Channel, Claim, Mode, OutcomeKind, Reason, Settlement, Status
 from homing.core.policy import Jitter, OnTimeout, RetryPolicy
 
@@ -330,3 +330,54 @@ def test_time_that_passed_since_the_claim_counts_towards_the_expiry() -> None:
 def test_what_has_expired_does_not_fail_over_any_more() -> None:
     settled = settle(K.PROVIDER_FAULT, make_claim(expires_at=NOW + SECOND), elapsed_ms=SECOND)
     assert settled.status is Status.EXPIRED
+
+
+# Unlisted errors --------------------------------------------------------------------------------------
+
+
+def unlisted(claim: Claim, route: Route, kind: OutcomeKind = K.BAD_CONTENT) -> OutcomeKind:
+    return attributed(claim, make_outcome(kind, unlisted=True), route, elapsed_ms=SECOND).kind
+
+
+def test_an_unlisted_error_is_a_fault_of_the_provider_if_another_one_can_be_tried() -> None:
+    assert unlisted(make_claim(), TWO) is K.PROVIDER_FAULT
+    assert unlisted(make_claim(provider="sns", outlet="sns"), TWO) is K.PROVIDER_FAULT
+
+
+@pytest.mark.parametrize(
+    ("claim", "route"),
+    [
+        (make_claim(), ONE),
+        (make_claim(pinned=True), TWO),
+        (make_claim(mode=Mode.SYNCHRONOUS), TWO),
+        (make_claim(holds={"sns": NOW + REFUSAL_MS}), TWO),
+        (make_claim(holds={"sns": NOW + REFUSAL_MS, "spare": NOW + REFUSAL_MS}), THREE),
+    ],
+    ids=["alone", "pinned", "synchronous", "refused by the other", "refused by both others"],
+)
+def test_an_unlisted_error_is_content_if_no_other_provider_can_be_tried(claim: Claim, route: Route) -> None:
+    assert unlisted(claim, route) is K.BAD_CONTENT
+
+
+@pytest.mark.parametrize("hold_ms", [SECOND, HOUR, LONGEST_RETRY_AFTER_MS, 9 * DAY])
+def test_a_provider_that_is_held_for_another_reason_can_still_be_tried(hold_ms: int) -> None:
+    """A second provider's account fault must not end what waits for the first one's bad day to pass."""
+    assert unlisted(make_claim(holds={"sns": NOW + hold_ms}), TWO) is K.PROVIDER_FAULT
+
+
+def test_one_of_three_that_has_not_refused_it_can_still_be_tried() -> None:
+    assert unlisted(make_claim(holds={"sns": NOW + REFUSAL_MS}), THREE) is K.PROVIDER_FAULT
+
+
+@pytest.mark.parametrize("kind", [kind for kind in K if kind is not K.BAD_CONTENT])
+def test_only_bad_content_is_reconsidered(kind: OutcomeKind) -> None:
+    assert unlisted(make_claim(), TWO, kind) is kind
+    listed = make_outcome(K.BAD_CONTENT)
+    assert attributed(make_claim(), listed, TWO, elapsed_ms=SECOND) is listed
+
+
+def test_an_unlisted_error_moves_on_at_once_and_its_provider_is_not_asked_again() -> None:
+    settled = settle(K.PROVIDER_FAULT, unlisted=True)
+    assert (settled.status, settled.provider, settled.delay_ms) == (Status.RETRYING, "sns", 0)
+    assert has_refused({"twilio": NOW + settled.hold_ms}, "twilio", NOW + 365 * DAY)
+    assert not has_refused({"twilio": NOW + settle(K.PROVIDER_FAULT).hold_ms}, "twilio", NOW)

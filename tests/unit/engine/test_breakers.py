@@ -8,13 +8,14 @@ from datetime import timedelta
 
 import pytest
 
-from homing import BreakerPolicy, InvalidRequest, Status
+from homing import BreakerPolicy, InvalidRequest, Outcome, Status
 from homing.core.breaker import Phase
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import GROUP, VirtualLoop
 
 from .support import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady, text
+from .test_beginning import Starting
 
 
 async def test_five_failures_in_a_row_open_it_and_hold_back_the_rest(world: World) -> None:
@@ -304,3 +305,51 @@ async def test_a_change_that_the_store_did_not_take_is_shared_later(world: World
     await seconds(5)
     assert await phase(world) is Phase.OPEN
     assert len(world.alerts("BreakerChanged")) == 1
+
+
+UNLISTED = Outcome(K.BAD_CONTENT, error_code="29999", error="something new", unlisted=True)
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "many at once"])
+async def test_the_breaker_and_the_alert_see_an_unlisted_error_as_the_settlement_does(
+    world: World, at_once: bool
+) -> None:
+    first = Starting(usual=UNLISTED) if at_once else Timed(usual=UNLISTED)
+    engine = await world.open({"first": first, "spare": Timed()}, rules=steady())
+    ids = [await mail(engine) for _ in range(5)]
+    await seconds(5)
+    assert {await status(engine, id) for id in ids} == {Status.SENT}
+    assert await phase(world, "first") is Phase.OPEN
+    (alert,) = world.alerts("ProviderFault")
+    assert alert["provider"] == "first"
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "many at once"])
+async def test_an_unlisted_error_of_the_only_provider_says_nothing_against_it(
+    world: World, at_once: bool
+) -> None:
+    only = Starting(usual=UNLISTED) if at_once else Timed(usual=UNLISTED)
+    engine = await world.open({"only": only}, rules=steady())
+    ids = [await mail(engine) for _ in range(10)]
+    await seconds(5)
+    assert {await status(engine, id) for id in ids} == {Status.FAILED}
+    assert await phase(world, "only") is Phase.CLOSED
+    assert world.alerts("ProviderFault") == []
+
+
+@pytest.mark.parametrize(
+    "first", [UNLISTED, Outcome(K.THROTTLED, retry_after_ms=86_400_000)], ids=["unlisted", "throttled"]
+)
+async def test_what_the_first_provider_holds_off_waits_no_longer_than_the_breaker_of_the_second(
+    world: World, first: Outcome
+) -> None:
+    one, two = Timed(usual=first), Timed()
+    engine = await world.open({"one": one, "two": two}, rules=steady(failover_after=1, max_age_ms="1d"))
+    await engine.force_breaker("two", Phase.OPEN, who="ada")
+    id = await mail(engine)
+    await seconds(20)
+    assert (await engine.get(id)).attempt_count == 1
+    await engine.force_breaker("two", None, who="ada")
+    await seconds(40)
+    done = await engine.get(id)
+    assert (done.status, done.provider_names) == (Status.SENT, ("one", "two"))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from homing import Outcome, OutcomeKind, Reason, Status
-from homing.core.model import Channel, CommandName
+from homing.core.errors import DeliveryFailed
+from homing.core.model import Channel, CommandName, History
 from homing.providers.scripted import HANG, ScriptedProvider
 
 from .support import ADA, K, Timed, World, mail, seconds, status, steady
@@ -325,3 +326,66 @@ async def test_the_channel_preset_gives_each_channel_its_own_backoff(world: Worl
     assert found.attempt_count == 4
     for gap, base in zip(provider.gaps, (3, 6, 12), strict=True):
         assert base <= gap <= base + 1.1
+
+
+UNLISTED = Outcome(K.BAD_CONTENT, error_code="29999", error="something new", unlisted=True)
+
+
+def outcomes(history: History) -> list[tuple[str, OutcomeKind]]:
+    return [(attempt.provider, attempt.outcome) for attempt in history.attempts]
+
+
+@pytest.mark.parametrize("jitter", ["none", "full"])
+async def test_two_unlisted_errors_end_as_content_however_long_the_second_one_takes(
+    world: World, jitter: str
+) -> None:
+    """The first one stays refused: neither a short backoff nor a long queue leads back to it."""
+    one, two = Timed(usual=UNLISTED), Timed(usual=UNLISTED, latency_ms=20_000)
+    rules = steady(max_attempts=6, base_ms=1, jitter=jitter, timeout_ms="30s")
+    engine = await world.open({"one": one, "two": two}, rules=rules)
+    id = await mail(engine)
+    await seconds(60)
+    history = await engine.history(id)
+    assert history.notification.reason is Reason.BAD_CONTENT
+    assert outcomes(history) == [("one", K.PROVIDER_FAULT), ("two", K.BAD_CONTENT)]
+    assert (len(one.times), len(two.times)) == (1, 1)
+
+
+async def test_an_unlisted_error_of_the_second_waits_for_the_first_to_come_back(world: World) -> None:
+    one, two = Timed(script=[K.TRANSIENT]), Timed(usual=UNLISTED)
+    engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
+    id = await mail(engine)
+    await seconds(60)
+    history = await engine.history(id)
+    assert history.notification.status is Status.SENT
+    assert outcomes(history) == [("one", K.TRANSIENT), ("two", K.PROVIDER_FAULT), ("one", K.ACCEPTED)]
+
+
+async def test_a_provider_that_refused_it_is_not_asked_again_while_the_other_one_fails(world: World) -> None:
+    one, two = Timed(usual=UNLISTED), Timed(script=[K.TRANSIENT] * 3)
+    engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
+    id = await mail(engine)
+    await seconds(60)
+    done = await engine.get(id)
+    assert (done.status, done.provider_names) == (Status.SENT, ("one", "two", "two", "two", "two"))
+
+
+async def test_an_operators_retry_asks_the_provider_again_that_refused_it(world: World) -> None:
+    one, two = Timed(script=[UNLISTED]), Timed(script=[UNLISTED])
+    engine = await world.open({"one": one, "two": two}, rules=steady())
+    id = await mail(engine)
+    await seconds(1)
+    assert (await engine.get(id)).status is Status.FAILED
+    await engine.retry(id, who="ada")
+    await seconds(1)
+    assert await status(engine, id) is Status.SENT
+
+
+async def test_a_synchronous_send_ends_as_content_with_an_unlisted_error(world: World) -> None:
+    one, two = Timed(usual=UNLISTED), Timed()
+    engine = await world.open({"one": one, "two": two}, rules=steady())
+    with pytest.raises(DeliveryFailed) as failed:
+        await engine.send(ADA, channel="email", body="now", synchronous=True)
+    history = await engine.history(failed.value.notification_id or "")
+    assert outcomes(history) == [("one", K.BAD_CONTENT)]
+    assert two.times == []
