@@ -45,7 +45,7 @@ class TestSendGridProvider(ProviderSuite):
                     code="personalizations.to.email",
                 ),
                 "bad sender": Told(act=error(400, "from.email"), kind=K.PROVIDER_FAULT, code="from.email"),
-                "bad mail": Told(act=error(400, "subject"), kind=K.BAD_CONTENT, code="400"),
+                "bad mail": Told(act=error(400, "subject"), kind=K.BAD_CONTENT, code="subject"),
                 "wrong key": Told(act=error(401), kind=K.PROVIDER_FAULT, code="401"),
                 "too large": Told(act=error(413), kind=K.BAD_CONTENT, code="413"),
                 "broken": Told(act=faults.html(503), kind=K.TRANSIENT, code="503"),

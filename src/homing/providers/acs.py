@@ -34,6 +34,8 @@ _LOOKED_UP = {
     "Canceled": ReceiptEvent.FAILED,
 }
 """`Succeeded` is handed over for delivery, not delivered."""
+_SAYS_NO_MORE = ("BadRequest",)
+"""Codes that say no more than the status 400."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -115,7 +117,13 @@ class AcsProvider(HttpProvider):
         if answer.status == 429 or answer.status >= 500:
             wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
         known = code if code in _TABLE.codes else None
-        return _TABLE.outcome(known, answer.status, _told(code, message), retry_after_ms=wait_ms)
+        return _TABLE.outcome(
+            known,
+            answer.status,
+            _told(code, message),
+            retry_after_ms=wait_ms,
+            other_code=code is not None and code not in _SAYS_NO_MORE,
+        )
 
     def check_request(self) -> Request:
         """The status of an operation that nobody began: the answer is 404 while the service is up."""

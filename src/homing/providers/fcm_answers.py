@@ -30,6 +30,7 @@ def classify(answer: Answer, now_ms: int) -> Outcome:
         answer.status,
         error_text(error.get("message")),
         retry_after_ms=retry_after_ms(answer.headers.get("retry-after"), now_ms),
+        other_code=error.get("status") is not None,
     )
 
 

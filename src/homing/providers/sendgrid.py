@@ -117,9 +117,11 @@ class SendGridProvider(HttpProvider):
                 OutcomeKind.ACCEPTED, provider_message_id=answer.headers.get("x-message-id", "")[:255] or None
             )
         field, message = _first_error(answer.body)
-        code = field if answer.status == 400 and field in _TABLE.codes else None
+        code = _listed(field) if answer.status == 400 else None
         wait_ms = _wait_ms(answer, now_ms) if answer.status in (429, 503) else None
-        return _TABLE.outcome(code, answer.status, message, retry_after_ms=wait_ms)
+        return _TABLE.outcome(
+            code, answer.status, message, retry_after_ms=wait_ms, other_code=field is not None
+        )
 
     def check_request(self) -> Request:
         return Request(url=self._check_url, method="GET", headers=self._headers())
@@ -166,6 +168,13 @@ def _first_error(body: bytes) -> tuple[str | None, str | None]:
     first = as_object(errors[0]) if isinstance(errors, list) and errors else {}
     field = text_of(first.get("field"))  # the word "null" is seen too
     return _INDEX.sub("", field) if field and field != "null" else None, error_text(first.get("message"))
+
+
+def _listed(field: str | None) -> str | None:
+    """The table's line for a field: its own, or that of the nearest field around it."""
+    while field and field not in _TABLE.codes:
+        field = field.rpartition(".")[0]
+    return field or None
 
 
 def _wait_ms(answer: Answer, now_ms: int) -> int | None:

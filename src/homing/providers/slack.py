@@ -58,10 +58,13 @@ class SlackProvider(HttpProvider):
             return table.outcome("unreadable", answer.status, None)
         code = said if said in table.codes and said not in _OUR_OWN else None
         wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
-        outcome = table.outcome(code, answer.status, None, retry_after_ms=wait_ms)
+        outcome = table.outcome(
+            code, answer.status, None, retry_after_ms=wait_ms, other_code=bool(said) and code is None
+        )
         if self._own and outcome.kind is OutcomeKind.DEAD_ADDRESS:
             return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
-        return outcome
+        # A recipient's webhook URL is of no use to any other provider.
+        return outcome if self._own else replace(outcome, unlisted=False)
 
 
 def message(content: Content, *, escape: bool = True) -> dict[str, Any]:

@@ -15,6 +15,7 @@ _TABLE = error_table("smtp")
 _ENHANCED = re.compile(r"\s*([245]\.\d{1,3}\.\d{1,3})(?!\S)")
 _GREYLISTED = re.compile(r"gr[ae]y-?list", re.IGNORECASE)
 _GREYLIST_WAIT_MS = 5 * 60_000
+_TOO_LARGE = 552
 _ABOUT_SIZE_OR_FORM = ("5.2.3", "5.3.4", "5.6.")
 
 
@@ -79,6 +80,7 @@ def classify(reply: Reply, stage: Stage) -> Outcome:
         error_code=f"{reply.code}{enhanced}",
         error=words or meaning.means,
         retry_after_ms=wait_ms,
+        unlisted=kind is OutcomeKind.BAD_CONTENT and not by_reason and not _is_listed(reply),
     )
 
 
@@ -101,6 +103,13 @@ def _meaning(reply: Reply) -> tuple[Meaning, bool]:
     return _TABLE.meaning(None, reply.code), False
 
 
+def _is_listed(reply: Reply) -> bool:
+    """Returns whether the basic code explains a refusal that no line for its enhanced code explains."""
+    if reply.code == _TOO_LARGE or (reply.enhanced or "").startswith(_ABOUT_SIZE_OR_FORM):
+        return True
+    return reply.enhanced is None and str(reply.code) in _TABLE.statuses
+
+
 def _at_stage(kind: OutcomeKind, reply: Reply, stage: Stage, by_reason: bool) -> OutcomeKind:
     """The same code says something about the server, the sender, the recipient or the mail."""
     if reply.code // 100 != 5:
@@ -108,7 +117,7 @@ def _at_stage(kind: OutcomeKind, reply: Reply, stage: Stage, by_reason: bool) ->
     if stage <= Stage.GREETING:
         return OutcomeKind.PROVIDER_FAULT
     if stage is Stage.SENDER:
-        about_mail = reply.code == 552 or (reply.enhanced or "").startswith(_ABOUT_SIZE_OR_FORM)
+        about_mail = reply.code == _TOO_LARGE or (reply.enhanced or "").startswith(_ABOUT_SIZE_OR_FORM)
         return kind if about_mail else OutcomeKind.PROVIDER_FAULT
     if stage is Stage.RECIPIENT and kind is OutcomeKind.BAD_CONTENT:
         return OutcomeKind.BAD_RECIPIENT

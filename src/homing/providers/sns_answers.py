@@ -16,6 +16,7 @@ Leaves = dict[tuple[str, str], str]
 _CODE = re.compile(r"[A-Z][A-Za-z.]{2,79}")
 _INVALID = (
     (re.compile(r"No endpoint found"), "InvalidParameter.NoEndpoint"),
+    (re.compile(r"AWS\.(SNS|MM)\.SMS\.|originat|sender ?id", re.IGNORECASE), "InvalidParameter.Sender"),
     (re.compile(r"phone ?number", re.IGNORECASE), "InvalidParameter.PhoneNumber"),
     (re.compile(r"TargetArn"), "InvalidParameter.TargetArn"),
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from homing.core.errors import ConfigError
 from homing.core.model import Outcome, OutcomeKind, Priority
@@ -96,7 +97,8 @@ class WebPushProvider(HttpProvider):
             return Outcome(OutcomeKind.ACCEPTED, provider_message_id=location)
         # The body is not repeated in the error: a push service may quote the endpoint in it.
         wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
-        return error_table("webpush").outcome(None, answer.status, None, retry_after_ms=wait_ms)
+        outcome = error_table("webpush").outcome(None, answer.status, None, retry_after_ms=wait_ms)
+        return replace(outcome, unlisted=False)  # a subscription is of no use to any other provider
 
     def _plaintext(self, delivery: Delivery) -> bytes:
         """The JSON that the service worker gets with its `push` event."""

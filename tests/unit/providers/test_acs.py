@@ -189,6 +189,28 @@ def test_a_code_that_the_table_does_not_know_is_still_told() -> None:
     assert (outcome.error_code, outcome.error) == ("400", "Odd")
 
 
+@pytest.mark.parametrize("code", ["InvalidSenderUserName", "SubscriptionBlocked"])
+def test_a_blocked_account_or_sender_is_a_fault_of_the_provider(code: str) -> None:
+    outcome = an_acs().classify(Answer(status=400, headers={}, body=error(code)), NOW_MS)
+    assert (outcome.kind, outcome.error_code) == (K.PROVIDER_FAULT, code)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "unlisted"),
+    [
+        (400, b"", False),
+        (400, error("BadRequest"), False),
+        (400, error("Odd"), True),
+        (422, b"", True),
+        (413, error("Odd"), False),
+        (403, error("Odd"), False),
+    ],
+)
+def test_a_refusal_that_the_table_does_not_list_is_marked(status: int, body: bytes, unlisted: bool) -> None:
+    outcome = an_acs().classify(Answer(status=status, headers={}, body=body), NOW_MS)
+    assert outcome.unlisted is unlisted
+
+
 def test_a_taken_mail_has_the_id_of_its_operation() -> None:
     body = b'{"id":"8540c0de-899f-5cce-acb5-3ec493af3800","status":"Running"}'
     taken = an_acs().classify(Answer(status=202, headers={"retry-after": "10"}, body=body), NOW_MS)

@@ -362,6 +362,24 @@ def test_a_token_that_is_none_is_the_recipients_and_a_bad_payload_is_ours() -> N
     assert outcome_of_vector("invalid-payload").kind is K.BAD_CONTENT
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "unlisted"),
+    [
+        (400, "INVALID_ARGUMENT", False),
+        (400, "FAILED_PRECONDITION", True),
+        (400, None, False),
+        (413, "OUT_OF_RANGE", False),
+        (403, "SOMETHING_NEW", False),
+    ],
+)
+def test_a_refusal_that_the_table_does_not_list_is_marked(
+    status: int, code: str | None, unlisted: bool
+) -> None:
+    body = json.dumps({"error": {"status": code, "message": "no"}}).encode()
+    outcome = fcm_answers.classify(Answer(status=status, headers={}, body=body), NOW_MS)
+    assert outcome.unlisted is unlisted
+
+
 def test_a_violation_of_the_token_field_is_the_recipients() -> None:
     violation = {
         "@type": "type.googleapis.com/google.rpc.BadRequest",

@@ -150,7 +150,10 @@ def errors(message: str, field: str | None = None) -> bytes:
     [
         (400, errors("bad"), K.BAD_CONTENT, "400"),
         (400, errors("bad", "null"), K.BAD_CONTENT, "400"),
-        (400, errors("bad", "subject"), K.BAD_CONTENT, "400"),
+        (400, errors("bad", "subject"), K.BAD_CONTENT, "subject"),
+        (400, errors("bad", "attachments.0.content"), K.BAD_CONTENT, "attachments"),
+        (400, errors("bad", "tracking_settings.open_tracking.enable"), K.PROVIDER_FAULT, "tracking_settings"),
+        (400, errors("bad", "send_at"), K.BAD_CONTENT, "400"),
         (400, errors("bad", "personalizations.0.to.0.email"), K.BAD_RECIPIENT, "personalizations.to.email"),
         (400, errors("bad", "from.email"), K.PROVIDER_FAULT, "from.email"),
         (500, errors("bad", "from.email"), K.TRANSIENT, "500"),
@@ -171,6 +174,25 @@ def test_each_answer_has_its_outcome(status: int, body: bytes, kind: OutcomeKind
     outcome = a_sendgrid().classify(Answer(status=status, headers={}, body=body), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (kind, code)
     assert outcome.error
+
+
+@pytest.mark.parametrize(
+    ("status", "field", "unlisted"),
+    [
+        (400, None, False),
+        (400, "subject", False),
+        (400, "send_at", True),
+        (413, "send_at", False),
+        (418, None, True),
+        (403, "send_at", False),
+        (503, "send_at", False),
+    ],
+)
+def test_a_field_that_the_table_does_not_list_makes_a_refusal_unlisted(
+    status: int, field: str | None, unlisted: bool
+) -> None:
+    answer = Answer(status=status, headers={}, body=errors("bad", field))
+    assert a_sendgrid().classify(answer, NOW_MS).unlisted is unlisted
 
 
 def test_a_taken_mail_has_the_id_of_its_header() -> None:

@@ -113,3 +113,13 @@ def test_too_many_messages_wait_a_second_at_least() -> None:
     assert provider().classify(Answer(status=429, headers={}), NOW_MS).retry_after_ms == 1_000
     told = Answer(status=429, headers={"retry-after": "30"})
     assert provider().classify(told, NOW_MS).retry_after_ms == 30_000
+
+
+@pytest.mark.parametrize(("body", "unlisted"), [(b"something_new", True), (b"", False), (b"no_text", False)])
+def test_an_unlisted_refusal_is_marked_only_at_the_webhook_of_the_settings(
+    body: bytes, unlisted: bool
+) -> None:
+    """A recipient's webhook URL is of no use to another provider."""
+    refused = Answer(status=400, headers={}, body=body)
+    assert provider(webhook_url=HOOK).classify(refused, NOW_MS).unlisted is unlisted
+    assert not provider().classify(refused, NOW_MS).unlisted

@@ -97,3 +97,29 @@ def test_no_reply_makes_it_raise(code: int, text: str, stage: Stage) -> None:
     outcome = classify(Reply(code, text), stage)
     assert (outcome.kind is K.ACCEPTED) == (stage is Stage.DOT and 200 <= code <= 299)
     assert (outcome.kind is K.AMBIGUOUS) == (stage is Stage.DOT and code // 100 not in (2, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("reply", "stage", "unlisted"),
+    [
+        ("554 Message rejected: Email address is not verified", Stage.DOT, True),
+        ("554 5.7.0 sending is suspended", Stage.DOT, True),
+        ("550 5.9.9 something new", Stage.DOT, True),
+        ("550 looks like spam", Stage.DOT, False),
+        ("554 5.7.1 looks like spam", Stage.DOT, False),
+        ("554 5.6.0 cannot be parsed", Stage.DOT, False),
+        ("552 5.9.9 too large", Stage.DOT, False),
+        ("554 no such user", Stage.RECIPIENT, False),
+        ("451 4.3.0 later", Stage.DOT, False),
+    ],
+)
+def test_a_refusal_of_the_mail_that_the_table_does_not_list_is_marked(
+    reply: str, stage: Stage, unlisted: bool
+) -> None:
+    assert classify(Reply(int(reply[:3]), reply[4:]), stage).unlisted is unlisted
+
+
+@pytest.mark.parametrize("code", ["5.4.5", "5.7.13", "5.7.20", "5.7.24", "5.7.57", "5.7.60", "5.7.708"])
+def test_a_refusal_of_the_account_or_sender_is_a_fault_of_the_provider_at_every_stage(code: str) -> None:
+    for stage in (Stage.SENDER, Stage.RECIPIENT, Stage.DATA, Stage.DOT):
+        assert classify(Reply(550, f"{code} no"), stage).kind is OutcomeKind.PROVIDER_FAULT

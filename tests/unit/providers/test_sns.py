@@ -300,6 +300,8 @@ TABLE = [
     ("PlatformApplicationDisabled", "config"),
     ("InvalidParameter ParameterValueInvalid ValidationException NotFound", "permanent"),
     ("AuthorizationError InvalidSecurity KMSOptInRequired", "config"),
+    ("UnrecognizedClientException UserError OptInRequired AccessDeniedException", "config"),
+    ("ExpiredTokenException MissingAuthenticationToken InvalidSignatureException", "config"),
     ("KMSDisabled KMSInvalidState KMSNotFound KMSAccessDenied", "config"),
     ("InternalError", "transient"),
 ]
@@ -322,6 +324,8 @@ def test_an_invalid_parameter_is_whose_the_message_says_it_is() -> None:
     assert kind("Invalid parameter: PhoneNumber Reason: no") is OutcomeKind.BAD_RECIPIENT
     assert kind("Invalid parameter: TargetArn Reason: An ARN must have 6 parts") is OutcomeKind.BAD_RECIPIENT
     assert kind("Invalid parameter: Message too long") is OutcomeKind.BAD_CONTENT
+    assert kind("Invalid parameter: AWS.SNS.SMS.SenderID Reason: no") is OutcomeKind.PROVIDER_FAULT
+    assert kind("No origination entities available to send") is OutcomeKind.PROVIDER_FAULT
     assert kind("") is OutcomeKind.BAD_CONTENT
 
 

@@ -416,3 +416,10 @@ async def test_no_secret_shows(caplog: pytest.LogCaptureFixture) -> None:
     shown = repr(provider) + repr(vars(provider)) + repr(request) + caplog.text
     for hidden in (RAW, PEM.splitlines()[1], "send/abc", dict(request.headers)["Authorization"]):
         assert hidden not in shown
+
+
+@pytest.mark.parametrize("status", [400, 413, 418, 422])
+def test_no_refusal_is_marked_as_unlisted(status: int) -> None:
+    """No other provider can use a browser's subscription."""
+    outcome = a_provider().classify(Answer(status=status, headers={}), NOW_MS)
+    assert (outcome.kind, outcome.unlisted) == (OutcomeKind.BAD_CONTENT, False)
