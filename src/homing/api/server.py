@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import httptools
 import msgspec
 import uvicorn
 from msgspec import Struct
@@ -17,8 +18,31 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from homing.api.answers import ErrorBody, ErrorDetail
 
 _HEAD_BYTES = 32 * 1024
+_MAX_HEADERS = 100
+_MAX_PIPELINED = 32
+"""Requests that may wait on a connection while an earlier one is answered."""
+_PIECE_BYTES = 16 * 1024
+"""The parser gets its input in pieces of at most this size; the bounds are checked after each piece."""
+_FRAMING_BYTES = 32 * 1024
+_FRAMING_PER_BYTE = 8
+"""Chunk sizes, chunk extensions and trailers may have _FRAMING_BYTES, plus this many per byte of the body."""
 _SWEEP_S = 1.0
 _LONGEST_ANSWER_S = 60.0
+_SINGLE_HEADERS = frozenset(
+    (
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"idempotency-key",
+        b"transfer-encoding",
+    )
+)
+"""Headers that a request may have once. Two of them could be read differently by a proxy and by Homing."""
+_NOT_HTTP = (400, "MALFORMED_REQUEST", "this is not HTTP")
+_HEAD_TOO_LONG = (431, "MALFORMED_REQUEST", f"the head has more than {_HEAD_BYTES} bytes")
+_TOO_MANY_HEADERS = (431, "MALFORMED_REQUEST", f"the head has more than {_MAX_HEADERS} headers")
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
@@ -34,77 +58,209 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
 
 
 class Connection(HttpToolsProtocol):
-    """One client. Refuses heads that are too large, and knows since when it waits for one."""
+    """One client connection, with bounds on what it may send and on how long it may take.
+
+    `look` enforces the time limits. It is called about once a second for every connection:
+
+    - A head has `head_s` to arrive. On a new connection the time starts at once, later with the first byte of
+      the head or of line breaks before it, but never before the previous request is answered.
+    - The rest of a body that was answered before it had arrived has `head_s` as well. Until the answer, the
+      application limits how long a body may take.
+    - A connection without a request is closed by uvicorn's keep-alive timer. Any byte replaces that timer by
+      the limit for a head.
+    - A client has `_LONGEST_ANSWER_S` to read what was written to it.
+    """
 
     waits_since: float | None
-    """For the rest of a head (the loop's time); None: it has come."""
+    """The loop's time since when a head, or the rest of an answered body, is awaited. None if neither is."""
     stuck_since: float | None = None
-    """Since when an answer lies there unread."""
+    """The loop's time since when written data has been waiting for the client. None if there is none."""
 
     def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.headers = []
         self._most = most
+        self._head_bytes = 0
+        """Bytes of the current, incomplete head. Up to one piece too many."""
+        self._in_message = False
+        """True from the end of a head until the end of its body."""
+        self._framing_room = 0
+        """Bytes that the current body may still spend on chunk sizes, chunk extensions and trailers."""
+        self._rejection = _NOT_HTTP
+        self._ends = False
+        """True if the connection ends with the answer that is under way. Further input is dropped."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.waits_since = self.loop.time()
-        self._head_bytes = 0
         if len(self.connections) > self._most:
             self.refuse(503, "OVERLOADED", "too many connections are open here; come again in a second")
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+            self.waits_since = self.loop.time()
+        if len(data) <= _PIECE_BYTES:
+            self._feed(data)
             return
-        if self.waits_since is not None and self._is_too_long(data):
-            self.refuse(431, "MALFORMED_REQUEST", f"the head has more than {_HEAD_BYTES} bytes")
-            return
-        super().data_received(data)
-        if self.waits_since is not None:
-            self._head_bytes += len(data)
+        for start in range(0, len(data), _PIECE_BYTES):
+            self._feed(data[start : start + _PIECE_BYTES])
 
-    def _is_too_long(self, data: bytes) -> bool:
-        room = _HEAD_BYTES - self._head_bytes
-        return len(data) > room and data.find(b"\r\n\r\n", 0, max(0, room)) < 0
+    def _feed(self, piece: bytes) -> None:
+        """Parses one piece of input and checks the bounds that hold between two pieces."""
+        if self._ends or self.transport.is_closing():
+            return
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as paused:  # the offer to upgrade is ignored, as HTTP allows
+            self._feed(piece[paused.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self.logger.debug("Invalid HTTP request received.")
+            self.refuse(*self._rejection)
+            return
+        if self._in_message:
+            self._framing_room -= len(piece)
+            if self._framing_room < 0:
+                self.refuse(400, "MALFORMED_REQUEST", "the body has too many chunk extensions or trailers")
+        elif self.waits_since is not None:
+            self._head_bytes += len(piece)
+            if self._head_bytes > _HEAD_BYTES + _PIECE_BYTES:
+                self.refuse(*_HEAD_TOO_LONG)
+            elif len(self.headers) > _MAX_HEADERS:
+                self.refuse(*_TOO_MANY_HEADERS)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._unset_keepalive_if_required()
         self._head_bytes = 0
         if self.waits_since is None:
             self.waits_since = self.loop.time()
 
     def on_headers_complete(self) -> None:
+        self._check_head()
         self.waits_since = None
+        self._head_bytes = 0
+        self._in_message = True
+        self._framing_room = _FRAMING_BYTES
         super().on_headers_complete()
+        self.headers = []  # collects trailers, which are dropped; the request keeps its own list
 
-    def send_400_response(self, msg: str) -> None:
-        """In the shape that all errors have."""
-        self.refuse(400, "MALFORMED_REQUEST", "this is not HTTP")
+    def _check_head(self) -> None:
+        """Raises _Rejected if the head is too long, ambiguous, or asks for what this server cannot do."""
+        headers = self.headers
+        if self._head_bytes and self._exact_head_bytes() > _HEAD_BYTES:
+            self._reject(_HEAD_TOO_LONG)
+        if len(headers) > _MAX_HEADERS:
+            self._reject(_TOO_MANY_HEADERS)
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._reject(_NOT_HTTP)
+        named = dict(headers)
+        if len(named) != len(headers):
+            self._check_repeated()
+        coding = named.get(b"transfer-encoding")
+        if coding is not None and (coding.lower() != b"chunked" or self.parser.get_http_version() != "1.1"):
+            self._reject(_malformed("Transfer-Encoding: only chunked is understood, and only in HTTP/1.1"))
+        if self.parser.should_upgrade():
+            self._check_upgrade(named)
+
+    def _exact_head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _check_repeated(self) -> None:
+        seen: set[bytes] = set()
+        for name, _ in self.headers:
+            if name in seen and name in _SINGLE_HEADERS:
+                self._reject(_malformed(f"{name.decode('latin-1')}: is given twice; send it once"))
+            seen.add(name)
+
+    def _check_upgrade(self, named: Mapping[bytes, bytes]) -> None:
+        """The parser takes what follows such a head for another protocol, so it must not have a body."""
+        has_body = b"transfer-encoding" in named or named.get(b"content-length", b"0").strip(b"0") != b""
+        if has_body or b"upgrade" not in named:
+            self._reject(_malformed("Upgrade and CONNECT are not supported; send the request without them"))
+
+    def _reject(self, rejection: tuple[int, str, str]) -> NoReturn:
+        """Makes the parser stop; `_feed` then refuses the request."""
+        self._rejection = rejection
+        raise _Rejected
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_room += (1 + _FRAMING_PER_BYTE) * len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_message = False
+        if self.cycle.response_complete and not self.transport.is_closing():
+            # The rest of a body that had been answered before: the connection is idle again.
+            self.waits_since = None
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def refuse(self, status: int, code: str, message: str) -> None:
-        """Answers without the application, and ends the connection."""
-        body = msgspec.json.encode(ErrorBody(error=ErrorDetail(code=code, message=message)))
-        retry = b"retry-after: 1\r\n" if status == 503 else b""
-        head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
-            status,
-            len(body),
-        )
-        self.transport.write(head + retry + b"connection: close\r\n\r\n" + body)
+        """Answers without the application, and ends the connection.
+
+        If an earlier request still waits for its answer, the client would take this one for it. So only that
+        request is answered, and then the connection ends. If several wait, it ends at once.
+        """
+        if self._is_answering() and not self._in_message and not self.pipeline:
+            self.cycle.keep_alive = False
+            self._ends = True
+            return
+        if self._may_answer():
+            self.transport.write(_refusal(status, code, message))
+        if self._is_answering():
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
 
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _may_answer(self) -> bool:
+        if not self._is_answering():
+            return not self._in_message  # otherwise this request was answered before its body ended
+        return self._in_message and not self.pipeline and not self.cycle.response_started
+
     def look(self, now: float, head_s: float) -> None:
-        """Ends it where the client takes too long to ask, or to read what it was told."""
-        if self.waits_since is not None and now - self.waits_since > head_s:
-            self.waits_since = None
-            if self._head_bytes:
-                self.refuse(408, "REQUEST_TIMEOUT", "the head of the request did not arrive in time")
-            else:
-                self.transport.close()
+        """Ends the connection if the client takes too long to send a head or to read an answer."""
+        if self.waits_since is not None:
+            if self._is_answering():  # a head that follows an unanswered request: it has time afterwards
+                self.waits_since = now
+            elif now - self.waits_since > head_s:
+                self.waits_since = None
+                self._end_waiting()
         if not self.transport.get_write_buffer_size():
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now
         elif now - self.stuck_since > _LONGEST_ANSWER_S:
             self.transport.abort()
+
+    def _end_waiting(self) -> None:
+        if self._head_bytes:
+            self.refuse(408, "REQUEST_TIMEOUT", "the head of the request did not arrive in time")
+        else:
+            self.transport.close()
+
+
+class _Rejected(Exception):
+    """Raised inside a parser callback to stop the parser; `Connection._rejection` has the answer."""
+
+
+def _malformed(message: str) -> tuple[int, str, str]:
+    return 400, "MALFORMED_REQUEST", message
+
+
+def _refusal(status: int, code: str, message: str) -> bytes:
+    body = msgspec.json.encode(ErrorBody(error=ErrorDetail(code=code, message=message)))
+    retry = b"retry-after: 1\r\n" if status == 503 else b""
+    head = b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
+    return head + retry + b"connection: close\r\n\r\n" + body
 
 
 class Server(uvicorn.Server):

@@ -5,30 +5,42 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 
 from homing.api import server as module
-from homing.api.server import Server, ServerSettings, listening
+from homing.api.server import Connection, Server, ServerSettings, listening
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ASK = b"GET / HTTP/1.1\r\nHost: homing\r\n\r\n"
 
 
 class Answers:
-    """An application that answers when it is told to."""
+    """An application that answers when it is told to. It records paths, headers and bodies."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads: bool = True) -> None:
         self.asked = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.body = b"yes"
+        self.reads = reads
+        """Whether it reads a request's body before it answers."""
+        self.paths: list[str] = []
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.received = b""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.asked.set()
+        self.paths.append(scope["path"])
+        while self.reads:
+            message = await receive()
+            self.received += message.get("body", b"")
+            if not message.get("more_body"):
+                break
         await self.may_answer.wait()
+        self.headers = scope["headers"]
         headers = [(b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
@@ -73,6 +85,12 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+def only_connection(server: Server) -> Connection:
+    (found,) = server.server_state.connections
+    assert isinstance(found, Connection)
+    return found
 
 
 def refusal(status: int, headers: dict[str, str], body: bytes) -> tuple[int, str]:
@@ -185,3 +203,287 @@ async def test_a_stop_takes_no_more_and_lets_what_is_under_way_end() -> None:
         app.may_answer.set()
         status, headers, _ = await answered(reader)
         assert (status, headers["connection"]) == (200, "close")
+
+
+# Bytes after the head ---------------------------------------------------------------------------------
+
+CHUNKED = (
+    b"POST / HTTP/1.1\r\nHost: homing\r\nAuthorization: Bearer mine\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+async def test_trailers_are_dropped_and_change_no_header() -> None:
+    app = Answers()
+    async with serving(app) as (_, connect):
+        reader, writer = await connect()
+        trailers = b"Authorization: Bearer other\r\nContent-Type: text/plain\r\nX-Sum: 1\r\n"
+        writer.write(CHUNKED + b"4\r\nbody\r\n0\r\n" + trailers + b"\r\n")
+        assert (await answered(reader))[0] == 200
+        assert app.received == b"body"
+        assert dict(app.headers)[b"authorization"] == b"Bearer mine"
+        assert {name for name, _ in app.headers} == {b"host", b"authorization", b"transfer-encoding"}
+        writer.write(ASK)
+        assert (await answered(reader))[0] == 200, "the connection goes on"
+
+
+@pytest.mark.parametrize(
+    ("before", "endless", "after"),
+    [
+        (b"0\r\n", b"X-Trailer: x\r\n", b"\r\n"),
+        (b"0\r\nX-Trailer: ", b"x", b"\r\n\r\n"),
+        (b"0\r\nX", b"x", b": x\r\n\r\n"),
+        (b"1;", b"x", b"\r\nb\r\n0\r\n\r\n"),
+        (b"1;x=", b"x", b"\r\nb\r\n0\r\n\r\n"),
+        (b"", b"0", b"1\r\nb\r\n0\r\n\r\n"),
+    ],
+    ids=["many", "long value", "long name", "extension", "extension value", "zeros"],
+)
+async def test_what_surrounds_the_chunks_of_a_body_is_bounded(
+    before: bytes, endless: bytes, after: bytes
+) -> None:
+    async with serving(Answers()) as (server, connect):
+        reader, writer = await connect()
+        writer.write(CHUNKED + before + endless * (1_000_000 // len(endless)) + after)
+        assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
+        await until(lambda: not server.server_state.connections)
+
+
+async def test_a_body_in_the_smallest_chunks_is_whole() -> None:
+    app = Answers()
+    async with serving(app) as (_, connect):
+        reader, writer = await connect()
+        writer.write(CHUNKED + b"1\r\nb\r\n" * 50_000 + b"0\r\n\r\n")
+        assert (await answered(reader))[0] == 200
+        assert app.received == b"b" * 50_000
+
+
+# Heads that can be read in two ways -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Authorization: Bearer a\r\nAuthorization: Bearer b\r\n",
+        b"Authorization: Bearer a\r\nX: y\r\nauthorization: Bearer a\r\n",
+        b"Host: other\r\n",
+        b"Content-Type: application/json\r\nContent-Type: text/plain\r\n",
+        b"Content-Encoding: gzip\r\nContent-Encoding: identity\r\n",
+        b"Idempotency-Key: a\r\nIdempotency-Key: b\r\n",
+        b"Content-Length: 0\r\nContent-Length: 0\r\n",
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: gzip, chunked\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding: identity\r\n",
+        b"Content-Length: +5\r\n",
+        b"Content-Length: 5, 5\r\n",
+        b"Content-Length: 99999999999999999999\r\n",
+        b"X-Folded: a\r\n Authorization: Bearer b\r\n",
+        b"X-Nul: a\x00b\r\n",
+        b"X-Bare: a\rAuthorization: Bearer b\r\n",
+        b"X-Blank : a\r\n",
+    ],
+    ids=lambda lines: lines.decode("latin-1").replace("\r\n", " ").replace("\0", "NUL"),
+)
+async def test_a_head_that_a_proxy_may_read_differently_is_refused(lines: bytes) -> None:
+    app = Answers(reads=False)
+    async with serving(app) as (_, connect):
+        reader, writer = await connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\n" + lines + b"\r\n")
+        assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
+        assert app.paths == []
+
+
+async def test_chunks_in_http_1_0_are_refused() -> None:
+    async with serving(Answers()) as (_, connect):
+        reader, writer = await connect()
+        writer.write(b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+        assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
+
+
+async def test_an_ordinary_header_may_be_repeated() -> None:
+    async with serving(Answers()) as (_, connect):
+        reader, writer = await connect()
+        writer.write(ASK[:-2] + b"Accept: a/b\r\nAccept: c/d\r\nVia: 1.1 a\r\nVia: 1.1 b\r\n\r\n")
+        assert (await answered(reader))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("more", "end", "status"),
+    [(99, b"\r\n", 200), (100, b"\r\n", 431), (5_000, b"\r\n", 431), (5_000, b"", 431)],
+)
+async def test_the_number_of_headers_is_bounded(more: int, end: bytes, status: int) -> None:
+    async with serving(Answers()) as (_, connect):
+        reader, writer = await connect()
+        writer.write(ASK[:-2] + b"a:\r\n" * more + end)
+        assert (await answered(reader))[0] == status
+
+
+@pytest.mark.parametrize("pad", [b"", b"\r\n" * 20], ids=["first", "after line breaks"])
+@pytest.mark.parametrize(("length", "status"), [(30_000, 200), (40_000, 431), (250_000, 431)])
+async def test_a_head_has_the_same_limit_wherever_it_stands(pad: bytes, length: int, status: int) -> None:
+    async with serving(Answers()) as (_, connect):
+        reader, writer = await connect()
+        writer.write(ASK)
+        assert (await answered(reader))[0] == 200
+        writer.write(pad + ASK[:-2] + b"X-Long: " + b"x" * length + b"\r\n\r\n")
+        assert (await answered(reader))[0] == status
+
+
+# Upgrades and pipelines -------------------------------------------------------------------------------
+
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+
+
+async def test_an_offer_to_upgrade_is_ignored_and_what_follows_is_answered() -> None:
+    app = Answers()
+    async with serving(app) as (_, connect):
+        reader, writer = await connect()
+        writer.write(b"GET /a HTTP/1.1\r\nHost: homing\r\n" + UPGRADE + b"\r\n" + ASK)
+        assert [(await answered(reader))[0] for _ in range(2)] == [200, 200]
+        assert app.paths == ["/a", "/"]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_body_after_an_offer_to_upgrade_is_no_second_request(at_once: bool) -> None:
+    app = Answers()
+    async with serving(app) as (_, connect):
+        reader, writer = await connect()
+        inner = b"GET /inner HTTP/1.1\r\nHost: homing\r\n\r\n"
+        head = b"POST / HTTP/1.1\r\nHost: homing\r\nContent-Length: %d\r\n" % len(inner) + UPGRADE + b"\r\n"
+        writer.write(head + inner if at_once else head)
+        assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
+        with suppress(ConnectionError):
+            writer.write(inner)
+            assert await ended(reader) == b""
+        assert app.paths == []
+
+
+async def test_connect_is_refused() -> None:
+    async with serving(Answers()) as (_, connect):
+        reader, writer = await connect()
+        writer.write(b"CONNECT /x HTTP/1.1\r\nHost: homing\r\n\r\n")
+        assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
+
+
+async def test_requests_sent_at_once_are_answered_in_order() -> None:
+    app = Answers()
+    async with serving(app) as (_, connect):
+        reader, writer = await connect()
+        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: homing\r\n\r\n" % number for number in range(20)))
+        for _ in range(20):
+            assert (await answered(reader))[0] == 200
+        assert app.paths == [f"/{number}" for number in range(20)]
+
+
+async def test_requests_without_end_are_not_queued() -> None:
+    app = Answers()
+    app.may_answer.clear()
+    async with serving(app) as (server, connect):
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10_000)
+        with suppress(ConnectionError):  # a reset: much of what was sent was never read
+            assert await ended(reader) == b"", "the first request has no answer yet, so no other is answered"
+        await until(lambda: not server.server_state.connections)
+        assert app.paths == ["/"]
+        app.may_answer.set()
+
+
+async def test_what_follows_an_unanswered_request_is_not_answered_in_its_place() -> None:
+    app = Answers()
+    app.may_answer.clear()
+    async with serving(app) as (server, connect):
+        reader, writer = await connect()
+        writer.write(ASK + b"no HTTP at all\r\n\r\n")
+        await app.asked.wait()
+        writer.write(ASK)
+        await until(lambda: only_connection(server)._ends)
+        app.may_answer.set()
+        status, headers, _ = await answered(reader)
+        assert (status, headers["connection"]) == (200, "close")
+        with suppress(ConnectionError):
+            assert await ended(reader) == b""
+        assert app.paths == ["/"]
+
+
+# Connections that are held ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("look_often")
+@pytest.mark.parametrize("late", [b"\r\n", b"\r\n\r\n\r\n", b"G", b"GET / HTTP/1.1\r\n"])
+async def test_any_byte_after_an_answer_starts_the_time_for_a_head(late: bytes) -> None:
+    async with serving(Answers(), head_ms=50) as (server, connect):
+        reader, writer = await connect()
+        writer.write(ASK)
+        await answered(reader)
+        writer.write(late)
+        await ended(reader)
+        await until(lambda: not server.server_state.connections)
+
+
+@pytest.mark.usefixtures("look_often")
+@pytest.mark.parametrize("drop", [b"\r\n", b"x"])
+async def test_a_head_that_comes_drop_by_drop_gets_no_more_time(drop: bytes) -> None:
+    async with serving(Answers(), head_ms=50) as (server, connect):
+        reader, writer = await connect()
+        writer.write(ASK)
+        await answered(reader)
+        writer.write(drop if drop.isspace() else b"GET / HTTP/1.1\r\nX: ")
+        async with asyncio.timeout(20):
+            while server.server_state.connections:
+                writer.write(drop)
+                await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("look_often")
+async def test_the_rest_of_a_body_that_was_answered_early_is_not_awaited_for_ever() -> None:
+    async with serving(Answers(reads=False), head_ms=50) as (server, connect):
+        reader, writer = await connect()
+        writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\nContent-Length: 1000000000\r\n\r\n")
+        assert (await answered(reader))[0] == 200
+        async with asyncio.timeout(20):
+            while server.server_state.connections:
+                writer.write(b"x")
+                await asyncio.sleep(0.005)
+        with suppress(ConnectionError):
+            assert await ended(reader) == b"", "there is no second answer"
+
+
+async def test_after_the_rest_of_a_body_that_was_answered_early_the_connection_goes_on() -> None:
+    app = Answers(reads=False)
+    async with serving(app) as (server, connect):
+        reader, writer = await connect()
+        for end in (b"e", b"e" + b"GET /next HTTP/1.1\r\n"):
+            writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\nContent-Length: 3\r\n\r\nh")
+            assert (await answered(reader))[0] == 200
+            connection = only_connection(server)
+            writer.write(b"l")
+            await until(lambda: connection.waits_since is not None)  # noqa: B023
+            writer.write(end)
+            if end == b"e":
+                await until(lambda: connection.timeout_keep_alive_task is not None)  # noqa: B023
+                assert connection.waits_since is None, "it is idle, not late"
+                writer.write(ASK)
+            else:
+                await until(lambda: connection.timeout_keep_alive_task is None)  # noqa: B023
+                writer.write(b"Host: homing\r\n\r\n")
+            assert (await answered(reader))[0] == 200
+        assert app.paths == ["/", "/", "/", "/next"]
+
+
+async def test_half_a_head_after_a_request_has_its_time_from_the_answer_on() -> None:
+    app = Answers()
+    app.may_answer.clear()
+    async with serving(app) as (server, connect):
+        reader, writer = await connect()
+        writer.write(ASK + ASK[:10])
+        await app.asked.wait()
+        connection = only_connection(server)
+        much_later = asyncio.get_running_loop().time() + 1_000
+        connection.look(much_later, 10)
+        connection.look(much_later + 9, 10)
+        app.may_answer.set()
+        assert (await answered(reader))[0] == 200
+        writer.write(ASK[10:])
+        assert (await answered(reader))[0] == 200
