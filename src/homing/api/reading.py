@@ -36,11 +36,12 @@ def _body(route: Route, call: Call) -> Any:
     if not call.raw and route.body_optional:
         return _converted({}, route.body, "body")
     try:
-        return _decoder(route.body).decode(call.raw)
-    except msgspec.ValidationError as error:
-        if "got `float`" in str(error):  # 12.0 is a whole number to JSON Schema, and to some languages
-            return _converted(_whole(msgspec.json.decode(call.raw)), route.body, "body")
-        raise malformed(error, route.body) from None
+        try:
+            return _decoder(route.body).decode(call.raw)
+        except msgspec.ValidationError as error:
+            if "got `float`" in str(error):  # 12.0 is a whole number to JSON Schema, and to some languages
+                return _converted(_whole(msgspec.json.decode(call.raw)), route.body, "body")
+            raise malformed(error, route.body) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError("MALFORMED_REQUEST", f"the body is not JSON: {error}") from None
     except RecursionError:

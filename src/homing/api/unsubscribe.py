@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from email.parser import BytesParser
-from email.policy import HTTP
+import re
 from html import escape
 from typing import Annotated, Literal
 from urllib.parse import parse_qsl
@@ -21,8 +20,13 @@ routes = Routes("Unsubscribe", prefix="")
 LinkToken = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]+$", max_length=LONGEST_TOKEN)]
 
 _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-_MOST_FIELDS = 20
+_MAX_BODY_BYTES = 1024
 _FIELD, _VALUE = ONE_CLICK
+_BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
+"""The characters of RFC 2046."""
+_DISPOSITION = re.compile(
+    rf"(?i:content-disposition:[ \t]*form-data[ \t]*;[ \t]*name=)(?:\"{_FIELD}\"|{_FIELD})[ \t]*"
+)
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -55,20 +59,24 @@ async def show_unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
 @routes.post(
     "/unsubscribe/{token}",
     raw=True,
+    most_bytes=_MAX_BODY_BYTES,
     bodies={_FORM: OneClick, _MULTIPART: OneClick},
     errors=("INVALID_LINK",),
 )
 async def unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
     """Unsubscribe from one category with one click.
 
-    Mail programs post `List-Unsubscribe=One-Click`, as a form of either kind; so does the button of the page.
-    Anything else changes nothing. Repeating it is harmless. Other categories are not touched.
+    Mail programs post `List-Unsubscribe=One-Click` as a form of either kind. The page's button does the same.
+    The body may have 1 KiB and no other field. Any other body gets 400 and changes nothing. Repeating the
+    request is harmless. Other categories are not changed.
     """
     unsubscribing = call.service.engine.unsubscribing
     found = await unsubscribing.subscription(token)
-    if not _is_one_click(call):
+    if not is_one_click(call.headers.get("content-type", ""), call.raw):
         raise ApiError(
-            "INVALID_REQUEST", f"{_FIELD}: is missing; post {_FIELD}={_VALUE} as a form", field=_FIELD
+            "MALFORMED_REQUEST",
+            f"{_FIELD}: is missing, or is not the only field; post {_FIELD}={_VALUE} as a form",
+            field=_FIELD,
         )
     if await unsubscribing.changes(found):  # a click that is repeated for ever is noted once
         await _note(call, found)
@@ -83,27 +91,50 @@ async def _note(call: Call, found: Subscription) -> None:
     await call.service.trail.note(who, "recipient.unsubscribe", found.recipient_id or "", detail)
 
 
-def _is_one_click(call: Call) -> bool:
-    kind = call.headers.get("content-type", "")
-    if kind.partition(";")[0].strip().lower() == _MULTIPART:
-        return ONE_CLICK in _parts(kind, call.raw)
-    try:
-        return ONE_CLICK in parse_qsl(call.raw.decode("ascii"), max_num_fields=_MOST_FIELDS)
-    except ValueError:  # no form, or one of another kind
+def is_one_click(content_type: str, body: bytes) -> bool:
+    """Returns True if the body is a form with the one field of RFC 8058 and nothing else.
+
+    Takes time in proportion to the size of both. Anyone can call this, so no general MIME parser is used.
+    """
+    if len(body) > _MAX_BODY_BYTES:
         return False
+    try:
+        text = body.decode("ascii")
+    except UnicodeDecodeError:
+        return False
+    kind, _, parameters = content_type.partition(";")
+    if kind.strip().lower() == _MULTIPART:
+        return _is_one_click_part(_boundary(parameters), text)
+    return text.count("&") == 0 and ONE_CLICK in parse_qsl(text.strip("\r\n"))
 
 
-def _parts(kind: str, body: bytes) -> list[tuple[str, str]]:
-    """The fields of a multipart form."""
-    head = f"Content-Type: {kind}\r\n\r\n".encode("latin-1", "replace")
-    form = BytesParser(policy=HTTP).parsebytes(head + body)
-    found = []
-    for part in list(form.iter_parts())[:_MOST_FIELDS] if form.is_multipart() else ():
-        content = part.get_payload(decode=True)
-        if isinstance(content, bytes):
-            name = part.get_param("name", header="content-disposition")
-            found.append((str(name), content.decode("ascii", "replace").strip()))
-    return found
+def _boundary(parameters: str) -> str:
+    """Returns the boundary in the parameters of a Content-Type, or an empty text if there is no valid one."""
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "boundary":
+            value = value.strip()
+            if len(value) >= 2 and value[0] == value[-1] == '"':
+                value = value[1:-1]
+            return value if _BOUNDARY.fullmatch(value) else ""
+    return ""
+
+
+def _is_one_click_part(boundary: str, text: str) -> bool:
+    """Returns True if a multipart form consists of the one part that RFC 8058 describes.
+
+    Lines may end with LF. Headers of the part other than Content-Disposition are ignored.
+    """
+    if not boundary:
+        return False
+    parts = f"\n{text}".replace("\r\n", "\n").split(f"\n--{boundary}")
+    if len(parts) != 3 or parts[0].strip() or parts[2].rstrip() != "--":
+        return False
+    head, _, value = parts[1].partition("\n\n")
+    first, *lines = head.split("\n")
+    named = [line for line in lines if line.lower().startswith("content-disposition:")]
+    is_named = len(named) == 1 and _DISPOSITION.fullmatch(named[0]) is not None
+    return is_named and not first.strip() and value.strip() == _VALUE
 
 
 def _what(found: Subscription) -> str:

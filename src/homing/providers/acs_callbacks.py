@@ -19,6 +19,7 @@ from homing.providers.secret import Secret, secret
 
 KEY_HEADER = "x-webhook-key"
 KEY_PARAMETER = "key"
+_MAX_QUERY_FIELDS = 100
 
 _VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
 _DELIVERY = "Microsoft.Communication.EmailDeliveryReportReceived"
@@ -72,7 +73,8 @@ class AcsCallbacks:
         given = callback.headers.get(KEY_HEADER)
         if given is None:
             try:
-                given = parse_qs(urlsplit(callback.url).query).get(KEY_PARAMETER, [""])[0]
+                query = parse_qs(urlsplit(callback.url).query, max_num_fields=_MAX_QUERY_FIELDS)
+                given = query.get(KEY_PARAMETER, [""])[0]
             except ValueError:
                 given = ""
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key):

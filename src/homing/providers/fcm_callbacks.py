@@ -22,6 +22,7 @@ from homing.providers.standard_webhooks import SigningKey, verify
 Secrets = str | Secret | Sequence[str | Secret]
 """One, or while they are changed the old one and the new one."""
 
+_MAX_BODY_BYTES = 64 * 1024
 _EVENTS = {"delivered": ReceiptEvent.DELIVERED, "failed": ReceiptEvent.FAILED}
 
 
@@ -48,6 +49,8 @@ class FcmCallbacks:
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         if not self._secrets:
             raise CallbackRefused("callback_secret is not set: no report of an app is believed")
+        if len(callback.body) > _MAX_BODY_BYTES:
+            raise CallbackRefused(f"the body has more than {_MAX_BODY_BYTES} bytes")
         verify(self._secrets, callback, now_ms)
         try:
             report = msgspec.json.decode(callback.body, type=Report)

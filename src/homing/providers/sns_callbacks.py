@@ -40,6 +40,8 @@ _HOST = r"https://sns\.[a-z0-9-]{3,40}\.amazonaws\.com(?:\.cn)?(?::443)?"
 _CERTIFICATE_URL = re.compile(_HOST + r"/SimpleNotificationService-[0-9A-Za-z]{1,64}\.pem")
 _SUBSCRIBE_URL = re.compile(_HOST + r"/\?[\x21-\x7e]{1,2000}")
 _MOST_CERTIFICATES = 16
+_MAX_BODY_BYTES = 2 * 1024 * 1024
+"""A message of SNS has at most 256 KiB; as JSON it can be several times as long."""
 
 
 class SnsMessage(Struct, frozen=True, rename="pascal"):
@@ -65,7 +67,9 @@ class SnsMessage(Struct, frozen=True, rename="pascal"):
 
 
 def read_message(callback: Callback) -> SnsMessage:
-    """The envelope. Raises `CallbackRefused`: what has none was not posted by SNS."""
+    """Returns the envelope. Raises `CallbackRefused` if there is none, because SNS did not post that."""
+    if len(callback.body) > _MAX_BODY_BYTES:
+        raise CallbackRefused(f"the body has more than {_MAX_BODY_BYTES} bytes; SNS sends no such message")
     try:
         return msgspec.json.decode(callback.body, type=SnsMessage)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -63,15 +63,23 @@ class SigningKey:
         assert self._private is not None, "only a key that signs may be asked to"
         return f"v1a,{b64encode(self._private.sign(message)).decode()}"
 
-    def verifies(self, entry: str, message: bytes) -> bool:
-        """Whether that entry is this key's signature; other versions and nonsense are not."""
+    def verifies(self, entries: Sequence[str], message: bytes) -> bool:
+        """Returns True if one of the entries of `webhook-signature` is this key's signature of the message.
+
+        Entries of other versions, and those that cannot be read, are skipped. An HMAC is computed once,
+        however many entries there are, because anyone can send a long list of them.
+        """
+        digest = self._digest(message) if self._begun is not None else b""
+        return any(self._matches(entry, message, digest) for entry in entries)
+
+    def _matches(self, entry: str, message: bytes, digest: bytes) -> bool:
         version, _, encoded = entry.partition(",")
         try:
             given = b64decode(encoded, validate=True)
         except (binascii.Error, ValueError):
             return False
         if self._begun is not None:
-            return version == "v1" and hmac.compare_digest(given, self._digest(message))
+            return version == "v1" and hmac.compare_digest(given, digest)
         if version != "v1a" or self._public is None:
             return False
         from cryptography.exceptions import InvalidSignature
@@ -120,5 +128,6 @@ def verify(secrets: Sequence[Secret], callback: Callback, now_ms: int) -> None:
         raise CallbackRefused(f"webhook-timestamp is more than {TOLERANCE_S} s away from now")
     message = b"%s.%s.%s" % (id_.encode("utf-8", "replace"), stamp.encode(), callback.body)
     keys = [SigningKey(one) for one in secrets]
-    if not any(key.verifies(entry, message) for entry in given.split(" ")[:20] for key in keys):
+    entries = given.split(" ")[:20]
+    if not any(key.verifies(entries, message) for key in keys):
         raise CallbackRefused("no signature of webhook-signature is ours")

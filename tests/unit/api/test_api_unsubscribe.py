@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from homing import Facts, Reason, Recipient
+from homing.api import unsubscribe as module
+from homing.api.unsubscribe import is_one_click
 from homing.core.model import Claim
 from homing.core.unsubscribe import Subscription
 from service import Reply, Serving
@@ -100,15 +103,21 @@ def test_both_kinds_of_form_are_understood(service: Serving, kind: str) -> None:
     assert unsubscribed(service)
 
 
+MULTIPART = "multipart/form-data; boundary=b"
+PART = '--b\r\nContent-Disposition: form-data; name="List-Unsubscribe"\r\n\r\nOne-Click\r\n--b--\r\n'
+
+
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
         ("List-Unsubscribe=Yes", "application/x-www-form-urlencoded"),
+        ("List-Unsubscribe=One-Click&a=b", "application/x-www-form-urlencoded"),
         ('{"List-Unsubscribe": "One-Click"}', "application/json"),
-        ("--b\r\n\r\nOne-Click", "multipart/form-data; boundary=b"),
+        ("--b\r\n\r\nOne-Click", MULTIPART),
         ("One-Click", "multipart/form-data"),
         ("\xff\xfe", "application/x-www-form-urlencoded"),
         ("&".join(["a=b"] * 1000), "application/x-www-form-urlencoded"),
+        (PART + "x" * 1024, MULTIPART),
     ],
 )
 def test_a_body_that_is_something_else_changes_nothing(service: Serving, body: str, kind: str) -> None:
@@ -116,8 +125,91 @@ def test_a_body_that_is_something_else_changes_nothing(service: Serving, body: s
     refused = service.call(
         "POST", path, body=body.encode("latin-1"), headers={"Content-Type": kind}, key=None
     )
-    assert refused.status == (415 if kind == "application/json" else 422)
+    expected = 415 if kind == "application/json" else 413 if len(body) > 1024 else 400
+    assert refused.status == expected, refused.body
     assert not unsubscribed(service)
+
+
+@pytest.mark.parametrize("how", ["plain", "chunked", "gzip"])
+def test_a_body_of_more_than_1_kib_is_refused_before_it_is_parsed(
+    service: Serving, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    parsed: list[int] = []
+
+    def watched(kind: str, body: bytes) -> bool:
+        parsed.append(len(body))
+        return is_one_click(kind, body)
+
+    monkeypatch.setattr(module, "is_one_click", watched)
+    path, sizes = link(service), (1024, 1025, 40_000)
+    statuses = []
+    for size in sizes:
+        body: Any = PART.encode().ljust(size)
+        headers = {"Content-Type": MULTIPART}
+        if how == "gzip":
+            body, headers["Content-Encoding"] = gzip.compress(body), "gzip"
+        elif how == "chunked":
+            body = iter([body])
+        statuses.append(service.call("POST", path, body=body, headers=headers, key=None).status)
+    assert statuses == [200, 413, 413]
+    assert parsed == [1024]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (MULTIPART, PART),
+        (MULTIPART, PART.replace("\r\n", "\n")),
+        (MULTIPART, "\r\n" + PART + "\r\n"),
+        (MULTIPART, PART.replace('"', "")),
+        (MULTIPART, PART.replace("Content-Disposition", "content-disposition")),
+        (MULTIPART, PART.replace("--b\r\n", "--b\r\nContent-Type: text/plain; charset=utf-8\r\n")),
+        ('multipart/form-data; charset=utf-8; boundary="b"', PART),
+        ("Multipart/Form-Data;BOUNDARY=b", PART),
+        (
+            "multipart/form-data; boundary=----WebKit'()+_,./:=?b",
+            PART.replace("--b", "------WebKit'()+_,./:=?b"),
+        ),
+        (FORM["Content-Type"], "List-Unsubscribe=One-Click\r\n"),
+        (FORM["Content-Type"], "List%2DUnsubscribe=One%2DClick"),
+        (FORM["Content-Type"] + "; charset=utf-8", "List-Unsubscribe=One-Click"),
+    ],
+)
+def test_the_one_field_is_found_however_it_is_written(kind: str, body: str) -> None:
+    assert is_one_click(kind, body.encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (MULTIPART, ""),
+        (MULTIPART, PART.replace("One-Click", "Yes")),
+        (MULTIPART, PART.replace("One-Click", "one-click")),
+        (MULTIPART, PART.replace("List-Unsubscribe", "list-unsubscribe")),
+        (MULTIPART, PART.replace("form-data; name", "attachment; name")),
+        (MULTIPART, PART.replace("--b--", "--b")),
+        (MULTIPART, PART.replace("\r\n--b--\r\n", "")),
+        (MULTIPART, PART.removesuffix("--b--\r\n") + PART),
+        (MULTIPART, "preamble\r\n" + PART),
+        (MULTIPART, PART + "epilogue"),
+        (MULTIPART, PART.replace("--b\r\n", "--bc\r\n")),
+        (MULTIPART, PART.replace("\r\n\r\n", "\r\n")),
+        (MULTIPART, PART.replace("--b\r\n", "--b\r\nContent-Disposition: form-data; name=x\r\n")),
+        ("multipart/form-data", PART),
+        ("multipart/form-data; boundary=", PART),
+        ('multipart/form-data; boundary=""', PART),
+        ('multipart/form-data; boundary="b', PART),
+        (f"multipart/form-data; boundary={'b' * 71}", PART.replace("--b", f"--{'b' * 71}")),
+        ("multipart/form-data; boundary=b\n", PART.replace("--b", "--b\n")),
+        (f"multipart/form-data{'; a=b' * 5_000}", PART),
+        (FORM["Content-Type"], ""),
+        (FORM["Content-Type"], "&".join(["List-Unsubscribe=One-Click"] * 2)),
+        (FORM["Content-Type"], "%" * 1024),
+        (FORM["Content-Type"], "\u00e9"),
+    ],
+)
+def test_anything_but_the_one_field_is_no_click(kind: str, body: str) -> None:
+    assert not is_one_click(kind, body.encode())
 
 
 def test_the_page_has_a_form_and_no_script_and_its_button_does_it(service: Serving) -> None:

@@ -129,6 +129,13 @@ def test_a_body_that_is_nested_without_end_is_refused(service: Serving) -> None:
     assert (refused.status, refused.json["error"]["code"]) == (400, "MALFORMED_REQUEST")
 
 
+def test_a_deeply_nested_body_with_a_number_in_the_wrong_place_is_refused(service: Serving) -> None:
+    deep = b'{"metadata": ' + b'{"a":' * 600 + b"1" + b"}" * 600 + b', "type": 1.0}'
+    headers = {"Content-Type": "application/json"}
+    refused = service.call("POST", "/api/v1/notifications/send", body=deep, headers=headers)
+    assert (refused.status, refused.json["error"]["code"]) == (400, "MALFORMED_REQUEST")
+
+
 # Routes of a test ----------------------------------------------------------------------------------
 
 

@@ -132,6 +132,39 @@ async def test_who_says_nothing_or_only_half_is_hung_up_on(impatient: Endpoint) 
     assert await asyncio.gather(*(exchange(impatient, one) for one in said)) == [b"", b""]
 
 
+@pytest.mark.parametrize("drop", [b"\r", b"x"])
+async def test_a_head_that_comes_drop_by_drop_gets_no_more_time(impatient: Endpoint, drop: bytes) -> None:
+    _, writer = await connected(impatient)
+    writer.write(b"GET /healthz HTTP/1.1\r\nX: ")
+    await until(lambda: impatient.clients == 1)
+    async with asyncio.timeout(20):
+        while impatient.clients:
+            writer.write(drop)
+            await asyncio.sleep(0.005)
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [b"", b"0\r\nX-Trailer: " + b"x" * 1_000_000, b"GET /healthz HTTP/1.1\r\n\r\n" * 10_000],
+    ids=["nothing", "trailers", "requests"],
+)
+async def test_nothing_after_a_head_is_read_and_one_answer_ends_the_connection(
+    served: Endpoint, after: bytes
+) -> None:
+    reader, writer = await connected(served)
+    writer.write(b"GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + after)
+    answer = b""
+    with suppress(ConnectionError):  # a reset, if much was sent that was never read
+        async with asyncio.timeout(20):
+            while piece := await reader.read(65_536):
+                answer += piece
+    assert answer.count(b"HTTP/1.1 ") <= 1
+    await until(lambda: served.clients == 0)
+    assert (await get(served, "/healthz"))[0] == 200
+    writer.transport.abort()
+
+
 async def test_who_does_not_read_is_hung_up_on(impatient: Endpoint) -> None:
     reader, writer = await connected(impatient)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -181,3 +181,9 @@ def test_a_secret_that_is_none_is_told_at_start() -> None:
 def test_no_signed_report_makes_it_raise(report: dict[str, Any]) -> None:
     found = heard(report)
     assert len(found.receipts) + found.ignored + found.unreadable == 1
+
+
+def test_a_report_above_64_kib_is_refused_even_if_it_is_signed() -> None:
+    assert len(heard({**DELIVERED, "more": "x" * 60_000}).receipts) == 1
+    with pytest.raises(CallbackRefused, match="more than 65536 bytes"):
+        heard({**DELIVERED, "more": "x" * 70_000})

@@ -322,3 +322,9 @@ def test_a_time_that_makes_no_sense_is_now(stamp: Any) -> None:
 )
 def test_no_event_makes_it_raise(text: str) -> None:
     assert isinstance(read_events(text, NOW_MS), Heard)
+
+
+async def test_a_message_above_2_mib_is_refused_even_if_it_is_signed() -> None:
+    assert await hear(posted(Message="x" * 1_000_000)) is not None
+    with pytest.raises(CallbackRefused, match="more than 2097152 bytes"):
+        await hear(posted(Message="x" * 2_100_000))

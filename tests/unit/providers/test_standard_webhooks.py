@@ -112,3 +112,22 @@ def test_a_secret_that_is_none_is_a_clear_error_without_the_secret(given: str) -
     with pytest.raises(ConfigError, match="secret: is not") as raised:
         SigningKey(Secret(given))
     assert "AAAA" not in str(raised.value)
+
+
+def test_a_long_list_of_signatures_costs_one_hmac(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    digest = SigningKey._digest
+
+    def counted(key: SigningKey, message: bytes) -> bytes:
+        computed.append(len(message))
+        return digest(key, message)
+
+    monkeypatch.setattr(SigningKey, "_digest", counted)
+    secret = Secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    with pytest.raises(CallbackRefused):
+        verify(
+            [secret],
+            callback("msg_1", "1700000000", " ".join(["v1,AAAA"] * 20), b"x" * 1_000),
+            1_700_000_000_000,
+        )
+    assert len(computed) == 1

@@ -296,3 +296,13 @@ def test_a_signed_callback_that_is_no_status_is_counted() -> None:
     params = [("MessageSid", SID)]
     callback = a_form(URL, params, **{"x-twilio-signature": signature_of(TOKEN, URL, params)})
     assert a_twilio().hear(callback, NOW_MS) == Heard(unreadable=1)
+
+
+# Bounds -------------------------------------------------------------------------------------------------
+
+
+def test_a_body_above_64_kib_is_refused_even_if_it_is_signed() -> None:
+    heard = a_twilio().hear(a_status("delivered", Body="x" * 60_000), NOW_MS)
+    assert len(heard.receipts) == 1
+    with pytest.raises(CallbackRefused, match="more than 65536 bytes"):
+        a_twilio().hear(a_status("delivered", Body="x" * 70_000), NOW_MS)
