@@ -5,6 +5,10 @@
 Templates that reach for Python, headers that bring others along, tokens that were never issued, webhook
 targets inside of our own network, and other tenants' ids. What must not show is planted first: words that
 only another tenant has, a secret in the service's environment, a server on this machine that nobody may call.
+
+Three kinds need no key: forms on an unsubscribe link that are slow to parse, bytes after the head of a
+request, and connections that are held open. They succeed if a request is not refused, or if the service does
+not close a connection.
 """
 
 from __future__ import annotations
@@ -23,11 +27,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from select import select
 from typing import Any
 from urllib.parse import quote
 
@@ -36,10 +41,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from served import Service, serving
 
+from homing.core.model import Channel
+from homing.core.unsubscribe import Seal, Subscription
+
 LURE = "127.0.0.2"
 """The attacker's own server: the only address of this machine that webhooks may go to."""
 WORD = "quiet-victim-word"
 SECRET = "s3cret-of-the-service"
+LINK_SECRET = "what-unsubscribe-links-are-sealed-with"
 SETTINGS = """\
 store = "homing.db"
 preset = "simple"
@@ -55,6 +64,12 @@ secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 kind = "file"
 path = "pigeon.jsonl"
 channels = ["email", "sms", "push", "chat", "queue"]
+
+[service]
+head_ms = "5s"
+
+[unsubscribe]
+secret = "{link_secret}"
 
 [[service.jwt]]
 issuer = "https://id.example.org"
@@ -84,6 +99,10 @@ class Field:
     victim: Mapping[str, str]
     canary: Canary
     rng: random.Random
+    link: str
+    """The path of an unsubscribe link that was sent to the attacker."""
+    patience_s: float = 60
+    """How long to wait until the service closes a connection, before that counts as held."""
     tries: Counter[str] = field(default_factory=Counter)
     successes: list[str] = field(default_factory=list)
 
@@ -101,10 +120,18 @@ class Field:
         head = f"{method} {path} HTTP/1.1\r\n" + "".join(
             f"{name}: {value}\r\n" for name, value in lines.items()
         )
+        return self.exchange(head.encode("utf-8", "surrogateescape") + b"\r\n" + (raw or b""))
+
+    def connect(self) -> socket.socket:
         host, _, port = self.service.address.partition(":")
-        with socket.create_connection((host, int(port)), timeout=120) as line:
-            line.sendall(head.encode("utf-8", "surrogateescape") + b"\r\n" + (raw or b""))
-            answer = b""
+        return socket.create_connection((host, int(port)), timeout=120)
+
+    def exchange(self, sent: bytes) -> Told:
+        """Sends these bytes and reads until the service closes. The status is 0 if it does not answer."""
+        answer = b""
+        with self.connect() as line, suppress(ConnectionError):
+            with suppress(ConnectionError):  # refused while it was still being sent
+                line.sendall(sent)
             while piece := line.recv(65536):
                 answer += piece
         first, _, rest = answer.partition(b"\r\n")
@@ -456,26 +483,155 @@ def _disguised(rng: random.Random, path: str) -> str:
             return path
 
 
+# Forms on an unsubscribe link -------------------------------------------------------------------------
+
+_SLOW = (";", '"', "a;", "a*=b;", "a*0*=b;", "=?a?q?b?= ", "(", "\\", " ", "\r\n ")
+"""What a general parser of MIME headers takes superlinear time for, repeated."""
+
+
+def forms(on: Field, count: int) -> None:
+    """Bodies above 1 KiB must be refused as too large: any other answer shows that they were parsed."""
+    for _ in range(count):
+        size, unit = on.rng.randrange(1_100, 12_000), on.rng.choice(_SLOW)
+        kind, body = _form(on.rng, unit, size)
+        told = on.ask("POST", on.link, body, Authorization="none", Content_Type=kind)
+        attack = f"{len(body)} bytes of {kind}, {unit!r}"
+        on.judge("forms", attack, told, allowed=False)
+        if told.status != 413:
+            on.successes.append(f"forms: {attack} was parsed: {told.status}")
+
+
+def _form(rng: random.Random, unit: str, size: int) -> tuple[str, bytes]:
+    filler = unit * (size // len(unit))
+    part = '--b\r\nContent-Disposition: form-data; name="List-Unsubscribe"'
+    match rng.randrange(4):
+        case 0:
+            return "multipart/form-data; boundary=b", f"{part};{filler}\r\n\r\nOne-Click\r\n--b--".encode()
+        case 1:
+            text = f"--b\r\nContent-Disposition: {filler}\r\n\r\nOne-Click\r\n--b--"
+            return "multipart/form-data; boundary=b", text.encode()
+        case 2:
+            parts = f"{part}\r\n\r\nOne-Click\r\n" * (size // len(part) + 1)
+            return "multipart/form-data; boundary=b", f"{parts}--b--".encode()
+        case _:
+            text = "List-Unsubscribe=One-Click&" + "a=%41&" * (size // 6 + 1)
+            return "application/x-www-form-urlencoded", text.encode()
+
+
+# Bytes after the head ---------------------------------------------------------------------------------
+
+
+def trailers(on: Field, count: int) -> None:
+    """A key after the head, two keys, two lengths, and framing without end. All must be refused."""
+    for _ in range(count):
+        what, sent = _late(on.rng, on.key)
+        told = on.exchange(sent)
+        if told.status == 0:  # the service closed the connection without an answer
+            told.status = 400
+        on.judge("trailers", what, told, allowed=False)
+
+
+def _late(rng: random.Random, key: str) -> tuple[str, bytes]:
+    read = b"GET /api/v1/notifications HTTP/1.1\r\nHost: homing\r\nConnection: close\r\n"
+    probe = (
+        b"GET /healthz HTTP/1.1\r\nHost: homing\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    mine, wrong = f"Authorization: Bearer {key}\r\n".encode(), b"Authorization: Bearer wrong\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n"
+    size = rng.randrange(200_000, 400_000)
+    match rng.randrange(8):
+        case 0:
+            return "a key in a trailer", read + chunked + b"0\r\n" + mine + b"\r\n"
+        case 1:
+            return "a second key in a trailer", read + wrong + chunked + b"1\r\nx\r\n0\r\n" + mine + b"\r\n"
+        case 2:
+            return "two keys", read + b"".join(rng.sample([mine, wrong], 2)) + b"\r\n"
+        case 3:
+            return "two lengths", read + mine + b"Content-Length: 5\r\n" + chunked + b"0\r\n\r\n"
+        case 4:
+            return "two hosts", read + mine + b"Host: other\r\n\r\n"
+        case 5:
+            return "many trailers", probe + b"0\r\n" + b"X-A: b\r\n" * (size // 8) + b"\r\n"
+        case 6:
+            return "a long trailer", probe + b"0\r\nX-A: " + b"x" * size + b"\r\n\r\n"
+        case _:
+            return "a long extension", probe + b"1;" + b"x" * size + b"\r\nx\r\n0\r\n\r\n"
+
+
+# Connections that are held ----------------------------------------------------------------------------
+
+_ASK = b"GET /healthz HTTP/1.1\r\nHost: homing\r\n\r\n"
+_LATE_BODY = (
+    b"POST /api/v1/notifications/send HTTP/1.1\r\nHost: homing\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 1000000\r\n\r\n"
+)
+_HOLDS = {
+    "line breaks": (_ASK, b"\r\n"),
+    "a body after its answer": (_LATE_BODY, b"x"),
+    "a head without an end": (_ASK, b"GET /healthz HTTP/1.1\r\nX-A: "),
+}
+"""A request that is answered, and what is then sent again and again. A third of the attacks sends it once."""
+
+
+def held(on: Field, count: int) -> None:
+    """Connections that were answered and then send a little. The service must close each of them."""
+    with ExitStack() as opened:
+        lines: dict[socket.socket, tuple[str, bytes]] = {}
+        for _ in range(count):
+            what = on.rng.choice(list(_HOLDS))
+            first, drop = _HOLDS[what]
+            line = opened.enter_context(on.connect())
+            line.sendall(first)
+            assert line.recv(65536).startswith(b"HTTP/1.1 ")
+            line.sendall(drop)
+            again = on.rng.random() < 2 / 3
+            lines[line] = (f"{what}, {'again and again' if again else 'once'}", drop[:2] if again else b"")
+        left = _left_open(lines, time.monotonic() + on.patience_s)
+        for line, (what, _) in lines.items():
+            on.judge("held", what, Told(408, b"", ""))
+            if line in left:
+                on.successes.append(f"held: {what} keeps a connection open")
+
+
+def _left_open(lines: Mapping[socket.socket, tuple[str, bytes]], until: float) -> set[socket.socket]:
+    left = set(lines)
+    while left and time.monotonic() < until:
+        for line in [*left]:
+            try:
+                if lines[line][1]:
+                    line.sendall(lines[line][1])
+                if line in select([line], [], [], 0)[0] and not line.recv(65536):
+                    left.discard(line)
+            except ConnectionError:
+                left.discard(line)
+        time.sleep(0.1)
+    return left
+
+
 # The run ----------------------------------------------------------------------------------------------
 
-KINDS: tuple[Callable[[Field, int], None], ...] = (templates, headers, tokens, targets, tenants)
+KINDS: tuple[Callable[[Field, int], None], ...] = (
+    *(templates, headers, tokens, targets, tenants),
+    *(forms, trailers, held),
+)
 
 
 @contextmanager
-def battlefield(seed: int) -> Iterator[Field]:
-    """A service with a victim in it."""
+def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[Field]:
+    """A service with a victim in it. `cli` runs it: a test can plant a weakness there."""
     with tempfile.TemporaryDirectory(prefix="homing-attack-") as name, Canary() as canary:
         folder = Path(name)
         own = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         spki = serialization.PublicFormat.SubjectPublicKeyInfo
         (folder / "jwt.pem").write_bytes(own.public_key().public_bytes(serialization.Encoding.PEM, spki))
-        (folder / "homing.toml").write_text(SETTINGS.format(lure=LURE))
+        (folder / "homing.toml").write_text(SETTINGS.format(lure=LURE, link_secret=LINK_SECRET))
         os.environ["PLANTED"] = SECRET  # the service has it from here
-        with serving(Cli(folder)) as service:
+        with serving(cli(folder)) as service:
             victim = _key(service, "victim", ["send", "read", "operate", "manage"])
             yield Field(
                 service=service,
                 key=_key(service, "mallory", ["send", "read", "operate", "manage"]),
+                link=_link(),
                 victim=_planted(service, victim),
                 canary=canary,
                 rng=random.Random(seed),
@@ -501,6 +657,12 @@ def _key(service: Service, tenant: str, scopes: list[str]) -> str:
     status, body = service.call("POST", "/api/v1/keys", {"name": "k", "tenant": tenant, "scopes": scopes})
     assert status < 300, body
     return str(json.loads(body)["text"])
+
+
+def _link() -> str:
+    """The path of the unsubscribe link in a mail to the attacker's own address."""
+    left = Subscription("mallory", Channel.EMAIL, "news", address="mallory@example.org")
+    return f"/unsubscribe/{Seal(LINK_SECRET.encode()).token(left)}"
 
 
 def _planted(service: Service, key: str) -> dict[str, str]:

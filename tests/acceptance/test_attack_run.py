@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from pathlib import Path
+
 import attack_run
 import pytest
 from attack_run import LURE, SECRET, WORD, Told
+from cli_driver import Cli
 
 
 @pytest.mark.slow
 def test_no_attack_succeeds() -> None:
-    done = attack_run.run(attacks=150, seed=7)
-    assert set(done.tries) == {"templates", "headers", "tokens", "targets", "tenants"}
+    done = attack_run.run(attacks=240, seed=7)
+    assert set(done.tries) == {
+        *("templates", "headers", "tokens", "targets", "tenants"),
+        *("forms", "trailers", "held"),
+    }
     assert done.successes == []
 
 
@@ -40,3 +48,27 @@ def test_what_an_attack_can_come_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         own = {"Authorization": f"Bearer {on.victim['key']}"}
         on.service.call("POST", f"/api/v1/notifications/{on.victim['notification']}/cancel", {}, headers=own)
         assert attack_run._state(on) != before
+
+
+class Weak(Cli):
+    """Runs the service with weaknesses planted in it."""
+
+    def command(self, *argv: str) -> list[str]:
+        return [sys.executable, str(Path(__file__).with_name("weak_service.py")), *argv]
+
+
+@pytest.mark.slow
+def test_attacks_without_a_key_on_a_service_that_is_weak_are_seen_to_succeed() -> None:
+    """The controls: the same attacks, against a service without the bounds."""
+    with attack_run.battlefield(seed=1, cli=Weak) as on:
+        on.patience_s = 10
+        for kind in (attack_run.forms, attack_run.trailers, attack_run.held):
+            kind(on, 24)
+        seen = Counter(success.split(",")[0] for success in on.successes)
+        kinds = {kind.partition(":")[0] for kind in seen}
+        assert kinds == {"forms", "trailers", "held"}, seen
+        assert sum(" was parsed: " in success for success in on.successes) == on.tries["forms"] == 24
+        for what in ("a key in a trailer", "a second key in a trailer", "many trailers", "a long extension"):
+            assert any(success.startswith(f"trailers: {what} was let in") for success in on.successes), what
+        for what in ("line breaks", "a body after its answer"):
+            assert seen[f"held: {what}"], what

@@ -66,13 +66,14 @@ class Connection(HttpToolsProtocol):
       the head or of line breaks before it, but never before the previous request is answered.
     - The rest of a body that was answered before it had arrived has `head_s` as well. Until the answer, the
       application limits how long a body may take.
-    - A connection without a request is closed by uvicorn's keep-alive timer. Any byte replaces that timer by
-      the limit for a head.
+    - A connection may stay idle for `idle_s`. Any byte ends that, and the limit for a head applies instead.
     - A client has `_LONGEST_ANSWER_S` to read what was written to it.
     """
 
     waits_since: float | None
     """The loop's time since when a head, or the rest of an answered body, is awaited. None if neither is."""
+    idle_since: float | None = None
+    """The loop's time of the last answer. None if the client has sent anything since, or has to."""
     stuck_since: float | None = None
     """The loop's time since when written data has been waiting for the client. None if there is none."""
 
@@ -97,8 +98,8 @@ class Connection(HttpToolsProtocol):
             self.refuse(503, "OVERLOADED", "too many connections are open here; come again in a second")
 
     def data_received(self, data: bytes) -> None:
-        if self.timeout_keep_alive_task is not None:
-            self._unset_keepalive_if_required()
+        if self.idle_since is not None:
+            self.idle_since = None
             self.waits_since = self.loop.time()
         if len(data) <= _PIECE_BYTES:
             self._feed(data)
@@ -132,7 +133,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._unset_keepalive_if_required()
+        self.idle_since = None
         self._head_bytes = 0
         if self.waits_since is None:
             self.waits_since = self.loop.time()
@@ -195,10 +196,16 @@ class Connection(HttpToolsProtocol):
         if self.cycle.response_complete and not self.transport.is_closing():
             # The rest of a body that had been answered before: the connection is idle again.
             self.waits_since = None
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self.idle_since = self.loop.time()
+
+    def on_response_complete(self) -> None:
+        if self.pipeline or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        # As uvicorn does it, but without its keep-alive timer: `look` has one timer for all connections.
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self.idle_since = self.loop.time()
 
     def refuse(self, status: int, code: str, message: str) -> None:
         """Answers without the application, and ends the connection.
@@ -226,8 +233,10 @@ class Connection(HttpToolsProtocol):
             return not self._in_message  # otherwise this request was answered before its body ended
         return self._in_message and not self.pipeline and not self.cycle.response_started
 
-    def look(self, now: float, head_s: float) -> None:
-        """Ends the connection if the client takes too long to send a head or to read an answer."""
+    def look(self, now: float, head_s: float, idle_s: float) -> None:
+        """Ends the connection if it is idle for too long, or if its client sends or reads too slowly."""
+        if self.idle_since is not None and now - self.idle_since > idle_s:
+            self.transport.close()
         if self.waits_since is not None:
             if self._is_answering():  # a head that follows an unanswered request: it has time afterwards
                 self.waits_since = now
@@ -280,11 +289,11 @@ class Server(uvicorn.Server):
             log_level="warning",
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=-(-settings.keep_alive_ms // 1000),
             timeout_graceful_shutdown=-(-settings.stop_ms // 1000),
         )
         super().__init__(config)
         self._head_s = settings.head_ms / 1000
+        self._idle_s = settings.keep_alive_ms / 1000
         self._swept_at = 0.0
 
     @contextmanager
@@ -297,7 +306,7 @@ class Server(uvicorn.Server):
             self._swept_at = now
             for connection in list(self.server_state.connections):
                 if isinstance(connection, Connection):
-                    connection.look(now, self._head_s)
+                    connection.look(now, self._head_s, self._idle_s)
         return await super().on_tick(counter)
 
     @property

@@ -141,6 +141,16 @@ async def test_who_says_nothing_at_all_is_let_go_and_who_waits_for_an_answer_is_
 
 
 @pytest.mark.usefixtures("look_often")
+async def test_an_idle_connection_is_closed_without_a_word_after_a_while() -> None:
+    async with serving(Answers(), keep_alive_ms=50) as (server, connect):
+        reader, writer = await connect()
+        writer.write(ASK)
+        assert (await answered(reader))[0] == 200
+        assert await ended(reader) == b""
+        assert not server.server_state.connections
+
+
+@pytest.mark.usefixtures("look_often")
 async def test_who_never_reads_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LONGEST_ANSWER_S", 0.05)
     app = Answers()
@@ -450,26 +460,34 @@ async def test_the_rest_of_a_body_that_was_answered_early_is_not_awaited_for_eve
             assert await ended(reader) == b"", "there is no second answer"
 
 
-async def test_after_the_rest_of_a_body_that_was_answered_early_the_connection_goes_on() -> None:
+@pytest.mark.parametrize(
+    ("end", "then"),
+    [
+        (b"e", b"GET /next HTTP/1.1\r\nHost: homing\r\n\r\n"),
+        (b"eGET /next HTTP/1.1\r\n", b"Host: homing\r\n\r\n"),
+    ],
+    ids=["before the next head", "together with half of the next head"],
+)
+async def test_after_the_rest_of_a_body_that_was_answered_early_the_connection_goes_on(
+    end: bytes, then: bytes
+) -> None:
     app = Answers(reads=False)
     async with serving(app) as (server, connect):
         reader, writer = await connect()
-        for end in (b"e", b"e" + b"GET /next HTTP/1.1\r\n"):
-            writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\nContent-Length: 3\r\n\r\nh")
-            assert (await answered(reader))[0] == 200
-            connection = only_connection(server)
-            writer.write(b"l")
-            await until(lambda: connection.waits_since is not None)  # noqa: B023
-            writer.write(end)
-            if end == b"e":
-                await until(lambda: connection.timeout_keep_alive_task is not None)  # noqa: B023
-                assert connection.waits_since is None, "it is idle, not late"
-                writer.write(ASK)
-            else:
-                await until(lambda: connection.timeout_keep_alive_task is None)  # noqa: B023
-                writer.write(b"Host: homing\r\n\r\n")
-            assert (await answered(reader))[0] == 200
-        assert app.paths == ["/", "/", "/", "/next"]
+        writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\nContent-Length: 3\r\n\r\nh")
+        assert (await answered(reader))[0] == 200
+        connection = only_connection(server)
+        writer.write(b"l")
+        await until(lambda: connection.waits_since is not None)
+        assert connection.idle_since is None
+        writer.write(end)
+        await until(lambda: not connection._in_message)
+        waits_for_a_head = end != b"e"
+        assert (connection.waits_since is not None) is waits_for_a_head
+        assert (connection.idle_since is None) is waits_for_a_head
+        writer.write(then)
+        assert (await answered(reader))[0] == 200
+        assert app.paths == ["/", "/next"]
 
 
 async def test_half_a_head_after_a_request_has_its_time_from_the_answer_on() -> None:
@@ -481,8 +499,8 @@ async def test_half_a_head_after_a_request_has_its_time_from_the_answer_on() -> 
         await app.asked.wait()
         connection = only_connection(server)
         much_later = asyncio.get_running_loop().time() + 1_000
-        connection.look(much_later, 10)
-        connection.look(much_later + 9, 10)
+        connection.look(much_later, 10, 10)
+        connection.look(much_later + 9, 10, 10)
         app.may_answer.set()
         assert (await answered(reader))[0] == 200
         writer.write(ASK[10:])
