@@ -128,7 +128,7 @@ def test_the_transitions_by_command_are_those_of_the_code() -> None:
 
 def test_the_ranks_of_receipts_are_those_of_the_code() -> None:
     told = {event: int(rank) for event, rank, _ in _rows("statuses-and-transitions.md", "By a receipt")}
-    assert told.pop("failed, recipient at fault") == states.FAILED_BY_RECIPIENT_RANK
+    assert told.pop("failed, final") == states.FINAL_FAILURE_RANK
     assert told == {event.value: rank for event, rank in states.RECEIPT_RANK.items()}
     assert set(told) == {event.value for event in ReceiptEvent}
 
@@ -272,7 +272,9 @@ def test_the_fields_of_events_are_those_that_are_published() -> None:
 def test_every_alert_that_the_engine_raises_is_described() -> None:
     source = "".join(path.read_text() for path in (ROOT / "src/homing/engine").glob("*.py"))
     raised = set(
-        re.findall(r"(?:_tell|alerts\.add|alerts\.add_once)\(\s*(?:f\"[^\"]*\",\s*)?\"([A-Z]\w+)\"", source)
+        re.findall(
+            r"(?:_tell|alerts\.add|(?:alerts|self)\.add_once)\(\s*(?:f\"[^\"]*\",\s*)?\"([A-Z]\w+)\"", source
+        )
     )
     assert set(_names("events.md", "Alert", table=1)) == raised
 

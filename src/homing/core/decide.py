@@ -24,7 +24,7 @@ from homing.core.model import (
     Settlement,
     Status,
 )
-from homing.core.policy import OnTimeout, RetryPolicy
+from homing.core.policy import BounceFailover, OnTimeout, RetryPolicy
 from homing.core.quiet_hours import Window
 
 LONGEST_RETRY_AFTER_MS = 24 * 3_600_000
@@ -38,6 +38,7 @@ _PERMANENT: dict[OutcomeKind, Reason] = {
 # Looked up once: up to Python 3.11, `Status.SENT` is a call of a method in Python.
 _SYNCHRONOUS = Mode.SYNCHRONOUS
 _ACCEPTED, _SENT, _DELIVERED = OutcomeKind.ACCEPTED, Status.SENT, Status.DELIVERED
+_IN_DOUBT, _ALWAYS = Status.IN_DOUBT, BounceFailover.ALWAYS
 _UNSURE = frozenset({OutcomeKind.AMBIGUOUS, OutcomeKind.LOST})
 
 
@@ -103,7 +104,7 @@ def decide(
         reason = Reason.DELIVERY_TIMEOUT if timed_out else Reason.DELIVERY_FAILED
         return _end(claim, policy, Status.FAILED, reason, record)
     if outcome.kind in _UNSURE and policy.on_timeout is OnTimeout.HOLD:
-        return _end(claim, policy, Status.IN_DOUBT, Reason.UNCONFIRMED, record)
+        return _end(claim, policy, _IN_DOUBT, Reason.UNCONFIRMED, record)
     if claim.attempt >= allowed_attempts(claim, policy):
         return _end(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
     return _try_again(claim, outcome, policy, route, record, elapsed_ms, u, stopped)
@@ -207,6 +208,7 @@ def _try_again(
         last_delay_ms=backoff_ms,
         hold_ms=hold_ms if move else 0,
         max_age_ms=policy.max_age_ms,
+        bounce_always=policy.bounce_failover is _ALWAYS,
     )
 
 
@@ -219,10 +221,13 @@ def _end(
     *,
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:
-    # By position, like what else is made for every attempt: a name for each field costs five times as much.
-    settlement = Settlement(
-        claim.id, claim.token, status, claim.provider, claim.outlet, policy.max_age_ms, reason, record
-    )
+    always = policy.bounce_failover is _ALWAYS
+    shortest_ms = longest_ms = None
+    if status is _SENT or status is _IN_DOUBT:  # a receipt may still report a failure
+        shortest_ms, longest_ms = bounds_ms(policy, claim.attempt, claim.last_delay_ms)
+    place = (claim.id, claim.token, status, claim.provider, claim.outlet, policy.max_age_ms)
+    # Positional arguments: this runs for every attempt, and keywords cost five times as much.
+    settlement = Settlement(*place, reason, record, always, shortest_ms, longest_ms)
     return replace(settlement, puts=puts) if puts else settlement
 
 

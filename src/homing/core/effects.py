@@ -30,6 +30,13 @@ class Addressed(Protocol):
     def address(self) -> str: ...
 
 
+class Bounceable(Addressed, Protocol):
+    """A row: besides, what its policy said about bounces when it was settled."""
+
+    @property
+    def bounce_always(self) -> bool | None: ...
+
+
 def outcome_effects(claim: Addressed, provider: str, kind: OutcomeKind) -> tuple[RegistryPut, ...]:
     """A dead address is deactivated, an opt-out suppressed."""
     if kind is OutcomeKind.DEAD_ADDRESS:
@@ -39,17 +46,27 @@ def outcome_effects(claim: Addressed, provider: str, kind: OutcomeKind) -> tuple
     return ()
 
 
+def always_fails_over(row_says: bool | None, receipt: Receipt) -> bool:
+    """Whether a failure that is the recipient's fault goes to the next provider all the same.
+
+    `row_says` is the row's `bounce_always`. If it is None, the receipt's fallback decides.
+    """
+    return receipt.always_failover if row_says is None else row_says
+
+
 def has_effects(receipt: Receipt) -> bool:
-    """Whether a receipt writes any reference data at all."""
+    """Whether a receipt may write reference data; for a dead address the row decides as well."""
     if receipt.event is ReceiptEvent.FAILED:
-        # Where a bounce always fails over, the address stays in use: the next provider is to try it.
-        return receipt.address_dead and not receipt.always_failover
+        return receipt.address_dead
     return receipt.event in (ReceiptEvent.SPAM_REPORT, ReceiptEvent.UNSUBSCRIBE)
 
 
-def receipt_effects(row: Addressed, recipient: Recipient, receipt: Receipt) -> tuple[RegistryPut, ...]:
-    """What a receipt about this notification says of its recipient."""
+def receipt_effects(row: Bounceable, recipient: Recipient, receipt: Receipt) -> tuple[RegistryPut, ...]:
+    """The reference data that a receipt about this notification writes about its recipient."""
     if not has_effects(receipt):
+        return ()
+    # If a bounce always fails over, the address stays in use, because the next provider is to try it.
+    if receipt.event is ReceiptEvent.FAILED and always_fails_over(row.bounce_always, receipt):
         return ()
     match receipt.event:
         case ReceiptEvent.UNSUBSCRIBE:

@@ -386,6 +386,16 @@ class Settlement(Struct, frozen=True, gc=False):
     reason: Reason | None = None
     attempt: AttemptRecord | None = None
     """None: no attempt took place (ended or postponed by the guard)."""
+    bounce_always: bool | None = None
+    """Set for every attempt: the policy's `bounce_failover` is `always`. None leaves the row's value."""
+    bounce_min_ms: int | None = None
+    """Set with `sent` and `in_doubt`: the shortest wait before a re-send at the same provider, if a receipt
+    reports a failure. None leaves the row's value.
+
+    The two bounds are stored without a drawn jitter, so that the rows of one batch stay alike.
+    """
+    bounce_max_ms: int | None = None
+    """The longest such wait. `core.receipts` draws the wait between the two bounds."""
     give_back: bool = False
     """Postponed before the send: the attempt that the claim counted is returned."""
     delay_ms: int = 0
@@ -475,17 +485,36 @@ class Receipt(Struct, frozen=True, kw_only=True):
     """Ours, where the callback carries it back: then it finds its attempt also without a message id."""
     attempt: int = 0
     """With `notification_id`: which attempt the message was of; 0 where the callback does not say."""
-    recipient_at_fault: bool = False
-    address_dead: bool = False
-    """The address itself is gone (hard bounce, dead token): it is deactivated or suppressed."""
+    outcome: OutcomeKind | None = None
+    """For `failed`: the class of the error code in the provider's error table. None if the table does not
+    list the code."""
+    retry_after_ms: int | None = None
+    """For `failed`: the provider is not to be tried again for this long, by its error table."""
     unsubscribed_from_all: bool = False
     """For `unsubscribe`: from everything on this channel, not only from the notification's category."""
     always_failover: bool = False
-    """`bounce_failover = "always"`: fail over even where the recipient is at fault."""
+    """`bounce_failover` of the provider's channel is `always`. Used only for a row without `bounce_always`,
+    which was last settled by an older version of Homing."""
+    backoff_ms: int = 0
+    """The backoff of the provider's channel. Used only for a row without `bounce_min_ms`, which was last
+    settled by an older version of Homing."""
     error_code: str | None = None
     error: str | None = None
     routes: Mapping[Channel, Route] = field(default_factory=dict)
     """Where a failed one goes next, by the channel of its notification."""
+
+    @property
+    def recipient_at_fault(self) -> bool:
+        """The failure concerns the recipient, so that no provider would do better."""
+        return self.outcome in _RECIPIENT_AT_FAULT
+
+    @property
+    def address_dead(self) -> bool:
+        """The address itself is gone (hard bounce, dead token): it is deactivated or suppressed."""
+        return self.outcome is OutcomeKind.DEAD_ADDRESS
+
+
+_RECIPIENT_AT_FAULT = frozenset({OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT})
 
 
 class ReceiptResult(Struct, frozen=True):

@@ -297,8 +297,9 @@ class Hears(Protocol):
 
         Pure: `now_ms` is there to refuse signatures that are too old. One event that cannot be read is
         counted as `unreadable`, and the others are heard. The same event has the same `event_id` however
-        often it comes. The engine fills in what a callback cannot know: `Receipt.route` and
-        `always_failover`; and it puts the provider's id in the roster over `Receipt.provider`.
+        often it comes. A failure carries the class and the wait of the provider's error table in `outcome`
+        and `retry_after_ms`. The engine fills in what a callback cannot know (`routes`, `always_failover` and
+        `backoff_ms`), and it replaces `Receipt.provider` with the provider's id in the roster.
         """
 
 

@@ -2,18 +2,26 @@
 
 A store finds the notification, and asks `attempt_of` which of its attempts the receipt is about and
 `absorb` what follows; `rows.receive` applies it.
+
+A reported failure has the class of the provider's error table. Content, and the recipient unless the policy
+says `always`, are final. A fault of the provider leads to another provider only. Everything else leads to the
+next provider at once, or back to the same one after its backoff. A code that the table does not list counts
+as transient for one message of a notification and is final for the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from homing.core.effects import has_effects
-from homing.core.failover import next_stop
-from homing.core.model import AttemptRecord, Channel, Mode, Reason, Receipt, ReceiptEvent, Status
-from homing.core.states import FAILED_BY_RECIPIENT_RANK, RECEIPT_RANK, WAITING
+from homing.core.decide import LONGEST_RETRY_AFTER_MS
+from homing.core.effects import always_fails_over, has_effects
+from homing.core.failover import Stop, rotation
+from homing.core.model import AttemptRecord, Channel, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
+from homing.core.states import FINAL_FAILURE_RANK, RECEIPT_RANK, WAITING
 
 _NOTED = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
 """Whatever else was heard, these are put on record; they never move a notification."""
@@ -33,6 +41,18 @@ class Standing(Struct, frozen=True, kw_only=True):
     """The highest `RECEIPT_RANK` heard so far about this provider message."""
     newest: bool
     """The message is the one of the latest attempt."""
+    now: int
+    """The store's time."""
+    pinned: bool = False
+    holds: Mapping[str, int] = {}
+    """Providers that are not to be tried yet, and until when."""
+    bounce_always: bool | None = None
+    """The policy's `bounce_failover` at the settlement was `always`. None if the row does not say."""
+    bounce_min_ms: int | None = None
+    bounce_max_ms: int | None = None
+    """The bounds of the wait before a re-send at the same provider. None if the row does not say."""
+    unknown_before: bool = False
+    """Another message of the notification failed with an unknown code and was sent again for it."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -44,7 +64,13 @@ class Verdict(Struct, frozen=True, kw_only=True):
     provider: str
     outlet: str
     reopened: bool = False
-    """Due now at the next provider; the first time, with one attempt granted if none is left."""
+    """It is sent again, with one attempt granted beyond the maximum if none is left."""
+    delay_ms: int = 0
+    """If reopened: due after this long."""
+    last_delay_ms: int = 0
+    """If reopened: the backoff that was drawn. Decorrelated jitter grows from it."""
+    hold_ms: int = 0
+    """The provider of the receipt is not to be tried again for this long."""
 
 
 def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | None:
@@ -79,10 +105,11 @@ def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:
     """The verdict of one receipt; None: known already, or it changes nothing."""
     if receipt.event in _NOTED:
         return _stay(standing, standing.rank)
-    rank = _rank(receipt)
+    final = receipt.event is ReceiptEvent.FAILED and _is_final(standing, receipt)
+    rank = FINAL_FAILURE_RANK if final else RECEIPT_RANK[receipt.event]
     if rank <= standing.rank:
         # A dead address is one whatever else was heard: a bounce may follow an arrival.
-        late = receipt.event is ReceiptEvent.FAILED and has_effects(receipt)
+        late = receipt.event is ReceiptEvent.FAILED and has_effects(receipt) and final
         return _stay(standing, standing.rank) if late else None
     match receipt.event:
         case ReceiptEvent.DELIVERED:
@@ -92,39 +119,79 @@ def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:
         case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status is Status.IN_DOUBT:
             return _to(standing, rank, Status.SENT, None)
         case ReceiptEvent.FAILED if standing.newest and standing.status in (Status.SENT, Status.IN_DOUBT):
-            return _failed(standing, receipt, rank)
-        case ReceiptEvent.FAILED if standing.newest and standing.status in WAITING and _final(receipt):
-            return _to(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            if final or standing.mode is Mode.SYNCHRONOUS:
+                return _to(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            return _again(standing, receipt, rank)
+        case ReceiptEvent.FAILED if standing.newest and standing.status in WAITING:
+            if final:
+                return _to(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            return replace(_stay(standing, rank), hold_ms=_retry_after_ms(receipt))
         case _:
             return _stay(standing, rank)
 
 
-def blames_recipient(receipt: Receipt) -> bool:
-    """The message did not arrive, and no provider is to blame for it."""
-    return receipt.recipient_at_fault or receipt.address_dead
+def _is_final(standing: Standing, receipt: Receipt) -> bool:
+    """Whether nothing is sent again after this failure."""
+    match receipt.outcome:
+        case OutcomeKind.BAD_CONTENT:
+            return True
+        case OutcomeKind.BAD_RECIPIENT | OutcomeKind.DEAD_ADDRESS | OutcomeKind.OPTED_OUT:
+            return not always_fails_over(standing.bounce_always, receipt)
+        case OutcomeKind.PROVIDER_FAULT:
+            return not _others(standing, receipt)
+        case None:
+            return standing.unknown_before
+        case _:
+            return False
 
 
-def _final(receipt: Receipt) -> bool:
-    """A failure that no other provider mends."""
-    return blames_recipient(receipt) and not receipt.always_failover
+def _again(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
+    """To the next provider that is not on hold, at once. If there is none, to the one that is free first."""
+    backoff_ms, here_ms = _waits_ms(standing, receipt)
+    provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
+    free_in = [
+        (max(0, standing.holds.get(stop.provider, 0) - standing.now), stop)
+        for stop in _others(standing, receipt)
+    ]
+    if free_in:
+        wait_ms, stop = min(free_in, key=lambda found: found[0])
+        if wait_ms <= here_ms or receipt.outcome is OutcomeKind.PROVIDER_FAULT:
+            provider, outlet, delay_ms = stop.provider, stop.outlet(standing.address), wait_ms
+    return Verdict(
+        status_after=Status.RETRYING,
+        rank=rank,
+        provider=provider,
+        outlet=outlet,
+        reopened=True,
+        delay_ms=delay_ms,
+        last_delay_ms=backoff_ms,
+        hold_ms=here_ms,
+    )
 
 
-def _rank(receipt: Receipt) -> int:
-    if receipt.event is ReceiptEvent.FAILED and _final(receipt):
-        return FAILED_BY_RECIPIENT_RANK
-    return RECEIPT_RANK[receipt.event]
-
-
-def _failed(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
-    if _final(receipt) or standing.mode is Mode.SYNCHRONOUS:
-        return _to(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+def _others(standing: Standing, receipt: Receipt) -> list[Stop]:
+    """The providers besides the one that reports the failure, in the order in which they are tried."""
+    if standing.pinned:
+        return []
     route = receipt.routes.get(standing.channel, ())
-    known = any(stop.provider == standing.provider for stop in route)
-    other = next_stop(route, standing.provider) if known else None
-    provider, outlet = standing.provider, standing.outlet
-    if other is not None:
-        provider, outlet = other.provider, other.outlet(standing.address)
-    return Verdict(status_after=Status.RETRYING, rank=rank, provider=provider, outlet=outlet, reopened=True)
+    return [stop for stop in rotation(route, receipt.provider) if stop.provider != receipt.provider]
+
+
+def _waits_ms(standing: Standing, receipt: Receipt) -> tuple[int, int]:
+    """The backoff, and the wait before a re-send at the same provider, which its table may make longer.
+
+    The jitter comes from a hash of the event's id, so that it is the same in every store and every repeat.
+    """
+    low, high = standing.bounce_min_ms, standing.bounce_max_ms
+    if low is None or high is None:
+        low = high = receipt.backoff_ms
+    drawn = int.from_bytes(sha256(f"{receipt.provider} {receipt.event_id}".encode()).digest()[:4]) / 2**32
+    jitter_ms = int(drawn * (high - low))
+    return low + jitter_ms, max(low, _retry_after_ms(receipt)) + jitter_ms
+
+
+def _retry_after_ms(receipt: Receipt) -> int:
+    return min(receipt.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
 
 
 def _to(standing: Standing, rank: int, status: Status, reason: Reason | None) -> Verdict:

@@ -33,7 +33,7 @@ from homing.core.model import (
     Status,
     Submission,
 )
-from homing.core.receipts import Standing, Verdict, blames_recipient, same_message
+from homing.core.receipts import Standing, Verdict, same_message
 from homing.core.states import SETTLE, WAITING, after_command
 
 # Looked up once: up to Python 3.11, `Status.SENT` is a call of a method in Python.
@@ -100,6 +100,16 @@ class Row(Struct, gc=False):
     worker: str = ""
     overdue: bool = False
     """The lease was taken by a passed deadline: no attempt belongs to it."""
+    bounce_always: bool | None = None
+    """Set by the settlement of each attempt: the policy's `bounce_failover` was `always`. None if the row has
+    no attempt yet, or was settled by a version of Homing that did not write it."""
+    bounce_min_ms: int | None = None
+    """Set when it becomes `sent` or `in_doubt`: the bounds of the wait before a re-send at the same provider.
+    None as above."""
+    bounce_max_ms: int | None = None
+    unknown_bounce: int = 0
+    """Number of the attempt that failed by a receipt with an unknown code and was sent again for it; 0 if
+    there is none. The next unknown code is final."""
     updated_at: int = 0
     """Of its last change; there is one at least."""
     send_at: int | None = None
@@ -275,6 +285,10 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
             row.last_error, row.error_code = attempt.error, attempt.error_code
         if row.holds or settlement.hold_ms:
             row.holds = _holds(row, attempt.provider, settlement.hold_ms, now)
+        if settlement.bounce_always is not None:
+            row.bounce_always = settlement.bounce_always
+        if settlement.bounce_max_ms is not None:
+            row.bounce_min_ms, row.bounce_max_ms = settlement.bounce_min_ms, settlement.bounce_max_ms
     if waits:
         if reason in _DOES_NOT_AGE:
             row.aged_from += settlement.delay_ms
@@ -340,6 +354,10 @@ def resent(row: Row, order: Command, now: int) -> Change:
         attempts_before=0,
         attempt_floor=0,
         bounce_floor=0,
+        bounce_always=None,
+        bounce_min_ms=None,
+        bounce_max_ms=None,
+        unknown_bounce=0,
         failures_here=0,
         last_delay_ms=0,
         max_age_ms=order.max_age_ms,
@@ -370,9 +388,12 @@ def resent(row: Row, order: Command, now: int) -> Change:
     return _changed(fresh, None, 0, now)
 
 
-def standing_of(row: Row, attempts: Sequence[AttemptRecord], ranks: Sequence[int], index: int) -> Standing:
+def standing_of(
+    row: Row, attempts: Sequence[AttemptRecord], ranks: Sequence[int], index: int, now: int
+) -> Standing:
     """Where a row stands for a receipt about the attempt at `index`; `ranks` are what was heard of each."""
     same = same_message(attempts, index)
+    unknown = row.unknown_bounce
     return Standing(
         status=row.status,
         mode=row.mode,
@@ -383,6 +404,13 @@ def standing_of(row: Row, attempts: Sequence[AttemptRecord], ranks: Sequence[int
         attempts=row.attempts,
         rank=max(ranks[i] for i in same),
         newest=len(attempts) - 1 in same,
+        now=now,
+        pinned=row.pinned,
+        holds=row.holds,
+        bounce_always=row.bounce_always,
+        bounce_min_ms=row.bounce_min_ms,
+        bounce_max_ms=row.bounce_max_ms,
+        unknown_before=unknown > 0 and all(attempts[i].number != unknown for i in same),
     )
 
 
@@ -397,18 +425,22 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
             **row.engagement,
             receipt.event.value: row.engagement.get(receipt.event.value, 0) + 1,
         }
+    if verdict.hold_ms:
+        row.holds = _holds(row, receipt.provider, verdict.hold_ms, now)
     if after is not before:
         row.status, row.reason = after, verdict.reason
-        if not row.pinned:
-            row.provider, row.outlet = verdict.provider, verdict.outlet
+        row.provider, row.outlet = verdict.provider, verdict.outlet
         if receipt.error or receipt.error_code:
             row.last_error, row.error_code = receipt.error, receipt.error_code
         if verdict.reopened:
             row.bounce_floor = row.attempts + 1
             row.failures_here = 0
+            row.last_delay_ms = verdict.last_delay_ms
             row.sent_at = None
             row.aged_from = now
-            _wait(row, now)
+            if receipt.outcome is None:
+                row.unknown_bounce = row.attempts
+            _wait(row, now + verdict.delay_ms)
         else:
             _finish(row, now)
     elif verdict.reason is not None and row.reason is not Reason.SPAM_REPORT:
@@ -422,7 +454,7 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
         who=receipt.provider,
         why=receipt.error_code or receipt.error or "",
     )
-    bounced = receipt.event is ReceiptEvent.FAILED and not blames_recipient(receipt)
+    bounced = receipt.event is ReceiptEvent.FAILED and not receipt.recipient_at_fault
     return _changed(row, before, attempts, now, cause=cause, bounced=bounced)
 
 

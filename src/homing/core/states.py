@@ -76,8 +76,8 @@ RECEIPT_RANK: dict[ReceiptEvent, int] = {
 }
 """For one provider message the highest rank heard decides, so order and repeats do not matter."""
 
-FAILED_BY_RECIPIENT_RANK = 4
-"""A failure that is the recipient's fault says more than one that is not."""
+FINAL_FAILURE_RANK = 4
+"""A failure after which nothing is sent again outranks one that leads to a re-send."""
 
 
 def may_settle(before: Status, after: Status) -> bool:

@@ -36,6 +36,15 @@ class Alerts:
             self._told_ms[key] = mono + _AGAIN_AFTER_MS
             self.add(name, message, **details)
 
+    def add_provider_fault(self, provider: str) -> None:
+        """The provider refuses us, by its answer to a send or by a receipt."""
+        self.add_once(
+            f"fault:{provider}",
+            "ProviderFault",
+            f"{provider} refuses us: look at its settings",
+            provider=provider,
+        )
+
     async def flush(self) -> None:
         """Writes what was collected; a store that is away keeps it here for the next time."""
         batch, self._waiting = self._waiting, []  # taken out first: two may flush at the same time

@@ -209,12 +209,7 @@ class Breakers:
         if after is not before:
             self._states[provider] = after
         if kind is OutcomeKind.PROVIDER_FAULT:
-            self._alerts.add_once(
-                f"fault:{provider}",
-                "ProviderFault",
-                f"{provider} refuses us: look at its settings",
-                provider=provider,
-            )
+            self._alerts.add_provider_fault(provider)
         if after.phase is not before.phase:
             self._dirty.add(provider)
             log.warning("breaker of %s: %s → %s", provider, before.phase.value, after.phase.value)

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from homing.core.backoff import base_delay_ms
 from homing.core.callbacks import Callback, Heard
 from homing.core.errors import CallbackRefused, CallbackUnreadable, InvalidRequest, StoreError
 from homing.core.failover import Route
-from homing.core.model import Channel, Mode, Priority, Receipt, ReceiptEvent
+from homing.core.model import Channel, Mode, OutcomeKind, Priority, Receipt, ReceiptEvent, ReceiptResult
 from homing.core.observing import NOBODY, Observer
-from homing.core.policy import BounceFailover, Keys
+from homing.core.policy import BounceFailover, Keys, RetryPolicy
 from homing.core.ports import Backend, Clock, Hears, Prepares
 from homing.core.request import provider_id
+from homing.engine.alerts import Alerts
 from homing.engine.answering import plain
 from homing.engine.policies import Policies
 from homing.engine.roster import Listed, Roster
@@ -58,6 +60,7 @@ class Callbacks:
         roster: Roster,
         policies: Policies,
         clock: Clock,
+        alerts: Alerts,
         wake: Callable[[], None],
         observer: Observer = NOBODY,
     ) -> None:
@@ -65,6 +68,7 @@ class Callbacks:
         self._roster = roster
         self._policies = policies
         self._clock = clock
+        self._alerts = alerts
         self._wake = wake
         self._observer = observer
 
@@ -97,12 +101,27 @@ class Callbacks:
                 self._observer.store_failed("receipt", error)
                 raise
             self._observer.heard(step, result)
+            self._note_faults(listed.id, step, result)
             applied += len(result.applied)
             unchanged += len(result.unchanged)
             orphaned += len(result.orphaned)
         if applied and any(receipt.event is ReceiptEvent.FAILED for receipt in usable):
             self._wake()  # it may have been reopened, and is due now
+        await self._tell()
         return CallbackResult(applied=applied, unchanged=unchanged, orphaned=orphaned, unreadable=unreadable)
+
+    def _note_faults(self, provider: str, step: Sequence[Receipt], result: ReceiptResult) -> None:
+        """A reported fault of the provider raises the alert that the same answer to a send raises."""
+        new = {*result.applied, *result.orphaned}
+        if any(one.outcome is OutcomeKind.PROVIDER_FAULT and one.event_id in new for one in step):
+            self._alerts.add_provider_fault(provider)
+
+    async def _tell(self) -> None:
+        """Writes the alerts; the receipts are applied already, so that a store that is away loses none."""
+        try:
+            await self._alerts.flush()
+        except StoreError as error:
+            log.warning("an alert waits for the store: %s", error)
 
     def _listed(self, provider: str) -> Listed:
         listed = self._roster.get(provider_id(provider))
@@ -139,7 +158,9 @@ class Callbacks:
         usable: list[Receipt] = []
         unreadable = 0
         routes = {channel: self._route(listed, channel) for channel in listed.channels}
-        always = self._always_failover(listed)
+        policies = self._channel_policies(listed)
+        always = all(policy.bounce_failover is BounceFailover.ALWAYS for policy in policies)
+        backoff_ms = max(base_delay_ms(policy, 1) for policy in policies)
         for receipt in receipts:
             if not all(map(_storable, (receipt.event_id, receipt.provider_message_id))):
                 unreadable += 1
@@ -154,7 +175,10 @@ class Callbacks:
                     error=plain(receipt.error),
                     error_code=plain(receipt.error_code, 100),
                     routes=routes if failed else {},
+                    outcome=receipt.outcome if isinstance(receipt.outcome, OutcomeKind) else None,
+                    retry_after_ms=_wait_ms(receipt.retry_after_ms),
                     always_failover=failed and always,
+                    backoff_ms=backoff_ms if failed else 0,
                 )
             )
         return usable, unreadable
@@ -166,19 +190,23 @@ class Callbacks:
         # A device token belongs to the provider that gave it out: no other one can use it.
         return tuple(stop for stop in route if stop.provider == listed.id)
 
-    def _always_failover(self, listed: Listed) -> bool:
-        """By the policy of the provider's channel; whose notification it is, only the store can tell."""
+    def _channel_policies(self, listed: Listed) -> list[RetryPolicy]:
+        """The policy of each channel of the provider, for rows that do not say what their own was."""
         book = self._policies.book
-        return all(
-            book.policy(Keys("", "", "", channel, Priority.MEDIUM), Mode.STANDARD).bounce_failover
-            is BounceFailover.ALWAYS
+        return [
+            book.policy(Keys("", "", "", channel, Priority.MEDIUM), Mode.STANDARD)
             for channel in listed.channels
-        )
+        ]
 
 
 def _ours(id: str | None) -> str | None:
     """An id that can be one of ours: others may use the same account, with words of their own."""
     return id if id is not None and _UUID.fullmatch(id) else None
+
+
+def _wait_ms(asked: object) -> int | None:
+    """A wait that a provider may ask for, if it is one."""
+    return asked if isinstance(asked, int) and asked > 0 else None
 
 
 def _storable(id: str) -> bool:

@@ -195,6 +195,7 @@ class Engine(Front, ProviderDesk, Vitals):
             roster=parts.roster,
             policies=policies,
             clock=parts.clock,
+            alerts=alerts,
             wake=self._wake,
             observer=observer,
         )

@@ -178,7 +178,7 @@ def looked_up(answer: Answer, operation: str, delivery: Delivery, now_ms: int) -
         return None
     code, message = _error(said, answer)
     failed = event is ReceiptEvent.FAILED
-    at_fault = failed and _TABLE.meaning(code, 0).outcome is OutcomeKind.BAD_RECIPIENT
+    meaning = _TABLE.codes.get(code) if failed and code else None
     return Receipt(
         provider="acs",
         provider_message_id=operation,
@@ -187,7 +187,8 @@ def looked_up(answer: Answer, operation: str, delivery: Delivery, now_ms: int) -
         at=now_ms,
         notification_id=delivery.notification_id,
         attempt=delivery.attempt,
-        recipient_at_fault=at_fault,
+        outcome=meaning.outcome if meaning else None,
+        retry_after_ms=meaning.retry_after_ms if meaning else None,
         error_code=(code or str(status)) if failed else None,
         error=_told(code, message) if failed else None,
     )

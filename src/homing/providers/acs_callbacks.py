@@ -14,6 +14,7 @@ import msgspec
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.model import Receipt, ReceiptEvent
+from homing.providers.answers import error_table
 from homing.providers.reading import as_object, error_text, json_of, moment_ms
 from homing.providers.secret import Secret, secret
 
@@ -25,16 +26,8 @@ _VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
 _DELIVERY = "Microsoft.Communication.EmailDeliveryReportReceived"
 _ENGAGEMENT = "Microsoft.Communication.EmailEngagementTrackingReportReceived"
 
-_REPORTED: dict[str, tuple[ReceiptEvent, bool]] = {
-    "Delivered": (ReceiptEvent.DELIVERED, False),
-    "Expanded": (ReceiptEvent.SENT, False),
-    "Bounced": (ReceiptEvent.FAILED, True),
-    "Suppressed": (ReceiptEvent.FAILED, True),
-    "Quarantined": (ReceiptEvent.FAILED, False),
-    "FilteredSpam": (ReceiptEvent.FAILED, False),
-    "Failed": (ReceiptEvent.FAILED, False),
-}
-"""Status → what it means, and whether the address is gone. Any other status is a failure, says the vendor."""
+_REPORTED = {"Delivered": ReceiptEvent.DELIVERED, "Expanded": ReceiptEvent.SENT}
+"""The statuses that are no failure. By the vendor's documentation, every other status is one."""
 
 _ENGAGED = {"view": ReceiptEvent.OPEN, "click": ReceiptEvent.CLICK}
 
@@ -90,15 +83,16 @@ class AcsCallbacks:
     def _delivery(self, event: dict[str, Any], now_ms: int) -> Receipt:
         data = event["data"]
         status = _needed(data, "status")
-        meant, gone = _REPORTED.get(status, (ReceiptEvent.FAILED, False))
+        meant = _REPORTED.get(status, ReceiptEvent.FAILED)
         failed = meant is ReceiptEvent.FAILED
+        meaning = error_table("acs").codes.get(status) if failed else None
         told = as_object(data.get("deliveryStatusDetails")).get("statusMessage")
         return Receipt(
             event=meant,
             event_id=_needed(event, "id"),
             at=_at(event, data.get("deliveryAttemptTimeStamp"), now_ms),
-            recipient_at_fault=gone,
-            address_dead=gone,
+            outcome=meaning.outcome if meaning else None,
+            retry_after_ms=meaning.retry_after_ms if meaning else None,
             error_code=status[:100] if failed else None,
             error=error_text(told) if failed else None,
             **self._whose(data),

@@ -1,4 +1,4 @@
-"""What a failure that is told later means, by the same error table as one that is told at once. Pure."""
+"""Receipts of reported failures, classed by the same error table as failures that a send is answered with."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from msgspec.structs import replace
 from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
 from homing.providers.answers import Meaning
 
-AT_FAULT = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
-"""The recipient is: no other provider would do better."""
-
 
 def failed(
     receipt: Receipt, meaning: Meaning | None, error_code: str, error: str | None
 ) -> Iterator[Receipt]:
-    """The receipt as a failure; who has opted out is unsubscribed by a second one.
+    """Yields the receipt as a failure and, if the recipient has opted out, a second one that unsubscribes.
 
-    `meaning` is the table's line, where it has one; `error` is said where it has none.
+    `meaning` is the table's line for the code. If the table has none, `error` is the text of the failure.
     """
     kind = meaning.outcome if meaning else None
     yield replace(
         receipt,
         event=ReceiptEvent.FAILED,
-        recipient_at_fault=kind in AT_FAULT,
-        address_dead=kind is OutcomeKind.DEAD_ADDRESS,
+        outcome=kind,
+        retry_after_ms=meaning.retry_after_ms if meaning else None,
         error_code=error_code,
         error=meaning.means if meaning else error,
     )

@@ -12,9 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
+from homing.core.model import Receipt, ReceiptEvent
 from homing.providers.answers import error_table
-from homing.providers.failures import AT_FAULT
 from homing.providers.reading import error_text, moment_ms
 from homing.providers.secret import Secret, secret
 from homing.providers.standard_webhooks import SigningKey, verify
@@ -65,17 +64,16 @@ class FcmCallbacks:
 
     def _receipt(self, report: Report, event: ReceiptEvent, callback: Callback, now_ms: int) -> Receipt:
         failed = event is ReceiptEvent.FAILED
-        code = report.error if failed and report.error in error_table("fcm").codes else None
-        fault = error_table("fcm").codes[code].outcome if code else None
+        meaning = error_table("fcm").codes.get(report.error) if failed and report.error else None
         return Receipt(
             provider="fcm",
             provider_message_id=self._name(report.message_id),
             event=event,
             event_id=callback.headers["webhook-id"],
             at=moment_ms(report.timestamp, now_ms),
-            recipient_at_fault=fault in AT_FAULT,
-            address_dead=fault is OutcomeKind.DEAD_ADDRESS,
-            error_code=code,
+            outcome=meaning.outcome if meaning else None,
+            retry_after_ms=meaning.retry_after_ms if meaning else None,
+            error_code=report.error if meaning else None,
             error=error_text(report.error) if failed else None,
         )
 

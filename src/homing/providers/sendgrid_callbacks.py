@@ -13,6 +13,7 @@ import msgspec
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.errors import ConfigError
 from homing.core.model import Receipt, ReceiptEvent
+from homing.providers.answers import error_table
 from homing.providers.reading import error_text, json_of, moment_ms
 from homing.providers.secret import Secret, secret
 
@@ -109,7 +110,6 @@ def verifier(public_key: str) -> Verify:
 Meant = tuple[tuple[ReceiptEvent, dict[str, Any]], ...]
 """The receipts that an event stands for, and what is particular to each."""
 
-_HARD = {"recipient_at_fault": True, "address_dead": True}
 _PLAIN: dict[str, Meant] = {
     "processed": ((ReceiptEvent.QUEUED, {}),),
     "deferred": ((ReceiptEvent.QUEUED, {}),),
@@ -121,16 +121,7 @@ _PLAIN: dict[str, Meant] = {
 }
 """Who clicks has got it: engagement tells of the delivery too, should its own event be lost."""
 
-_DROPPED: dict[str, Meant] = {
-    "bounced address": ((ReceiptEvent.FAILED, _HARD),),
-    "invalid": ((ReceiptEvent.FAILED, _HARD),),
-    "unsubscribed address": (
-        (ReceiptEvent.FAILED, {"recipient_at_fault": True}),
-        (ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),
-    ),
-    "spam reporting address": ((ReceiptEvent.SPAM_REPORT, {}),),
-}
-_DROPPED_OTHERWISE: Meant = ((ReceiptEvent.FAILED, {}),)
+_UNSUBSCRIBED: Meant = ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),)
 
 
 def receipts_of(event: dict[str, Any], now_ms: int) -> list[Receipt]:
@@ -167,16 +158,27 @@ def receipts_of(event: dict[str, Any], now_ms: int) -> list[Receipt]:
 
 def _meaning(name: str, event: dict[str, Any]) -> Meant:
     if name == "bounce":
-        hard = event.get("type") == "bounce"  # `blocked`: refused for now or by policy, the address lives
-        return ((ReceiptEvent.FAILED, _HARD if hard else {}),)
+        return _failed(f"bounce.{_text(event, 'type', 20) or ''}")
     if name == "dropped":
-        reason = _text(event, "reason", 500) or ""
-        return _DROPPED.get(reason.strip().lower(), _DROPPED_OTHERWISE)
+        reason = (_text(event, "reason", 500) or "").strip().lower()
+        if reason == "spam reporting address":
+            return ((ReceiptEvent.SPAM_REPORT, {}),)
+        failed = _failed(f"dropped.{reason}")
+        return (*failed, *_UNSUBSCRIBED) if reason == "unsubscribed address" else failed
     if name == "open":
         # A machine that fetches images has the mail, but nobody has read it.
         opened: Meant = () if event.get("sg_machine_open") is True else ((ReceiptEvent.OPEN, {}),)
         return ((ReceiptEvent.DELIVERED, {}), *opened)
     return _PLAIN.get(name, ())
+
+
+def _failed(code: str) -> Meant:
+    """A failure with its class in the error table, which lists an event by its name and type or reason."""
+    meaning = error_table("sendgrid").codes.get(code)
+    if meaning is None:
+        return ((ReceiptEvent.FAILED, {}),)
+    classed = {"outcome": meaning.outcome, "retry_after_ms": meaning.retry_after_ms}
+    return ((ReceiptEvent.FAILED, classed),)
 
 
 def message_id_of(event: dict[str, Any]) -> str:

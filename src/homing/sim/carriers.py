@@ -14,6 +14,7 @@ from homing.core.model import Outcome, OutcomeKind, Receipt, ReceiptEvent
 from homing.core.ports import Delivery, OnOutcomes
 from homing.sim.invariants import Watch
 from homing.sim.scene import Call
+from homing.sim.watch_bounces import bounce_code
 from homing.sim.weather import CarrierPlan, Weather
 
 _ENDLESS_S = 10_000_000
@@ -54,6 +55,20 @@ _STORIES: tuple[tuple[int, tuple[ReceiptEvent, ...]], ...] = (
     (2, (E.DELIVERED, E.UNSUBSCRIBE)),
 )
 """What a provider reports of a message that it took, and how often; each report at its own moment."""
+
+
+_FAILURES: dict[OutcomeKind | None, int] = {
+    OutcomeKind.TRANSIENT: 6,
+    OutcomeKind.THROTTLED: 2,
+    OutcomeKind.PROVIDER_FAULT: 3,
+    OutcomeKind.BAD_CONTENT: 2,
+    OutcomeKind.BAD_RECIPIENT: 2,
+    OutcomeKind.DEAD_ADDRESS: 1,
+    OutcomeKind.OPTED_OUT: 1,
+    OutcomeKind.AMBIGUOUS: 1,
+    None: 6,
+}
+"""The classes of reported failures, and how often each comes against the others. None: an unknown code."""
 
 
 class Caller(Protocol):
@@ -207,7 +222,7 @@ class Carrier:
         return message
 
     def _receipt(self, delivery: Delivery, message: str, event: ReceiptEvent, event_id: str) -> Receipt:
-        at_fault = event is E.FAILED and self._chance.random() < 0.3
+        kind, wait_ms = self._failure() if event is E.FAILED else (None, 0)
         return Receipt(
             provider=self.plan.id,
             provider_message_id=message,
@@ -216,11 +231,18 @@ class Carrier:
             at=self._watch.scene.now,
             notification_id=delivery.notification_id if self.plan.names_ours else None,
             attempt=delivery.attempt if self.plan.names_attempts else 0,
-            recipient_at_fault=at_fault,
-            always_failover=at_fault and self._chance.random() < 0.3,
-            error_code="bounce" if event is E.FAILED else None,
+            outcome=kind,
+            retry_after_ms=wait_ms or None,
+            always_failover=event is E.FAILED and self._chance.random() < 0.3,
+            error_code=bounce_code(kind, wait_ms) if event is E.FAILED else None,
             routes={delivery.channel: self._route_of(delivery)},
         )
+
+    def _failure(self) -> tuple[OutcomeKind | None, int]:
+        """The class of a reported failure, and how long its error table wants the provider left alone."""
+        kinds, weights = zip(*_FAILURES.items(), strict=True)
+        kind = self._chance.choices(kinds, weights)[0]
+        return kind, self._chance.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
 
 
 def _call_key(caller: Caller, delivery: Delivery) -> tuple[str, str, int]:

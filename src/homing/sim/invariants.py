@@ -30,6 +30,7 @@ from homing.core.model import (
 from homing.core.ports import Delivery
 from homing.core.rows import Change, Row
 from homing.sim.scene import Call, Scene, Shadow, short_id
+from homing.sim.watch_bounces import BounceWatch
 from homing.sim.watch_counts import CountWatch, RequestWatch
 from homing.sim.watch_final import check_end, check_progress
 from homing.sim.watch_pace import PaceWatch
@@ -65,6 +66,7 @@ class Watch:
             skip_reason=self.directory.skip_reason,
             decided=self._decided,
             accepted=self.policies.accepted,
+            bounced=BounceWatch(scene, routes).bounced,
         )
         self.events = EventWatch(scene, self.rows.removed)
         self.logs = LogWatch(scene)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 from msgspec.structs import replace
 
-from homing.core.model import Event, ReceiptEvent, Status
+from homing.core.model import Event, OutcomeKind, ReceiptEvent, Status
 from homing.sim import planted as scenes
 from homing.stores import memory, memory_keys, memory_ledger, memory_reads, memory_receipts, memory_schedule
 
@@ -18,6 +19,7 @@ _KEYS = memory_keys.Keys
 _SCHEDULE = memory_schedule.Schedule
 _READS = memory_reads.MemoryReads
 _RECEIPTS = memory_receipts.Receipts
+_ABSORB = (memory_receipts, "absorb")
 
 
 @BUGS.plant("rows are claimed before they are due", "8", on=(_SCHEDULE, "deal"), plan=scenes.rough)
@@ -119,7 +121,7 @@ def found_by_everybody(real: Any) -> Any:
     return lambda self, tenant, id: self._kept.get(id)
 
 
-@BUGS.plant("a late failure undoes a delivery", "11", on=(memory_receipts, "absorb"), plan=scenes.quiet)
+@BUGS.plant("a late failure undoes a delivery", "11", on=_ABSORB, plan=scenes.quiet)
 def rank_falls(real: Any) -> Any:
     def absorb(standing: Any, receipt: Any) -> Any:
         if standing.status is Status.DELIVERED and receipt.event is ReceiptEvent.FAILED:
@@ -127,6 +129,64 @@ def rank_falls(real: Any) -> Any:
         return real(standing, receipt)
 
     return absorb
+
+
+def _absorbing(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
+    """`absorb` with another standing or receipt."""
+    return lambda real: lambda standing, receipt: real(*change(standing, receipt))
+
+
+@BUGS.plant("a reported failure is sent again at once", "8", on=_ABSORB, plan=scenes.quiet)
+def bounce_without_backoff(real: Any) -> Any:
+    def absorb(standing: Any, receipt: Any) -> Any:
+        verdict = real(standing, receipt)
+        return replace(verdict, delay_ms=0) if verdict is not None and verdict.reopened else verdict
+
+    return absorb
+
+
+@BUGS.plant("a reported failure forgets its provider's hold", "8", on=_ABSORB, plan=scenes.quiet)
+def bounce_without_hold(real: Any) -> Any:
+    def absorb(standing: Any, receipt: Any) -> Any:
+        verdict = real(standing, receipt)
+        return None if verdict is None else replace(verdict, hold_ms=0)
+
+    return absorb
+
+
+@BUGS.plant("the wait of the error table counts for nothing", "8", on=_ABSORB, plan=scenes.quiet)
+def table_wait_ignored(real: Any) -> Any:
+    return _absorbing(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(real)
+
+
+@BUGS.plant("content that was refused later is sent again", "9", on=_ABSORB, plan=scenes.quiet)
+def bad_content_is_resent(real: Any) -> Any:
+    def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
+        if receipt.outcome is OutcomeKind.BAD_CONTENT:
+            receipt = replace(receipt, outcome=OutcomeKind.TRANSIENT)
+        return standing, receipt
+
+    return _absorbing(change)(real)
+
+
+@BUGS.plant("a reported fault of a provider is taken for a passing one", "9", on=_ABSORB, plan=scenes.quiet)
+def reported_fault_goes_back(real: Any) -> Any:
+    def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
+        if receipt.outcome is OutcomeKind.PROVIDER_FAULT:
+            receipt = replace(receipt, outcome=OutcomeKind.TRANSIENT)
+        return standing, receipt
+
+    return _absorbing(change)(real)
+
+
+@BUGS.plant("an unknown failure is sent again each time", "9", on=_ABSORB, plan=scenes.quiet)
+def unknown_without_end(real: Any) -> Any:
+    return _absorbing(lambda standing, receipt: (replace(standing, unknown_before=False), receipt))(real)
+
+
+@BUGS.plant("the rule's bounce_failover is not asked", "9", on=_ABSORB, plan=scenes.quiet)
+def bounce_rule_ignored(real: Any) -> Any:
+    return _absorbing(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(real)
 
 
 @BUGS.plant("a repeated receipt counts again", "11", "12", on=(_RECEIPTS, "hear"), plan=scenes.quiet)

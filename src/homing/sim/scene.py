@@ -59,6 +59,14 @@ class Call(Struct, kw_only=True):
     over_ms: int = 0
 
 
+class Bounces(Struct, frozen=True):
+    """The part of a policy that decides what follows a reported failure."""
+
+    shortest_ms: int
+    longest_ms: int
+    always: bool
+
+
 class Shadow(Struct, kw_only=True):
     """A notification as the watchers know it. Times `_ms` are of the loop, times `_at` of the store."""
 
@@ -100,6 +108,11 @@ class Shadow(Struct, kw_only=True):
     """Why it must not be sent, as it was when it was claimed."""
     cancel_requested: bool = False
     last_delay_ms: int = 0
+    bounces: tuple[Bounces, ...] = ()
+    """What a receipt about a failure may lead to, by each policy that the last attempt may have been settled
+    by."""
+    unknown_bounces: int = 0
+    """How often it was sent again because of a failure with an unknown code."""
     failures_here: int = 0
     calls: dict[int, Call] = field(default_factory=dict)
     left_alone: dict[str, int] = field(default_factory=dict)

@@ -11,10 +11,10 @@ import msgspec
 
 from homing.core.errors import ConfigError
 from homing.core.model import Channel, Entry, Mode, OutcomeKind, Reason, Settlement, Status
-from homing.core.policy import Backoff, Jitter, OnTimeout, PolicyBook, RetryPolicy, Rule
+from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyBook, RetryPolicy, Rule
 from homing.core.presets import PRIORITY
 from homing.core.rows import Row
-from homing.sim.scene import Call, Scene, Shadow
+from homing.sim.scene import Bounces, Call, Scene, Shadow
 
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
@@ -112,6 +112,13 @@ class PolicyWatch:
         if settlement.attempt is None:
             return
         self._check_outcome(process, shadow, settlement)
+        shadow.bounces = tuple(
+            Bounces(
+                *interval_ms(policy, shadow.attempts, shadow.last_delay_ms),
+                policy.bounce_failover is BounceFailover.ALWAYS,
+            )
+            for policy in self.in_force(process, shadow, shadow.leased_ms)
+        )
         problems: list[Problem] = []
         for policy in self.in_force(process, shadow, shadow.leased_ms):
             problem = self._problem(process, policy, shadow, settlement, row)

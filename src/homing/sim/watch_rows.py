@@ -18,7 +18,7 @@ from homing.core.model import (
     SettleResult,
     Status,
 )
-from homing.core.rows import Change, Row
+from homing.core.rows import CauseRecord, Change, Row
 from homing.sim.scene import Scene, Shadow, short_id
 from homing.sim.watch_counts import CountWatch
 from homing.stores.memory_schedule import Kept
@@ -73,12 +73,14 @@ class RowWatch:
         skip_reason: Callable[[Shadow], str],
         decided: Callable[[str, Shadow, Settlement, Row], None],
         accepted: Callable[[str, Shadow, Row], None],
+        bounced: Callable[[Shadow, Row, CauseRecord], None],
     ) -> None:
         self._scene = scene
         self._counts = counts
         self._skip_reason = skip_reason
         self._decided = decided
         self._accepted = accepted
+        self._bounced = bounced
         self.born: set[str] = set()
         """Ids that the accept being served has stored."""
         self._settlement: Settlement | None = None
@@ -290,6 +292,8 @@ class RowWatch:
             scene.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
             scene.violate("12", f"the record of a receipt says {cause.before} → {cause.after}", row.id)
+        if event is ReceiptEvent.FAILED and after is not before:
+            self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))
 
     def _follow(self, shadow: Shadow, row: Row, before: Status) -> None:

@@ -14,8 +14,9 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from homing.core.model import AttemptRecord, Message
+from homing.core.model import AttemptRecord, Message, OutcomeKind, Receipt
 from homing.core.rows import CauseRecord, Row
 
 Column = str | int | float | None
@@ -50,6 +51,24 @@ decode_causes = msgspec.json.Decoder(list[tuple[int, StoredCause]]).decode
 decode_messages = msgspec.json.Decoder(list[Message]).decode
 decode_ids = msgspec.json.Decoder(tuple[str, ...]).decode
 decode_value = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class KeptReceipt(Receipt, frozen=True, kw_only=True):
+    """A receipt as it is kept until its attempt is known, also by earlier versions of Homing.
+
+    Those wrote two flags instead of the outcome.
+    """
+
+    legacy_at_fault: bool = msgspec.field(name="recipient_at_fault", default=False)
+    legacy_dead: bool = msgspec.field(name="address_dead", default=False)
+
+    def current(self) -> Receipt:
+        """The receipt with its outcome."""
+        if self.outcome is None and self.legacy_dead:
+            return replace(self, outcome=OutcomeKind.DEAD_ADDRESS)
+        if self.outcome is None and self.legacy_at_fault:
+            return replace(self, outcome=OutcomeKind.BAD_RECIPIENT)
+        return self
 
 
 def encode(value: object) -> str:
@@ -191,8 +210,17 @@ SETTLED_FIELDS = (
     "sent_at",
     "delivered_at",
     "failed_at",
+    "bounce_always",
+    "bounce_min_ms",
+    "bounce_max_ms",
 )
 """What a settlement changes."""
+KEPT_FIELDS = frozenset({"bounce_always", "bounce_min_ms", "bounce_max_ms"})
+"""Those of them of which NULL leaves what is stored: a claim does not read them, so that the row of a
+settlement without an attempt does not have them."""
+
+
+_FLAGS = {None: None, False: 0, True: 1}
 
 
 def settled_columns(row: Row) -> tuple[Column, ...]:
@@ -221,6 +249,9 @@ def settled_columns(row: Row) -> tuple[Column, ...]:
         row.sent_at,
         row.delivered_at,
         row.failed_at,
+        _FLAGS[row.bounce_always],
+        row.bounce_min_ms,
+        row.bounce_max_ms,
     )
 
 

@@ -67,7 +67,7 @@ class Desk:
         assert file is not None, "only what can be applied gets here"
         assert index is not None, "only what can be applied gets here"
         self._learn(file, receipt, index)
-        verdict = absorb(standing_of(file.row, file.attempts, file.ranks, index), receipt)
+        verdict = absorb(standing_of(file.row, file.attempts, file.ranks, index, self._now), receipt)
         if verdict is None:
             return False
         if verdict.rank != file.ranks[index]:

@@ -289,7 +289,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     def _receive(self, kept: Kept, receipt: Receipt, index: int, now: int) -> bool:
         """Applies a receipt about the attempt at this index; False: it changes nothing."""
         learned = self._receipts.learn(kept, receipt, index)
-        verdict = self._receipts.verdict(kept, receipt, index)
+        verdict = self._receipts.verdict(kept, receipt, index, now)
         if verdict is not None:
             was = place_of(kept.row)
             self._commit(kept, rows.receive(kept.row, verdict, receipt, now), was)

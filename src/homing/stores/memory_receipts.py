@@ -74,9 +74,9 @@ class Receipts:
         self.link(kept, index)
         return True
 
-    def verdict(self, kept: Kept, receipt: Receipt, index: int) -> Verdict | None:
+    def verdict(self, kept: Kept, receipt: Receipt, index: int, now: int) -> Verdict | None:
         """What the receipt does to the notification; the rank that was heard is remembered."""
-        verdict = absorb(standing_of(kept.row, kept.attempts, kept.ranks, index), receipt)
+        verdict = absorb(standing_of(kept.row, kept.attempts, kept.ranks, index, now), receipt)
         if verdict is not None:
             kept.ranks = (*kept.ranks[:index], verdict.rank, *kept.ranks[index + 1 :])
         return verdict

@@ -199,6 +199,8 @@ def a_settlement(
     last_delay_ms: int = 0,
     hold_ms: int = 0,
     max_age_ms: int = DAY_MS,
+    bounce_always: bool | None = None,
+    bounce_ms: tuple[int, int] | None = None,
     puts: tuple[RegistryPut, ...] = (),
 ) -> Settlement:
     """A settlement of this claim, at the provider it was for unless another is named."""
@@ -216,14 +218,26 @@ def a_settlement(
         last_delay_ms=last_delay_ms,
         hold_ms=hold_ms,
         max_age_ms=max_age_ms,
+        bounce_always=bounce_always,
+        bounce_min_ms=bounce_ms[0] if bounce_ms else None,
+        bounce_max_ms=bounce_ms[1] if bounce_ms else None,
         puts=puts,
     )
 
 
-def sent(claim: Claim, message_id: str | None = None) -> Settlement:
-    """The provider took it."""
+def sent(
+    claim: Claim,
+    message_id: str | None = None,
+    *,
+    bounce_always: bool | None = False,
+    bounce_ms: tuple[int, int] | None = (MINUTE_MS, MINUTE_MS),
+) -> Settlement:
+    """The provider took it. After a reported failure it is left alone for a minute, unless told otherwise.
+
+    None for both is what an older version of Homing wrote.
+    """
     record = an_attempt(claim, message_id=message_id or f"m-{claim.id}-{claim.attempt}")
-    return a_settlement(claim, Status.SENT, attempt=record)
+    return a_settlement(claim, Status.SENT, attempt=record, bounce_always=bounce_always, bounce_ms=bounce_ms)
 
 
 def retry_in(
@@ -285,7 +299,21 @@ def dead(
 def in_doubt(claim: Claim, message_id: str | None = None) -> Settlement:
     """It may have been taken: only a receipt or an operator resolves it."""
     record = an_attempt(claim, OutcomeKind.AMBIGUOUS, message_id=message_id, error_code="timeout")
-    return a_settlement(claim, Status.IN_DOUBT, attempt=record, reason=Reason.UNCONFIRMED)
+    return a_settlement(
+        claim,
+        Status.IN_DOUBT,
+        attempt=record,
+        reason=Reason.UNCONFIRMED,
+        bounce_always=False,
+        bounce_ms=(MINUTE_MS, MINUTE_MS),
+    )
+
+
+FAILURE_CLASSES: tuple[OutcomeKind | None, ...] = (
+    None,
+    *(kind for kind in OutcomeKind if kind is not OutcomeKind.ACCEPTED),
+)
+"""What the outcome of a reported failure may be; None: the error table does not list its code."""
 
 
 def a_receipt(
@@ -297,15 +325,20 @@ def a_receipt(
     at: int = 0,
     notification_id: str | None = None,
     attempt: int = 0,
-    recipient_at_fault: bool = False,
-    address_dead: bool = False,
+    outcome: OutcomeKind | None = OutcomeKind.TRANSIENT,
+    retry_after_ms: int | None = None,
     unsubscribed_from_all: bool = False,
     always_failover: bool = False,
+    backoff_ms: int = 0,
     error: str | None = None,
     error_code: str | None = None,
     route: Route = MAIL_ROUTE,
 ) -> Receipt:
-    """What a provider's callback says about one of its messages; each a new event unless its id is given."""
+    """What a provider's callback says about one of its messages; each a new event unless its id is given.
+
+    `outcome` and `retry_after_ms` are those of a failure; other events have none.
+    """
+    failed = event is ReceiptEvent.FAILED
     return Receipt(
         provider=provider,
         provider_message_id=message_id,
@@ -314,10 +347,11 @@ def a_receipt(
         at=at,
         notification_id=notification_id,
         attempt=attempt,
-        recipient_at_fault=recipient_at_fault,
-        address_dead=address_dead,
+        outcome=outcome if failed else None,
+        retry_after_ms=retry_after_ms if failed else None,
         unsubscribed_from_all=unsubscribed_from_all,
         always_failover=always_failover,
+        backoff_ms=backoff_ms,
         error_code=error_code,
         error=error,
         routes={Channel.EMAIL: route},

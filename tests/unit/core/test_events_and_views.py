@@ -194,6 +194,10 @@ def test_every_field_of_the_row_that_people_may_read_is_in_the_read_model() -> N
         "started_at",
         "worker",
         "overdue",
+        "bounce_always",
+        "bounce_min_ms",
+        "bounce_max_ms",
+        "unknown_bounce",
     }
     row = make_row()
     shown = notification(row, MESSAGE)

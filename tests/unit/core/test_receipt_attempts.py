@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homing.core.effects import has_effects, receipt_effects
 from homing.core.model import AttemptRecord, Channel, OutcomeKind, ReceiptEvent, Recipient
@@ -85,9 +86,9 @@ def test_attempts_with_one_message_share_what_was_heard_of_it() -> None:
     attempts = [made(1, "SM1"), made(2), made(3, "SM1")]
     assert same_message(attempts, 0) == [0, 2]
     assert same_message(attempts, 1) == [1]
-    standing = standing_of(make_row(), attempts, [3, 0, 1], 0)
+    standing = standing_of(make_row(), attempts, [3, 0, 1], 0, NOW)
     assert (standing.rank, standing.newest) == (3, True)
-    assert not standing_of(make_row(), attempts, [3, 0, 1], 1).newest
+    assert not standing_of(make_row(), attempts, [3, 0, 1], 1, NOW).newest
 
 
 ADA = Recipient(id="ada")
@@ -95,7 +96,7 @@ ADA = Recipient(id="ada")
 
 @pytest.mark.parametrize("event", [E.QUEUED, E.SENT, E.DELIVERED, E.FAILED, E.OPEN, E.CLICK])
 def test_most_events_write_nothing(event: ReceiptEvent) -> None:
-    receipt = make_receipt(event, recipient_at_fault=True)
+    receipt = make_receipt(event, outcome=OutcomeKind.BAD_RECIPIENT)
     assert not has_effects(receipt)
     assert receipt_effects(make_row(), ADA, receipt) == ()
 
@@ -105,12 +106,17 @@ def test_most_events_write_nothing(event: ReceiptEvent) -> None:
     [(Channel.SMS, "suppression", "sms:+15550100:*"), (Channel.PUSH, "device", "+15550100")],
 )
 def test_a_dead_address_is_filed_by_its_channel(channel: Channel, kind: str, key: str) -> None:
-    [put] = receipt_effects(make_row(channel=channel), ADA, make_receipt(E.FAILED, address_dead=True))
+    receipt = make_receipt(E.FAILED, outcome=OutcomeKind.DEAD_ADDRESS)
+    [put] = receipt_effects(make_row(channel=channel), ADA, receipt)
     assert (put.tenant, put.kind, put.key) == ("acme", kind, key)
 
 
 def test_an_address_that_is_to_be_tried_elsewhere_is_not_dead_yet() -> None:
-    assert not has_effects(make_receipt(E.FAILED, address_dead=True, always_failover=True))
+    receipt = make_receipt(E.FAILED, outcome=OutcomeKind.DEAD_ADDRESS)
+    assert has_effects(receipt)
+    assert receipt_effects(make_row(bounce_always=True), ADA, receipt) == ()
+    assert receipt_effects(make_row(), ADA, replace(receipt, always_failover=True)) == ()
+    assert receipt_effects(make_row(bounce_always=False), ADA, replace(receipt, always_failover=True)) != ()
 
 
 def test_an_unsubscribe_is_filed_for_the_address_and_for_the_person() -> None:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from homing.core.failover import Route, Stop
-from homing.core.model import Channel, Mode, Reason, Receipt, ReceiptEvent, Status
+from homing.core.model import Channel, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
 from homing.core.receipts import Standing, Verdict, absorb
-from homing.core.states import RECEIPT_RANK
+from homing.core.states import FINAL_FAILURE_RANK, RECEIPT_RANK
 
-from .build import TWO, make_receipt
+from .build import DAY, HOUR, MINUTE, NOW, THREE, make_receipt
 
-E, S = ReceiptEvent, Status
+E, K, S = ReceiptEvent, OutcomeKind, Status
 
 
 def make_standing(status: Status = S.SENT, **changes: Any) -> Standing:
@@ -30,6 +30,9 @@ def make_standing(status: Status = S.SENT, **changes: Any) -> Standing:
         attempts=1,
         rank=0,
         newest=True,
+        now=NOW,
+        bounce_min_ms=MINUTE,
+        bounce_max_ms=MINUTE,
     )
     return replace(standing, **changes)
 
@@ -88,7 +91,13 @@ def test_engagement_and_unsubscribing_are_always_noted_and_never_move_it(
 def test_a_failure_goes_at_once_to_the_next_provider() -> None:
     verdict = absorb(make_standing(), make_receipt(E.FAILED))
     assert verdict == Verdict(
-        status_after=S.RETRYING, rank=RECEIPT_RANK[E.FAILED], provider="sns", outlet="sns", reopened=True
+        status_after=S.RETRYING,
+        rank=RECEIPT_RANK[E.FAILED],
+        provider="sns",
+        outlet="sns",
+        reopened=True,
+        last_delay_ms=MINUTE,
+        hold_ms=MINUTE,
     )
 
 
@@ -98,27 +107,137 @@ def test_after_the_last_provider_a_failure_goes_to_the_first() -> None:
     assert (verdict.provider, verdict.reopened) == ("twilio", True)
 
 
-@pytest.mark.parametrize("routes", [{Channel.SMS: (Stop("fcm"),)}, {Channel.SMS: TWO}, {}])
-def test_with_one_provider_or_none_known_a_failure_goes_to_the_same_again(
+@pytest.mark.parametrize("routes", [{Channel.SMS: (Stop("fcm"),)}, {}])
+def test_with_one_provider_or_none_known_a_failure_goes_to_the_same_again_after_its_backoff(
     routes: dict[Channel, Route],
 ) -> None:
-    verdict = absorb(make_standing(provider="fcm", outlet="fcm"), make_receipt(E.FAILED, routes=routes))
+    receipt = make_receipt(E.FAILED, provider="fcm", routes=routes)
+    verdict = absorb(make_standing(provider="fcm", outlet="fcm"), receipt)
     assert verdict is not None
     assert (verdict.status_after, verdict.provider, verdict.outlet) == (S.RETRYING, "fcm", "fcm")
+    assert verdict.delay_ms == MINUTE
+
+
+def test_a_failure_at_a_provider_that_was_taken_off_the_route_goes_to_the_route() -> None:
+    receipt = make_receipt(E.FAILED, provider="fcm")
+    verdict = absorb(make_standing(provider="fcm", outlet="fcm"), receipt)
+    assert verdict is not None
+    assert (verdict.provider, verdict.delay_ms) == ("twilio", 0)
+
+
+@pytest.mark.parametrize(
+    ("holds", "provider", "delay_ms"),
+    [
+        ({}, "sns", 0),
+        ({"sns": NOW}, "sns", 0),
+        ({"sns": NOW + 1}, "spare", 0),
+        ({"sns": NOW + 5_000, "spare": NOW + 4_000}, "spare", 4_000),
+        ({"sns": NOW + HOUR, "spare": NOW + DAY}, "twilio", MINUTE),
+    ],
+)
+def test_a_failure_goes_to_the_first_provider_that_is_free(
+    holds: dict[str, int], provider: str, delay_ms: int
+) -> None:
+    receipt = make_receipt(E.FAILED, outcome=K.THROTTLED, routes={Channel.SMS: THREE})
+    verdict = absorb(make_standing(holds=holds), receipt)
+    assert verdict is not None
+    assert (verdict.provider, verdict.delay_ms, verdict.hold_ms) == (provider, delay_ms, MINUTE)
+
+
+def test_a_fault_of_the_provider_waits_for_another_one_however_long_that_takes() -> None:
+    receipt = make_receipt(E.FAILED, outcome=K.PROVIDER_FAULT)
+    verdict = absorb(make_standing(holds={"sns": NOW + HOUR}), receipt)
+    assert verdict is not None
+    assert (verdict.status_after, verdict.provider, verdict.delay_ms) == (S.RETRYING, "sns", HOUR)
+
+
+@pytest.mark.parametrize("changes", [{"pinned": True}, {"channel": Channel.EMAIL}])
+def test_a_fault_of_the_provider_without_another_one_is_the_end(changes: dict[str, Any]) -> None:
+    verdict = absorb(make_standing(**changes), make_receipt(E.FAILED, outcome=K.PROVIDER_FAULT))
+    assert verdict is not None
+    assert (verdict.status_after, verdict.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("retry_after_ms", "waits_ms"), [(None, MINUTE), (1, MINUTE), (HOUR, HOUR), (30 * DAY, DAY)]
+)
+def test_the_wait_of_the_error_table_lengthens_the_backoff_and_never_shortens_it(
+    retry_after_ms: int | None, waits_ms: int
+) -> None:
+    receipt = make_receipt(E.FAILED, outcome=K.TRANSIENT, retry_after_ms=retry_after_ms)
+    verdict = absorb(make_standing(pinned=True), receipt)
+    assert verdict is not None
+    assert (verdict.delay_ms, verdict.hold_ms, verdict.last_delay_ms) == (waits_ms, waits_ms, MINUTE)
+
+
+@given(st.integers(0, DAY), st.integers(0, DAY), st.integers(0, DAY), st.text())
+def test_the_wait_lies_within_its_bounds_and_is_the_same_each_time(
+    low: int, more: int, asked: int, event_id: str
+) -> None:
+    standing = make_standing(pinned=True, bounce_min_ms=low, bounce_max_ms=low + more)
+    receipt = make_receipt(E.FAILED, outcome=K.TRANSIENT, retry_after_ms=asked, event_id=event_id)
+    one, other = absorb(standing, receipt), absorb(standing, receipt)
+    assert one is not None
+    assert one == other
+    assert max(low, asked) <= one.delay_ms <= max(low, asked) + more
+    assert low <= one.last_delay_ms <= low + more
+
+
+def test_waits_of_different_events_are_spread() -> None:
+    standing = make_standing(pinned=True, bounce_min_ms=0, bounce_max_ms=HOUR)
+    receipts = [make_receipt(E.FAILED, event_id=f"SM{number}:failed") for number in range(200)]
+    waits = [verdict.delay_ms for receipt in receipts if (verdict := absorb(standing, receipt))]
+    assert min(waits) < 0.1 * HOUR < 0.9 * HOUR < max(waits)
+
+
+def test_a_row_that_does_not_say_waits_the_backoff_of_the_receipt() -> None:
+    standing = make_standing(pinned=True, bounce_min_ms=None, bounce_max_ms=None)
+    verdict = absorb(standing, make_receipt(E.FAILED, backoff_ms=7_000))
+    assert verdict is not None
+    assert verdict.delay_ms == 7_000
+
+
+@pytest.mark.parametrize("kind", [K.BAD_CONTENT, K.BAD_RECIPIENT, K.DEAD_ADDRESS, K.OPTED_OUT])
+@pytest.mark.parametrize("status", [S.SENT, S.IN_DOUBT, S.RETRYING])
+def test_a_failure_that_no_provider_can_help_is_the_end(kind: OutcomeKind, status: Status) -> None:
+    verdict = absorb(make_standing(status), make_receipt(E.FAILED, outcome=kind))
+    assert verdict is not None
+    assert (verdict.status_after, verdict.rank) == (S.FAILED, FINAL_FAILURE_RANK)
+
+
+def test_content_is_the_end_also_where_bounces_always_fail_over() -> None:
+    verdict = absorb(make_standing(bounce_always=True), make_receipt(E.FAILED, outcome=K.BAD_CONTENT))
+    assert verdict is not None
+    assert verdict.status_after is S.FAILED
+
+
+def test_the_second_message_that_fails_for_an_unknown_reason_is_the_end() -> None:
+    verdict = absorb(make_standing(unknown_before=True), make_receipt(E.FAILED))
+    assert verdict is not None
+    assert (verdict.status_after, verdict.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
+    known = absorb(make_standing(unknown_before=True), make_receipt(E.FAILED, outcome=K.TRANSIENT))
+    assert known is not None
+    assert known.status_after is S.RETRYING
 
 
 def test_a_failure_that_is_the_recipient_s_fault_is_the_end() -> None:
-    verdict = absorb(make_standing(), make_receipt(E.FAILED, recipient_at_fault=True))
+    verdict = absorb(make_standing(), make_receipt(E.FAILED, outcome=K.BAD_RECIPIENT))
     assert verdict is not None
     assert (verdict.status_after, verdict.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
     assert not verdict.reopened
 
 
-def test_unless_bounces_always_fail_over() -> None:
-    receipt = make_receipt(E.FAILED, recipient_at_fault=True, always_failover=True)
-    verdict = absorb(make_standing(), receipt)
+@pytest.mark.parametrize(
+    ("row_says", "receipt_says", "ends"),
+    [(True, False, S.RETRYING), (False, True, S.FAILED), (None, True, S.RETRYING), (None, False, S.FAILED)],
+)
+def test_unless_bounces_always_fail_over_by_the_rule_of_the_notification(
+    row_says: bool | None, receipt_says: bool, ends: Status
+) -> None:
+    receipt = make_receipt(E.FAILED, outcome=K.BAD_RECIPIENT, always_failover=receipt_says)
+    verdict = absorb(make_standing(bounce_always=row_says), receipt)
     assert verdict is not None
-    assert (verdict.status_after, verdict.provider) == (S.RETRYING, "sns")
+    assert verdict.status_after is ends
 
 
 def test_a_failure_of_an_earlier_message_does_not_reopen_what_a_later_one_sent() -> None:
@@ -157,22 +276,23 @@ def two_orders(
 
 
 plain = events.map(lambda found: [make_receipt(event) for event in found])
+classes = st.sampled_from([None, *OutcomeKind])
 blaming = st.builds(
-    lambda found, at_fault, always: [
-        make_receipt(event, recipient_at_fault=at_fault, always_failover=always) for event in found
+    lambda found, outcome, always: [
+        make_receipt(event, outcome=outcome, always_failover=always) for event in found
     ],
     events,
-    st.booleans(),
+    classes,
     st.booleans(),
 )
 mixed = st.lists(
-    st.builds(make_receipt, st.sampled_from([E.FAILED, E.SENT]), recipient_at_fault=st.booleans()),
+    st.builds(make_receipt, st.sampled_from([E.FAILED, E.SENT]), outcome=classes),
     min_size=2,
     max_size=5,
 )
 
 
-BLAMED, UNBLAMED = (make_receipt(E.FAILED, recipient_at_fault=fault) for fault in (True, False))
+BLAMED, UNBLAMED = (make_receipt(E.FAILED, outcome=kind) for kind in (K.BAD_RECIPIENT, K.TRANSIENT))
 
 
 @settings(max_examples=200)
@@ -184,12 +304,13 @@ def test_any_order_and_any_repeats_end_in_the_same_status(
     assert (one.status, one.rank) == (other.status, other.rank)
 
 
-@given(st.sampled_from([S.SENT, S.IN_DOUBT]), two_orders(mixed))
-@example(S.SENT, ([BLAMED, UNBLAMED], [UNBLAMED, BLAMED]))
-def test_failures_that_blame_differently_end_in_the_same_status_too(
-    status: Status, orders: tuple[list[Receipt], list[Receipt]]
+@given(st.sampled_from([S.SENT, S.IN_DOUBT]), two_orders(mixed), st.booleans(), st.booleans())
+@example(S.SENT, ([BLAMED, UNBLAMED], [UNBLAMED, BLAMED]), False, False)
+def test_failures_of_different_classes_end_in_the_same_status_too(
+    status: Status, orders: tuple[list[Receipt], list[Receipt]], pinned: bool, unknown_before: bool
 ) -> None:
-    one, other = (hear(make_standing(status), order).status for order in orders)
+    standing = make_standing(status, pinned=pinned, unknown_before=unknown_before)
+    one, other = (hear(standing, order).status for order in orders)
     assert one is other
 
 

@@ -6,11 +6,13 @@ import itertools
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from homing.core.decide import NOTHING_AGAINST_IT, allowed_attempts, decide, judge
-from homing.core.model import Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
+from homing.core.model import AttemptRecord, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
+from homing.core.policy import BounceFailover, Jitter
 from homing.core.receipts import Standing, absorb
-from homing.core.rows import Change, Row, claim_of, lease, receive, settle
+from homing.core.rows import Change, Row, claim_of, lease, receive, settle, standing_of
 
 from .build import DAY, HOUR, MESSAGE, MINUTE, NOW, STEADY, TWO, make_outcome, make_receipt, make_row
 
@@ -29,19 +31,13 @@ def sent_row(**changes: Any) -> Row:
     return make_row(**fields | changes)
 
 
+def stand(row: Row, rank: int, now: int) -> Standing:
+    record = AttemptRecord(row.attempts, row.provider, OutcomeKind.ACCEPTED, NOW, 1, "worker-1")
+    return standing_of(row, [record], [rank], 0, now)
+
+
 def hear(row: Row, receipt: Receipt, now: int = LATER, rank: int = 0) -> Change:
-    standing = Standing(
-        status=row.status,
-        mode=row.mode,
-        channel=row.channel,
-        address=row.address,
-        provider=row.provider,
-        outlet=row.outlet,
-        attempts=row.attempts,
-        rank=rank,
-        newest=True,
-    )
-    verdict = absorb(standing, receipt)
+    verdict = absorb(stand(row, rank, now), receipt)
     assert verdict is not None
     return receive(row, verdict, receipt, now)
 
@@ -103,8 +99,10 @@ def test_bounces_without_end_get_one_attempt_beyond_the_maximum_in_all() -> None
     row, now, made = sent_row(attempts=0, status=Status.SENT), NOW, 0
     for number in range(1, 20):
         now += HOUR
-        hear(row, make_receipt(E.FAILED, provider_message_id=f"m-{number}"), now=now)
+        receipt = make_receipt(E.FAILED, outcome=OutcomeKind.TRANSIENT, provider=row.provider)
+        hear(row, receipt, now=now)
         assert row.status is Status.RETRYING
+        assert row.due_at == now
         lease(row, "worker-1", MINUTE, now)
         claim = claim_of(row, MESSAGE, now)
         ended = judge(claim, STEADY, NOTHING_AGAINST_IT, now=now)
@@ -119,9 +117,29 @@ def test_bounces_without_end_get_one_attempt_beyond_the_maximum_in_all() -> None
 
 
 def test_a_bounce_of_a_pinned_notification_goes_to_the_provider_it_was_pinned_to() -> None:
-    row = sent_row(pinned=True)
+    row = sent_row(pinned=True, bounce_min_ms=MINUTE, bounce_max_ms=MINUTE)
     hear(row, make_receipt(E.FAILED))
     assert (row.status, row.provider, row.outlet) == (Status.RETRYING, "twilio", "twilio")
+    assert (row.due_at, row.holds) == (LATER + MINUTE, {"twilio": LATER + MINUTE})
+
+
+def test_a_bounce_holds_its_provider_and_forgets_holds_that_are_over() -> None:
+    row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"spare": NOW, "other": LATER + 1})
+    hear(row, make_receipt(E.FAILED))
+    assert row.holds == {"twilio": LATER + MINUTE, "other": LATER + 1}
+    assert row.last_delay_ms == MINUTE
+
+
+def test_a_settlement_writes_what_a_receipt_needs_of_the_policy() -> None:
+    row = sent_row(status=Status.PENDING, attempts=0)
+    lease(row, "worker-1", MINUTE, NOW)
+    accepted = make_outcome(OutcomeKind.ACCEPTED, provider_message_id="m-1")
+    policy = replace(STEADY, jitter=Jitter.ADDITIVE, jitter_ms=500, bounce_failover=BounceFailover.ALWAYS)
+    for u in (0.0, 0.9):
+        settled = decide(claim_of(row, MESSAGE, NOW), accepted, policy, TWO, elapsed_ms=1, latency_ms=1, u=u)
+        assert (settled.bounce_always, settled.bounce_min_ms, settled.bounce_max_ms) == (True, 10_000, 10_500)
+    assert settle(row, settled, NOW) is not None
+    assert (row.bounce_always, row.bounce_min_ms, row.bounce_max_ms) == (True, 10_000, 10_500)
 
 
 def test_a_bounce_that_comes_two_days_later_still_goes_to_the_next_provider() -> None:
@@ -134,7 +152,7 @@ def test_a_bounce_that_comes_two_days_later_still_goes_to_the_next_provider() ->
 
 def test_a_bounce_that_blames_the_recipient_is_a_dead_letter() -> None:
     row = sent_row()
-    hear(row, make_receipt(E.FAILED, recipient_at_fault=True, error="mailbox does not exist"))
+    hear(row, make_receipt(E.FAILED, outcome=OutcomeKind.BAD_RECIPIENT, error="mailbox does not exist"))
     assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.RECEIPT_FAILED, LATER)
     assert (row.last_error, row.due_at) == ("mailbox does not exist", None)
 
@@ -191,19 +209,8 @@ def test_the_reason_of_a_dead_letter_does_not_depend_on_the_order_of_its_receipt
 ) -> None:
     row, rank = sent_row(), 0
     for event, at_fault in order:
-        receipt = make_receipt(event, recipient_at_fault=at_fault)
-        standing = Standing(
-            status=row.status,
-            mode=row.mode,
-            channel=row.channel,
-            address=row.address,
-            provider=row.provider,
-            outlet=row.outlet,
-            attempts=row.attempts,
-            rank=rank,
-            newest=True,
-        )
-        verdict = absorb(standing, receipt)
+        receipt = make_receipt(event, outcome=OutcomeKind.BAD_RECIPIENT if at_fault else None)
+        verdict = absorb(stand(row, rank, LATER), receipt)
         if verdict is not None:
             receive(row, verdict, receipt, LATER)
             rank = verdict.rank

@@ -19,7 +19,7 @@ from homing.core.model import (
     Status,
 )
 from homing.core.policy import OnTimeout, RetryPolicy
-from homing.core.receipts import Standing, absorb
+from homing.core.receipts import absorb
 from homing.core.rows import (
     Change,
     Row,
@@ -31,6 +31,7 @@ from homing.core.rows import (
     receive,
     reclaim,
     settle,
+    standing_of,
     sums_of,
 )
 from homing.core.states import WAITING, after_command, may_settle
@@ -223,23 +224,21 @@ class Life(RuleBasedStateMachine):
             self.note(change)
 
     @precondition(lambda self: self.row.status is not Status.SENDING and self.attempts)
-    @rule(event=st.sampled_from(list(ReceiptEvent)), at_fault=st.booleans(), back=st.integers(0, 2))
-    def a_receipt_comes_in(self, event: ReceiptEvent, at_fault: bool, back: int) -> None:
-        about = self.attempts[max(0, len(self.attempts) - 1 - back)]
+    @rule(
+        event=st.sampled_from(list(ReceiptEvent)),
+        outcome=st.sampled_from([None, *OutcomeKind]),
+        back=st.integers(0, 2),
+    )
+    def a_receipt_comes_in(self, event: ReceiptEvent, outcome: OutcomeKind | None, back: int) -> None:
+        index = max(0, len(self.attempts) - 1 - back)
+        about = self.attempts[index]
         message_id = about.provider_message_id
         assert message_id is not None
-        receipt = make_receipt(event, provider_message_id=message_id, recipient_at_fault=at_fault)
-        standing = Standing(
-            status=self.row.status,
-            mode=self.row.mode,
-            channel=self.row.channel,
-            address=self.row.address,
-            provider=self.row.provider,
-            outlet=self.row.outlet,
-            attempts=self.row.attempts,
-            rank=self.ranks.get(message_id, 0),
-            newest=about is self.attempts[-1],
+        receipt = make_receipt(
+            event, provider=about.provider, provider_message_id=message_id, outcome=outcome
         )
+        ranks = [self.ranks.get(one.provider_message_id or "", 0) for one in self.attempts]
+        standing = standing_of(self.row, self.attempts, ranks, index, self.now)
         verdict = absorb(standing, receipt)
         if verdict is not None:
             assert verdict.rank >= standing.rank

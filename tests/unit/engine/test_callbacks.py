@@ -104,11 +104,13 @@ async def test_a_bounce_goes_to_the_next_provider_at_once(world: World) -> None:
 async def test_a_bounce_of_a_push_stays_with_the_provider_that_knows_the_device(world: World) -> None:
     first, second = Postman("first"), Postman("second")
     providers = {"first": serving("first", first, "push"), "second": serving("second", second, "push")}
-    engine = await world.open(providers)
+    engine = await world.open(providers, rules=steady())
     await engine.send({"deviceToken": "t-1"}, channel="push", body="Hello")
     await seconds(1)
     await engine.hear("first", signed([told(first.sent[0], E.FAILED)]))
     await seconds(1)
+    assert (len(first.sent), len(second.sent)) == (1, 0), "it waits for its backoff"
+    await seconds(10)
     assert (len(first.sent), len(second.sent)) == (2, 0)
 
 
@@ -122,7 +124,7 @@ async def test_a_hard_bounce_fails_over_only_where_the_preset_says_so(
     engine = await world.open({"first": first, "second": second}, preset=preset)
     id = await mail(engine)
     await seconds(1)
-    bounce = told(first.sent[0], E.FAILED, recipient_at_fault=True, address_dead=True)
+    bounce = told(first.sent[0], E.FAILED, outcome="dead_address")
     await engine.hear("first", signed([bounce]))
     await seconds(1)
     assert (await status(engine, id), len(second.sent)) == (ends_as, sends)

@@ -70,7 +70,7 @@ async def test_a_good_health_check_does_not_end_that_pause_but_time_does(world: 
 
 async def test_the_recipients_errors_never_open_a_breaker(world: World) -> None:
     engine, post, _ = await open_two(world)
-    await send_and_tell(engine, post, [E.FAILED] * 30, recipient_at_fault=True)
+    await send_and_tell(engine, post, [E.FAILED] * 30, outcome="bad_recipient")
     await seconds(5 * MINUTE)
     assert await phase(world, "post") is Phase.CLOSED
 

@@ -34,6 +34,8 @@ STATE: dict[str, str] = {
             "delivered_at",
             "failed_at",
             "acknowledged_at",
+            "bounce_min_ms",
+            "bounce_max_ms",
         ],
         "bigint",
     ),
@@ -47,11 +49,12 @@ STATE: dict[str, str] = {
             "max_attempts",
             "attempt_floor",
             "bounce_floor",
+            "unknown_bounce",
             "failures_here",
         ],
         "integer",
     ),
-    **dict.fromkeys(["pinned", "overdue", "cancel_requested", "unhurried"], "boolean"),
+    **dict.fromkeys(["pinned", "overdue", "cancel_requested", "unhurried", "bounce_always"], "boolean"),
     **dict.fromkeys(
         [
             "tenant",
@@ -142,6 +145,9 @@ SETTLED: dict[str, str] = {
         "delivered_at",
         "failed_at",
         "cancel_requested",
+        "bounce_always",
+        "bounce_min_ms",
+        "bounce_max_ms",
     ]
 }
 """What a settlement changes, besides what ends with every lease."""
@@ -166,6 +172,8 @@ def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
         row.delivered_at,
         row.failed_at,
         row.acknowledged_at,
+        row.bounce_min_ms,
+        row.bounce_max_ms,
         queue,
         row.token,
         row.changes,
@@ -174,11 +182,13 @@ def state_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
         row.max_attempts,
         row.attempt_floor,
         row.bounce_floor,
+        row.unknown_bounce,
         row.failures_here,
         row.pinned,
         row.overdue,
         row.cancel_requested,
         row.mode is _SYNCHRONOUS,
+        row.bounce_always,
         row.tenant,
         row.status._value_,
         row.provider,
@@ -270,6 +280,9 @@ def settled_columns(seq: int, row: Row, queue: int) -> tuple[Any, ...]:
         row.delivered_at,
         row.failed_at,
         row.cancel_requested,
+        row.bounce_always,
+        row.bounce_min_ms,
+        row.bounce_max_ms,
     )
 
 

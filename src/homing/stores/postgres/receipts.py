@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from homing.core.effects import has_effects
 from homing.core.model import AttemptRecord, OutcomeKind, Receipt, ReceiptResult
-from homing.stores.codec import ATTEMPT_FIELDS, encode
+from homing.stores.codec import ATTEMPT_FIELDS, KeptReceipt, encode
 from homing.stores.desk import Desk, File, Owners
 from homing.stores.postgres.changes import Book, messages_of, write_puts
 from homing.stores.postgres.columns import clean, is_id
@@ -84,7 +84,7 @@ FROM unnest($1::bigint[], $2::integer[], $3::text[]) AS r (seq, change, message_
 WHERE a.seq = r.seq AND a.change = r.change AND a.provider_message_id IS NULL
 """
 
-_decode_receipt = json.Decoder(Receipt).decode
+_decode_receipt = json.Decoder(KeptReceipt).decode
 _EventKey = tuple[str, str]
 """(provider, event id)."""
 _Kept = tuple[int, Receipt]
@@ -144,7 +144,7 @@ async def _take_kept(tx: Tx, found: Sequence[Record]) -> list[_Kept]:
     """Applies those whose time has come; they are no longer kept then."""
     if not found:
         return []
-    early = [(number, _decode_receipt(kept)) for number, kept in found]
+    early = [(number, _decode_receipt(kept).current()) for number, kept in found]
     desk, book = await _desk(tx, [receipt for _, receipt in early])
     taken = [(number, receipt) for number, receipt in early if desk.can_apply(receipt)]
     for _, receipt in taken:

@@ -9,6 +9,7 @@ from homing.core.model import RegistryPut, Settlement
 from homing.core.rows import Change
 from homing.core.rows import settle as settled
 from homing.core.states import LIVE
+from homing.stores.codec import KEPT_FIELDS
 from homing.stores.fates import APPLIED, MISSING, STALE, Fate
 from homing.stores.held import Found, Held
 from homing.stores.postgres.changes import Book, write_puts
@@ -23,10 +24,17 @@ _ALWAYS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
 # A row was read, or kept since its claim, and has changed by this settlement: it is written only where
 # nothing else has changed it meanwhile.
 _UNCHANGED = "s.seq = u.seq AND s.changes = u.changes - 1"
+
+
+def _written(name: str) -> str:
+    """The new value of a column that a settlement writes."""
+    return f"coalesce(u.{name}, s.{name})" if name in KEPT_FIELDS else f"u.{name}"
+
+
 WAITS_ON = Batch(
     f"""
 UPDATE homing.live AS s
-SET {", ".join(f"{name} = u.{name}" for name in _WRITTEN)},
+SET {", ".join(f"{name} = {_written(name)}" for name in _WRITTEN)},
     {", ".join(f"{name} = {value}" for name, value in _ALWAYS.items())}
 FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 """,  # noqa: S608
@@ -35,7 +43,7 @@ FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 
 
 def _moved(name: str) -> str:
-    return _ALWAYS.get(name) or (f"u.{name}" if name in SETTLED else f"s.{name}")
+    return _ALWAYS.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
 
 
 ENDS = Batch(

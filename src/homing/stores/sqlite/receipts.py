@@ -12,6 +12,7 @@ from homing.core.rows import Change
 from homing.stores.codec import (
     ATTEMPT_FIELDS,
     MUTABLE_FIELDS,
+    KeptReceipt,
     StoredAttempt,
     encode,
     mutable_columns,
@@ -71,7 +72,7 @@ _LEARNED = Many(
 _decode_heard = json.Decoder(list[tuple[str, str]]).decode
 _decode_owners = json.Decoder(list[tuple[str, str, int]]).decode
 _decode_attempts = json.Decoder(list[tuple[int, int, int, StoredAttempt]]).decode
-_decode_early = json.Decoder(list[tuple[int, Receipt]]).decode
+_decode_early = json.Decoder(list[tuple[int, KeptReceipt]]).decode
 
 
 def _desk(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
@@ -125,7 +126,8 @@ def take_early(tx: Tx, seqs: Sequence[int]) -> None:
     """Applies what was kept for any attempt of these notifications, of which something new is known."""
     if not seqs or not tx.one("SELECT EXISTS (SELECT 1 FROM homing_receipts WHERE kept IS NOT NULL)"):
         return
-    early = _decode_early(tx.one(_EARLY, encode(seqs)))
+    kept = _decode_early(tx.one(_EARLY, encode(seqs)))
+    early = [(number, receipt.current()) for number, receipt in kept]
     if not early:
         return
     desk, book = _desk(tx, [receipt for _, receipt in early])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from homing.core.model import RegistryPut, Settlement, Status
 from homing.core.rows import Change
 from homing.core.rows import settle as settled
-from homing.stores.codec import SETTLED_FIELDS, Column, settled_columns
+from homing.stores.codec import KEPT_FIELDS, SETTLED_FIELDS, Column, settled_columns
 from homing.stores.fates import APPLIED, MISSING, STALE, Fate
 from homing.stores.held import Found, Held
 from homing.stores.sqlite.changes import Book, write_puts
@@ -19,7 +19,7 @@ from homing.stores.sqlite.threads import Again
 _FAILED = Status.FAILED
 
 # A row that was kept since its claim is written only where nothing else has changed it meanwhile.
-SETTLED = Update(SETTLED_FIELDS, where=" AND homing_notifications.changes = {changes} - 1")
+SETTLED = Update(SETTLED_FIELDS, " AND homing_notifications.changes = {changes} - 1", KEPT_FIELDS)
 
 
 def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:

@@ -136,17 +136,25 @@ class Update:
     is cheaper than VALUES of their own for each.
     """
 
-    def __init__(self, fields: Sequence[str], where: str = "") -> None:
-        """`where` says of the row what else must hold; `{changes}` in it is the number of its new changes."""
+    def __init__(self, fields: Sequence[str], where: str = "", kept: Collection[str] = ()) -> None:
+        """`where` says of the row what else must hold; `{changes}` in it is the number of its new changes.
+
+        A NULL for one of the `kept` fields leaves what is stored.
+        """
+
+        def to_set(name: str, value: str) -> str:
+            value = f"coalesce({value}, homing_notifications.{name})" if name in kept else value
+            return f"{name} = {value}"
+
         number_of = {name: number for number, name in enumerate(fields, 1)}
         changes = number_of.get("changes", 0)
-        alike = ", ".join(f"{name} = ?{number}" for name, number in number_of.items())
+        alike = ", ".join(to_set(name, f"?{number}") for name, number in number_of.items())
         self.alike = (
             f"UPDATE homing_notifications SET {alike}"  # noqa: S608
             f" WHERE seq IN (SELECT value FROM json_each(?{len(fields) + 1}))"
             + where.format(changes=f"?{changes}")
         )
-        each = ", ".join(f"{name} = new.column{number + 1}" for name, number in number_of.items())
+        each = ", ".join(to_set(name, f"new.column{number + 1}") for name, number in number_of.items())
         self.each = Many(
             f"UPDATE homing_notifications SET {each} FROM (VALUES ",  # noqa: S608
             len(fields) + 1,

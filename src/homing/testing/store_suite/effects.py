@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homing.core.effects import DEVICE, PREFERENCE, SUPPRESSION
-from homing.core.model import Channel, Content, Message, Reason, ReceiptEvent, Recipient, Status
+from homing.core.model import Channel, Content, Message, OutcomeKind, Reason, ReceiptEvent, Recipient, Status
 from homing.testing.builders import (
     HOUR_MS,
     a_notification,
@@ -17,7 +17,7 @@ from homing.testing.builders import (
 from homing.testing.store_suite.harness import Harness
 from homing.testing.store_suite.steps import claim_all, claim_one, see, send, status_of, take
 
-E = ReceiptEvent
+E, K = ReceiptEvent, OutcomeKind
 ADA = "email:ada@example.com"
 
 
@@ -78,7 +78,7 @@ class ReceiptEffectTests:
         store = harness.store
         id = await send(store, "m-1")
         for event in order:
-            await store.receipt([a_receipt("m-1", event, address_dead=event is E.FAILED)])
+            await store.receipt([a_receipt("m-1", event, outcome=K.DEAD_ADDRESS)])
         assert await status_of(store, id) is Status.DELIVERED
         [entry] = await store.list_entries("default", SUPPRESSION)
         assert (entry.key, entry.value["why"]) == (f"{ADA}:*", "dead_address")
@@ -86,14 +86,14 @@ class ReceiptEffectTests:
     async def test_a_dead_address_is_the_end_of_it(self, harness: Harness) -> None:
         store = harness.store
         id = await send(store, "m-1")
-        await store.receipt([a_receipt("m-1", E.FAILED, address_dead=True)])
+        await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.DEAD_ADDRESS)])
         found = await see(store, id)
         assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
 
     async def test_where_bounces_always_fail_over_the_address_stays_in_use(self, harness: Harness) -> None:
         store = harness.store
-        await send(store, "m-1")
-        await store.receipt([a_receipt("m-1", E.FAILED, address_dead=True, always_failover=True)])
+        await send(store, "m-1", bounce_always=True)
+        await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.DEAD_ADDRESS)])
         assert await store.list_entries("default", SUPPRESSION) == ()
         assert (await claim_one(store)).provider == "acs"
 
@@ -101,7 +101,7 @@ class ReceiptEffectTests:
         store = harness.store
         new = a_notification(channel=Channel.PUSH, provider="fcm", address="token-1")
         await send(store, "m-1", new)
-        await store.receipt([a_receipt("m-1", E.FAILED, provider="fcm", address_dead=True)])
+        await store.receipt([a_receipt("m-1", E.FAILED, provider="fcm", outcome=K.DEAD_ADDRESS)])
         [device] = await store.list_entries("default", DEVICE)
         assert device.value == {"token": "token-1", "active": False, "why": "dead at fcm"}
 
@@ -112,18 +112,18 @@ class ReceiptEffectTests:
         long = "".join(map(str, range(1_100)))[:4_000]
         push = a_notification(channel=Channel.PUSH, provider="fcm", address=long)
         await send(store, "m-1", push)
-        await store.receipt([a_receipt("m-1", E.FAILED, provider="fcm", address_dead=True)])
+        await store.receipt([a_receipt("m-1", E.FAILED, provider="fcm", outcome=K.DEAD_ADDRESS)])
         [device] = await store.list_entries("default", DEVICE)
         assert device.value["token"] == long
         await send(store, "m-2", a_notification(address=long))
-        await store.receipt([a_receipt("m-2", E.FAILED, address_dead=True)])
+        await store.receipt([a_receipt("m-2", E.FAILED, outcome=K.DEAD_ADDRESS)])
         [suppression] = await store.list_entries("default", SUPPRESSION)
         assert suppression.value["address"] == long
 
     async def test_a_plain_failure_writes_nothing(self, harness: Harness) -> None:
         store = harness.store
         await send(store, "m-1")
-        await store.receipt([a_receipt("m-1", E.FAILED, recipient_at_fault=True)])
+        await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.BAD_RECIPIENT)])
         assert await store.list_entries("default", SUPPRESSION) == ()
 
 
@@ -142,18 +142,11 @@ class BounceCountTests:
 
     async def test_a_fault_of_the_recipient_does_not_count(self, harness: Harness) -> None:
         store = harness.store
-        for dead_address in (False, True):
+        for kind in (K.BAD_RECIPIENT, K.DEAD_ADDRESS, K.OPTED_OUT):
             for always in (False, True):
-                message = f"m-{dead_address}-{always}"
-                await send(store, message)
-                receipt = a_receipt(
-                    message,
-                    E.FAILED,
-                    recipient_at_fault=not dead_address,
-                    address_dead=dead_address,
-                    always_failover=always,
-                )
-                await store.receipt([receipt])
+                message = f"m-{kind}-{always}"
+                await send(store, message, bounce_always=always)
+                await store.receipt([a_receipt(message, E.FAILED, outcome=kind)])
                 for claim in await claim_all(store):
                     await store.settle([dead(claim)])
         assert sum(s.bounced for s in await store.roll_ups(None, since_ms=HOUR_MS)) == 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from homing.core.effects import suppression_key
-from homing.core.model import Reason, ReceiptEvent, Status
+from homing.core.model import OutcomeKind, Reason, ReceiptEvent, Status
 from homing.core.ports import Backend
 from homing.testing.builders import (
+    FAILURE_CLASSES,
     a_receipt,
     a_settlement,
     an_attempt,
@@ -90,6 +92,19 @@ class OrderingTests:
         await store.settle([dead(second)])
         assert await status_of(store, claim.id) is Status.DELIVERED
 
+    @pytest.mark.parametrize("kind", FAILURE_CLASSES)
+    async def test_a_failure_of_any_class_ends_the_same_early_and_late(
+        self, harness: Harness, kind: OutcomeKind | None
+    ) -> None:
+        store = harness.store
+        early, late = await take(store), await take(store)
+        receipt = a_receipt("m-early", E.FAILED, outcome=kind)
+        assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
+        await store.settle([sent(early, "m-early"), sent(late, "m-late")])
+        await store.receipt([a_receipt("m-late", E.FAILED, outcome=kind)])
+        one, other = await see(store, early.id), await see(store, late.id)
+        assert (one.status, one.reason, one.provider) == (other.status, other.reason, other.provider)
+
     @pytest.mark.parametrize("seed", range(40))
     @pytest.mark.parametrize("start", [Status.SENT, Status.IN_DOUBT, Status.FAILED])
     async def test_any_order_and_any_repeats_end_in_the_same_status(
@@ -97,27 +112,30 @@ class OrderingTests:
     ) -> None:
         """The same events about one message: shuffled, repeated, some of them before the settle."""
         store, chance = harness.store, random.Random(seed)
-        events = chance.choices([*E, E.DELIVERED, E.FAILED], k=chance.randint(1, 5))
-        at_fault = chance.random() < 0.5
+        events = [
+            (event, chance.choice(FAILURE_CLASSES))
+            for event in chance.choices([*E, E.DELIVERED, E.FAILED, E.FAILED], k=chance.randint(1, 5))
+        ]
+        always = chance.random() < 0.5
         endings = set()
         for way in range(4):
-            endings.add(await _hear(store, start, events, at_fault, random.Random(100 * seed + way), way))
+            endings.add(await _hear(store, start, events, always, random.Random(100 * seed + way), way))
         assert len(endings) == 1, f"{events} ended as {endings}"
 
 
 async def _hear(
     store: Backend,
     start: Status,
-    events: list[ReceiptEvent],
-    at_fault: bool,
+    events: list[tuple[ReceiptEvent, OutcomeKind | None]],
+    always: bool,
     chance: random.Random,
     way: int,
 ) -> tuple[Status, Reason | None, int, tuple[tuple[str, int], ...]]:
     """Where a notification ends that hears of these events in one of many ways."""
     message_id = an_id()
     heard = [
-        a_receipt(message_id, event, event_id=f"{message_id}-{number}", recipient_at_fault=at_fault)
-        for number, event in enumerate(events)
+        a_receipt(message_id, event, event_id=f"{message_id}-{number}", outcome=outcome)
+        for number, (event, outcome) in enumerate(events)
     ]
     if way:
         heard += chance.choices(heard, k=chance.randint(0, 4))
@@ -127,12 +145,14 @@ async def _hear(
     await store.receipt(heard[:early])
     match start:
         case Status.SENT:
-            settlement = sent(claim, message_id)
+            settlement = sent(claim, message_id, bounce_always=always)
         case Status.IN_DOUBT:
-            settlement = in_doubt(claim, message_id)
+            settlement = replace(in_doubt(claim, message_id), bounce_always=always)
         case _:
             record = an_attempt(claim, message_id=message_id)
-            settlement = a_settlement(claim, start, attempt=record, reason=Reason.BAD_CONTENT)
+            settlement = a_settlement(
+                claim, start, attempt=record, reason=Reason.BAD_CONTENT, bounce_always=always
+            )
     await store.settle([settlement])
     for receipt in heard[early:]:
         await store.receipt([receipt])

@@ -5,18 +5,24 @@ from __future__ import annotations
 import pytest
 
 from homing.core.failover import Stop
-from homing.core.model import Mode, Reason, ReceiptEvent, Status
+from homing.core.model import Mode, OutcomeKind, Reason, ReceiptEvent, Status
+from homing.core.views import when
 from homing.testing.builders import (
     DAY_MS,
+    FAILURE_CLASSES,
     HOUR_MS,
+    MAIL_ROUTE,
+    MINUTE_MS,
     a_notification,
     a_receipt,
     a_submission,
+    postponed,
     retry_in,
     sent,
 )
 from homing.testing.store_suite.harness import Harness
 from homing.testing.store_suite.steps import (
+    MARGIN_MS,
     claim_all,
     claim_one,
     close_to,
@@ -28,7 +34,7 @@ from homing.testing.store_suite.steps import (
     take,
 )
 
-E = ReceiptEvent
+E, K = ReceiptEvent, OutcomeKind
 
 
 class ReceivingTests:
@@ -98,22 +104,150 @@ class ReceivingTests:
         claim = await claim_one(store)
         assert (claim.provider, claim.outlet) == ("acs", "acs")
         assert (claim.attempt, claim.bounce_floor, claim.failures_here) == (2, 2, 0)
-        await store.settle([sent(claim, "m-2")])
-        await store.receipt([a_receipt("m-2", E.FAILED, provider="acs")])
-        assert (await claim_one(store)).provider == "sendgrid"
+        assert close_to(claim.holds["sendgrid"], await store.now_ms() + MINUTE_MS)
+        assert claim.last_delay_ms == MINUTE_MS
 
-    async def test_a_failure_with_one_provider_goes_there_again(self, harness: Harness) -> None:
+    async def test_back_and_forth_waits_for_the_provider_that_is_free_first(self, harness: Harness) -> None:
         store = harness.store
-        await send(store, "m-1")
-        await store.receipt([a_receipt("m-1", E.FAILED, route=(Stop("sendgrid"),))])
-        assert (await claim_one(store)).provider == "sendgrid"
-
-    async def test_a_failure_of_a_forced_provider_stays_there(self, harness: Harness) -> None:
-        store = harness.store
-        await send(store, "m-1", a_notification(pinned=True))
+        await send(store, "m-1", bounce_ms=(2 * HOUR_MS, 2 * HOUR_MS))
         await store.receipt([a_receipt("m-1", E.FAILED)])
+        await store.settle([sent(await claim_one(store), "m-2", bounce_ms=(HOUR_MS, HOUR_MS))])
+        await store.receipt([a_receipt("m-2", E.FAILED, provider="acs")])
+        assert await claim_all(store) == ()
+        await harness.advance(HOUR_MS + MARGIN_MS)
+        third = await claim_one(store)
+        assert (third.provider, third.attempt) == ("acs", 3)
+        await store.settle([sent(third, "m-3", bounce_ms=(3 * HOUR_MS, 3 * HOUR_MS))])
+        await store.receipt([a_receipt("m-3", E.FAILED, provider="acs")])
+        assert await claim_all(store) == ()
+        await harness.advance(HOUR_MS)
+        assert (await claim_one(store)).provider == "sendgrid"
+
+    async def test_a_failure_with_one_provider_goes_there_again_after_the_backoff(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        id = await send(store, "m-1", bounce_ms=(HOUR_MS, 2 * HOUR_MS))
+        await store.receipt([a_receipt("m-1", E.FAILED, route=(Stop("sendgrid"),))])
+        due_at, now = (await see(store, id)).next_retry_at, await store.now_ms()
+        assert due_at is not None
+        assert when(now + HOUR_MS - MARGIN_MS) <= due_at <= when(now + 2 * HOUR_MS)
+        assert await claim_all(store) == ()
+        await harness.advance(2 * HOUR_MS)
+        claim = await claim_one(store)
+        assert (claim.provider, claim.attempt) == ("sendgrid", 2)
+        assert HOUR_MS <= claim.last_delay_ms <= 2 * HOUR_MS
+
+    async def test_a_failure_with_one_provider_waits_as_long_as_the_error_table_says(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        receipt = a_receipt("m-1", E.FAILED, retry_after_ms=HOUR_MS, route=(Stop("sendgrid"),))
+        await store.receipt([receipt])
+        assert close_to((await see(store, id)).next_retry_at, await store.now_ms() + HOUR_MS)
+
+    async def test_a_failure_of_a_forced_provider_stays_there_and_waits(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1", a_notification(pinned=True))
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        assert close_to((await see(store, id)).next_retry_at, await store.now_ms() + MINUTE_MS)
+        await harness.advance(MINUTE_MS + MARGIN_MS)
         claim = await claim_one(store)
         assert (claim.provider, claim.pinned) == ("sendgrid", True)
+
+    @pytest.mark.parametrize("start", [Status.SENT, Status.IN_DOUBT])
+    @pytest.mark.parametrize("kind", FAILURE_CLASSES)
+    async def test_a_failure_follows_its_class(
+        self, harness: Harness, kind: OutcomeKind | None, start: Status
+    ) -> None:
+        store = harness.store
+        id = await send(store, "m-1") if start is Status.SENT else await doubt(store, "m-1")
+        await store.receipt([a_receipt("m-1", E.FAILED, outcome=kind, error_code="e")])
+        found = await see(store, id)
+        if kind in (K.BAD_CONTENT, K.BAD_RECIPIENT, K.DEAD_ADDRESS, K.OPTED_OUT):
+            assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
+            assert await claim_all(store) == ()
+        else:
+            assert (found.status, found.provider, found.error_code) == (Status.RETRYING, "acs", "e")
+            assert (await claim_one(store)).provider == "acs"
+
+    @pytest.mark.parametrize("pinned", [True, False])
+    async def test_a_fault_of_the_only_provider_is_final(self, harness: Harness, pinned: bool) -> None:
+        store = harness.store
+        id = await send(store, "m-1", a_notification(pinned=pinned))
+        route = MAIL_ROUTE if pinned else (Stop("sendgrid"),)
+        await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.PROVIDER_FAULT, route=route)])
+        found = await see(store, id)
+        assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
+
+    async def test_a_fault_of_the_provider_waits_for_another_rather_than_going_back(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        await send(store, "m-1", bounce_ms=(2 * HOUR_MS, 2 * HOUR_MS))
+        await store.receipt([a_receipt("m-1", E.FAILED)])
+        await store.settle([sent(await claim_one(store), "m-2")])
+        await store.receipt([a_receipt("m-2", E.FAILED, provider="acs", outcome=K.PROVIDER_FAULT)])
+        assert await claim_all(store) == ()
+        await harness.advance(2 * HOUR_MS + MARGIN_MS)
+        assert (await claim_one(store)).provider == "sendgrid"
+
+    async def test_an_unknown_failure_is_sent_again_once(self, harness: Harness) -> None:
+        store = harness.store
+        id = await send(store, "m-1")
+        unknown = a_receipt("m-1", E.FAILED, outcome=None)
+        await store.receipt([unknown])
+        again = a_receipt("m-1", E.FAILED, outcome=None)
+        assert (await store.receipt([again])).unchanged == (again.event_id,)
+        claim = await claim_one(store)
+        await store.settle([sent(claim, "m-2")])
+        await store.receipt([a_receipt("m-2", E.FAILED, provider="acs", outcome=None, error_code="?")])
+        found = await see(store, id)
+        assert (found.status, found.reason, found.error_code) == (Status.FAILED, Reason.RECEIPT_FAILED, "?")
+        assert found.attempt_count == 2
+
+    async def test_a_postponement_forgets_nothing_that_a_receipt_needs(self, harness: Harness) -> None:
+        """The claim does not read it, so its settlement must not write it."""
+        store = harness.store
+        id = await send(store, "m-1", bounce_always=True)
+        await store.receipt([a_receipt("m-1", E.FAILED, outcome=None)])
+        await store.settle([postponed(await claim_one(store), 0)])
+        await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.BAD_RECIPIENT)])
+        assert await status_of(store, id) is Status.RETRYING
+        await store.settle([sent(await claim_one(store), "m-2")])
+        await store.receipt([a_receipt("m-2", E.FAILED, provider="acs", outcome=None)])
+        assert await status_of(store, id) is Status.FAILED
+
+    async def test_a_wait_of_the_error_table_holds_for_a_retry_that_waits_already(
+        self, harness: Harness
+    ) -> None:
+        store = harness.store
+        claim = await take(store)
+        await store.settle([retry_in(claim, 0, message_id="m-1")])
+        await store.receipt([a_receipt("m-1", E.FAILED, retry_after_ms=HOUR_MS)])
+        assert close_to((await claim_one(store)).holds["sendgrid"], await store.now_ms() + HOUR_MS)
+
+    async def test_a_row_of_an_older_version_takes_what_the_receipt_brings(self, harness: Harness) -> None:
+        store = harness.store
+        always, never = [
+            await send(store, message, bounce_always=None, bounce_ms=None) for message in ("m-1", "m-2")
+        ]
+        route = (Stop("sendgrid"),)
+        for message, failover in (("m-1", True), ("m-2", False)):
+            receipt = a_receipt(
+                message,
+                E.FAILED,
+                outcome=K.BAD_RECIPIENT,
+                always_failover=failover,
+                backoff_ms=HOUR_MS,
+                route=route,
+            )
+            await store.receipt([receipt])
+        found = await see(store, always)
+        assert found.status is Status.RETRYING
+        assert close_to(found.next_retry_at, await store.now_ms() + HOUR_MS)
+        assert await status_of(store, never) is Status.FAILED
 
     async def test_what_a_late_failure_reopens_ages_anew(self, harness: Harness) -> None:
         store = harness.store
@@ -126,7 +260,8 @@ class ReceivingTests:
     async def test_a_failure_that_is_the_recipients_fault_is_final(self, harness: Harness) -> None:
         store = harness.store
         id = await send(store, "m-1")
-        await store.receipt([a_receipt("m-1", E.FAILED, recipient_at_fault=True)])
+        receipt = a_receipt("m-1", E.FAILED, outcome=K.BAD_RECIPIENT, always_failover=True)
+        await store.receipt([receipt])
         found = await see(store, id)
         assert (found.status, found.reason) == (Status.FAILED, Reason.RECEIPT_FAILED)
         assert await claim_all(store) == ()
@@ -135,9 +270,8 @@ class ReceivingTests:
         self, harness: Harness
     ) -> None:
         store = harness.store
-        await send(store, "m-1")
-        receipt = a_receipt("m-1", E.FAILED, recipient_at_fault=True, always_failover=True)
-        await store.receipt([receipt])
+        await send(store, "m-1", bounce_always=True)
+        await store.receipt([a_receipt("m-1", E.FAILED, outcome=K.BAD_RECIPIENT)])
         assert (await claim_one(store)).provider == "acs"
 
     async def test_a_failed_synchronous_send_is_not_sent_later(self, harness: Harness) -> None:

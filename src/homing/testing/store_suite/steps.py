@@ -22,6 +22,7 @@ from homing.core.ports import Backend
 from homing.core.views import when
 from homing.testing.builders import (
     HOUR_MS,
+    MINUTE_MS,
     a_notification,
     a_settlement,
     a_submission,
@@ -84,10 +85,13 @@ async def send(
     notification: NewNotification | None = None,
     *,
     tenant: str = DEFAULT_TENANT,
+    bounce_always: bool | None = False,
+    bounce_ms: tuple[int, int] | None = (MINUTE_MS, MINUTE_MS),
 ) -> str:
     """Brings one notification to `sent` under this provider message id; its own id."""
     claim = await take(store, notification, tenant=tenant)
-    result = await store.settle([sent(claim, message_id)])
+    settlement = sent(claim, message_id, bounce_always=bounce_always, bounce_ms=bounce_ms)
+    result = await store.settle([settlement])
     assert result.applied == (claim.id,)
     return claim.id
 

@@ -24,6 +24,7 @@ from homing.core.model import (
 from homing.core.ports import Backend
 from homing.testing.builders import (
     DAY_MS,
+    FAILURE_CLASSES,
     HOUR_MS,
     MINUTE_MS,
     STANDARD_EMAIL,
@@ -251,7 +252,8 @@ class Walker:
                     event,
                     provider=provider,
                     event_id=f"{message_id}-{event}",
-                    recipient_at_fault=chance.random() < 0.5,
+                    outcome=chance.choice(FAILURE_CLASSES),
+                    retry_after_ms=chance.choice((None, HOUR_MS)),
                 )
             )
         result = await store.receipt(batch)

@@ -1,0 +1,91 @@
+"""Watches reported failures: what a receipt may lead to by its class and the policy (invariants 8 and 9).
+
+The rules are written down a second time here, from the specification. The class and the wait of a failure are
+read from its error code, which the simulated carriers make, and not from what the engine made of it.
+"""
+
+from __future__ import annotations
+
+from homing.core.model import Channel, Mode, OutcomeKind, Status
+from homing.core.rows import CauseRecord, Row
+from homing.sim.scene import Bounces, Scene, Shadow
+
+_DAY_MS = 86_400_000
+_AT_FAULT = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
+
+Problem = tuple[str, str]
+"""(invariant, what is wrong)."""
+
+
+def bounce_code(kind: OutcomeKind | None, wait_ms: int) -> str:
+    """The error code of a reported failure: its class, `unknown` if it has none, and its wait."""
+    return f"{kind.value if kind else 'unknown'}/{wait_ms}"
+
+
+def read_code(code: str) -> tuple[OutcomeKind | None, int]:
+    """The class and the wait of such a code. No wait is longer than a day."""
+    kind, _, wait_ms = code.partition("/")
+    return None if kind == "unknown" else OutcomeKind(kind), min(int(wait_ms), _DAY_MS)
+
+
+class BounceWatch:
+    """Checks every change of a status by a receipt that reports a failure."""
+
+    def __init__(self, scene: Scene, routes: dict[Channel, tuple[str, ...]]) -> None:
+        self._scene = scene
+        self._routes = routes
+
+    def bounced(self, shadow: Shadow, row: Row, cause: CauseRecord) -> None:
+        """A failure was applied; `shadow` is still as it was before."""
+        kind, wait_ms = read_code(cause.why)
+        problems = [self._problem(shadow, row, cause.who, kind, wait_ms, by) for by in shadow.bounces]
+        if problems and all(problems):
+            assert problems[0] is not None, "checked just now"
+            self._scene.violate(*problems[0], shadow.id)
+        if row.status is not Status.RETRYING:
+            return
+        shadow.unknown_bounces += kind is None
+        shortest_ms = min((by.shortest_ms for by in shadow.bounces), default=0)
+        shadow.left_alone[cause.who] = self._scene.ms + max(shortest_ms, wait_ms)
+
+    def _problem(
+        self, shadow: Shadow, row: Row, here: str, kind: OutcomeKind | None, wait_ms: int, by: Bounces
+    ) -> Problem | None:
+        others = [] if shadow.pinned else [one for one in self._routes[shadow.channel] if one != here]
+        final = (
+            kind is OutcomeKind.BAD_CONTENT
+            or (kind in _AT_FAULT and not by.always)
+            or (kind is OutcomeKind.PROVIDER_FAULT and not others)
+            or (kind is None and shadow.unknown_bounces > 0)
+            or shadow.mode is Mode.SYNCHRONOUS
+        )
+        named = kind.value if kind else "an unknown failure"
+        if final:
+            ended = row.status is Status.FAILED
+            return None if ended else ("9", f"{named} was reported by {here}, and it goes on as {row.status}")
+        if row.status is not Status.RETRYING:
+            return ("9", f"{named} was reported by {here}, and it is {row.status} instead of sent again")
+        return self._wait_problem(row, here, others, kind, wait_ms, by)
+
+    def _wait_problem(
+        self, row: Row, here: str, others: list[str], kind: OutcomeKind | None, wait_ms: int, by: Bounces
+    ) -> Problem | None:
+        assert row.due_at is not None, "it waits"
+        now, due_ms = self._scene.now, row.due_at - self._scene.now
+        shortest_ms = max(by.shortest_ms, wait_ms)
+        if shortest_ms and row.holds.get(here, 0) < now + shortest_ms:
+            return ("8", f"{here} is not left alone for {shortest_ms} ms after a reported failure")
+        if row.provider == here:
+            longest_ms = shortest_ms + by.longest_ms - by.shortest_ms
+            if kind is OutcomeKind.PROVIDER_FAULT:
+                return ("9", f"{here} reported a fault of its own, and it is sent there again")
+            if not shortest_ms <= due_ms <= longest_ms:
+                return ("8", f"due again at {here} in {due_ms} ms, allowed are {shortest_ms}–{longest_ms}")
+            if any(row.holds.get(one, 0) < row.due_at for one in others):
+                return ("9", f"it waits for {here}, though another provider is free before")
+            return None
+        if row.provider not in others:
+            return ("9", f"goes to {row.provider} after a reported failure, which is not on its route")
+        if due_ms != max(0, row.holds.get(row.provider, 0) - now):
+            return ("8", f"due at {row.provider} in {due_ms} ms, though it is free at another time")
+        return None
