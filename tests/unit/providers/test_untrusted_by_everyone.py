@@ -185,12 +185,19 @@ POSTED = (
     b"[" + b",".join([b"{}"] * 20_000) + b"]",
 )
 
+SMALL_BYTES = 64 * 1024
+"""Every provider reads callbacks up to this size."""
+
 
 @pytest.mark.parametrize("signs", SIGNED, ids=lambda signs: signs.__name__)
 def test_whatever_is_signed_is_heard_or_counted(signs: Signs) -> None:
     for body in POSTED:
         provider, callback = signs(body)
-        heard = provider.hear(callback, NOW_MS)
+        try:
+            heard = provider.hear(callback, NOW_MS)
+        except CallbackRefused:  # Twilio and apps send no callback of that size
+            assert len(callback.body) > SMALL_BYTES
+            continue
         assert isinstance(heard, Heard)
         assert all(receipt.at <= NOW_MS for receipt in heard.receipts), body[:100]
 
