@@ -62,11 +62,17 @@ TWILIO: Words = {
     "delivered": {"MessageStatus": "delivered"},
     "soft": {"MessageStatus": "undelivered", "ErrorCode": "30008"},
     "hard": {"MessageStatus": "undelivered", "ErrorCode": "30005"},
+    "content": {"MessageStatus": "undelivered", "ErrorCode": "30007"},
+    "fault": {"MessageStatus": "undelivered", "ErrorCode": "30034"},
+    "unknown": {"MessageStatus": "failed", "ErrorCode": "39999"},
 }
 SNS: Words = {
     "delivered": {"status": "SUCCESS"},
     "soft": {"status": "FAILURE", "response": "Phone is currently unreachable/unavailable"},
     "hard": {"status": "FAILURE", "response": "Phone has blocked SMS"},
+    "content": {"status": "FAILURE", "response": "Blocked as spam by phone carrier"},
+    "fault": {"status": "FAILURE", "response": "No quota left for account"},
+    "unknown": {"status": "FAILURE", "response": "A reason that is new"},
 }
 SENDGRID: Words = {
     "queued": {"event": "processed"},
@@ -74,6 +80,10 @@ SENDGRID: Words = {
     "delivered": {"event": "delivered"},
     "soft": {"event": "bounce", "type": "blocked", "reason": "refused for now"},
     "hard": {"event": "bounce", "type": "bounce", "status": "5.1.1", "reason": "no such user"},
+    "hard drop": {"event": "dropped", "reason": "Bounced Address"},
+    "content": {"event": "dropped", "reason": "Spam Content"},
+    "fault": {"event": "dropped", "reason": "Recipient List over Package Quota"},
+    "unknown": {"event": "dropped", "reason": "A reason that is new"},
     "spam": {"event": "spamreport"},
     "unsubscribe": {"event": "group_unsubscribe"},
     "open": {"event": "open"},
@@ -84,11 +94,17 @@ ACS: Words = {
     "delivered": {"status": "Delivered"},
     "soft": {"status": "Failed"},
     "hard": {"status": "Bounced"},
+    "content": {"status": "FilteredSpam"},
+    "fault": {"status": "DomainNotLinked"},
+    "unknown": {"status": "Failed"},
 }
 FCM: Words = {
     "delivered": {"event": "delivered"},
     "soft": {"event": "failed", "error": "UNAVAILABLE"},
     "hard": {"event": "failed", "error": "UNREGISTERED"},
+    "content": {"event": "failed", "error": "INVALID_ARGUMENT"},
+    "fault": {"event": "failed", "error": "THIRD_PARTY_AUTH_ERROR"},
+    "unknown": {"event": "failed", "error": "A reason that is new"},
 }
 SAYS: Mapping[str, Words] = {"twilio": TWILIO, "sns": SNS, "sendgrid": SENDGRID, "acs": ACS, "fcm": FCM}
 

@@ -150,6 +150,7 @@ class Shuffling:
             providers=self._vendors.providers(),
             worker=True,
             receipts={"pause_ms": 0},
+            rules=[{"name": "soon", "base_ms": "50ms", "factor": 1.0, "jitter": "none"}],
             sinks={"log": {"events": []}},
         )
         self._told_early: set[str] = set()

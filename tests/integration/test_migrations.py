@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import asyncpg
 import pytest
+from msgspec import to_builtins
 
+from homing.core.effects import SUPPRESSION
 from homing.core.errors import SchemaError, StoreBusy
-from homing.core.model import Status
+from homing.core.model import ReceiptEvent, Status
 from homing.core.ports import Backend
 from homing.stores.migrate import Migration, migrations
 from homing.stores.postgres import PostgresStore, migrating
 from homing.stores.postgres import schema as postgres_schema
 from homing.stores.sqlite import SqliteStore
 from homing.stores.sqlite import schema as sqlite_schema
-from homing.testing.builders import a_submission, everything, sent
+from homing.testing.builders import a_notification, a_receipt, a_submission, everything, sent
 
 Admin: TypeAlias = "asyncpg.Connection[Any]"
 SQLITE, POSTGRES = sqlite_schema.MIGRATIONS, postgres_schema.MIGRATIONS
@@ -59,6 +62,70 @@ def test_what_a_migration_says_of_itself() -> None:
 def test_the_migrations_of_a_release_are_there_and_numbered(dialect: str) -> None:
     known = migrations(dialect)
     assert [one.version for one in known] == list(range(1, len(known) + 1))
+
+
+# Receipts that the program before has kept --------------------------------------------------------------
+
+KEPT_BEFORE = {
+    "m-dead": {"recipient_at_fault": True, "address_dead": True},
+    "m-fault": {"recipient_at_fault": True, "address_dead": False},
+    "m-other": {"recipient_at_fault": False, "address_dead": False},
+}
+"""Message → what the program before wrote of its failure."""
+
+
+def kept_before(message: str, flags: dict[str, bool]) -> str:
+    """A kept receipt as the program before wrote it."""
+    receipt = to_builtins(a_receipt(message, ReceiptEvent.FAILED, event_id=message))
+    for name in ("outcome", "retry_after_ms", "backoff_ms"):
+        del receipt[name]
+    return json.dumps(receipt | flags)
+
+
+async def keep_and_settle(store: Backend, rewrite: Callable[[str, str], Awaitable[None]]) -> None:
+    """Receipts that came early, as the program before has kept them, are applied as they were meant."""
+    await store.accept([a_submission(a_notification()) for _ in KEPT_BEFORE])
+    claims = (await store.claim(everything())).claims
+    for message, flags in KEPT_BEFORE.items():
+        await store.receipt([a_receipt(message, ReceiptEvent.FAILED, event_id=message)])
+        await rewrite(message, kept_before(message, flags))
+    older = [
+        sent(claim, message, bounce_always=None, bounce_ms=None)
+        for claim, message in zip(claims, KEPT_BEFORE, strict=True)
+    ]
+    await store.settle(older)
+    found = [await store.get("default", claim.id) for claim in claims]
+    statuses = [one.notification.status for one in found if one is not None]
+    assert statuses == [Status.FAILED, Status.FAILED, Status.RETRYING]
+    [suppressed] = await store.list_entries("default", SUPPRESSION)
+    assert suppressed.value["why"] == "dead_address"
+
+
+async def test_receipts_kept_by_the_program_before_are_read_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "homing.db"
+
+    async def rewrite(message: str, kept: str) -> None:
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE homing_receipts SET kept = ? WHERE event_id = ?", (kept, message))
+
+    store = SqliteStore(path)
+    await store.open()
+    await store.migrate()
+    await keep_and_settle(store, rewrite)
+    await store.close()
+
+
+async def test_receipts_kept_by_the_program_before_are_read_in_a_schema(
+    postgres_url: str, admin: Admin
+) -> None:
+    async def rewrite(message: str, kept: str) -> None:
+        await admin.execute("UPDATE homing.receipts SET kept = $1 WHERE event_id = $2", kept, message)
+
+    store = PostgresStore(postgres_url)
+    await store.open()
+    await store.migrate()
+    await keep_and_settle(store, rewrite)
+    await store.close()
 
 
 # SQLite -------------------------------------------------------------------------------------------------

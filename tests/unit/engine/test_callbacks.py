@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homing import Callback, CallbackRefused, CallbackUnreadable, Homing, InvalidRequest
 from homing.core.callbacks import Heard
@@ -128,6 +129,96 @@ async def test_a_hard_bounce_fails_over_only_where_the_preset_says_so(
     await engine.hear("first", signed([bounce]))
     await seconds(1)
     assert (await status(engine, id), len(second.sent)) == (ends_as, sends)
+
+
+async def test_the_rule_of_the_notification_decides_whether_a_hard_bounce_fails_over(world: World) -> None:
+    first, second = Postman("first"), Postman("second")
+    rules = [*steady(), {"name": "orders", "type": "order", "bounce_failover": "always"}]
+    engine = await world.open({"first": first, "second": second}, rules=rules)
+    order, news = await mail(engine, type="order"), await mail(engine, type="news")
+    await seconds(1)
+    for delivery in tuple(first.sent):
+        await engine.hear("first", signed([told(delivery, E.FAILED, outcome="bad_recipient")]))
+    await seconds(1)
+    assert [delivery.notification_id for delivery in second.sent] == [order]
+    assert (await status(engine, order), await status(engine, news)) == (Status.SENT, Status.FAILED)
+    assert (await engine.explain(order)).resolution.policy.bounce_failover == "always"
+
+
+async def test_a_change_of_the_rules_counts_from_the_next_attempt_on(world: World) -> None:
+    post = Postman("post")
+    engine = await world.open({"post": post}, rules=steady())
+    await mail(engine)
+    await seconds(1)
+    [rule] = engine.policies.book.rules
+    await engine.policies.set(replace(rule, policy=replace(rule.policy, base_ms=60_000)), who="ada")
+    await engine.hear("post", signed([told(post.sent[0], E.FAILED, outcome="transient")]))
+    await seconds(9)
+    assert len(post.sent) == 1
+    await seconds(2)
+    assert len(post.sent) == 2
+    await engine.hear("post", signed([told(post.sent[1], E.FAILED, outcome="transient")]))
+    await seconds(59)
+    assert len(post.sent) == 2
+    await seconds(2)
+    assert len(post.sent) == 3
+
+
+async def test_bounces_at_both_providers_do_not_pass_it_back_and_forth(world: World) -> None:
+    first, second = Postman("first"), Postman("second")
+    engine = await world.open({"first": first, "second": second}, rules=steady())
+    await mail(engine)
+    await seconds(1)
+    for post, delivery in ((first, 0), (second, 0)):
+        event = told(post.sent[delivery], E.FAILED, outcome="transient")
+        await engine.hear(post.name, signed([event]))
+        await seconds(1)
+    assert (len(first.sent), len(second.sent)) == (1, 1)
+    await seconds(7)
+    assert (len(first.sent), len(second.sent)) == (1, 1)
+    await seconds(2)
+    assert (len(first.sent), len(second.sent)) == (2, 1)
+
+
+@pytest.mark.parametrize("early", [True, False])
+async def test_a_reported_fault_of_the_provider_raises_the_alert_of_a_send(world: World, early: bool) -> None:
+    engine, postman, id = await sent_mail(world)
+    event = told(postman.sent[0], E.FAILED, outcome="provider_fault")
+    if early:
+        event |= {"notification_id": None, "provider_message_id": "not-known-yet"}
+    for _ in range(2):
+        await engine.hear("post", signed([event]))
+        await seconds(2)
+    [alert] = world.alerts("ProviderFault")
+    assert alert["provider"] == "post"
+    assert await status(engine, id) is (Status.SENT if early else Status.FAILED)
+
+
+async def test_an_alert_that_cannot_be_written_does_not_fail_the_callback(world: World) -> None:
+    engine, postman, id = await sent_mail(world)
+    world.store.away.add("emit")
+    event = told(postman.sent[0], E.FAILED, outcome="provider_fault")
+    assert (await engine.hear("post", signed([event]))).applied == 1
+    assert await status(engine, id) is Status.FAILED
+    world.store.away.clear()
+    await seconds(5)
+    assert len(world.alerts("ProviderFault")) == 1
+
+
+async def test_a_class_and_a_wait_that_are_none_are_left_out(world: World) -> None:
+    class Odd(Postman):
+        def hear(self, callback: Callback, now_ms: int) -> Heard:
+            heard = super().hear(callback, now_ms)
+            odd: Any = {"outcome": "nonsense", "retry_after_ms": "soon"}
+            return replace(heard, receipts=tuple(replace(one, **odd) for one in heard.receipts))
+
+    postman = Odd("post")
+    engine = await world.open({"post": postman}, rules=steady())
+    await mail(engine)
+    await seconds(1)
+    assert (await engine.hear("post", signed([told(postman.sent[0], E.FAILED)]))).applied == 1
+    await seconds(11)
+    assert len(postman.sent) == 2
 
 
 async def test_a_receipt_resolves_a_doubt_whose_answer_was_lost(world: World) -> None:

@@ -6,10 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from homing import Homing
 from homing.core.breaker import Phase
-from homing.core.model import ReceiptEvent, Status
+from homing.core.model import Receipt, ReceiptEvent, Status
 
 from .postman import LOST_ANSWER, Answering, Postman, signed, told
 from .support import HOUR, MINUTE, World, mail, seconds, status, steady
@@ -50,6 +51,22 @@ async def test_one_that_never_left_is_sent_after_all(world: World) -> None:
     await seconds(3 * MINUTE)
     assert await status(engine, id) is Status.SENT
     assert [delivery.attempt for delivery in post.sent] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ends_as", "sends"),
+    [("bad_content", Status.FAILED, 1), ("provider_fault", Status.FAILED, 1), ("transient", Status.SENT, 2)],
+)
+async def test_a_failure_that_was_asked_for_follows_its_class(
+    world: World, outcome: str, ends_as: Status, sends: int
+) -> None:
+    engine, post, id = await in_doubt(world)
+    post.answers[id] = convert(
+        {"provider": "post", "at": 0, **told(post.sent[0], E.FAILED, outcome=outcome)}, Receipt
+    )
+    await seconds(3 * MINUTE)
+    assert (await status(engine, id), len(post.sent)) == (ends_as, sends)
+    assert len(world.alerts("ProviderFault")) == (outcome == "provider_fault")
 
 
 async def test_one_that_was_sent_and_is_long_silent_is_asked_about_by_its_message_id(world: World) -> None:

@@ -278,10 +278,19 @@ async def test_a_look_up_says_where_the_operation_stands(status: str, event: Rec
     assert (request.method, "Authorization" in dict(request.headers)) == ("GET", True)
 
 
-async def test_a_dropped_mail_is_the_recipients_fault() -> None:
-    receipt, _ = await look_up({"status": "Failed", "error": {"code": "EmailDropped", "message": "gone"}})
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("EmailDropped", OutcomeKind.BAD_RECIPIENT),
+        ("DomainNotLinked", OutcomeKind.PROVIDER_FAULT),
+        ("TooManyRequests", OutcomeKind.THROTTLED),
+        ("SomethingNew", None),
+    ],
+)
+async def test_a_look_up_of_a_failure_has_the_class_of_its_code(code: str, kind: OutcomeKind | None) -> None:
+    receipt, _ = await look_up({"status": "Failed", "error": {"code": code, "message": "gone"}})
     assert receipt is not None
-    assert (receipt.recipient_at_fault, receipt.error_code) == (True, "EmailDropped")
+    assert (receipt.outcome, receipt.error_code) == (kind, code)
 
 
 async def test_a_look_up_asks_for_the_operation_that_is_known() -> None:

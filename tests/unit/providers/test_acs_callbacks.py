@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import ReceiptEvent
+from homing.core.model import OutcomeKind, ReceiptEvent
 from homing.providers.acs_callbacks import AcsCallbacks
 
 from .mailing import vectors
@@ -108,6 +108,8 @@ def test_each_status_of_the_vectors_means_what_it_says(status: str, meaning: str
     assert (receipt.address_dead, receipt.recipient_at_fault) == (suppress, suppress)
     if expected is R.FAILED:
         assert (receipt.error_code, receipt.error) == (status, "Status Message")
+        blocked = OutcomeKind.BAD_CONTENT if meaning == "blocked" else None
+        assert receipt.outcome is (OutcomeKind.DEAD_ADDRESS if suppress else blocked)
 
 
 @pytest.mark.parametrize("batched", [True, False])

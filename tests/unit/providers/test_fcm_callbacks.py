@@ -13,7 +13,7 @@ from standardwebhooks import Webhook
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.errors import ConfigError
-from homing.core.model import Receipt, ReceiptEvent
+from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
 from homing.core.ports import Hears
 from homing.providers.fcm_callbacks import FcmCallbacks
 from homing.providers.transport import CurlTransport
@@ -74,27 +74,29 @@ def test_a_device_may_know_the_message_by_its_short_id() -> None:
 def test_a_failure_tells_its_error() -> None:
     receipt = receipt_of(event="failed", error="the app could not show it")
     assert (receipt.event, receipt.error) == (ReceiptEvent.FAILED, "the app could not show it")
-    assert not receipt.recipient_at_fault
-    assert receipt.error_code is None
+    assert (receipt.outcome, receipt.error_code) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("error", "at_fault", "dead"),
+    ("error", "kind", "wait_ms"),
     [
-        ("UNREGISTERED", True, True),
-        ("SENDER_ID_MISMATCH", True, False),
-        ("UNAVAILABLE", False, False),
-        ("SOMETHING_ELSE", False, False),
+        ("UNREGISTERED", OutcomeKind.DEAD_ADDRESS, None),
+        ("SENDER_ID_MISMATCH", OutcomeKind.BAD_RECIPIENT, None),
+        ("QUOTA_EXCEEDED", OutcomeKind.THROTTLED, 60_000),
+        ("UNAVAILABLE", OutcomeKind.TRANSIENT, None),
+        ("SOMETHING_ELSE", None, None),
     ],
 )
-def test_an_error_of_fcm_says_whose_fault_it_is(error: str, at_fault: bool, dead: bool) -> None:
+def test_an_error_of_fcm_has_the_class_and_the_wait_of_its_table(
+    error: str, kind: OutcomeKind | None, wait_ms: int | None
+) -> None:
     receipt = receipt_of(event="failed", error=error, deviceToken="tok1")
-    assert (receipt.recipient_at_fault, receipt.address_dead) == (at_fault, dead)
+    assert (receipt.outcome, receipt.retry_after_ms) == (kind, wait_ms)
 
 
 def test_a_delivery_has_no_error_whatever_it_says() -> None:
     receipt = receipt_of(error="UNREGISTERED")
-    assert (receipt.error, receipt.address_dead) == (None, False)
+    assert (receipt.error, receipt.outcome) == (None, None)
 
 
 @pytest.mark.parametrize(

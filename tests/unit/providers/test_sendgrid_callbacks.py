@@ -17,7 +17,7 @@ from sendgrid.helpers.eventwebhook import EventWebhook  # type: ignore[import-un
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.errors import ConfigError
-from homing.core.model import Receipt, ReceiptEvent
+from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
 from homing.providers.sendgrid_callbacks import (
     ATTEMPT_ARG,
     NOTIFICATION_ARG,
@@ -206,6 +206,29 @@ def test_each_event_of_the_vectors_means_what_it_says(case: dict[str, Any]) -> N
     if case["kind"] == "terminal_failure":
         assert found.receipts[0].error == event["reason"]
         assert found.receipts[0].recipient_at_fault is case["suppress"]
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        ({"event": "bounce", "type": "bounce"}, OutcomeKind.DEAD_ADDRESS),
+        ({"event": "bounce", "type": "blocked"}, OutcomeKind.TRANSIENT),
+        ({"event": "bounce", "type": "new"}, None),
+        ({"event": "bounce"}, None),
+        ({"event": "dropped", "reason": "Bounced Address"}, OutcomeKind.DEAD_ADDRESS),
+        ({"event": "dropped", "reason": "invalid "}, OutcomeKind.DEAD_ADDRESS),
+        ({"event": "dropped", "reason": "Unsubscribed Address"}, OutcomeKind.OPTED_OUT),
+        ({"event": "dropped", "reason": "Spam Content"}, OutcomeKind.BAD_CONTENT),
+        ({"event": "dropped", "reason": "Recipient List over Package Quota"}, OutcomeKind.PROVIDER_FAULT),
+        ({"event": "dropped", "reason": "Something New"}, None),
+        ({"event": "dropped"}, None),
+    ],
+)
+def test_a_failure_has_the_class_of_its_type_or_reason(
+    event: dict[str, Any], kind: OutcomeKind | None
+) -> None:
+    failed = heard([{"sg_message_id": "abc.filter1", "sg_event_id": "e", **event}]).receipts[0]
+    assert (failed.event, failed.outcome) == (R.FAILED, kind)
 
 
 @pytest.mark.parametrize("case", EVENTS["message_id_relation"], ids=lambda case: str(case["x_message_id"]))

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
+from homing.core.model import OutcomeKind as K
 from homing.core.model import ReceiptEvent
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.sns_events import read_events
@@ -261,24 +262,25 @@ def test_a_push_that_succeeded_was_taken_by_its_platform() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "at_fault", "dead", "code"),
+    ("response", "kind", "code"),
     [
-        ("Unknown error attempting to reach phone", False, False, None),
-        ("Invalid phone number", True, False, None),
-        ("Phone carrier has blocked this message.", False, False, "Phone carrier has blocked this message"),
-        ('{"reason":"Unregistered"}', True, True, "Unregistered"),
-        ('{"results":[{"error":"NotRegistered"}]}', True, True, "NotRegistered"),
-        ('{"error":{"status":"UNREGISTERED"}}', True, True, "UNREGISTERED"),
-        ("something that nobody has heard of", False, False, "FAILURE"),
-        ("unreadable", False, False, "unreadable"),
-        (None, False, False, "FAILURE"),
-        ({"results": 7}, False, False, "FAILURE"),
+        ("Unknown error attempting to reach phone", K.TRANSIENT, None),
+        ("Invalid phone number", K.BAD_RECIPIENT, None),
+        ("No quota left for account", K.PROVIDER_FAULT, None),
+        ("Phone carrier has blocked this message.", K.BAD_CONTENT, "Phone carrier has blocked this message"),
+        ('{"reason":"Unregistered"}', K.DEAD_ADDRESS, "Unregistered"),
+        ('{"results":[{"error":"NotRegistered"}]}', K.DEAD_ADDRESS, "NotRegistered"),
+        ('{"error":{"status":"UNREGISTERED"}}', K.DEAD_ADDRESS, "UNREGISTERED"),
+        ("something that nobody has heard of", None, "FAILURE"),
+        ("unreadable", K.AMBIGUOUS, "unreadable"),
+        (None, None, "FAILURE"),
+        ({"results": 7}, None, "FAILURE"),
     ],
 )
-def test_a_failure_blames_the_right_one(response: Any, at_fault: bool, dead: bool, code: str | None) -> None:
+def test_a_failure_has_the_class_of_its_words(response: Any, kind: K | None, code: str | None) -> None:
     (failed,) = read_events(json.dumps(sms_event("FAILURE", response)), NOW_MS).receipts
     assert failed.event is ReceiptEvent.FAILED
-    assert (failed.recipient_at_fault, failed.address_dead) == (at_fault, dead)
+    assert failed.outcome is kind
     assert failed.error_code == (code or response)
 
 

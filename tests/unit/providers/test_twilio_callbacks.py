@@ -15,12 +15,12 @@ from twilio.request_validator import RequestValidator  # type: ignore[import-unt
 from werkzeug.datastructures import MultiDict
 
 from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import ReceiptEvent
+from homing.core.model import OutcomeKind, ReceiptEvent
 from homing.providers.answers import error_table
 from homing.providers.secret import Secret
 from homing.providers.twilio_callbacks import TwilioCallbacks, is_valid, read, signature_of
 
-from .texting import NOW_MS, SID, TOKEN, a_twilio, vectors
+from .texting import KINDS, NOW_MS, SID, TOKEN, a_twilio, vectors
 
 SIGNATURES = vectors("twilio_signature")
 ERRORS = vectors("twilio_errors")
@@ -256,8 +256,9 @@ def test_every_callback_code_of_the_contract_blames_the_right_one(row: dict[str,
     failed = receipts[0]
     assert (failed.event, failed.error_code) == (ReceiptEvent.FAILED, str(row["code"]))
     assert failed.error == error_table("twilio").codes[str(row["code"])].means
-    never_again = row["retry_class"] in ("permanent", "opt_out") and row["code"] != 30007
-    assert failed.recipient_at_fault is never_again
+    assert failed.outcome in KINDS[row["retry_class"]]
+    assert (failed.outcome is OutcomeKind.BAD_CONTENT) is (row["code"] == 30007)
+    assert failed.retry_after_ms == (30 * 60_000 if row["code"] == 30450 else None)
     assert [one.event for one in receipts[1:]] == (
         [ReceiptEvent.UNSUBSCRIBE] if row["retry_class"] == "opt_out" else []
     )
@@ -266,14 +267,14 @@ def test_every_callback_code_of_the_contract_blames_the_right_one(row: dict[str,
 def test_a_failure_without_a_known_code_may_be_tried_elsewhere() -> None:
     for code in ("", "99999", "unreadable", "🤷" * 50):
         (failed,) = a_twilio().hear(a_status("failed", code), NOW_MS).receipts
-        assert not failed.recipient_at_fault
+        assert (failed.outcome, failed.retry_after_ms) == (None, None)
         assert failed.error_code == (code[:20] or "failed")
 
 
 def test_the_real_callback_of_the_contract_is_read() -> None:
     body = ERRORS["real_callback_example"]["body"].encode()
     (failed,) = read(Callback(url=URL, headers=FORM, body=body), NOW_MS).receipts
-    assert (failed.error_code, failed.recipient_at_fault) == ("30034", False)
+    assert (failed.error_code, failed.outcome) == ("30034", OutcomeKind.PROVIDER_FAULT)
 
 
 @pytest.mark.parametrize(

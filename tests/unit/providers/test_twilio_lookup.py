@@ -88,14 +88,15 @@ async def test_a_message_is_asked_for_by_its_id(twilio: TwilioProvider, server: 
 async def test_a_look_up_and_a_callback_tell_the_same_event(
     twilio: TwilioProvider, server: FaultServer
 ) -> None:
-    server.play(says(200, a_message("undelivered", error_code=30005)))
+    server.play(says(200, a_message("undelivered", error_code=30450)))
     found = await twilio.look_up(DELIVERY, SID)
-    body = f"MessageSid={SID}&MessageStatus=undelivered&ErrorCode=30005".encode()
+    body = f"MessageSid={SID}&MessageStatus=undelivered&ErrorCode=30450".encode()
     form = {"content-type": "application/x-www-form-urlencoded"}
     (heard,) = read(Callback(url="https://n.example.org/", headers=form, body=body), NOW_MS).receipts
     assert found is not None
-    assert (found.event_id, found.error_code, found.recipient_at_fault) == (heard.event_id, "30005", True)
-    assert heard.recipient_at_fault
+    assert (found.event_id, found.error_code) == (heard.event_id, "30450")
+    assert (found.outcome, found.retry_after_ms) == (heard.outcome, heard.retry_after_ms)
+    assert (found.outcome, found.retry_after_ms) == (OutcomeKind.TRANSIENT, 30 * 60_000)
 
 
 @pytest.mark.parametrize(

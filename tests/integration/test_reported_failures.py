@@ -1,0 +1,326 @@
+"""Failures that providers report later: what is sent again, by whom and when. Real providers, really signed.
+
+The clock is the test's own, and `process` sends what is due by it: nothing waits for real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import pytest
+
+from homing import Callback, Event, Homing, Recipient, Status
+from homing.providers.sns import SnsProvider
+from homing.providers.transport import CurlTransport
+from homing.providers.twilio import TwilioProvider
+from homing.providers.twilio_callbacks import signature_of
+from homing.stores.memory import MemoryStore
+from homing.testing.clock import ManualClock
+from homing.testing.faults import Act, FaultServer, Received, answer
+from vendors import PUBLIC, Report, Vendors, posts
+
+ERRORS = json.loads((Path(__file__).parents[1] / "vectors" / "twilio_errors.json").read_text())
+REPORTED = [row for row in ERRORS["codes"] if row["stage"] == "callback"]
+ACCOUNT, TOKEN = "AC" + "0" * 32, "token"
+URL = "https://notify.example.org/twilio"
+BACKOFF_MS = 10_000
+WAITS_MS = {30450: 30 * 60_000}
+"""What the contract wants: "wait at least 30 minutes"."""
+DAY_MS = 86_400_000
+STEADY = {"name": "steady", "base_ms": BACKOFF_MS, "factor": 1.0, "cap_ms": 0, "jitter": "none"}
+
+
+class SetClock(ManualClock):
+    """Time passes only by `advance`; the engine's own short pauses end by themselves."""
+
+    async def sleep_ms(self, duration_ms: int) -> None:
+        await asyncio.sleep(0.001)
+
+
+class Line:
+    """A phone company with two ways in, Twilio's and SNS's, and an engine that uses them."""
+
+    def __init__(self, engine: Homing, clock: ManualClock, server: FaultServer, alerts: list[str]) -> None:
+        self.engine = engine
+        self.clock = clock
+        self.alerts = alerts
+        self._server = server
+
+    @property
+    def calls(self) -> list[str]:
+        """Who was asked to send, in order."""
+        return ["twilio" if "Messages.json" in one.path else "sns" for one in self._server.received]
+
+    async def due_after(self, duration_ms: int) -> list[str]:
+        """Who is asked to send what is due once this much time has passed."""
+        before = len(self.calls)
+        self.clock.advance(duration_ms)
+        await self.engine.process()
+        return self.calls[before:]
+
+    async def report(self, code: object, status: str = "undelivered") -> None:
+        """Twilio reports on the message that it was sent last."""
+        sends = [one for one in self._server.received if "Messages.json" in one.path]
+        url = dict(parse_qsl(sends[-1].body.decode()))["StatusCallback"]
+        fields = [("MessageSid", sid(len(sends))), ("MessageStatus", status), ("ErrorCode", str(code))]
+        headers = {
+            "content-type": "application/x-www-form-urlencoded",
+            "x-twilio-signature": signature_of(TOKEN, url, fields),
+        }
+        heard = await self.engine.hear(
+            "twilio", Callback(url=url, headers=headers, body=urlencode(fields).encode())
+        )
+        assert heard.applied + heard.unchanged >= 1
+
+
+def sid(number: int) -> str:
+    return f"SM{number:032x}"
+
+
+@asynccontextmanager
+async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[Line]:
+    numbers = count(1)
+
+    def company(received: Received) -> Act:
+        if "Messages.json" in received.path:
+            return answer(201, json.dumps({"sid": sid(next(numbers)), "status": "queued"}).encode())
+        return answer(200, b"<R><PublishResult><MessageId>m-1</MessageId></PublishResult></R>")
+
+    clock, alerts = SetClock(), list[str]()
+
+    def told(event: Event) -> None:
+        alerts.extend([event.payload["alert"]] if event.name == "Alert" else [])
+
+    async with FaultServer(company) as server:
+        transport = CurlTransport()
+        providers: dict[str, Any] = {
+            "twilio": TwilioProvider(
+                transport,
+                account_sid=ACCOUNT,
+                auth_token=TOKEN,
+                sender="+15550000",
+                base_url=server.url,
+                callback_url=URL,
+            ),
+        }
+        if also_sns:
+            providers["sns"] = SnsProvider(
+                transport,
+                region="us-east-1",
+                access_key_id="AKIDEXAMPLE",
+                secret_access_key="wJalrXUtnFEMI",
+                base_url=server.url,
+            )
+        made = Homing(
+            MemoryStore(clock),
+            providers=providers,
+            clock=clock,
+            on_event=told,
+            **{"rules": [STEADY], "receipts": {"pause_ms": 0}, **settings},
+        )
+        async with made as engine:
+            yield Line(engine, clock, server, alerts)
+        await transport.close()
+
+
+async def text(line: Line, **fields: Any) -> str:
+    """One SMS that Twilio has taken."""
+    sent = await line.engine.send(Recipient(phone="+15550100"), channel="sms", body="Hello", **fields)
+    assert await line.due_after(0) == ["twilio"]
+    return sent.id
+
+
+async def see(line: Line, id: str) -> tuple[Status, str]:
+    found = await line.engine.get(id)
+    return found.status, found.provider
+
+
+# Twilio, over real sockets -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", REPORTED, ids=lambda row: str(row["code"]))
+async def test_with_twilio_alone_every_code_is_sent_again_as_its_class_says(row: dict[str, Any]) -> None:
+    async with a_line() as line:
+        id = await text(line)
+        await line.report(row["code"])
+        assert await line.due_after(0) == []
+        if row["retry_class"] == "transient":
+            wait_ms = max(BACKOFF_MS, WAITS_MS.get(row["code"], 0))
+            assert await line.due_after(wait_ms - 1) == []
+            assert await line.due_after(1) == ["twilio"]
+            assert await see(line, id) == (Status.SENT, "twilio")
+        else:
+            assert await see(line, id) == (Status.FAILED, "twilio")
+            assert await line.due_after(DAY_MS) == []
+        assert line.alerts == (["ProviderFault"] if row["retry_class"] == "config" else [])
+
+
+@pytest.mark.parametrize("row", REPORTED, ids=lambda row: str(row["code"]))
+async def test_with_another_provider_every_code_moves_as_its_class_says(row: dict[str, Any]) -> None:
+    async with a_line(also_sns=True) as line:
+        id = await text(line)
+        await line.report(row["code"])
+        if row["retry_class"] in ("transient", "config"):
+            assert await line.due_after(0) == ["sns"]
+            assert await see(line, id) == (Status.SENT, "sns")
+        else:
+            assert await line.due_after(DAY_MS) == []
+            assert await see(line, id) == (Status.FAILED, "twilio")
+        assert line.alerts == (["ProviderFault"] if row["retry_class"] == "config" else [])
+
+
+@pytest.mark.parametrize("code", [30008, 30003])
+async def test_an_sms_that_is_always_undelivered_is_never_sent_twice_at_one_moment(code: int) -> None:
+    async with a_line() as line:
+        id = await text(line)
+        for attempts in range(1, 7):
+            assert len(line.calls) == attempts
+            for _ in range(3):
+                await line.report(code)
+                assert await line.due_after(0) == []
+            assert await line.due_after(BACKOFF_MS) == ["twilio"]
+        await line.report(code)
+        assert await line.due_after(BACKOFF_MS) == [], "one more than the maximum is granted, and that is all"
+        assert await see(line, id) == (Status.FAILED, "twilio")
+
+
+@pytest.mark.parametrize("code", ["", "39999", "not a number"])
+async def test_an_unknown_code_is_sent_again_once(code: str) -> None:
+    async with a_line() as line:
+        id = await text(line)
+        await line.report(code, "undelivered")
+        await line.report(code, "failed")
+        assert await line.due_after(BACKOFF_MS - 1) == []
+        assert await line.due_after(1) == ["twilio"]
+        await line.report(code)
+        assert await see(line, id) == (Status.FAILED, "twilio")
+        assert await line.due_after(DAY_MS) == []
+
+
+async def test_a_forced_provider_is_kept_and_its_fault_is_the_end() -> None:
+    async with a_line(also_sns=True) as line:
+        waits, ends = await text(line, provider="twilio"), await text(line, provider="twilio")
+        await line.report(30034)
+        assert await see(line, ends) == (Status.FAILED, "twilio")
+        assert await see(line, waits) == (Status.SENT, "twilio")
+
+
+# A rule by type holds for receipts -----------------------------------------------------------------------
+
+
+async def test_a_rule_by_type_decides_whether_a_bounce_fails_over_and_how_long_it_waits() -> None:
+    always = {"name": "orders", "type": "order", "bounce_failover": "always"}
+    slow = {"name": "slow", "type": "slow", "base_ms": 60_000, "factor": 1.0, "jitter": "none"}
+    async with a_line(also_sns=True, rules=[STEADY, always]) as line:
+        order = await text(line, type="order")
+        explained = await line.engine.explain(order)
+        assert explained.resolution.policy.bounce_failover == "always"
+        await line.report(30005)
+        assert await line.due_after(0) == ["sns"]
+        other = await text(line, type="news")
+        await line.report(30005)
+        assert await see(line, other) == (Status.FAILED, "twilio")
+    async with a_line(rules=[STEADY, slow]) as line:
+        await text(line, type="slow")
+        await line.report(30008)
+        assert await line.due_after(59_999) == []
+        assert await line.due_after(1) == ["twilio"]
+
+
+# All five vendors ----------------------------------------------------------------------------------------
+
+CHANNELS = {"twilio": "sms", "sns": "sms", "sendgrid": "email", "acs": "email", "fcm": "push"}
+ADDRESSES = {
+    "sms": {"phone": "+15550100"},
+    "email": {"email": "ada@example.org"},
+    "push": {"device_token": "token-1"},
+}
+OTHERS = {"twilio": "sns", "sns": "twilio", "sendgrid": "acs", "acs": "sendgrid"}
+
+
+async def reported(
+    vendor: str, whats: list[str], check: Callable[[Homing, ManualClock, Vendors, str], Awaitable[None]]
+) -> None:
+    """Sends one message by this vendor, which then reports these things of it."""
+    clock = SetClock(int(time.time() * 1000))  # the vendors date and sign by the real one
+    vendors = Vendors(lambda name, address, number: whats if (name, number) == (vendor, 1) else ())
+    providers = vendors.providers()
+    order = [vendor, *(one for one in providers if one != vendor)]
+    settings: dict[str, Any] = {"rules": [STEADY], "receipts": {"pause_ms": 0}}
+    made = Homing(
+        MemoryStore(clock), providers={one: providers[one] for one in order}, clock=clock, **settings
+    )
+    async with made as engine:
+        channel = CHANNELS[vendor]
+        recipient = Recipient(**ADDRESSES[channel])
+        sent = await engine.send(recipient, channel=channel, title="Hello", body="Hello")
+        await engine.process()
+        for post in posts(vendors.reports):
+            headers = {name.lower(): value for name, value in post.headers.items()}
+            raw = Callback(url=PUBLIC + post.path, headers=headers, body=post.body)
+            assert (await engine.hear(vendor, raw)).applied >= 1
+        vendors.reports = list[Report]()
+        await engine.process()
+        await check(engine, clock, vendors, sent.id)
+
+
+def sends(vendors: Vendors) -> dict[str, int]:
+    """How often each vendor was asked to send."""
+    return {vendor: number for (vendor, _), number in vendors.sends.items()}
+
+
+@pytest.mark.parametrize("what", ["content", "hard"])
+@pytest.mark.parametrize("vendor", CHANNELS)
+async def test_content_and_the_recipient_are_the_end_with_every_vendor(vendor: str, what: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+        clock.advance(BACKOFF_MS)
+        await engine.process()
+        assert (await engine.get(id)).status is Status.FAILED
+        assert sends(vendors) == {vendor: 1}
+
+    await reported(vendor, [what], check)
+
+
+@pytest.mark.parametrize("what", ["soft", "unknown"])
+@pytest.mark.parametrize("vendor", CHANNELS)
+async def test_a_passing_failure_moves_at_once_or_waits_with_every_vendor(vendor: str, what: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+        if vendor in OTHERS:
+            assert sends(vendors) == {vendor: 1, OTHERS[vendor]: 1}
+            return
+        assert sends(vendors) == {vendor: 1}
+        clock.advance(BACKOFF_MS)
+        await engine.process()
+        assert sends(vendors) == {vendor: 2}
+
+    await reported(vendor, [what], check)
+
+
+@pytest.mark.parametrize("vendor", CHANNELS)
+async def test_a_fault_goes_to_another_provider_or_is_the_end_with_every_vendor(vendor: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+        if vendor in OTHERS:
+            assert sends(vendors) == {vendor: 1, OTHERS[vendor]: 1}
+            return
+        clock.advance(BACKOFF_MS)
+        await engine.process()
+        assert (await engine.get(id)).status is Status.FAILED
+        assert sends(vendors) == {vendor: 1}
+
+    await reported(vendor, ["fault"], check)
+
+
+async def test_a_mail_that_sendgrid_drops_because_it_bounced_before_is_the_end() -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+        assert (await engine.get(id)).status is Status.FAILED
+        assert sends(vendors) == {"sendgrid": 1}
+
+    await reported("sendgrid", ["hard drop"], check)
