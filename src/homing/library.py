@@ -32,6 +32,7 @@ from homing.core.observing import Observer
 from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
 from homing.core.reading import request_from
 from homing.core.request import SendRequest
+from homing.core.times import span_ms
 from homing.engine.homing import Engine
 from homing.engine.sending import Asked, Rejection, SendResult
 from homing.engine.stats import Processed
@@ -153,12 +154,7 @@ class Homing(Engine):
     def _moment(self, at: datetime | timedelta | None, where: str) -> datetime | None:
         if not isinstance(at, timedelta):
             return at
-        if at < timedelta(0):
-            raise InvalidRequest(where, f"is {at}; a delay cannot be negative")
-        try:
-            return moment(self._clock.now_ms()) + at
-        except OverflowError:
-            raise InvalidRequest(where, f"is {at}; that is beyond the calendar") from None
+        return moment(self._clock.now_ms() + span_ms(at, where))
 
 
 class SyncHoming:

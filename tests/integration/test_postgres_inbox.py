@@ -165,3 +165,34 @@ async def test_a_running_worker_takes_in_what_is_written(postgres_url: str) -> N
         async with asyncio.timeout(60):
             await sent.wait()
         assert (await homing.wait(str(id_), timeout_ms=60_000)).status is Status.SENT
+
+
+@pytest.mark.parametrize(
+    ("extra", "field"),
+    [
+        ("send_at => '9999-12-31T23:59:59-12:00'", "sendAt"),
+        ("expires_at => '9999-12-31T23:59:59-12:00'", "expiresAt"),
+    ],
+)
+async def test_a_time_outside_the_bounds_becomes_a_dead_letter_that_names_it(
+    homing: Homing, db: asyncpg.Connection[Any], extra: str, field: str
+) -> None:
+    bad = await db.fetchval(f"SELECT homing.enqueue({MAIL}, {extra})")
+    good = await db.fetchval(f"SELECT homing.enqueue({MAIL})")
+    assert (await homing.process()).succeeded == 1
+    assert (await homing.get(str(good))).status is Status.SENT
+    dead = await homing.get(str(bad))
+    assert (dead.status, dead.reason) == (Status.FAILED, Reason.BAD_CONTENT)
+    assert (dead.last_error or "").startswith(f"{field}: ")
+    assert len((await homing.list()).items) == 2
+
+
+async def test_json_that_is_nested_too_deeply_holds_up_no_other_entry(
+    homing: Homing, db: asyncpg.Connection[Any]
+) -> None:
+    deep = "[" * 3000 + "]" * 3000
+    await db.fetchval(f"SELECT homing.enqueue({MAIL}, metadata => $1)", f'{{"k": {deep}}}')
+    good = await db.fetchval(f"SELECT homing.enqueue({MAIL})")
+    await homing.process()
+    assert (await homing.get(str(good))).status is Status.SENT
+    assert await db.fetchval("SELECT count(*) FROM homing.inbox") == 0

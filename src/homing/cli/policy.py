@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,6 +34,8 @@ from homing.cli.shared import Json, Options, Who, Why, command, engine, noted
 from homing.cli.words import local
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from homing.core.policy import Keys, Rule
     from homing.engine.policies import PolicyChange
     from homing.library import Homing
@@ -255,4 +256,6 @@ def _said(keys: Keys) -> str:
 
 
 def _at(change: PolicyChange) -> datetime:
-    return datetime.fromtimestamp(change.at / 1000, UTC)
+    from homing.core.times import moment
+
+    return moment(change.at)

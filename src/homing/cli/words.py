@@ -10,24 +10,24 @@ from homing.cli.exits import Refused
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(?:/(s|m|h))?")
-_LONGEST_MS = 100 * 365 * 86_400_000
+_TOO_LONG = "at most 100 years are allowed"
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 _RATE_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
 def duration_ms(text: str, flag: str) -> int:
-    """Milliseconds from `10m`, `1h30m`, `500ms`; a bare number is seconds."""
+    """Returns milliseconds from `10m`, `1h30m`, `500ms`; a bare number is seconds. At most 100 years."""
     from homing.config import duration_ms as parse
     from homing.core.errors import ConfigError
 
     stripped = text.strip()
     if stripped.startswith("-"):
         raise Refused(f"{flag}: is {text}; it cannot be negative")
-    if _NUMBER.fullmatch(stripped):
-        return int(float(stripped) * 1000)
     try:
-        return parse(stripped, flag)
-    except ConfigError:
+        return parse(float(stripped) * 1000 if _NUMBER.fullmatch(stripped) else stripped, flag)
+    except ConfigError as error:
+        if error.message.endswith(_TOO_LONG):
+            raise Refused(f"{flag}: is {text}; {_TOO_LONG}") from None
         allowed = "give a duration like 500ms, 30s, 5m, 1h30m, 7d (a bare number is seconds)"
         raise Refused(f"{flag}: is {text!r}; {allowed}") from None
 
@@ -36,10 +36,7 @@ def delay(text: str | None, flag: str) -> timedelta | None:
     """The same as a `timedelta`."""
     if text is None:
         return None
-    ms = duration_ms(text, flag)
-    if ms > _LONGEST_MS:
-        raise Refused(f"{flag}: is {text}; allowed are at most 100 years")
-    return timedelta(milliseconds=ms)
+    return timedelta(milliseconds=duration_ms(text, flag))
 
 
 def moment(text: str, flag: str) -> datetime:

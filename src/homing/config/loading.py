@@ -20,6 +20,7 @@ from homing.core.errors import ConfigError
 from homing.core.locale import is_tag
 from homing.core.policy import DelayCall, PolicyPatch, Rule, decode_rule
 from homing.core.reading import explained, unknown_field
+from homing.core.times import LONGEST_MS
 
 CONFIG_FILE = "homing.toml"
 _PREFIX = "HOMING_"
@@ -50,6 +51,7 @@ _WITH_DURATIONS = (
 )
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PUBLIC_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
+_LONGEST_DURATION = 100
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
@@ -76,15 +78,24 @@ def default_text() -> str:
 
 
 def duration_ms(value: Any, where: str) -> int:
-    """Milliseconds from a number or from text such as `1h30m`."""
+    """Returns milliseconds from a number or from text such as `1h30m`; at most 100 years."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
+    found = _milliseconds(value, where)
+    if found > LONGEST_MS:
+        raise ConfigError(where, f"is {value!r}; at most 100 years are allowed")
+    return found
+
+
+def _milliseconds(value: int | float | str, where: str) -> int:
     if isinstance(value, (int, float)):
         if not isfinite(value):
             raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
         return int(value)
     text = value.strip().lower()
-    if re.fullmatch(r"-?\d+", text):
+    if len(text) > _LONGEST_DURATION:
+        raise ConfigError(where, f"has {len(text)} characters; give milliseconds or text like 30s, 5m, 1h30m")
+    if re.fullmatch(r"-?[0-9]+", text):
         return int(text)
     parts = _PART.findall(text)
     if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from homing.core.model import Channel, OutcomeKind
+from homing.core.times import check_duration_ms
 
 
 class Phase(StrEnum):
@@ -34,6 +35,10 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
     ramp_ms: int = 60_000
     ramp_per_second: float = 10.0
     """Starts per second right after recovery; doubles eight times over `ramp_ms`, then there is no limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("open_ms", "health_every_ms", "ramp_ms"):
+            check_duration_ms(getattr(self, name), f"breaker.{name}")
 
 
 PUSH_BREAKER = BreakerPolicy(failures=10, open_ms=120_000)

@@ -25,13 +25,18 @@ HomingError
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """Returns text that every encoder accepts: what a request has may not be valid Unicode."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 class HomingError(Exception):
     """Something went wrong in Homing."""
 
     code = "INTERNAL_ERROR"
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (self.__doc__ or "").strip())
+        super().__init__(printable(message or (self.__doc__ or "").strip()))
 
     @property
     def message(self) -> str:
@@ -45,7 +50,7 @@ class InvalidRequest(HomingError):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
-        self.field = field
+        self.field = printable(field)
 
 
 class TemplateNotFound(InvalidRequest):

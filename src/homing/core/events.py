@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from homing.core.model import AttemptRecord, Channel, Message, Reason, Status
+from homing.core.times import moment as moment
 
 STATUS_CHANGED = "StatusChanged"
 NOTIFICATION_FAILED = "NotificationFailed"
 ALERT = "Alert"
 
 EVENT_NAMES = frozenset({STATUS_CHANGED, NOTIFICATION_FAILED, ALERT})
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def moment(at: int) -> datetime:
-    """An epoch-millisecond time, exactly (a float of seconds would round)."""
-    return _EPOCH + timedelta(milliseconds=at)
 
 
 def iso(at: int) -> str:

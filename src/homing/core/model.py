@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from homing.core.failover import Route
+from homing.core.times import check_duration_ms
 
 DEFAULT_TENANT = "default"
 
@@ -694,6 +695,10 @@ class Retention(Struct, frozen=True, kw_only=True):
     sent_ms: int = 7 * 24 * 3_600_000
     others_ms: int = 30 * 24 * 3_600_000
     keys_ms: int = 7 * 24 * 3_600_000
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_duration_ms(getattr(self, name), f"retention.{name}")
 
     def age_ms(self, status: Status) -> int:
         """How long a notification is kept that has had this final status all the time."""

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from homing.core.errors import ConfigError
 from homing.core.model import Channel, Mode, Priority
+from homing.core.times import LONGEST_MS, LONGEST_TIMEOUT_MS, duration_problem
 
 
 class Backoff(StrEnum):
@@ -272,6 +273,7 @@ def problems(policy: RetryPolicy) -> list[tuple[str, str]]:
         (1 <= p.max_attempts <= 1000, "max_attempts", f"is {p.max_attempts}; allowed are 1 to 1000"),
         (p.base_ms >= 0, "base_ms", f"is {p.base_ms}; a delay cannot be negative"),
         (p.cap_ms >= 0, "cap_ms", f"is {p.cap_ms}; a cap cannot be negative (0 means none)"),
+        *_too_long(p),
         (
             p.backoff in (Backoff.FIXED, Backoff.CALLABLE) or not 0 < p.cap_ms < p.base_ms,
             "cap_ms",
@@ -301,6 +303,33 @@ def problems(policy: RetryPolicy) -> list[tuple[str, str]]:
         ),
     )
     return [(name, problem) for ok, name, problem in checks if not ok]
+
+
+_LONGEST_MS = {
+    **dict.fromkeys(("base_ms", "cap_ms", "jitter_ms", "max_age_ms"), LONGEST_MS),
+    "timeout_ms": LONGEST_TIMEOUT_MS,
+}
+"""The longest duration of each field; a longer one could not be added to a time."""
+
+
+def _too_long(policy: RetryPolicy) -> list[tuple[bool, str, str]]:
+    found = [(name, getattr(policy, name), most_ms) for name, most_ms in _LONGEST_MS.items()]
+    found.append(("steps_ms", max(policy.steps_ms, default=0), LONGEST_MS))
+    return [(ms <= most, name, duration_problem(ms, most_ms=most) or "") for name, ms, most in found]
+
+
+def within_bounds(rule: Rule) -> Rule:
+    """Returns the rule with durations that are too long cut to the longest allowed one.
+
+    Older releases stored such rules. They must not make the other stored rules unreadable.
+    """
+    given = rule.policy.given()
+    cut: dict[str, Any] = {
+        name: most_ms for name, most_ms in _LONGEST_MS.items() if given.get(name, 0) > most_ms
+    }
+    if any(step > LONGEST_MS for step in given.get("steps_ms", ())):
+        cut["steps_ms"] = tuple(min(step, LONGEST_MS) for step in given["steps_ms"])
+    return replace(rule, policy=replace(rule.policy, **cut)) if cut else rule
 
 
 def decode_rule(raw: Any, where: str) -> Rule:

@@ -5,18 +5,27 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from homing.core.errors import InvalidRequest
-from homing.core.model import Attachment, Content, Recipient
+from homing.core.model import Attachment, Content, Filter, Recipient
+from homing.core.plain import below, not_json, plain_json, plain_text, plain_time
 from homing.core.request import ADDRESS_FIELD, SendRequest, channels_of
+from homing.core.times import check_zone
 
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_FREE = frozenset({"data", "metadata"})
+"""Fields that hold free JSON."""
+_KNOWN_KINDS = (str, int, float, bytes, date, time, timedelta, Decimal, type(None))
+"""Types that an error message about a wrong type can name without a hint."""
+_S = TypeVar("_S", bound=Struct)
 _AT = re.compile(r" - at `(?:key in )?\$?\.?([^`]*)`$|- at `key` in `\$\.?([^`]*)`$")
 
 
@@ -41,8 +50,89 @@ def request_from(raw: Any) -> SendRequest:
         fields["content"] = _content(fields["content"])
     try:
         return msgspec.convert(fields, SendRequest)
+    except msgspec.ValidationError:
+        pass
+    # Some types are refused only because they are not the built-in ones: a datetime of another library.
+    fields = {name: _plain_item(name, value, "") for name, value in fields.items()}
+    try:
+        return msgspec.convert(fields, SendRequest)
     except msgspec.ValidationError as error:
         raise InvalidRequest(*explained(error, SendRequest.__struct_encode_fields__)) from None
+
+
+def plain_request(request: SendRequest) -> SendRequest:
+    """Returns the request with values of exact built-in types, each of the type that its field declares.
+
+    A struct does not check what a program puts into it, so this is for requests that were found not to be
+    plain. Raises `InvalidRequest` naming the field that cannot be converted.
+    """
+    return _plain_struct(request, SendRequest, "request")
+
+
+def plain_recipient(recipient: Recipient) -> Recipient:
+    """Returns the recipient with exact `str` fields. Raises `InvalidRequest` naming the field."""
+    return _plain_struct(recipient, Recipient, "recipient")
+
+
+def plain_content(content: Content) -> Content:
+    """Returns the content with values of exact built-in types. Raises `InvalidRequest` naming the field."""
+    return _plain_struct(content, Content, "content")
+
+
+def _plain_struct(value: Any, kind: type[_S], where: str) -> _S:
+    prefix = "" if where == "request" else f"{where}."
+    if not isinstance(value, Struct):
+        raise InvalidRequest(where, not_json(value))
+    try:
+        return msgspec.convert(_plain_fields(value, prefix), kind)
+    except msgspec.ValidationError as error:
+        field, problem = explained(error, kind.__struct_encode_fields__)
+        raise InvalidRequest(where if field == "request" else f"{prefix}{field}", problem) from None
+
+
+def _plain_fields(value: Struct, prefix: str) -> dict[str, Any]:
+    """Returns the fields of a struct that are given, by their names on the wire."""
+    found: dict[str, Any] = {}
+    for one in msgspec.structs.fields(value):
+        item = getattr(value, one.name)
+        if item is not None and not (isinstance(item, tuple) and not item):
+            found[one.encode_name] = _plain_item(one.encode_name, item, prefix.removesuffix("."))
+    return found
+
+
+def _plain_item(name: Any, item: Any, where: str) -> Any:
+    place = (below(where, str(name)) if where else str(name)) if isinstance(name, str) else where
+    return (plain_json if name in _FREE else _plain)(item, place)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Returns a typed field's value in built-in types; whether the type is the right one, msgspec checks."""
+    if isinstance(value, str):
+        return plain_text(value, where)
+    if isinstance(value, datetime):
+        return plain_time(value)
+    if isinstance(value, Struct):
+        return _plain_fields(value, f"{where}.")
+    if isinstance(value, Mapping):
+        return {_plain(name, where): _plain_item(name, one, where) for name, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(one, where) for one in value]
+    if not isinstance(value, _KNOWN_KINDS):
+        raise InvalidRequest(where, not_json(value))
+    return value
+
+
+def check_filter(filter: Filter) -> None:
+    """Raises `InvalidRequest` naming the field of a filter that no store can search for.
+
+    Any time with a zone is accepted: outside the times that notifications have, it finds all or none.
+    """
+    for name, wire in zip(filter.__struct_fields__, filter.__struct_encode_fields__, strict=True):
+        value = getattr(filter, name)
+        if isinstance(value, str):
+            plain_text(value, wire)
+        elif isinstance(value, date):
+            check_zone(value, wire)
 
 
 def explained(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str]:
@@ -101,7 +191,7 @@ def _names(kind: type[Struct]) -> dict[str, str]:
 
 def _recipient(to: Any, channel: Any) -> Any:
     if isinstance(to, Struct):
-        to = msgspec.to_builtins(to)
+        to = _plain_fields(to, "recipient.")
     if isinstance(to, Mapping):
         return fields_from(to, Recipient, "recipient.")
     if not isinstance(to, str):
@@ -116,7 +206,7 @@ def _recipient(to: Any, channel: Any) -> Any:
 
 def _content(content: Any) -> Any:
     if isinstance(content, Struct):
-        content = msgspec.to_builtins(content)
+        content = _plain_fields(content, "content.")
     if not isinstance(content, Mapping):
         return content
     fields = fields_from(content, Content, "content.")

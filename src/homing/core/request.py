@@ -13,12 +13,22 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homing.core.email import check_email_content, check_email_parts, email_address
 from homing.core.errors import InvalidRequest
 from homing.core.locale import MOST_CHARACTERS
-from homing.core.model import Channel, Content, Priority, Recipient
-from homing.core.text import SURROGATE, check_line, check_text
+from homing.core.model import Attachment, Channel, Content, Priority, Recipient
+from homing.core.plain import (
+    LEAST_INTEGER,
+    MOST_DEPTH,
+    MOST_INTEGER,
+    NotPlain,
+    is_storable,
+    plain_json,
+    plain_text,
+)
+from homing.core.text import check_line, check_text
 
 BOTH = (Channel.EMAIL, Channel.PUSH)
 
@@ -75,7 +85,7 @@ class SendLimits(Struct, frozen=True, kw_only=True):
     attachments_bytes: int = 10 * 1024 * 1024
     metadata_bytes: int = 16 * 1024
     fan_out: int = 10_000
-    depth: int = 32
+    depth: int = MOST_DEPTH
 
 
 _REMEMBERED = 4_096
@@ -132,12 +142,14 @@ def recipients_of(request: SendRequest, limits: SendLimits) -> tuple[Recipient, 
     if request.recipient is not None and request.recipients:
         raise InvalidRequest("recipients", "and recipient are both given; give one of them")
     found = (request.recipient,) if request.recipient is not None else request.recipients
+    if type(found) is not tuple:
+        raise NotPlain
     if not found:
         raise InvalidRequest("recipient", "is missing; give at least one address (email, phone, …) or an id")
     if len(found) > limits.fan_out:
         raise InvalidRequest("recipients", f"has {len(found)} entries; allowed are {limits.fan_out}")
     for recipient in found:
-        _check_recipient(recipient)
+        check_recipient(recipient)
     return found
 
 
@@ -159,7 +171,7 @@ def address_of(recipient: Recipient, channel: Channel) -> str:
     """The recipient's address on this channel, checked and in its usual form."""
     raw_of, where, form = _ADDRESSES[channel]
     raw = raw_of(recipient)
-    address = "" if raw is None else str(raw).strip()
+    address = "" if raw is None else (raw if type(raw) is str else plain_text(raw, where)).strip()
     if not address:
         _refuse_no_address(recipient, channel, where)
     if not (address.isascii() and address.isprintable()):
@@ -176,11 +188,16 @@ def _refuse_no_address(recipient: Recipient, channel: Channel, where: str) -> No
     raise InvalidRequest(where, f"is empty; {channel} needs it")
 
 
-def check_content(content: Content, channel: Channel, limits: SendLimits) -> None:
-    """The content says something on this channel, is not too large and has no hidden characters."""
+def check_content(content: Content, channel: Channel, limits: SendLimits) -> Content:
+    """Raises `InvalidRequest` if the content is empty on this channel, too large or has hidden characters.
+
+    Returns the content; its data consists of built-in types.
+    """
     if not any(_said[channel](content)):
         raise InvalidRequest("content", f"is empty for {channel}; give one of {', '.join(_SAYS[channel])}")
-    most = _most_bytes(content.data, "content.data", limits.depth) if content.data else 0
+    most = _most_bytes(content.data, limits.depth) if content.data else 0
+    if most >= _UNKNOWN_BYTES:
+        content = replace(content, data=plain_json(content.data, "content.data", limits.depth))
     texts = _texts_of(content)
     if texts != _NO_TEXTS:
         for text, (where, check) in zip(texts, _TEXTS_OF_CONTENT, strict=True):
@@ -195,6 +212,36 @@ def check_content(content: Content, channel: Channel, limits: SendLimits) -> Non
         check_email_parts(content, limits.attachments_bytes)
     if channel is _EMAIL:
         check_email_content(content)
+    return content
+
+
+def check_kinds(content: Content) -> None:
+    """Raises `NotPlain` if a part of the content is not of the exact built-in type that it declares."""
+    if type(content) is not Content or type(content.data) not in _DATA:
+        raise NotPlain
+    texts = _texts_of(content)
+    if texts != _NO_TEXTS and not _TEXT_OR_NONE.issuperset(map(type, texts)):
+        raise NotPlain
+    if content.headers is None and content.unsubscribe_url is None and content.attachments == ():
+        return
+    if content.headers is not None:
+        if type(content.headers) is not dict:
+            raise NotPlain
+        _only_texts(*content.headers.keys(), *content.headers.values())
+    if content.unsubscribe_url is not None:
+        _only_texts(content.unsubscribe_url)
+    if type(content.attachments) is not tuple:
+        raise NotPlain
+    for one in content.attachments:
+        if type(one) is not Attachment:
+            raise NotPlain
+        _only_texts(one.filename, one.content, one.content_type)
+
+
+def _only_texts(*values: Any) -> None:
+    for value in values:
+        if type(value) is not str:
+            raise NotPlain
 
 
 def _check_size(content: Content, texts: tuple[str | None, ...], limits: SendLimits) -> None:
@@ -223,12 +270,13 @@ def check_names(request: SendRequest) -> None:
 
 
 def check_keys(request: SendRequest) -> None:
-    """Keys and the header, likewise."""
+    """Keys and the header, likewise. Raises `NotPlain` if one of them is not an exact `str`."""
     if request.idempotency_key is not None:
         _check_key(request.idempotency_key, "idempotencyKey")
     if request.dedup_key is not None:
         _check_key(request.dedup_key, "dedupKey")
     if request.accept_language is not None:
+        _only_texts(request.accept_language)
         check_line(request.accept_language, "acceptLanguage")
         if (said := len(request.accept_language)) > MOST_CHARACTERS:
             raise InvalidRequest("acceptLanguage", f"has {said} characters; allowed are {MOST_CHARACTERS}")
@@ -241,20 +289,26 @@ def check_name(value: Any, where: str) -> None:
 
 
 def _check_key(value: str, where: str) -> None:
+    _only_texts(value)
     if not _KEY.fullmatch(value):
         raise InvalidRequest(where, "must have 1 to 255 visible ASCII characters")
 
 
-def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> None:
-    """Free JSON: not too deep, not too large, and storable everywhere (no NUL, no lone surrogates)."""
+def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> Any:
+    """Returns free JSON, made of built-in types only.
+
+    Raises `InvalidRequest` if it is too deep, too large or not storable everywhere (NUL, lone surrogates).
+    """
     if value is None or value == {}:
-        return
-    most = _most_bytes(value, where, limits.depth)
-    if most < _NOBODY_KNOWS and (max_bytes is None or most <= max_bytes):
-        return
-    size = _json_bytes(value, where)
-    if max_bytes is not None and size > max_bytes:
-        raise InvalidRequest(where, f"has {size} bytes; allowed are {max_bytes}")
+        return value
+    most = _most_bytes(value, limits.depth)
+    if most >= _UNKNOWN_BYTES:
+        value = plain_json(value, where, limits.depth)
+    if max_bytes is not None and most > max_bytes:
+        size = _json_bytes(value, where)
+        if size > max_bytes:
+            raise InvalidRequest(where, f"has {size} bytes; allowed are {max_bytes}")
+    return value
 
 
 def _json_bytes(value: Any, where: str) -> int:
@@ -264,67 +318,69 @@ def _json_bytes(value: Any, where: str) -> int:
         raise InvalidRequest(where, f"cannot be written as JSON: {error}") from None
 
 
-_NOBODY_KNOWS = 1 << 62
-"""Bytes of what may not be JSON at all, and has to be written out to know."""
-_SHORT = frozenset({int, float, bool, type(None)})
-_LEAST = -(2**63)
+_UNKNOWN_BYTES = 1 << 62
+"""Size of what may not be JSON at all, or has to be converted to be JSON."""
+_SHORT = frozenset({float, bool, type(None)})
 _MOST_SHORT, _MOST_CHARACTER = 32, 6
 """Bytes that a number and the like, and one character of a text, take at most."""
 
 
-def _most_bytes(value: Any, where: str, depth: int) -> int:
-    """Checks a value; how many bytes it takes as JSON at most. To write it out only for that costs more."""
+def _most_bytes(value: Any, depth: int) -> int:
+    """Returns how many bytes a value takes as JSON at most. To write it out only for that costs more.
+
+    Returns at least `_UNKNOWN_BYTES` if any part is not plain: `plain_json` then converts or refuses it.
+    """
     if depth < 0:
-        raise InvalidRequest(where, "is nested too deeply; allowed are 32 levels")
+        return _UNKNOWN_BYTES
     if isinstance(value, dict):
-        return _most_bytes_of_members(value, where, depth)
+        return _most_bytes_of_members(value, depth)
     kind = type(value)
-    if isinstance(value, str):
-        _check_storable(value, where)
-        return _MOST_CHARACTER * len(value) + 2 if kind is str else _NOBODY_KNOWS
+    if kind is str:
+        return _MOST_CHARACTER * len(value) + 2 if is_storable(value) else _UNKNOWN_BYTES
+    if kind is int:
+        return _MOST_SHORT if LEAST_INTEGER <= value <= MOST_INTEGER else _UNKNOWN_BYTES
     if isinstance(value, (list, tuple)):
         most = 2
         for item in value:
-            most += _most_bytes(item, where, depth - 1) + 1
+            most += _most_bytes(item, depth - 1) + 1
         return most
-    if isinstance(value, int) and not _LEAST <= value < -_LEAST:
-        raise InvalidRequest(where, "has a whole number beyond 64 bits; write it as text")
-    if isinstance(value, float) and not isfinite(value):
-        raise InvalidRequest(where, f"has the number {value}, which JSON does not have")
-    return _MOST_SHORT if kind in _SHORT else _NOBODY_KNOWS
+    if kind not in _SHORT or (kind is float and not isfinite(value)):
+        return _UNKNOWN_BYTES
+    return _MOST_SHORT
 
 
-def _most_bytes_of_members(value: dict[Any, Any], where: str, depth: int) -> int:
+def _most_bytes_of_members(value: dict[Any, Any], depth: int) -> int:
     most = 2
     for key, item in value.items():
-        if type(key) is not str:
-            if not isinstance(key, str):
-                raise InvalidRequest(where, f"has the key {key!r}; keys must be text")
-            most += _NOBODY_KNOWS
-        if not key.isascii() or "\x00" in key:
-            _check_storable(key, where)
+        if type(key) is not str or ((not key.isascii() or "\x00" in key) and not is_storable(key)):
+            return _UNKNOWN_BYTES
         most += _MOST_CHARACTER * len(key) + 4
         kind = type(item)
         if kind is str and depth and item.isascii() and "\x00" not in item:
             most += _MOST_CHARACTER * len(item) + 2  # most are such, or whole numbers: no call for them
-        elif kind is int and depth and _LEAST <= item < -_LEAST:
+        elif kind is int and depth and LEAST_INTEGER <= item <= MOST_INTEGER:
             most += _MOST_SHORT
         else:
-            most += _most_bytes(item, where, depth - 1)
+            most += _most_bytes(item, depth - 1)
     return most
 
 
-def _check_storable(text: str, where: str) -> None:
-    if "\x00" in text or (not text.isascii() and SURROGATE.search(text)):
-        raise InvalidRequest(where, "has a NUL or an unpaired surrogate; no store can keep it")
+def check_recipient(recipient: Recipient) -> None:
+    """Raises `InvalidRequest` unless every given field is one short, plain line, used by this channel or not.
 
-
-def _check_recipient(recipient: Recipient) -> None:
-    """Every field that is given is one short, plain line, whether this channel uses it or not."""
+    Raises `NotPlain` if one of them is not an exact `str`.
+    """
+    if type(recipient) is not Recipient:
+        raise NotPlain
     values = _values_of(recipient)
-    together = "".join(filter(None, values))
-    if len(together) <= _LONGEST and together.isascii() and together.isprintable():
-        return  # plain and short, and so is each of them
+    usual = True
+    for value in [one for one in values if one is not None]:
+        if type(value) is not str:
+            raise NotPlain
+        if not (len(value) <= _LONGEST and value.isascii() and value.isprintable()):
+            usual = False
+    if usual:
+        return
     for value, (where, longest) in zip(values, _RECIPIENT_FIELDS.values(), strict=True):
         if value is not None:
             check_line(value, where)
@@ -364,6 +420,8 @@ _TEXTS = {
 _TEXTS_OF_CONTENT = tuple((f"content.{name}", check) for name, check in _TEXTS.items())
 _texts_of = attrgetter(*_TEXTS)
 _NO_TEXTS = (None,) * len(_TEXTS)
+_TEXT_OR_NONE = frozenset({str, type(None)})
+_DATA = frozenset({dict, type(None)})
 _said = {channel: attrgetter(*parts) for channel, parts in _SAYS.items()}
 _LONGEST = 320
 _RECIPIENT_FIELDS = {

@@ -33,6 +33,7 @@ from homing.core.model import (
     Status,
     Submission,
 )
+from homing.core.plain import MOST_INTEGER
 from homing.core.receipts import Standing, Verdict, same_message
 from homing.core.states import SETTLE, WAITING, after_command
 
@@ -557,6 +558,8 @@ def _cause(kind: str, name: str, at: int, before: Status, after: Status, why: st
 def _wait(row: Row, due_at: int) -> None:
     row.due_at = due_at
     age_limit = row.aged_from + row.max_age_ms
+    if age_limit > MOST_INTEGER:  # a row that was written by hand: no store could keep the sum
+        age_limit = MOST_INTEGER
     row.deadline_at = age_limit if row.expires_at is None else min(age_limit, row.expires_at)
 
 

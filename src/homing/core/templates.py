@@ -20,6 +20,7 @@ from homing.core.errors import InvalidRequest
 from homing.core.events import moment
 from homing.core.locale import is_tag
 from homing.core.model import Channel, Content, Entry
+from homing.core.plain import builtin
 from homing.core.ports import Renderer
 from homing.core.request import SendLimits, check_json, check_name
 from homing.core.text import check_text
@@ -180,6 +181,7 @@ def check_key(key: Any) -> str:
 
 def checked_template(template: Template) -> Template:
     """Sizes, names and characters; whether it renders is for the press to say."""
+    template = _plain_template(template)
     check_key(template.key)
     if not 1 <= len(template.locales) <= MOST_LOCALES:
         raise InvalidRequest(
@@ -256,6 +258,20 @@ def history_of(filed: Entry) -> TemplateVersion:
 
 def _version(filed: Entry) -> int:
     return _LAST_VERSION - int(filed.key.rpartition(":")[2])
+
+
+def _plain_template(template: Template) -> Template:
+    """Returns the template with built-in types only: its text and sample may come from a framework."""
+    try:
+        msgspec.json.encode(template)
+    except UnicodeEncodeError:
+        return template  # the checks name the field
+    except TypeError:
+        try:
+            return msgspec.convert(msgspec.to_builtins(template, enc_hook=builtin), Template)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest("template", str(error)) from None
+    return template
 
 
 def _check_parts(parts: TemplateParts, where: str) -> None:

@@ -22,10 +22,13 @@ from homing.core.model import (
     Retention,
     Status,
 )
+from homing.core.plain import is_storable, plain_text
 from homing.core.policy import RetryPolicy
 from homing.core.ports import Backend, Chance, Clock
+from homing.core.reading import check_filter
 from homing.core.request import address_of, provider_id
 from homing.core.states import after_command
+from homing.core.times import span_ms
 from homing.engine.breakers import Breakers
 from homing.engine.roster import Roster
 from homing.engine.upkeep import Upkeep
@@ -83,10 +86,8 @@ class Commands:
         await self._one(id, Command(name=CommandName.ACKNOWLEDGE, who=who, why=why))
 
     async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
-        """Due that long from now."""
-        if delay < timedelta(0):
-            raise InvalidRequest("delay", f"is {delay}; a delay cannot be negative")
-        delay_ms = int(delay.total_seconds() * 1000)
+        """Makes a waiting notification due that long from now: at most 100 years."""
+        delay_ms = span_ms(delay, "delay")
         await self._one(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
         self._wake()
 
@@ -116,6 +117,9 @@ class Commands:
             raise InvalidRequest("command", "resolve is for one notification at a time")
         if rate_per_second is not None and not 0 < rate_per_second < float("inf"):
             raise InvalidRequest("rate_per_second", f"is {rate_per_second}; a rate must be above 0")
+        check_filter(filter)
+        plain_text(who, "who")
+        plain_text(why, "why")
         step = _STEP if rate_per_second is None else max(1, min(_STEP, int(rate_per_second)))
         matched = done = refused = 0
         async for found in self._matching(name, filter, step, as_of):
@@ -177,6 +181,10 @@ class Commands:
         )
 
     async def _one(self, id: str, command: Command) -> AmendResult:
+        plain_text(command.who, "who")
+        plain_text(command.why, "why")
+        if not is_storable(id):
+            raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         result = await self._backend.amend(self.tenant, [id], command)
         if id in result.missing:
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")

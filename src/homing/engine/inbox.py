@@ -113,7 +113,7 @@ class InboxReader:
             submission = await self._intake.prepare(entry.tenant, request_from(raw), earlier=earlier)
             if submission.lease_to is not None:
                 raise InvalidRequest("synchronous", "cannot wait in an inbox; send it through the API")
-        except (InvalidRequest, msgspec.DecodeError) as error:
+        except (InvalidRequest, msgspec.DecodeError, RecursionError) as error:
             log.warning("an entry of the inbox cannot be read, it becomes a dead letter: %s", error)
             return Intaken(entry.number, self._dead_letter(entry, str(error)))
         otherwise = None
@@ -188,6 +188,6 @@ def _said(request: str) -> tuple[Channel, str]:
     try:
         raw = msgspec.json.decode(request)
         channel, type_ = Channel(raw["channel"]), raw.get("type")
-    except (msgspec.DecodeError, AttributeError, KeyError, TypeError, ValueError):
+    except (msgspec.DecodeError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return Channel.QUEUE, "unreadable"
     return channel, type_ if isinstance(type_, str) and 0 < len(type_) <= _LONGEST_NAME else "unreadable"

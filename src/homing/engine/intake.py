@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from homing.core.backoff import delay_ms
 from homing.core.errors import InvalidRequest
-from homing.core.events import moment
 from homing.core.ids import BITS_EACH, uuid7, uuids7
 from homing.core.locale import LocalePolicy
 from homing.core.model import (
@@ -27,8 +26,10 @@ from homing.core.model import (
     Submission,
 )
 from homing.core.modes import SYNCHRONOUS_TYPES
+from homing.core.plain import NotPlain, builtin
 from homing.core.policy import RetryPolicy
 from homing.core.ports import Chance, Clock, Directory, Renderer
+from homing.core.reading import plain_content, plain_recipient, plain_request
 from homing.core.request import (
     SendLimits,
     SendRequest,
@@ -36,8 +37,11 @@ from homing.core.request import (
     check_content,
     check_json,
     check_keys,
+    check_kinds,
+    check_recipient,
     recipients_of,
 )
+from homing.core.times import EPOCH, epoch_ms
 from homing.engine.planning import Plan, Planner, Way
 from homing.engine.policies import Policies
 from homing.engine.resolving import NO_DEVICES, SYNCHRONOUS_TIMEOUT_MS, Resolving, reached
@@ -65,7 +69,7 @@ class Earlier(Struct, frozen=True, kw_only=True):
 
 NOTHING_EARLIER = Earlier()
 _MOST_ATTEMPTS = 1000
-_EPOCH, _MS = moment(0), timedelta(milliseconds=1)
+_MS = timedelta(milliseconds=1)
 _SYNCHRONOUS = Mode.SYNCHRONOUS
 _id_of = attrgetter("id")
 
@@ -182,17 +186,25 @@ class Intake:
             try:
                 if isinstance(request, InvalidRequest):
                     raise request
-                self._check(request, now)
-                plan = self._planner.plan(tenant, request)
-                recipients = recipients_of(request, self._settings.limits)
-                if plan.mode is _SYNCHRONOUS:
-                    _check_synchronous(request, plan, recipients)
-                if earlier is not NOTHING_EARLIER:
-                    _check_earlier(earlier, plan.mode)
-                drafts.append((place, request, plan, recipients))
+                try:
+                    drafts.append(self._draft(tenant, place, request, earlier, now))
+                except (TypeError, AttributeError):
+                    # A value of a type that its field does not declare, e.g. text that a framework rendered.
+                    drafts.append(self._draft(tenant, place, plain_request(request), earlier, now))
             except InvalidRequest as error:
                 wrong[place] = error
         return drafts
+
+    def _draft(self, tenant: str, place: int, request: SendRequest, earlier: Earlier, now: int) -> _Draft:
+        """One request with its plan. Raises `NotPlain` if some of its values are not of built-in types."""
+        request = self._checked(request, now)
+        plan = self._planner.plan(tenant, request)
+        recipients = recipients_of(request, self._settings.limits)
+        if plan.mode is _SYNCHRONOUS:
+            _check_synchronous(request, plan, recipients)
+        if earlier is not NOTHING_EARLIER:
+            _check_earlier(earlier, plan.mode)
+        return place, request, plan, recipients
 
     async def _letters(
         self, tenant: str, drafts: Sequence[_Draft], ask_directory: bool, wrong: _Wrong
@@ -204,6 +216,7 @@ class Intake:
             try:
                 if ask_directory and any(map(_id_of, recipients)):
                     recipients, devices = await self._resolving.resolve(tenant, recipients, plan.mode)
+                    recipients = tuple(map(_known, recipients))
                 if len(recipients) == len(plan.ways) == 1 and not devices:  # as most are
                     (recipient,), (way,) = recipients, plan.ways
                     letters.append((place, request, plan, way, recipient, address_of(recipient, way.channel)))
@@ -230,7 +243,7 @@ class Intake:
             else:
                 try:
                     said = await wording.said(tenant, request, recipient, way.channel, address, plan)
-                    texts.append(said)
+                    texts.append(said if request.content is not None else _rendered(said))
                 except InvalidRequest as error:
                     wrong[place] = error
                     texts.append(None)
@@ -282,31 +295,33 @@ class Intake:
             SYNCHRONOUS_TIMEOUT_MS + LEASE_MARGIN_MS if synchronous else 0,
         )
 
-    def _check(self, request: SendRequest, now: int) -> None:
-        limits = self._settings.limits
+    def _checked(self, request: SendRequest, now: int) -> SendRequest:
+        """The request, with free JSON of built-in types."""
+        limits, metadata, data = self._settings.limits, request.metadata, request.data
         check_keys(request)
-        if request.metadata:
-            check_json(request.metadata, "metadata", limits, limits.metadata_bytes)
-        if request.data:
-            check_json(request.data, "data", limits, limits.content_bytes)
+        if type(metadata) is not dict or (data is not None and type(data) is not dict):
+            raise NotPlain
+        if metadata:
+            metadata = check_json(metadata, "metadata", limits, limits.metadata_bytes)
+        if data:
+            data = check_json(data, "data", limits, limits.content_bytes)
+        if metadata is not request.metadata or data is not request.data:
+            request = replace(request, metadata=metadata, data=data)
         if request.template_key is None and request.content is None:
             raise InvalidRequest("content", "is missing; give content, or templateKey and data")
         if request.template_key is not None and request.content is not None:
             raise InvalidRequest("content", "and templateKey are both given; give one of them")
-        if request.send_at is not None:
-            _check_zone("sendAt", request.send_at)
-        if request.expires_at is not None:
-            _check_zone("expiresAt", request.expires_at)
-            if _ms(request.expires_at) <= max(now, _ms(request.send_at) if request.send_at else now):
-                raise InvalidRequest(
-                    "expiresAt", "is not after now and sendAt; nothing could be sent in time"
-                )
+        if request.content is not None:
+            check_kinds(request.content)
+        if request.send_at is not None or request.expires_at is not None:
+            _check_times(request, now)
+        return request
 
     def _notification(self, id: str, letter: _Letter, said: Said, earlier: Earlier) -> NewNotification:
         _, request, plan, way, recipient, address = letter
         content, locale, version = said
         channel, settings = way.channel, self._settings
-        check_content(content, channel, settings.limits)
+        content = check_content(content, channel, settings.limits)
         stop = self._roster.first_stop(channel, plan.provider, id, self._usable)
         window_ms = 0
         if request.dedup_key or settings.dedup_windows_ms:
@@ -321,11 +336,11 @@ class Intake:
             plan.type,
             plan.category,
             plan.priority,
-            request.origin,
+            plan.origin,
             stop.provider,
             stop.outlet(address),
             address,
-            Message(recipient, content, request.template_key, version, locale, request.metadata),
+            Message(recipient, content, plan.template_key, version, locale, request.metadata),
             way.policy.max_age_ms,
             plan.provider is not None,
             None if request.send_at is None else _ms(request.send_at),
@@ -348,9 +363,38 @@ class Intake:
         return chain(made, iter(lambda: uuid7(now, self._chance.getrandbits(74)), ""))
 
 
-def _check_zone(name: str, at: datetime) -> None:
-    if at.tzinfo is None:
-        raise InvalidRequest(name, "has no time zone; give one, e.g. 2026-01-31T09:00:00Z")
+def _check_times(request: SendRequest, now: int) -> None:
+    """Both times are within their bounds, and leave time to send."""
+    send_ms = now
+    if (send_at := request.send_at) is not None:
+        if type(send_at) is not datetime:
+            raise NotPlain
+        send_ms = epoch_ms(send_at, "sendAt", now)
+    if (expires_at := request.expires_at) is not None:
+        if type(expires_at) is not datetime:
+            raise NotPlain
+        if epoch_ms(expires_at, "expiresAt", now) <= max(now, send_ms):
+            raise InvalidRequest("expiresAt", "is not after now and sendAt; nothing could be sent in time")
+
+
+def _known(recipient: Recipient) -> Recipient:
+    """A recipient as the directory knows it, checked: the directory may be a user's own."""
+    try:
+        check_recipient(recipient)
+    except NotPlain:
+        recipient = plain_recipient(recipient)
+        check_recipient(recipient)
+    return recipient
+
+
+def _rendered(said: Said) -> Said:
+    """What a renderer wrote, with text of built-in types: it may be a user's own."""
+    content, locale, version = said
+    try:
+        check_kinds(content)
+    except NotPlain:
+        content = plain_content(content)
+    return content, locale, version
 
 
 def _check_synchronous(request: SendRequest, plan: Plan, recipients: Sequence[Recipient]) -> None:
@@ -361,7 +405,7 @@ def _check_synchronous(request: SendRequest, plan: Plan, recipients: Sequence[Re
 
 
 def _ms(at: datetime) -> int:
-    return (at - _EPOCH) // _MS
+    return (at - EPOCH) // _MS
 
 
 def _check_earlier(earlier: Earlier, mode: Mode) -> None:
@@ -378,7 +422,7 @@ def _fingerprint(request: SendRequest, asked: str, earlier: Earlier) -> str:
     bare = replace(request, idempotency_key=None)
     if asked:
         bare = replace(bare, send_at=None, expires_at=None)
-    said = msgspec.json.encode(bare, order="deterministic") + asked.encode()
+    said = msgspec.json.encode(bare, order="deterministic", enc_hook=builtin) + asked.encode()
     if earlier != NOTHING_EARLIER:
         said += msgspec.json.encode(earlier, order="deterministic")
     return sha256(said).hexdigest()

@@ -37,6 +37,7 @@ from homing.core.jobs import (
 )
 from homing.core.model import CommandName, Entry, Filter
 from homing.core.ports import Backend, Chance, Clock
+from homing.core.reading import check_filter
 from homing.engine.commands import BulkProgress, Commands
 
 log = logging.getLogger("homing.jobs")
@@ -102,6 +103,7 @@ class Jobs:
             raise InvalidRequest(
                 "ratePerSecond", f"is {rate_per_second}; it must be at least {SLOWEST_PER_SECOND}"
             )
+        check_filter(filter)
         now = await self._backend.now_ms()
         job = Job(
             id=uuid7(now, self._chance.getrandbits(74)),

@@ -33,6 +33,7 @@ from homing.core.keys import (
 from homing.core.model import Entry
 from homing.core.ports import Chance, Clock, Registry
 from homing.core.text import check_line
+from homing.core.times import epoch_ms
 from homing.engine.policies import EVERY_TENANT
 from homing.engine.remembering import Remembered
 from homing.engine.tenants import REMEMBERED_MS, Tenants
@@ -255,10 +256,9 @@ class Keychain:
     def _expiry(self, at: datetime | None) -> int | None:
         if at is None:
             return None
-        if at.tzinfo is None:
-            raise InvalidRequest("expiresAt", "has no time zone; give one, such as Z for UTC")
-        expires_at = int(at.timestamp() * 1000)
-        if expires_at <= self._clock.now_ms():
+        now = self._clock.now_ms()
+        expires_at = epoch_ms(at, "expiresAt", now)
+        if expires_at <= now:
             raise InvalidRequest("expiresAt", "has passed already")
         return expires_at
 

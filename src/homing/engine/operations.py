@@ -24,10 +24,13 @@ from homing.core.model import (
     Status,
     Tally,
 )
+from homing.core.plain import is_storable, plain_text
 from homing.core.policy import Keys, Resolution, RetryPolicy
 from homing.core.ports import Backend, Clock
+from homing.core.reading import check_filter
 from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
 from homing.core.states import WAITING
+from homing.core.times import span_ms
 from homing.engine.explaining import Explanation, verdict
 from homing.engine.policies import Policies
 from homing.engine.roster import Roster
@@ -55,13 +58,17 @@ class Operations:
         return await self._history(self.tenant, id)
 
     async def _history(self, tenant: str, id: str) -> History:
-        found = await self._backend.get(tenant, id)
+        found = await self._backend.get(tenant, id) if is_storable(id) else None
         if found is None:
             raise NotFound(f"there is no notification {id} for tenant {tenant!r}")
         return found
 
     async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
         """Newest first; pass the page's cursor for what follows."""
+        if filter is not None:
+            check_filter(filter)
+        if cursor is not None:
+            plain_text(cursor, "cursor")
         return await self._backend.list(self.tenant, filter or Filter(), limit=_limit(limit), cursor=cursor)
 
     async def explain(self, id: str) -> Explanation:
@@ -227,7 +234,7 @@ class Operations:
 
     async def roll_ups(self, since: timedelta = timedelta(hours=24)) -> tuple[RollUp, ...]:
         """Hourly sums by channel and provider."""
-        return await self._backend.roll_ups(self.tenant, since_ms=int(since.total_seconds() * 1000))
+        return await self._backend.roll_ups(self.tenant, since_ms=span_ms(since, "since"))
 
     def _resolution(self, n: Notification) -> Resolution:
         return self._policies.book.resolve(Keys(n.tenant, n.type, n.origin, n.channel, n.priority), n.mode)
@@ -240,9 +247,7 @@ class Operations:
 
     def _policy_for(self, delay: timedelta | None, keys: Keys | None) -> RetryPolicy:
         if delay is not None:
-            if delay < timedelta(0):
-                raise InvalidRequest("delay", f"is {delay}; a delay cannot be negative")
-            return RetryPolicy(base_ms=int(delay.total_seconds() * 1000))
+            return RetryPolicy(base_ms=span_ms(delay, "delay"))
         if keys is None:
             raise InvalidRequest("delay", "is missing; give a delay, or the keys of a policy")
         return self._policies.book.policy(keys, Mode.STANDARD)

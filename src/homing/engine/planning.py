@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from homing.core.model import Channel, Mode, Priority, lane_of
 from homing.core.modes import mode_of
+from homing.core.plain import NotPlain
 from homing.core.policy import Keys, RetryPolicy
 from homing.core.request import SendRequest, channels_named, check_names, priority_of, provider_id
 from homing.engine.policies import Policies
@@ -29,6 +30,13 @@ _words = attrgetter(
     "provider",
 )
 
+_TEXT, _MAYBE = (str,), (str, type(None))
+_KINDS: tuple[tuple[type, ...], ...] = (
+    *(_MAYBE, (tuple,), _MAYBE, _MAYBE, _MAYBE, _TEXT, _TEXT),
+    *((bool, type(None)), (bool,), _MAYBE),
+)
+"""Types of the words, in their order."""
+
 
 class Way(Struct, frozen=True):
     """One channel of a request."""
@@ -47,6 +55,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     mode: Mode
     provider: str | None
     """The forced one."""
+    origin: str
+    template_key: str | None
     ways: tuple[Way, ...]
 
 
@@ -61,19 +71,20 @@ class Planner:
         self._last: tuple[str, tuple[Any, ...], Plan] | None = None
 
     def plan(self, tenant: str, request: SendRequest) -> Plan:
-        """`InvalidRequest` where its names are none, or it names a channel or priority that is none."""
+        """Returns the plan of a request.
+
+        Raises `InvalidRequest` if its names are none, or it names a channel or priority that is none; raises
+        `NotPlain` if they are new and not of built-in types, so that no plan keeps a foreign value.
+        """
         if self._book is not self._policies.book:
             self._book, self._last = self._policies.book, None
             self._plans.clear()
         words, last = _words(request), self._last
         if last is not None and last[1] == words and last[0] == tenant:  # cheaper to see than to look up
             return last[2]
-        try:
-            plan = self._plans.get((tenant, words))
-        except TypeError:  # of a kind that cannot even be looked up
-            check_names(request)
-            raise
+        plan = self._plans.get((tenant, words))
         if plan is None:
+            _check_kinds(words)
             check_names(request)
             plan = self._plan(tenant, *words)
             if len(self._plans) >= _REMEMBERED:
@@ -117,5 +128,14 @@ class Planner:
             priority=level,
             mode=mode,
             provider=provider_id(provider) if provider else None,
+            origin=origin,
+            template_key=template_key,
             ways=tuple(way(one) for one in named),
         )
+
+
+def _check_kinds(words: tuple[Any, ...]) -> None:
+    """Raises `NotPlain` unless all words are of exact built-in types, as a cached plan must hold them."""
+    for word, kinds in zip(words, _KINDS, strict=True):
+        if type(word) not in kinds or (type(word) is tuple and not all(type(one) is str for one in word)):
+            raise NotPlain

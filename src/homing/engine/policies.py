@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct
 from homing.core.errors import ConfigError
 from homing.core.ids import uuid7
 from homing.core.model import Entry
-from homing.core.policy import PolicyBook, Preset, Rule, decode_rule
+from homing.core.policy import PolicyBook, Preset, Rule, decode_rule, within_bounds
 from homing.core.ports import Chance, Clock, Registry
 
 log = logging.getLogger("homing.policies")
@@ -93,7 +93,8 @@ class Policies:
     async def _change(self, name: str, rule: Rule | None, who: str, why: str) -> PolicyChange:
         while True:
             entries = await self._entries()
-            current = {r.name: r for r in self._book(entries).rules}.get(name)
+            rules = self._rules(entries)
+            current = rules.pop(name, None)
             stored = next((entry for entry in entries if entry.key == name), None)
             value: dict[str, Any] = {"rule": _plain(rule)} if rule else {"removed": True}
             entry = Entry(
@@ -103,7 +104,8 @@ class Policies:
                 value=value,
                 version=stored.version if stored else 0,
             )
-            self._book([*(e for e in entries if e.key != name), entry])  # raises where it does not fit
+            # The new rule is not cut: this raises if it does not fit.
+            PolicyBook(self._preset, (*rules.values(), *((rule,) if rule else ())))
             now = self._clock.now_ms()
             change = PolicyChange(
                 rule=name,
@@ -133,13 +135,17 @@ class Policies:
                 return tuple(found)
 
     def _book(self, entries: Iterable[Entry]) -> PolicyBook:
+        return PolicyBook(self._preset, self._rules(entries).values())
+
+    def _rules(self, entries: Iterable[Entry]) -> dict[str, Rule]:
+        """The configured and the stored rules by name. Too long durations of stored ones are cut."""
         rules = dict(self._configured)
         for entry in entries:
             if entry.value.get("removed"):
                 rules.pop(entry.key, None)
             else:
-                rules[entry.key] = decode_rule(entry.value["rule"], f"policy.{entry.key}")
-        return PolicyBook(self._preset, rules.values())
+                rules[entry.key] = within_bounds(decode_rule(entry.value["rule"], f"policy.{entry.key}"))
+        return rules
 
     def _known(self) -> str:
         return ", ".join(rule.name for rule in self.book.rules) or "none"

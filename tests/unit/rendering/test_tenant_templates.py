@@ -205,7 +205,7 @@ async def test_what_is_not_fit_is_refused_with_what_is_wrong_and_nothing_is_writ
         (hello(german="x" * (MOST_PART_BYTES + 1)), "locales.de.sms.text"),
         (hello(german="a\x00b"), "locales.de.sms.text"),
         (Template(key="hello", locales={"de": {Channel.SMS: TemplateParts()}}), "locales.de.sms"),
-        (Template(key="hello", locales=sms("a", "b"), sample={"n": 2**70}), "sample"),
+        (Template(key="hello", locales=sms("a", "b"), sample={"n": 2**70}), "sample.n"),
         (Template(key="hello", locales=sms("a", "b"), sample={"n": "x" * 300_000}), "locales"),
     ],
 )

@@ -1,0 +1,126 @@
+"""Turns values of other types into the built-in ones that every store and encoder accepts.
+
+Frameworks hand out subclasses: text that Django or Jinja rendered is a `SafeString` or `Markup`, and an enum
+member may be a `str` or an `int`. They mean the built-in value, so that is what is stored. Anything else is
+an error that names its place in the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from math import isfinite
+from numbers import Integral, Real
+from typing import Any
+
+import msgspec
+
+from homing.core.errors import InvalidRequest
+from homing.core.text import SURROGATE
+
+MOST_DEPTH = 32
+LEAST_INTEGER, MOST_INTEGER = -(2**63), 2**63 - 1
+_LONGEST_KEY = 50
+_LONGEST_PATH = 60
+
+
+class NotPlain(TypeError):
+    """A field of a request holds a value that is not of the exact built-in type it declares."""
+
+
+def is_storable(text: str) -> bool:
+    """Returns whether every store can keep this text: no NUL and no unpaired surrogate."""
+    return "\x00" not in text and (text.isascii() or SURROGATE.search(text) is None)
+
+
+def plain_json(value: Any, where: str, depth: int = MOST_DEPTH) -> Any:
+    """Returns a JSON value that is made of exact built-in types only.
+
+    Raises `InvalidRequest` with the path of the value that JSON or a store cannot hold.
+    """
+    if depth < 0:
+        where = where if len(where) <= _LONGEST_PATH else f"{where[:_LONGEST_PATH]}…"
+        raise InvalidRequest(where, f"is nested too deeply; at most {MOST_DEPTH} levels are allowed")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return plain_text(value, where)
+    if isinstance(value, (int, float)):
+        return _plain_number(value, where)
+    if isinstance(value, Mapping):
+        return _plain_members(value, where, depth)
+    if isinstance(value, (list, tuple)):
+        return [plain_json(item, f"{where}[{place}]", depth - 1) for place, item in enumerate(value)]
+    return plain_json(_converted(value, where), where, depth - 1)
+
+
+def plain_text(value: str, where: str) -> str:
+    """Returns the text as an exact `str`. Raises `InvalidRequest` if no store can keep it."""
+    text = value if type(value) is str else str.__str__(value)
+    if not is_storable(text):
+        raise InvalidRequest(where, "has a NUL or an unpaired surrogate; no store can keep it")
+    return text
+
+
+def plain_time(value: datetime) -> datetime:
+    """Returns the time as an exact `datetime`: some libraries have subclasses of their own."""
+    if type(value) is datetime:
+        return value
+    return datetime.combine(value.date(), value.time(), value.tzinfo)
+
+
+def builtin(value: Any) -> Any:
+    """Returns what an encoder that meets a foreign type should write instead. For `enc_hook`."""
+    return plain_json(value, "request")
+
+
+def below(where: str, key: str) -> str:
+    """Returns the path of a member, as errors show it."""
+    if len(key) <= _LONGEST_KEY and key.isprintable() and key.strip():
+        return f"{where}.{key}"
+    return f"{where}[{ascii(key)[:_LONGEST_KEY]}]"
+
+
+def _plain_members(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise InvalidRequest(where, f"has the key {key!r}; keys must be text")
+        place = below(where, key)
+        found[plain_text(key, place)] = plain_json(item, place, depth - 1)
+    return found
+
+
+def _plain_number(value: int | float, where: str) -> int | float:
+    if isinstance(value, int):
+        if not LEAST_INTEGER <= value <= MOST_INTEGER:
+            raise InvalidRequest(where, "has a whole number beyond 64 bits; write it as text")
+        return value if type(value) is int else int.__int__(value)
+    if not isfinite(value):
+        raise InvalidRequest(where, f"has the number {float.__float__(value)}, which JSON does not have")
+    return value if type(value) is float else float.__float__(value)
+
+
+def _converted(value: Any, where: str) -> Any:
+    """Returns a value that JSON has no type for as one that it has: a date as text, a set as a list."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        value = plain_time(value)
+    try:
+        if isinstance(value, Integral):
+            return int(value)
+        if isinstance(value, Real):
+            return float(value)
+        return msgspec.to_builtins(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise InvalidRequest(where, not_json(value)) from None
+
+
+def not_json(value: Any) -> str:
+    """Returns what to say about a value of a type that is not accepted."""
+    kind = type(value).__name__
+    return (
+        f"is of type {kind}, which is neither text nor another JSON value; convert it first, e.g. with str()"
+    )
