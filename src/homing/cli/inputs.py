@@ -35,5 +35,5 @@ def json_object(text: str, flag: str) -> dict[str, Any]:
 
     try:
         return msgspec.json.decode(text.encode("utf-8", "surrogateescape"), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused(f"{flag}: is not a JSON object: {error}") from None

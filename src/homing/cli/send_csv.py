@@ -207,8 +207,8 @@ def _free(name: str, cells: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if name in cells:
         try:
-            found = msgspec.json.decode(cells[name].encode("utf-8", "replace"), type=dict[str, Any])
-        except msgspec.DecodeError as error:
+            found = msgspec.json.decode(cells[name].encode("utf-8", "surrogateescape"), type=dict[str, Any])
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise InvalidRequest(name, f"is not a JSON object: {error}") from None
     prefix = f"{name}."
     found.update({key.removeprefix(prefix): value for key, value in cells.items() if key.startswith(prefix)})
