@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from random import Random
 from typing import Any
 
@@ -30,7 +30,18 @@ from homing.sim.watch_shared import MARK
 from homing.sim.weather import TYPES, WorldPlan, random_policy
 
 _ADDRESSES = 40
+_OUTSIDE = tuple(
+    at.replace(tzinfo=timezone(timedelta(hours=hours)))
+    for at, hours in ((datetime.max, -12), (datetime.max, 0), (datetime.min, 12), (datetime.min, 0))
+)
+"""Times that no notification may be sent at."""
 _TRIES = 5
+
+
+class _RenderedText(str):
+    """Text as template engines render it: a subclass of `str`."""
+
+    __slots__ = ()
 
 
 class Callers:
@@ -41,6 +52,7 @@ class Callers:
         self._watch = watch
         self._some_process = some_process
         self._chance = Random(f"{plan.seed}/callers")
+        self._odd_chance = Random(f"{plan.seed}/odd requests")
         self._keyed: list[tuple[str, SendRequest]] = []
         self._deduped: list[tuple[str, SendRequest]] = []
 
@@ -94,16 +106,56 @@ class Callers:
         if process is None:
             return
 
+        place = self._odd_chance.randrange(len(requests) + 1)
+        odd, acceptable = self._odd_request()
+        batch = [*requests[:place], odd, *requests[place:]]
+
         async def send() -> list[SendResult | Rejection]:
-            return [result async for result in process.engine.of(tenant).submit_many(requests)]
+            return [result async for result in process.engine.of(tenant).submit_many(batch)]
 
         task = process.run(send())
         await asyncio.wait({task})
         if task.cancelled() or isinstance(task.exception(), StoreError):
             return
-        for result in task.result():
+        scene = self._watch.scene
+        if (error := task.exception()) is not None:
+            scene.violate("2", f"one odd request ended its whole batch with {type(error).__name__}")
+        for number, result in enumerate(task.result()):
             if isinstance(result, SendResult):
                 self._watch.answers(tenant, result.notification_ids)
+            if number == place and isinstance(result, SendResult) is not acceptable:
+                scene.violate("2", f"an odd request was answered with {type(result).__name__}")
+
+    def _odd_request(self) -> tuple[SendRequest, bool]:
+        """A request with an extreme time or text, and whether it is acceptable."""
+        metadata: dict[str, object] = {"entry": 1}
+        body, send_at, acceptable = "Hello", None, True
+        match self._odd_chance.randrange(4):
+            case 0:
+                send_at, acceptable = self._odd_chance.choice(_OUTSIDE), False
+            case 1:
+                body, acceptable = "\ud800", False
+            case 2:
+                metadata, acceptable = {"entry": object()}, False
+            case _:
+                body = _RenderedText("Hello")
+        channel = self._plan.channels[0]
+        content = Content(title=body, body=body)
+        recipient = Recipient(
+            email=f"{MARK}@example.org",
+            phone="+15559999999",
+            device_token=f"{MARK}-token",
+            url=f"https://host0.example.org/{MARK}",
+        )
+        request = SendRequest(
+            recipient=recipient,
+            channel=channel.value,
+            synchronous=False,
+            content=content,
+            send_at=send_at,
+            metadata=metadata,
+        )
+        return request, acceptable
 
     # Requests ------------------------------------------------------------------------------------
 

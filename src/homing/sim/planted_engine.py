@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import Any
 
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from homing.core import breaker as core_breaker
 from homing.core.breaker import Breaker, Gate, Phase
 from homing.core.errors import StoreError
+from homing.core.times import EPOCH
 from homing.engine import breakers, deliverer, intake, pacing, relay, room, roster, settler
 from homing.engine.seats import Seats
 from homing.sim import planted as scenes
@@ -54,6 +56,19 @@ def weight_ignored(real: Any) -> Any:
 @BUGS.plant("what was tried elsewhere is due at once", "8", on=(intake, "delay_ms"), plan=scenes.quiet)
 def taken_over_at_once(real: Any) -> Any:
     return lambda policy, attempt, u: 0
+
+
+@BUGS.plant("a time has no bounds", "14", "2", on=(intake, "epoch_ms"), plan=scenes.quiet)
+def time_without_bounds(real: Any) -> Any:
+    return lambda at, where, now: (at - EPOCH) // timedelta(milliseconds=1)
+
+
+@BUGS.plant("one odd request ends its batch", "2", on=(intake, "plain_request"), plan=scenes.quiet)
+def odd_request_ends_its_batch(real: Any) -> Any:
+    def plain_request(request: Any) -> Any:
+        raise TypeError
+
+    return plain_request
 
 
 @BUGS.plant("a log line names the recipient", "15", on=(deliverer, "delivery_of"), plan=scenes.quiet)

@@ -19,6 +19,7 @@ from homing.core.model import (
     Status,
 )
 from homing.core.rows import CauseRecord, Change, Row
+from homing.core.times import LONGEST_MS
 from homing.sim.scene import Scene, Shadow, short_id
 from homing.sim.watch_counts import CountWatch
 from homing.stores.memory_schedule import Kept
@@ -157,6 +158,9 @@ class RowWatch:
     def _check_new(self, caller: str, shadow: Shadow, row: Row) -> None:
         scene = self._scene
         self._accepted(caller, shadow, row)
+        times = [at for at in (row.send_at, row.due_at, row.expires_at, row.deadline_at) if at is not None]
+        if not all(0 <= at <= row.created_at + 2 * LONGEST_MS for at in times):
+            scene.violate("14", "accepted with a time outside all bounds: it would never end", row.id)
         if row.status is S.SENDING:
             if row.mode is not Mode.SYNCHRONOUS or (row.token, row.attempts) != (1, 1):
                 scene.violate("5", "accepted as leased, but not with its first attempt counted", row.id)
