@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from homing.core.decide import LONGEST_RETRY_AFTER_MS
 from homing.core.effects import always_fails_over, has_effects
-from homing.core.failover import Stop, rotation
+from homing.core.failover import Stop, has_refused, rotation
 from homing.core.model import AttemptRecord, Channel, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
 from homing.core.states import FINAL_FAILURE_RANK, RECEIPT_RANK, WAITING
 
@@ -170,11 +170,15 @@ def _again(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
 
 
 def _others(standing: Standing, receipt: Receipt) -> list[Stop]:
-    """The providers besides the one that reports the failure, in the order in which they are tried."""
+    """The other providers of the route, in their order, without those that have refused the notification."""
     if standing.pinned:
         return []
-    route = receipt.routes.get(standing.channel, ())
-    return [stop for stop in rotation(route, receipt.provider) if stop.provider != receipt.provider]
+    route = rotation(receipt.routes.get(standing.channel, ()), receipt.provider)
+    return [
+        stop
+        for stop in route
+        if stop.provider != receipt.provider and not has_refused(standing.holds, stop.provider, standing.now)
+    ]
 
 
 def _waits_ms(standing: Standing, receipt: Receipt) -> tuple[int, int]:

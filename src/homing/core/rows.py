@@ -584,9 +584,11 @@ def _finish(row: Row, now: int) -> None:
 
 
 def _holds(row: Row, provider: str, hold_ms: int, now: int) -> dict[str, int]:
-    """Those that have not run out, and the one that this attempt brings."""
+    """The holds that have not run out, and one on `provider`, which never ends an earlier one sooner."""
     holds = {held: until for held, until in row.holds.items() if until > now}
-    return {**holds, provider: now + hold_ms} if hold_ms else holds
+    if hold_ms:
+        holds[provider] = max(holds.get(provider, 0), now + hold_ms)
+    return holds
 
 
 def _retry(row: Row, order: Command, now: int) -> Status:

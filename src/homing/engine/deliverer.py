@@ -317,12 +317,21 @@ class Deliverer:
         return [one for one in ready if one.claim.id not in waits]
 
     async def _win_trials(self, ready: Sequence[Ready]) -> None:
-        """Where a half-open breaker offers its one trial, tries to win it for a claim that would go there."""
-        starts = dict.fromkeys((one.claim.provider, one.claim.channel, one.claim.pinned) for one in ready)
-        for start, channel, pinned in starts:
+        """Tries to win the one trial of a breaker for a claim that would go there.
+
+        A provider that is on hold for a claim is passed over: the claim cannot go there, so another provider
+        of its route is tried.
+        """
+        now = self._breakers.now()
+        starts = dict.fromkeys(
+            (one.claim.provider, one.claim.channel, one.claim.pinned, _held(one.claim, now)) for one in ready
+        )
+        for start, channel, pinned, held in starts:
             for stop in rotation(self._roster.route(channel), start):
                 if pinned and stop.provider != start:
                     break
+                if stop.provider in held:
+                    continue
                 if self._breakers.usable(stop.provider):
                     break
                 if self._breakers.gate(stop.provider) is Gate.TRIAL and await self._try_trial(stop.provider):
@@ -392,6 +401,11 @@ class Deliverer:
             return False
         # An answer that took too long says nothing about how much of the lease is left.
         return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
+
+
+def _held(claim: Claim, now: int) -> frozenset[str]:
+    """Returns the providers that are on hold for this claim."""
+    return frozenset([provider for provider, until in claim.holds.items() if until > now])
 
 
 def delivery_of(claim: Claim, timeout_ms: int) -> Delivery:

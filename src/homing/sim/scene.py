@@ -118,7 +118,7 @@ class Shadow(Struct, kw_only=True):
     left_alone: dict[str, int] = field(default_factory=dict)
     """Provider → loop time before which it asked not to be tried again."""
     moved_from: set[str] = field(default_factory=set)
-    """Providers that a settlement moved it away from, since an operator's last retry."""
+    """Providers that a settlement or a reported failure moved it away from since an operator's last retry."""
     refused_by: set[str] = field(default_factory=set)
     """Those of them that answered with an unlisted error: it must not go there again."""
     provider_key: str = ""

@@ -29,15 +29,19 @@ def read_code(code: str) -> tuple[OutcomeKind | None, int]:
 
 
 class BounceWatch:
-    """Checks every change of a status by a receipt that reports a failure."""
+    """Checks every receipt that reports a failure."""
 
     def __init__(self, scene: Scene, routes: dict[Channel, tuple[str, ...]]) -> None:
         self._scene = scene
         self._routes = routes
 
     def bounced(self, shadow: Shadow, row: Row, cause: CauseRecord) -> None:
-        """A failure was applied; `shadow` is still as it was before."""
+        """Checks a failure that was applied; `shadow` is still as it was before."""
         kind, wait_ms = read_code(cause.why)
+        if row.status is shadow.status:  # nothing but a hold, on a retry that waits already
+            if wait_ms:
+                shadow.moved_from.add(cause.who)
+            return
         problems = [self._problem(shadow, row, cause.who, kind, wait_ms, by) for by in shadow.bounces]
         if problems and all(problems):
             assert problems[0] is not None, "checked just now"
@@ -45,13 +49,16 @@ class BounceWatch:
         if row.status is not Status.RETRYING:
             return
         shadow.unknown_bounces += kind is None
+        shadow.moved_from.add(cause.who)
         shortest_ms = min((by.shortest_ms for by in shadow.bounces), default=0)
         shadow.left_alone[cause.who] = self._scene.ms + max(shortest_ms, wait_ms)
 
     def _problem(
         self, shadow: Shadow, row: Row, here: str, kind: OutcomeKind | None, wait_ms: int, by: Bounces
     ) -> Problem | None:
-        others = [] if shadow.pinned else [one for one in self._routes[shadow.channel] if one != here]
+        others = [one for one in self._routes[shadow.channel] if one != here and one not in shadow.refused_by]
+        if shadow.pinned:
+            others = []
         final = (
             kind is OutcomeKind.BAD_CONTENT
             or (kind in _AT_FAULT and not by.always)

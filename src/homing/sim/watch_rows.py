@@ -296,7 +296,7 @@ class RowWatch:
             scene.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
             scene.violate("12", f"the record of a receipt says {cause.before} → {cause.after}", row.id)
-        if event is ReceiptEvent.FAILED and after is not before:
+        if event is ReceiptEvent.FAILED and (after is not before or before in WAITING):
             self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))
 
