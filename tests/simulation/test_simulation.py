@@ -33,6 +33,8 @@ REGRESSIONS = (
     (30_120, 250, "an older answer about the time overwrote a newer one"),
     (18_003, 250, "the late answer to a trial that was won began a second one"),
     (12_002, 250, "a claim that took long was judged by a time from before the clock was set"),
+    (16_002, 250, "a reported failure ended the hold on a provider that had refused the notification"),
+    (17_001, 250, "a provider on hold for a claim kept the trial of another one's breaker from it"),
 )
 """(seed, requests, what it found). A world changes with the code that runs in it, so a seed is no proof
 that what it found once is gone; it is cheap, and has been in interesting places."""

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.failover import Route, Stop
+from homing.core.failover import REFUSAL_MS, Route, Stop
 from homing.core.model import Channel, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
 from homing.core.receipts import Standing, Verdict, absorb
 from homing.core.states import FINAL_FAILURE_RANK, RECEIPT_RANK
@@ -133,6 +133,7 @@ def test_a_failure_at_a_provider_that_was_taken_off_the_route_goes_to_the_route(
         ({"sns": NOW + 1}, "spare", 0),
         ({"sns": NOW + 5_000, "spare": NOW + 4_000}, "spare", 4_000),
         ({"sns": NOW + HOUR, "spare": NOW + DAY}, "twilio", MINUTE),
+        ({"sns": NOW + REFUSAL_MS, "spare": NOW + REFUSAL_MS}, "twilio", MINUTE),
     ],
 )
 def test_a_failure_goes_to_the_first_provider_that_is_free(
@@ -151,7 +152,9 @@ def test_a_fault_of_the_provider_waits_for_another_one_however_long_that_takes()
     assert (verdict.status_after, verdict.provider, verdict.delay_ms) == (S.RETRYING, "sns", HOUR)
 
 
-@pytest.mark.parametrize("changes", [{"pinned": True}, {"channel": Channel.EMAIL}])
+@pytest.mark.parametrize(
+    "changes", [{"pinned": True}, {"channel": Channel.EMAIL}, {"holds": {"sns": NOW + REFUSAL_MS}}]
+)
 def test_a_fault_of_the_provider_without_another_one_is_the_end(changes: dict[str, Any]) -> None:
     verdict = absorb(make_standing(**changes), make_receipt(E.FAILED, outcome=K.PROVIDER_FAULT))
     assert verdict is not None

@@ -130,6 +130,12 @@ def test_a_bounce_holds_its_provider_and_forgets_holds_that_are_over() -> None:
     assert row.last_delay_ms == MINUTE
 
 
+def test_a_bounce_never_ends_a_longer_hold_on_its_provider() -> None:
+    row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"twilio": LATER + HOUR})
+    hear(row, make_receipt(E.FAILED))
+    assert row.holds == {"twilio": LATER + HOUR}
+
+
 def test_a_settlement_writes_what_a_receipt_needs_of_the_policy() -> None:
     row = sent_row(status=Status.PENDING, attempts=0)
     lease(row, "worker-1", MINUTE, NOW)
