@@ -173,7 +173,7 @@ def _kill_after(cli: Cli, command: tuple[str, ...], url: str, least: int) -> int
 
 
 async def _until_copied(process: subprocess.Popen[str], url: str, least: int) -> None:
-    """Waits until so many records are there. The copy stands still while they are counted."""
+    """Waits until that many records are copied. The copy is suspended while they are counted."""
     async with asyncio.timeout(240):
         while True:
             process.send_signal(signal.SIGSTOP)

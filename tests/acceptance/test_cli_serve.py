@@ -65,7 +65,7 @@ def test_a_key_file_of_another_store_is_not_overwritten(cli: Cli) -> None:
 
 
 def test_git_add_stages_neither_the_key_nor_the_store(cli: Cli) -> None:
-    """As in a clone of this repository, with its .gitignore."""
+    """The folder is a git repository with the .gitignore of this one."""
     git = ("git", "-C", str(cli.folder))
     ignored = (Path(__file__).parents[2] / ".gitignore").read_text()
     (cli.folder / ".gitignore").write_text(ignored)

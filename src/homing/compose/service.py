@@ -151,8 +151,8 @@ async def _make_key(settings: Settings, engine: Engine, out: TextIO) -> None:
         os.fsync(out.fileno())
 
     await engine.tenants.ensure(settings.tenant, who="homing")
-    nobody = Caller(tenant=settings.tenant, who="homing", scopes=frozenset())
-    await engine.audit.note(nobody, "key.create", "first admin", {"scopes": [Scope.ADMIN]})
+    homing = Caller(tenant=settings.tenant, who="homing", scopes=frozenset())
+    await engine.audit.note(homing, "key.create", "first admin", {"scopes": [Scope.ADMIN]})
     await engine.keys.create(settings.tenant, "first admin", [Scope.ADMIN], who="homing", keep=keep)
 
 

@@ -55,7 +55,7 @@ def epoch_ms(at: datetime, where: str, now: int) -> int:
 
 
 def check_zone(at: date, where: str) -> None:
-    """Raises `InvalidRequest` if the time has no zone: nobody could say when it is."""
+    """Raises `InvalidRequest` if the time is not a datetime or has no time zone."""
     if not isinstance(at, datetime):
         raise InvalidRequest(where, f"is {type(at).__name__}; give a time, e.g. 2026-01-31T09:00:00Z")
     try:

@@ -143,7 +143,7 @@ class Keychain:
         rate_per_second: float | None = None,
         keep: Callable[[str], None] | None = None,
     ) -> NewKey:
-        """Makes a key. The tenant must be there: a slip in its name would make a key for nobody.
+        """Makes a key. The tenant must exist, so that a typing error in its name makes no key.
 
         `keep` is called with the key's text before the key is stored. A caller that writes the text to a
         disk there cannot lose the only copy of a stored key in a crash.

@@ -87,7 +87,7 @@ class BounceWatch:
             if kind is OutcomeKind.PROVIDER_FAULT:
                 return ("9", f"{here} reported a fault of its own, and it is sent there again")
             if not shortest_ms <= due_ms <= longest_ms:
-                return ("8", f"due again at {here} in {due_ms} ms, allowed are {shortest_ms}–{longest_ms}")
+                return ("8", f"due again at {here} in {due_ms} ms, the bounds are {shortest_ms}–{longest_ms}")
             if any(row.holds.get(one, 0) < row.due_at for one in others):
                 return ("9", f"it waits for {here}, though another provider is free before")
             return None

@@ -339,8 +339,10 @@ async def test_an_unlisted_error_of_the_only_provider_says_nothing_against_it(
 
 async def test_a_provider_on_hold_leaves_the_trial_of_another_one_to_the_notification(world: World) -> None:
     one, two = Timed(usual=Outcome(K.THROTTLED, retry_after_ms=86_400_000)), Failing()
-    listed = {"one": one, "two": serving("two", two, breaker=BreakerPolicy(failures=1))}
-    engine = await world.open(listed, rules=steady(failover_after=1, max_age_ms="1d", max_attempts=50))
+    engine = await world.open(
+        {"one": one, "two": serving("two", two, breaker=BreakerPolicy(failures=1))},
+        rules=steady(failover_after=1, max_age_ms="1d", max_attempts=50),
+    )
     id = await mail(engine)
     await seconds(30)
     assert (await engine.get(id)).provider_names == ("one", "two")

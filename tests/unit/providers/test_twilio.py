@@ -223,7 +223,7 @@ def test_a_success_without_a_message_id_may_have_been_taken(body: bytes) -> None
 
 
 OUR_CLASS = {20404: "config"}
-"""Where our table differs from the vectors: a wrong account or service in the settings is answered so."""
+"""Codes for which our table differs from the vectors: Twilio answers a wrong account or service with them."""
 
 
 @pytest.mark.parametrize("row", ERRORS["codes"], ids=lambda row: str(row["code"]))
