@@ -49,6 +49,8 @@ STORES = 3
 ROUNDS = 25
 TENANTS = ("ada", "bob", "default")
 PROVIDERS = ("acs", "sendgrid", "smtp")
+AT_ONCE = (0, 0)
+"""A reported failure waits for no backoff, so that nothing is left waiting at the end."""
 CUTS = 0.06
 """How often a call is preceded by the death of some connection."""
 _VICTIMS = """
@@ -195,13 +197,13 @@ class Chaos:
         self.messages.append((claim.provider, message_id))
         match self.chance.randrange(10):
             case 0 | 1 | 2:
-                return sent(claim)
+                return sent(claim, bounce_ms=AT_ONCE)
             case 3 | 4:
                 return retry_in(claim, 0, provider=self.chance.choice(PROVIDERS), message_id=message_id)
             case 5:
                 return dead(claim, message_id=message_id)
             case 6:
-                return in_doubt(claim, message_id)
+                return in_doubt(claim, message_id, bounce_ms=AT_ONCE)
             case 7:
                 return postponed(claim, 0)
             case _:
@@ -254,7 +256,9 @@ class Chaos:
             ]
             if not claims:
                 break
-            await self.store.settle([postponed(c, 0) if c.overdue else sent(c) for c in claims])
+            await self.store.settle(
+                [postponed(c, 0) if c.overdue else sent(c, bounce_ms=AT_ONCE) for c in claims]
+            )
             # What is past its deadline would be taken by that for ever.
             await self.admin.execute(
                 "UPDATE homing.live SET deadline_at = 9e15 WHERE deadline_at IS NOT NULL"

@@ -296,8 +296,13 @@ def dead(
     return a_settlement(claim, Status.FAILED, attempt=record, reason=reason, puts=puts)
 
 
-def in_doubt(claim: Claim, message_id: str | None = None) -> Settlement:
-    """It may have been taken: only a receipt or an operator resolves it."""
+def in_doubt(
+    claim: Claim,
+    message_id: str | None = None,
+    *,
+    bounce_ms: tuple[int, int] | None = (MINUTE_MS, MINUTE_MS),
+) -> Settlement:
+    """It may have been taken: only a receipt or an operator resolves it. `bounce_ms` is as for `sent`."""
     record = an_attempt(claim, OutcomeKind.AMBIGUOUS, message_id=message_id, error_code="timeout")
     return a_settlement(
         claim,
@@ -305,7 +310,7 @@ def in_doubt(claim: Claim, message_id: str | None = None) -> Settlement:
         attempt=record,
         reason=Reason.UNCONFIRMED,
         bounce_always=False,
-        bounce_ms=(MINUTE_MS, MINUTE_MS),
+        bounce_ms=bounce_ms,
     )
 
 
