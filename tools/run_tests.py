@@ -39,10 +39,10 @@ class Suite:
 
 
 SUITES = (
-    Suite("unit", "every module by itself, with the coverage of core and engine", "about 3 minutes"),
+    Suite("unit", "every module by itself, with the coverage of core and engine", "about 4 minutes"),
     Suite("conformance", "what every store and every provider must do alike", "about 1 minute"),
-    Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 2 minutes"),
-    Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 5 minutes"),
+    Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes"),
+    Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 2 minutes"),
     Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
 )
 
