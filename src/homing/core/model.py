@@ -1,11 +1,11 @@
-"""The vocabulary of Homing. Who has read this page can guess the rest.
+"""The vocabulary of Homing. Start here: every other module uses these types.
 
-Times are integers, milliseconds since the epoch by the *store's* clock, and end in `_at` or `_until`.
-Durations are integers in milliseconds and end in `_ms`. The read model (`Notification` and what hangs on
-it) is for people and other programs, so there times are aware `datetime`s in UTC.
+Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
+`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
+and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
 
-What there are many of at once has `gc=False`: nothing in it leads back to it, so the garbage collector need
-not look at thousands of them again and again.
+Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
+scan them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_TENANT = "default"
 
 
 class Channel(StrEnum):
-    """How a message travels."""
+    """The medium over which a message is sent."""
 
     SMS = "sms"
     EMAIL = "email"
@@ -35,7 +35,7 @@ class Channel(StrEnum):
 
 
 class Priority(StrEnum):
-    """How much it matters. `normal` is accepted for `medium` wherever a priority is read."""
+    """Importance of a notification. `normal` is accepted for `medium` wherever a priority is read."""
 
     CRITICAL = "critical"
     HIGH = "high"
@@ -44,7 +44,7 @@ class Priority(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a notification is delivered; derived at intake, see `core.modes`."""
+    """Delivery mode, which intake derives from the request (see `core.modes`)."""
 
     SYNCHRONOUS = "synchronous"
     PRIORITY = "priority"
@@ -53,46 +53,58 @@ class Mode(StrEnum):
 
 
 class Status(StrEnum):
-    """Where a notification is in its life. `core.states` holds the legal transitions."""
+    """Stage in the life of a notification. `core.states` lists the legal transitions."""
 
     PENDING = "pending"
-    """Waits for its first attempt or its `send_at`."""
+    """Waiting for the first attempt, at `send_at` if one is set."""
     SENDING = "sending"
-    """Leased to a worker: an attempt is under way."""
+    """Leased to a worker, with an attempt in progress."""
     RETRYING = "retrying"
-    """Waits for its next attempt (`next_retry_at`)."""
+    """Waiting for the next attempt, at `next_retry_at`."""
     SENT = "sent"
-    """A provider took it."""
+    """Accepted by a provider."""
     DELIVERED = "delivered"
-    """A receipt says it arrived."""
+    """Reported as delivered, by a receipt or by the provider's answer."""
     FAILED = "failed"
-    """Dead letter: retries spent, or a failure that no retry mends."""
+    """Dead letter: the retries are exhausted, or the failure is one that a retry cannot fix."""
     CANCELLED = "cancelled"
+    """Stopped by a command before a provider accepted it."""
     EXPIRED = "expired"
-    """Its `expires_at` passed before a provider took it."""
+    """`expires_at` passed before a provider accepted it."""
     SKIPPED = "skipped"
-    """Must not be sent: suppressed, unsubscribed or the device is inactive; `reason` says which."""
+    """Not sent, because the recipient is suppressed or unsubscribed or the device is inactive (see
+    `reason`)."""
     IN_DOUBT = "in_doubt"
-    """May or may not have been taken; only a receipt, a look-up or an operator resolves it."""
+    """Possibly sent. Only a receipt, a look-up or an operator can settle whether the provider accepted it."""
 
 
 class OutcomeKind(StrEnum):
-    """What became of one attempt. Every provider answer is exactly one of these."""
+    """Result of one attempt. Every answer of a provider maps to exactly one of these."""
 
     ACCEPTED = "accepted"
+    """The provider accepted the message."""
     TRANSIENT = "transient"
+    """A temporary failure: a later attempt may succeed."""
     THROTTLED = "throttled"
+    """The provider's rate limit was exceeded."""
     BAD_CONTENT = "bad_content"
+    """The provider rejected the content."""
     BAD_RECIPIENT = "bad_recipient"
+    """The recipient cannot receive this message."""
     DEAD_ADDRESS = "dead_address"
+    """The address no longer exists."""
     OPTED_OUT = "opted_out"
+    """The recipient has opted out at the provider."""
     PROVIDER_FAULT = "provider_fault"
+    """The provider or its account cannot send, for example because of wrong credentials."""
     AMBIGUOUS = "ambiguous"
+    """No clear answer, for example a timeout: the message may have been sent."""
     LOST = "lost"
+    """The lease expired before the worker recorded a result."""
 
 
 class Reason(StrEnum):
-    """Why a notification ended, or waits, where the status alone does not say it."""
+    """Why a notification ended or waits, if the status alone does not tell."""
 
     RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"
     BAD_CONTENT = "BAD_CONTENT"
@@ -100,13 +112,13 @@ class Reason(StrEnum):
     DEAD_ADDRESS = "DEAD_ADDRESS"
     OPTED_OUT = "OPTED_OUT"
     PROVIDER_UNAVAILABLE = "PROVIDER_UNAVAILABLE"
-    """Older than the policy's `max_age_ms` without a provider having taken it."""
+    """Older than the policy's `max_age_ms` without having been accepted by a provider."""
     DELIVERY_TIMEOUT = "DELIVERY_TIMEOUT"
-    """A synchronous send ran out of its two seconds."""
+    """A synchronous send did not end within two seconds."""
     DELIVERY_FAILED = "DELIVERY_FAILED"
     """A synchronous send failed."""
     RECEIPT_FAILED = "RECEIPT_FAILED"
-    """The provider took it and later reported that it did not arrive."""
+    """The provider accepted the message and later reported that it was not delivered."""
     SPAM_REPORT = "SPAM_REPORT"
     OPERATOR = "OPERATOR"
     EXPIRED = "EXPIRED"
@@ -114,15 +126,15 @@ class Reason(StrEnum):
     UNSUBSCRIBED = "UNSUBSCRIBED"
     DEVICE_INACTIVE = "DEVICE_INACTIVE"
     UNCONFIRMED = "UNCONFIRMED"
-    """In doubt: the answer never came and the policy says `hold`."""
+    """In doubt: the provider's answer never arrived, and the policy's `on_timeout` is `hold`."""
     RATE_LIMIT = "RATE_LIMIT"
     QUIET_HOURS = "QUIET_HOURS"
     NO_PROVIDER = "NO_PROVIDER"
-    """Waits because every provider it could use is paused."""
+    """Waiting because every provider that could be used is paused."""
 
 
 class Recipient(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """Whom to tell: at least one address, or an id that the recipient directory knows."""
+    """Receiver of a notification, given by at least one address or by an id in the recipient directory."""
 
     id: str | None = None
     email: str | None = None
@@ -134,7 +146,7 @@ class Recipient(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fals
 
 
 class Attachment(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """A file that goes with an email; `content` is base64."""
+    """A file attached to an email. `content` is base64."""
 
     filename: str
     content: str
@@ -142,7 +154,7 @@ class Attachment(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
 
 
 class Content(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """What to say, as rendered. It never changes between attempts."""
+    """Rendered content of a message. It is the same for every attempt."""
 
     subject: str | None = None
     title: str | None = None
@@ -152,25 +164,27 @@ class Content(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False)
     data: dict[str, Any] | None = None
     attachments: tuple[Attachment, ...] = ()
     headers: dict[str, str] | None = None
-    """Of an email, besides those that every mail has."""
+    """Additional headers of an email, besides those that every email has. None for other channels."""
     unsubscribe_url: str | None = None
-    """Of an email: where one POST unsubscribes (RFC 8058)."""
+    """URL at which a single POST unsubscribes the recipient of an email (RFC 8058). None if there is no
+    link."""
 
 
 class Message(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """The part of a notification that is written once and only read afterwards."""
+    """The part of a notification that is written at acceptance and never changed."""
 
     recipient: Recipient
     content: Content
     template_key: str | None = None
     template_version: str | None = None
-    """Of the files that it was rendered from."""
+    """Version of the template that was rendered. None if the content was given in the request."""
     locale: str | None = None
+    """Locale of the content. None if the content was given in the request and the locale is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
 class NewNotification(Struct, frozen=True, gc=False):
-    """One notification as intake hands it to the store: validated, rendered, routed."""
+    """A notification that intake has validated, rendered and routed, for the store to accept."""
 
     id: str
     channel: Channel
@@ -181,71 +195,79 @@ class NewNotification(Struct, frozen=True, gc=False):
     priority: Priority
     origin: str
     provider: str
-    """The provider its next attempt goes to, unless a breaker moves it on."""
+    """Provider of the first attempt, unless its breaker is open by then."""
     outlet: str
-    """What has capacity of its own: the provider, or `provider@host` where hosts have slots."""
+    """Unit with its own capacity: the provider, or `provider@host` if hosts have their own slots."""
     address: str
-    """The address it goes to on its channel: for filters and per-recipient limits."""
+    """Recipient's address on this channel, used by filters and per-recipient limits."""
     message: Message
     max_age_ms: int
-    """By the policy at acceptance; only tells the store when to look again (see `deadline_at`)."""
+    """Maximum age from the policy at acceptance. The store uses it only to compute `deadline_at`."""
     pinned: bool = False
-    """The caller forced the provider: no failover."""
+    """True if the request names the provider. There is no failover then."""
     send_at: int | None = None
     expires_at: int | None = None
     dedup_key: str | None = None
     dedup_window_ms: int = 0
     attempts_before: int = 0
-    """Attempts that were made elsewhere before it came here: its own are counted on from them."""
+    """Number of attempts made by another system before acceptance. Attempts here are counted from there."""
     delay_ms: int = 0
-    """With `attempts_before`: its next attempt is due this long after acceptance, not before `send_at`."""
+    """Wait after acceptance before the next attempt, which never starts before `send_at`. Set by intake
+    together with `attempts_before`; otherwise 0."""
     max_attempts: int | None = None
-    """Its own maximum, those made elsewhere included; it wins over the policy's."""
+    """Maximum number of attempts of this notification, including `attempts_before`. None if the policy
+    decides."""
     last_error: str | None = None
-    """What the last of the `attempts_before` said, or why it is `refused`."""
+    """Error text of the last earlier attempt, or of the rejection if `refused`. None without either."""
     resend_of: str | None = None
+    """Id of the notification that this one repeats. None if it is not a resend."""
     refused: bool = False
-    """It was written where nobody could be told that it is wrong: it is stored as a dead letter."""
+    """True if the request is invalid but came through the SQL inbox, where the sender cannot get an error.
+    It is stored as a dead letter."""
 
 
 class Submission(Struct, frozen=True, gc=False):
-    """One request: its notifications are accepted together or not at all."""
+    """One send request. Its notifications are accepted together or not at all."""
 
     tenant: str
     batch_id: str
     notifications: tuple[NewNotification, ...]
     idempotency_key: str | None = None
+    """Key under which a repeated request returns the same ids. None if the caller gave none."""
     fingerprint: str = ""
-    """Of the request's body: the same key with another fingerprint is a conflict."""
+    """Hash of the request body. The same key with a different fingerprint is a conflict."""
     lease_to: str | None = None
-    """A worker's name: accepted already leased to it (synchronous send)."""
+    """Worker to which the notifications are leased at acceptance, for a synchronous send. None otherwise."""
     lease_ms: int = 0
+    """Length of that lease. 0 without `lease_to`."""
 
 
 class Acceptance(Struct, frozen=True, gc=False):
-    """The store's answer to one submission, in the order of its notifications."""
+    """The store's result for one submission. `ids` are in the order of its notifications."""
 
     batch_id: str
     ids: tuple[str, ...]
     duplicates: frozenset[str] = frozenset()
-    """Ids that were there before: by idempotency key (all of them) or by dedup window."""
+    """Ids that existed before: all of them for a repeated idempotency key, or some because of a dedup
+    window."""
     conflict: bool = False
-    """The idempotency key was used with another body; nothing was stored, `ids` are empty."""
+    """True if the idempotency key belongs to a different request. Nothing was stored, and `ids` is empty."""
     claims: tuple[Claim, ...] = ()
-    """For a submission with `lease_to`."""
+    """Leased notifications of a submission with `lease_to`. Empty otherwise."""
 
 
 class Claim(Struct, frozen=True, gc=False):
-    """One leased notification with all a worker needs to attempt it.
+    """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, everything but `holds` is the row's field of the same name (`core.rows.claim_of`).
+    From `id` on, each field except `holds` equals the row's field of the same name (see
+    `core.rows.claim_of`).
     """
 
     message: Message
     attempt: int
-    """The attempt that this lease is for; 1 is the first. Already counted and committed."""
+    """Number of the attempt that this lease is for; the first is 1. It is already committed in the store."""
     due_at: int
-    """When it was due: the claim's time minus this is the schedule lateness."""
+    """Time at which the row was due. The claim's time minus `due_at` is the scheduling lateness."""
     id: str
     tenant: str
     batch_id: str
@@ -261,95 +283,104 @@ class Claim(Struct, frozen=True, gc=False):
     pinned: bool
     address: str
     token: int
-    """Fencing token: a settlement counts only while it is the newest."""
+    """Fencing token. A settlement is applied only if it carries the row's newest token."""
     created_at: int
     aged_from: int
-    """`max_age_ms` counts from here: creation, `send_at`, an operator's retry, or a reopening receipt."""
+    """Start of the period that `max_age_ms` limits: creation, `send_at`, an operator's retry, or the receipt
+    that reopened the notification."""
     expires_at: int | None
     lease_until: int
     started_at: int
-    """Store time of the claim; for an expired lease, of the claim that was lost."""
+    """Store time of the claim. After an expired lease, store time of the claim that was lost."""
     worker: str
     overdue: bool = False
-    """Claimed because its deadline passed, not to be attempted: no attempt was counted."""
+    """True if the row was claimed because its deadline passed. No attempt was counted, and none is made."""
     attempt_floor: int = 0
-    """Attempts allowed at least up to this number, whatever the policy's maximum: an operator's retry."""
+    """Number of attempts that an operator's retry allows even if the policy's maximum is lower. 0 if none."""
     bounce_floor: int = 0
-    """The same, by a receipt that reopened it; never more than one attempt beyond the maximum."""
+    """Number of attempts that a reopening receipt allows, at most one beyond the maximum. 0 if none."""
     attempts_before: int = 0
-    """How many of its attempts were made elsewhere, before it came here."""
+    """Number of attempts made by another system before acceptance. They are included in `attempt`."""
     max_attempts: int | None = None
-    """Its own maximum, where it has one: it wins over the policy's."""
+    """Maximum number of attempts of this notification. None if the policy decides."""
     failures_here: int = 0
-    """Failures in a row at `provider`."""
+    """Number of consecutive failures at `provider`."""
     last_delay_ms: int = 0
-    """The delay before this attempt: decorrelated jitter grows from it."""
+    """Backoff delay drawn before this attempt. Decorrelated jitter grows from it."""
     holds: Mapping[str, int] = field(default_factory=dict)
-    """Providers that asked to be left alone, and until when (`Retry-After`)."""
+    """Provider → time until which it must not be tried, because of `Retry-After` or a backoff."""
 
 
 class ClaimBatch(Struct, frozen=True, kw_only=True):
-    """What a claim took, the store's time, and when the next row of those lanes is due."""
+    """Result of one claim."""
 
     claims: tuple[Claim, ...]
     now: int
+    """The store's time."""
     next_due_at: int | None
+    """Time at which the next row of the requested lanes is due. None if none waits."""
 
 
 class LaneRoom(Struct, frozen=True, kw_only=True):
-    """How much a worker can start in one lane."""
+    """Number of attempts that a worker can start in one lane."""
 
     slots: int
     tenant_slots: int
-    """The most that one tenant may take of them, so that a flood leaves room for others."""
+    """Maximum for a single tenant, so that a burst of one tenant leaves slots for the others."""
     tenant_room: Mapping[str, int] = field(default_factory=dict)
-    """Room left for tenants that already hold slots here; others have `tenant_slots`."""
+    """Free slots of tenants that already use some in this lane. Other tenants have `tenant_slots`."""
 
 
 class ClaimRequest(Struct, frozen=True, kw_only=True):
-    """One claim serves all lanes. Only due rows, only what can be started now."""
+    """What a worker can start now, over all its lanes. Only due rows are claimed."""
 
     worker: str
     lease_ms: int
     lanes: Mapping[str, LaneRoom]
     outlet_slots: int
-    """Room at an outlet that is not named in `outlet_room`."""
+    """Free slots of an outlet that is not listed in `outlet_room`."""
     outlet_room: Mapping[str, int] = field(default_factory=dict)
-    """Room at outlets that are in use, limited or paused (0: left out altogether).
+    """Free slots of outlets that are in use, limited or paused. 0 excludes the outlet from the claim.
 
-    `provider@host` counts against the room of `provider` too, where that is named.
+    `provider@host` also uses a slot of `provider`, if that is listed.
     """
 
 
 class Lease(Struct, frozen=True, gc=False):
-    """A handle on a claim, for `extend`. A provider that differs from the claim's is recorded first."""
+    """Reference to a claim, for `Store.extend`."""
 
     id: str
     token: int
     provider: str | None = None
+    """Provider that the attempt actually uses. None if it is the claim's."""
     outlet: str | None = None
+    """Outlet of that provider. None if it equals the provider's id."""
 
 
 class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a provider made of one attempt."""
+    """Result of one attempt, as a provider returns it."""
 
     kind: OutcomeKind
     provider_message_id: str | None = None
+    """The vendor's id of the message. None if the vendor returned none."""
     error_code: str | None = None
+    """The vendor's error code, or one of Homing's such as `timeout`. None if there is no error code."""
     error: str | None = None
+    """Error text for operators. None if the message was accepted."""
     retry_after_ms: int | None = None
+    """Wait that the vendor asked for before the next attempt. None if it asked for none."""
     delivered: bool = False
-    """Taken and known to have arrived (no receipt will follow)."""
+    """True if the message is known to have been delivered, so that no receipt will follow."""
     unlisted: bool = False
     """Set by a provider together with `bad_content` if its error table does not list the error, so that the
-    kind is a guess by the status alone. `core.decide.attributed` turns it into `provider_fault` if another
-    provider can still be tried."""
+    kind is only a guess from the HTTP status. `core.decide.attributed` turns it into `provider_fault` if
+    another provider can still be tried."""
 
 
 class AttemptRecord(Struct, frozen=True, gc=False):
-    """One try, as it is kept. Written once, at its settlement; nothing about it is ever overwritten.
+    """One attempt as stored. It is written once, when the attempt is settled, and not overwritten.
 
-    A receipt may fill in the `provider_message_id` that an ambiguous send never came back with.
+    The only exception: a receipt may add the `provider_message_id` that is missing after an ambiguous send.
     """
 
     number: int
@@ -364,9 +395,9 @@ class AttemptRecord(Struct, frozen=True, gc=False):
 
 
 class RegistryPut(Struct, frozen=True, kw_only=True):
-    """A reference-data write that belongs to a settlement or receipt (`core.effects` makes them).
+    """A write of reference data that belongs to a settlement or receipt (built by `core.effects`).
 
-    Its fields are written over those of what is there: the rest of a device stays.
+    Only the fields in `value` are overwritten; an existing entry keeps its other fields.
     """
 
     tenant: str
@@ -376,7 +407,8 @@ class RegistryPut(Struct, frozen=True, kw_only=True):
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """What is to become of a claim. Made by `core.decide` alone; applied only while the token matches."""
+    """New state of a claimed row. Only `core.decide` builds settlements; the store applies one only while its
+    token is the newest."""
 
     id: str
     token: int
@@ -386,82 +418,96 @@ class Settlement(Struct, frozen=True, gc=False):
     max_age_ms: int
     reason: Reason | None = None
     attempt: AttemptRecord | None = None
-    """None: no attempt took place (ended or postponed by the guard)."""
+    """Record of the attempt. None if the checks before the attempt ended or postponed the notification."""
     bounce_always: bool | None = None
-    """Set for every attempt: the policy's `bounce_failover` is `always`. None leaves the row's value."""
+    """Set for every attempt: True if the policy's `bounce_failover` is `always`. None keeps the row's
+    value."""
     bounce_min_ms: int | None = None
-    """Set with `sent` and `in_doubt`: the shortest wait before a re-send at the same provider, if a receipt
-    reports a failure. None leaves the row's value.
+    """Set with `sent` and `in_doubt`: minimum wait before a re-send at the same provider if a receipt
+    reports a failure. None keeps the row's value.
 
     The two bounds are stored without a drawn jitter, so that the rows of one batch stay alike.
     """
     bounce_max_ms: int | None = None
-    """The longest such wait. `core.receipts` draws the wait between the two bounds."""
+    """Maximum of that wait. `core.receipts` draws the actual wait between the two bounds."""
     give_back: bool = False
-    """Postponed before the send: the attempt that the claim counted is returned."""
+    """True if the row was postponed before the send. The attempt that the claim counted is uncounted."""
     delay_ms: int = 0
-    """For `retrying` and `pending`: due this long after the settlement commits."""
+    """Time from the commit of the settlement until the row is due, for `retrying` and `pending`. Otherwise
+    0."""
     failures_here: int = 0
+    """Number of consecutive failures at `provider`, including this attempt. 0 after a failover."""
     last_delay_ms: int = 0
+    """Backoff delay that was drawn. Decorrelated jitter grows from it."""
     hold_ms: int = 0
-    """Failed over: the attempt's provider is not to be tried again for this long (backoff, Retry-After)."""
+    """Set after a failover: time for which the attempt's provider must not be tried again, from its backoff
+    or `Retry-After`. Otherwise 0."""
     puts: tuple[RegistryPut, ...] = ()
+    """Reference data to write in the same transaction."""
 
 
 class SettleResult(Struct, frozen=True):
-    """Ids by fate. Only `applied` changed anything."""
+    """Ids of the settlements of a batch, by result."""
 
     applied: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()
+    """Not applied, because the row has a newer token or is not `sending`."""
     missing: tuple[str, ...] = ()
+    """Not applied, because the row does not exist."""
 
 
 class CommandName(StrEnum):
-    """What an operator (or the caller) can do to a notification; `core.states` says from which status."""
+    """What an operator or caller can do to a notification. `core.states` lists the permitted statuses."""
 
     CANCEL = "cancel"
     RETRY = "retry"
-    """Due now; a finished one gets one more attempt. May force a provider."""
+    """Makes a notification due now. A finished one gets one more attempt. May force a provider."""
     RESEND = "resend"
-    """A new notification with the same message; the original is acknowledged and linked."""
+    """Creates a new notification with the same message. The original is acknowledged and linked to it."""
     ACKNOWLEDGE = "acknowledge"
     RESCHEDULE = "reschedule"
     RESOLVE = "resolve"
-    """Says what became of one in doubt: `sent` or `failed`."""
+    """Sets an `in_doubt` notification to `sent` or `failed`."""
 
 
 class Command(Struct, frozen=True, kw_only=True):
-    """A command with who gave it and why; both are kept."""
+    """A command with its author and reason, both of which are stored in the history."""
 
     name: CommandName
     who: str
     why: str = ""
     provider: str | None = None
+    """Provider to use, for `retry` and `resend`. None keeps the current one."""
     outlet: str | None = None
+    """Outlet of `provider`. None if it equals the provider's id."""
     delay_ms: int = 0
-    """For `reschedule`: due this long from now."""
+    """For `reschedule`: time from now until the notification is due."""
     resolution: Status | None = None
+    """For `resolve`: `sent` or `failed`. None for other commands."""
     new_ids: Mapping[str, str] = field(default_factory=dict)
     """For `resend`: original id → id of the new notification."""
     batch_id: str = ""
+    """For `resend`: batch id of the new notifications."""
     max_age_ms: int = 86_400_000
+    """For `resend`: maximum age of the new notifications."""
 
 
 class AmendResult(Struct, frozen=True, kw_only=True):
-    """Ids by what became of the command."""
+    """Ids of the notifications of a command, by result."""
 
     applied: tuple[str, ...] = ()
     requested: tuple[str, ...] = ()
-    """Under way right now: takes effect when the attempt ends (cancel)."""
+    """Currently being attempted. A cancel takes effect when the attempt ends."""
     refused: Mapping[str, Status] = field(default_factory=dict)
-    """Not possible in the status they are in."""
+    """Not changed, because the command is not permitted in their status."""
     missing: tuple[str, ...] = ()
+    """Not found for this tenant."""
     resent: Mapping[str, str] = field(default_factory=dict)
-    """Original id → new id."""
+    """Original id → id of the new notification."""
 
 
 class ReceiptEvent(StrEnum):
-    """What a provider's callback says, normalised."""
+    """Normalized event of a provider's callback."""
 
     QUEUED = "queued"
     SENT = "sent"
@@ -474,44 +520,46 @@ class ReceiptEvent(StrEnum):
 
 
 class Receipt(Struct, frozen=True, kw_only=True):
-    """One verified event about one provider message."""
+    """One verified event about one message at a provider."""
 
     provider: str
     provider_message_id: str
     event: ReceiptEvent
     event_id: str
-    """The same event has the same id: a repeat changes nothing."""
+    """Id of the event. A repeated event has the same id and changes nothing."""
     at: int
+    """Time of the event according to the provider."""
     notification_id: str | None = None
-    """Ours, where the callback carries it back: then it finds its attempt also without a message id."""
+    """Notification's id, if the callback carries it. It identifies the attempt even without a message id."""
     attempt: int = 0
-    """With `notification_id`: which attempt the message was of; 0 where the callback does not say."""
+    """Number of the attempt that sent the message. 0 if the callback does not carry it."""
     outcome: OutcomeKind | None = None
-    """For `failed`: the class of the error code in the provider's error table. None if the table does not
-    list the code."""
+    """For `failed`: class of the error code in the provider's error table. None if the table does not list
+    the code."""
     retry_after_ms: int | None = None
-    """For `failed`: the provider is not to be tried again for this long, by its error table."""
+    """For `failed`: time for which the provider must not be tried again, from its error table. None if there
+    is none."""
     unsubscribed_from_all: bool = False
-    """For `unsubscribe`: from everything on this channel, not only from the notification's category."""
+    """For `unsubscribe`: True if the recipient left every category on this channel, not only this one."""
     always_failover: bool = False
-    """`bounce_failover` of the provider's channel is `always`. Used only for a row without `bounce_always`,
-    which was last settled by an older version of Homing."""
+    """Set by the engine: True if `bounce_failover` of the provider's channel is `always`. Used only for a row
+    without `bounce_always`, which was last settled by an older version of Homing."""
     backoff_ms: int = 0
-    """The backoff of the provider's channel. Used only for a row without `bounce_min_ms`, which was last
-    settled by an older version of Homing."""
+    """Set by the engine: backoff of the provider's channel. Used only for a row without `bounce_min_ms`,
+    which was last settled by an older version of Homing."""
     error_code: str | None = None
     error: str | None = None
     routes: Mapping[Channel, Route] = field(default_factory=dict)
-    """Where a failed one goes next, by the channel of its notification."""
+    """Set by the engine: route for the next attempt after a failure, by channel."""
 
     @property
     def recipient_at_fault(self) -> bool:
-        """The failure concerns the recipient, so that no provider would do better."""
+        """True if the failure concerns the recipient, so that no other provider would succeed."""
         return self.outcome in _RECIPIENT_AT_FAULT
 
     @property
     def address_dead(self) -> bool:
-        """The address itself is gone (hard bounce, dead token): it is deactivated or suppressed."""
+        """True if the address no longer exists (hard bounce, dead token). It is deactivated or suppressed."""
         return self.outcome is OutcomeKind.DEAD_ADDRESS
 
 
@@ -519,16 +567,17 @@ _RECIPIENT_AT_FAULT = frozenset({OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADD
 
 
 class ReceiptResult(Struct, frozen=True):
-    """Event ids by fate."""
+    """Event ids of the receipts of a batch, by result."""
 
     applied: tuple[str, ...] = ()
     unchanged: tuple[str, ...] = ()
+    """Repeated, or without an effect on the notification."""
     orphaned: tuple[str, ...] = ()
-    """No such message yet: kept, and applied when its attempt is settled."""
+    """Stored for later, because the message is not known yet. Applied when its attempt is settled."""
 
 
 class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One try, as people read it."""
+    """One attempt, as the API and commands return it."""
 
     number: int
     provider: str
@@ -543,20 +592,23 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="cam
 
 
 class Cause(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Why a notification changed its status when no attempt did it: a command, a receipt or the guard."""
+    """Why a status changed without an attempt: by a command, a receipt or the checks before an attempt."""
 
     kind: str
-    """`command`, `receipt` or `guard`."""
+    """`command`, `receipt`, or `guard` for the checks before an attempt."""
     name: str
+    """The command, the receipt's event, or what the checks decided."""
     at: datetime
     status_before: Status
     status_after: Status
     who: str
+    """Author of the command, provider of the receipt, or `homing`."""
     why: str = ""
+    """Reason given, or error reported. Empty if there is none."""
 
 
 class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One message to one recipient over one channel, as people and other programs read it."""
+    """One message to one recipient over one channel, as the API and commands return it."""
 
     id: str
     tenant: str
@@ -573,21 +625,25 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     created_at: datetime
     updated_at: datetime
     attempt_count: int = 0
+    """Number of attempts so far, including `attempts_before`."""
     attempt_floor: int = 0
-    """Attempts granted at least up to this number, whatever the policy's maximum."""
+    """Number of attempts that an operator's retry allows even if the policy's maximum is lower. 0 if none."""
     bounce_floor: int = 0
-    """The same, by a receipt that reopened it; never more than one attempt beyond the maximum."""
+    """Number of attempts that a reopening receipt allows, at most one beyond the maximum. 0 if none."""
     attempts_before: int = 0
-    """How many of `attempt_count` were made elsewhere, before it came here."""
+    """Number of attempts made by another system before acceptance."""
     max_attempts: int | None = None
-    """Its own maximum, where it has one: it wins over the policy's."""
+    """Maximum number of attempts of this notification. None if the policy decides."""
     provider: str
-    """Where the last attempt went, or where the first will go."""
+    """Provider of the next attempt while waiting; otherwise of the last one."""
     pinned: bool = False
+    """True if the request or an operator named the provider. There is no failover then."""
     send_at: datetime | None = None
+    """Earliest time of the first attempt. None if the request set none."""
     expires_at: datetime | None = None
+    """Time after which no attempt is made. None if the notification does not expire."""
     next_retry_at: datetime | None = None
-    """Set while `pending` or `retrying`: when it is due."""
+    """Time of the next attempt. Set only while `pending` or `retrying`."""
     last_attempt_at: datetime | None = None
     sent_at: datetime | None = None
     delivered_at: datetime | None = None
@@ -596,23 +652,28 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     last_error: str | None = None
     error_code: str | None = None
     acknowledged_at: datetime | None = None
+    """Time at which an operator acknowledged the dead letter. None if nobody has."""
     acknowledged_by: str | None = None
     acknowledged_why: str | None = None
     resend_of: str | None = None
+    """Id of the notification that this one repeats. None if it is not a resend."""
     resent_as: str | None = None
+    """Id of the notification that repeats this one. None if it was not resent."""
     cancel_requested: bool = False
+    """True if a cancel was requested during the current attempt and takes effect when it ends."""
     template_key: str | None = None
     template_version: str | None = None
     locale: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     provider_names: tuple[str, ...] = ()
-    """In attempt order: index = attempt − 1. Filled by `get`, empty in lists.
+    """Providers in attempt order: index = attempt − 1. Set for a single notification, empty in lists.
 
-    An attempt that was made elsewhere has an empty name here, and no message id.
+    An attempt made by another system has an empty name and no message id.
     """
     provider_message_ids: tuple[str | None, ...] = ()
+    """The providers' message ids, in the same order. None for an attempt without one."""
     engagement: Mapping[str, int] = field(default_factory=dict)
-    """`open` and `click` counts, where receipts told them."""
+    """Number of `open` and `click` events, if receipts reported any."""
 
 
 class History(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -624,7 +685,7 @@ class History(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Filter(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Which notifications; every field that is set must match."""
+    """Selects notifications. Every field that is set must match."""
 
     statuses: tuple[Status, ...] = ()
     channel: Channel | None = None
@@ -640,26 +701,27 @@ class Filter(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Page(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Newest first; `cursor` asks for what follows, None is the end."""
+    """One page of notifications. `cursor` requests the next page; it is None on the last one."""
 
     items: tuple[Notification, ...]
     cursor: str | None = None
 
 
 class Tally(Struct, frozen=True):
-    """How many notifications have this status after this many attempts."""
+    """Number of notifications with this status after this many attempts."""
 
     status: Status
     attempts: int
     count: int
     purged: int = 0
-    """How many more of this cell a purge has removed. Statistics count them too."""
+    """Number of notifications of this status and attempts that a purge has removed. Statistics include
+    them."""
 
 
 class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Dead letters that died of the same thing: the same reason and code, or, without a code, the same text.
+    """Dead letters with the same cause: the same reason and error code or, without a code, the same text.
 
-    `last_error` is the text of the newest.
+    `last_error` is the text of the newest one.
     """
 
     reason: Reason | None
@@ -672,7 +734,7 @@ class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
 
 
 class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What happened in one hour. A purge does not touch it."""
+    """Counts of one hour. A purge does not change them."""
 
     hour_at: datetime
     tenant: str
@@ -685,11 +747,12 @@ class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
     retried: int = 0
     attempts: int = 0
     bounced: int = 0
-    """Messages that the provider took and then reported as not arrived, through no fault of the recipient."""
+    """Number of messages that the provider accepted and later reported as not delivered, except for failures
+    caused by the recipient."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long settled notifications and request keys are kept."""
+    """How long finished notifications and idempotency keys are kept."""
 
     delivered_ms: int = 24 * 3_600_000
     sent_ms: int = 7 * 24 * 3_600_000
@@ -701,7 +764,7 @@ class Retention(Struct, frozen=True, kw_only=True):
             check_duration_ms(getattr(self, name), f"retention.{name}")
 
     def age_ms(self, status: Status) -> int:
-        """How long a notification is kept that has had this final status all the time."""
+        """Returns how long a notification in this final status is kept."""
         match status:
             case Status.DELIVERED:
                 return self.delivered_ms
@@ -712,7 +775,7 @@ class Retention(Struct, frozen=True, kw_only=True):
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Something a sink may want to hear of, written in the transaction of the change itself."""
+    """Something that happened, for sinks to publish. It is written in the transaction of the change."""
 
     id: str
     name: str
@@ -720,11 +783,12 @@ class Event(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel
     tenant: str
     at: int
     notification_id: str | None = None
+    """Notification that the event is about. None for an alert."""
     payload: dict[str, Any] = field(default_factory=dict)
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One piece of reference data. `version` rises with each write; 0 means it is not there yet."""
+    """One document of the reference data. `version` increases with each write; 0 if it does not exist yet."""
 
     tenant: str
     kind: str
@@ -736,5 +800,5 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 def lane_of(mode: Mode, channel: Channel) -> str:
-    """A lane is mode × channel: `standard.email`."""
+    """Returns the lane of a mode and channel, such as `standard.email`."""
     return f"{mode.value}.{channel.value}"

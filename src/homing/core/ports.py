@@ -1,4 +1,4 @@
-"""The seams of Homing, declared by those who use them. A store implements three: Store, Registry, Shared."""
+"""The interfaces that plug-ins implement. A store implements `Store`, `Registry` and `Shared`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from homing.core.model import (
 
 
 class Clock(Protocol):
-    """Time, handed in. `now_ms` is the wall clock; `monotonic_ms` never jumps."""
+    """A source of time. `now_ms` is the wall clock; `monotonic_ms` never jumps."""
 
     def now_ms(self) -> int: ...
     def monotonic_ms(self) -> int: ...
@@ -52,191 +52,244 @@ class Clock(Protocol):
 
 
 class Chance(Protocol):
-    """Randomness, handed in (`random.Random` is one)."""
+    """A source of random numbers. `random.Random` is one."""
 
     def random(self) -> float: ...
     def getrandbits(self, k: int, /) -> int: ...
 
 
 class Store(Protocol):
-    """The only truth. Every call is one transaction, bounded, and safe to repeat after an error.
+    """Durable storage for notifications, their history and the event outbox.
 
-    The store owns the clock: callers pass durations. Errors are `StoreError`s; after a
-    `StoreUnavailable` nothing was changed, or the same call repeated finds that it was.
+    Every call is one transaction of bounded size and can safely be repeated after an error. The store's clock
+    is authoritative, so callers pass durations instead of times. A failed call raises a `StoreError`. After
+    a `StoreUnavailable`, the caller repeats the call: either nothing was changed, or the repetition detects
+    that the first call succeeded and has no further effect.
     """
 
     async def open(self) -> None:
-        """Connects; raises `SchemaError` for a schema that this code does not know."""
+        """Connects to the database.
 
-    async def close(self) -> None: ...
+        Raises `SchemaError` if this version of Homing does not support its schema.
+        """
+
+    async def close(self) -> None:
+        """Releases connections and threads. No method is called afterwards."""
 
     async def migrate(self) -> tuple[str, ...]:
-        """Brings the schema up to date; the names of the migrations applied. Idempotent, forward only."""
+        """Applies the missing schema migrations and returns their names. Idempotent and forward only."""
 
     async def now_ms(self) -> int:
-        """The store's clock."""
+        """Returns the current time of the store's clock, in epoch milliseconds."""
 
     def subscribe(self, names: Collection[str]) -> None:
-        """Events of these names are written to the outbox, each with the change that it tells of."""
+        """Writes events of these names to the outbox from now on, in the transaction of the change."""
 
-    # The line -----------------------------------------------------------------------------------
+    # Delivery -------------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        """Stores each submission whole, or answers with what was stored before under its key.
+        """Stores all notifications of each submission, or returns the ids stored earlier under its key.
 
-        (tenant, idempotency key) is unique, also within the batch: same fingerprint, the same ids;
-        another, `conflict`. A dedup key inside its window answers with the earlier id and stores
-        nothing. `tx` joins the caller's transaction. `lease_to` leases at once (attempt 1).
+        The pair (tenant, idempotency key) is unique, also within the batch. A repeated key returns the
+        earlier ids if the fingerprint is the same, and `conflict` if it differs. A notification whose dedup
+        key was used within its window is not stored, and the earlier id is returned for it. If `tx` is given,
+        the rows are written in the caller's transaction. A submission with `lease_to` is leased immediately,
+        as attempt 1.
         """
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        """Leases due rows: attempt + 1, new token, status `sending`, committed before it returns.
+        """Leases due rows to a worker.
 
-        Disjoint between workers; oldest first within a tenant and outlet; fair between the tenants of
-        a lane (round robin, no tenant starves); at most the room that the request gives.
+        Each leased row gets the next attempt number, a new token and the status `sending`, which are
+        committed before the call returns. No row is leased to two workers. The oldest rows of a tenant and
+        outlet come first. The tenants of a lane take turns, so that none starves. The request limits the
+        number of rows.
         """
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        """Takes what no claim will: expired leases, and waiting rows whose deadline passed (`overdue`).
+        """Leases rows that `claim` does not return: expired leases, and waiting rows past their deadline.
 
-        New token, new lease, no new attempt. A lost lease keeps the provider, worker and start of the
-        attempt that was lost. The deadline is the earlier of `expires_at` and `aged_from + max_age_ms`
-        (as last settled); synchronous ones have none.
+        Each row gets a new token and a new lease, but no new attempt. A row whose lease expired keeps the
+        provider, worker and start time of the interrupted attempt. A row past its deadline is marked
+        `overdue`. The deadline is the earlier of `expires_at` and `aged_from + max_age_ms`, with the
+        `max_age_ms` of the last settlement. Synchronous notifications have no deadline.
         """
 
     async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-        """Prolongs leases whose token still matches, and records a changed provider; ids still held."""
+        """Extends the leases whose token still matches and returns the ids of their notifications.
+
+        If a lease names a provider other than the row's, the row's provider is changed first.
+        """
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        """Applies each settlement whose token matches a live lease: state, due time, attempt row,
-        reference data and events in one transaction. A requested cancel turns what would wait into
-        `cancelled`. Receipts that came early are applied in the same transaction.
+        """Applies each settlement whose token matches the row's current lease.
+
+        Status, due time, attempt record, reference data and events are written in one transaction. If a
+        cancel was requested meanwhile, a row that would wait or be in doubt becomes
+        `cancelled` instead. Receipts that
+        arrived before the settlement are applied in the same transaction.
         """
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
     ) -> AmendResult:
-        """Applies a command to ids, or to at most `limit` notifications that a filter finds and that
-        the command is possible for. Recorded with who and why."""
+        """Applies a command to the given ids, or to at most `limit` notifications that match a filter.
+
+        A filter selects only notifications whose status permits the command. The history records who gave
+        the command and why.
+        """
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        """Applies callbacks by (provider, provider message id) with `core.receipts.absorb`; unknown
-        messages, and those whose notification is `sending`, are kept and applied by a later settle."""
+        """Applies receipts, using `core.receipts.absorb`, and returns their event ids by result.
+
+        A receipt is matched by provider and provider message id. If the message is unknown, or its
+        notification is `sending`, the receipt is stored and a later settlement applies it.
+        """
 
     # Events --------------------------------------------------------------------------------------
 
     async def emit(self, events: Sequence[Event]) -> None:
-        """Writes events that belong to no notification (alerts)."""
+        """Writes events that belong to no notification, such as alerts, to the outbox."""
 
     async def outbox(self, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
-        """Oldest unpublished events, leased to this relay so that others leave them alone meanwhile."""
+        """Returns the oldest unpublished events, leased to `worker` so that no other relay gets them."""
 
     async def published(self, ids: Sequence[str]) -> None:
-        """Removes events that every sink has taken."""
+        """Deletes events from the outbox after every sink has accepted them."""
 
     # Reads ---------------------------------------------------------------------------------------
 
-    async def get(self, tenant: str, id: str) -> History | None: ...
+    async def get(self, tenant: str, id: str) -> History | None:
+        """Returns a notification with its attempts and causes, or None if the tenant has no such id."""
 
     async def list(self, tenant: str, filter: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """Newest first by id."""
+        """Returns one page of the notifications that match the filter, newest id first."""
 
     async def waiting(self, tenant: str, *, limit: int = 50, ready: bool | None = None) -> Page:
-        """`pending` and `retrying`, soonest due first; only the due (True), only those not (False)."""
+        """Returns the `pending` and `retrying` notifications, soonest due first.
+
+        If `ready` is True, only those already due are returned. If it is False, only those not yet due.
+        """
 
     async def tallies(self, tenant: str | None) -> tuple[Tally, ...]:
-        """Exact counts by status and attempts, kept with every write. None: of all tenants (upkeep)."""
+        """Returns exact counts by status and attempts. If `tenant` is None, they cover all tenants."""
 
     async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        """Dead letters by reason and code (without one, by text), most first; the newest as an example."""
+        """Groups dead letters by reason and error code, or by error text if they have no code.
+
+        The largest group comes first. The newest dead letter of each group is its example.
+        """
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
-        """Hourly sums of the last `since_ms`, oldest first. None: of all tenants."""
+        """Returns the hourly sums of the last `since_ms`, oldest first.
+
+        If `tenant` is None, of all tenants.
+        """
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        """When the longest-waiting `retrying` notification was last attempted."""
+        """Returns when the longest-waiting `retrying` notification was last attempted, or None if none waits.
+
+        If `tenant` is None, all tenants are considered.
+        """
 
     async def silent(
         self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
     ) -> tuple[tuple[str, str], ...]:
-        """(tenant, id) of at most `limit` notifications that have had this status since a moment in
-        (`after`, `until`], and were last at one of these providers; the longest silent first.
+        """Returns (tenant, id) of at most `limit` notifications that have had no news for a while.
 
-        For look-ups: the status is `sent` or `in_doubt`, and nothing was heard since.
+        They have the given status (`sent` or `in_doubt`) since a time in (`after`, `until`], and their last
+        attempt was made at one of the given providers. The longest wait comes first. Used for status
+        look-ups.
         """
 
     async def tenants(self) -> tuple[str, ...]:
-        """All tenants that have or had notifications."""
+        """Returns all tenants that have or had notifications."""
 
     # Upkeep --------------------------------------------------------------------------------------
 
     async def prune(self, retention: Retention, limit: int) -> Mapping[str, int]:
-        """Removes at most `limit` rows of each kind that are past their age; kind → how many.
+        """Deletes at most `limit` rows of each kind that are older than their retention.
 
-        Kinds: `notifications`, `keys`, `receipts`. Tallies move to `purged`; roll-ups stay.
+        Returns how many were deleted, by kind: `notifications`, `keys` and `receipts`. Tallies count deleted
+        notifications as `purged`; hourly roll-ups are kept.
         """
 
     async def size(self) -> Mapping[str, int]:
-        """What an operator wants to know of the store: rows, bytes, schema version."""
+        """Returns figures for operators: numbers of rows, bytes on disk and the schema version."""
 
 
 class Registry(Protocol):
-    """Reference data: small documents by (tenant, kind, key), with versions."""
+    """Reference data: small versioned documents, identified by (tenant, kind, key)."""
 
-    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]: ...
+    async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
+        """Returns the entries with these keys. A key without an entry is absent from the result."""
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
     ) -> tuple[Entry, ...]:
-        """By key, ascending."""
+        """Returns at most `limit` entries with keys that start with `prefix`, after the key `after`."""
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        """All or nothing: None where one of them has moved on from the `version` that is given.
+        """Writes all entries and returns them with their new versions, or writes nothing and returns None.
 
-        Version −1 writes whatever is there.
+        None means that the stored version of at least one entry differs from the `version` given. Version −1
+        overwrites the entry unconditionally.
         """
 
-    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int: ...
+    async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
+        """Deletes the entries with these keys and returns how many existed."""
 
 
 class Taken(Struct, frozen=True):
-    """Tokens leased from a shared bucket, and how long until there is one more."""
+    """Result of taking tokens from a shared bucket."""
 
     granted: int
+    """Number of tokens taken, from 0 to the number requested."""
     wait_ms: int
+    """Time until the bucket has another whole token. 0 if it already has one."""
 
 
 class Want(Struct, frozen=True):
-    """How many tokens are wanted of a bucket with this limit; less than none gives them back."""
+    """Number of tokens to take from a bucket with this limit. A negative number returns unused tokens."""
 
     limit: RateLimit
     tokens: int
 
 
 class Shared(Protocol):
-    """What all workers must agree on."""
+    """State that all workers share: breakers, rate limits and the leaders of background tasks."""
 
-    async def breakers(self) -> dict[str, Breaker]: ...
+    async def breakers(self) -> dict[str, Breaker]:
+        """Returns the stored breakers by provider. A provider without one has a closed breaker."""
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        """Compare-and-set on `version`; the stored one has version + 1. False: somebody was faster."""
+        """Stores a breaker with version + 1 if the stored version equals `breaker.version`.
+
+        Returns False, without a change, if another process has stored a newer version.
+        """
 
     async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
-        """Leases up to `want` tokens of the bucket, by the store's clock."""
+        """Takes up to `want` tokens from the bucket `key`, which refills by the store's clock."""
 
     async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
-        """The same of many buckets in one transaction: a limit for each recipient of a batch is one call."""
+        """Takes tokens from many buckets in one transaction, such as one bucket per recipient."""
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        """True for one worker at a time: upkeep runs once, not once per worker. Renews its own lead."""
+        """Elects `worker` as leader of a background task for `for_ms`, or renews its term.
+
+        Returns False while another worker leads. This way, upkeep runs once and not once per worker.
+        """
 
 
 class Backend(Store, Registry, Shared, Protocol):
-    """All three ports, as every store implements them."""
+    """The three interfaces that every store implements."""
 
 
 class Delivery(Struct, frozen=True, gc=False):
-    """One attempt, as a provider sees it. All of it but `attempt` is the same for every attempt."""
+    """One message to send, as a provider receives it.
+
+    All attempts of a notification pass the same values, except for `attempt` and `timeout_ms`.
+    """
 
     notification_id: str
     tenant: str
@@ -245,160 +298,191 @@ class Delivery(Struct, frozen=True, gc=False):
     priority: Priority
     recipient: Recipient
     address: str
+    """The recipient's address on this channel, such as an email address or device token."""
     content: Content
     idempotency_key: str
+    """Same for all attempts of a notification. Providers pass it on if the vendor supports such keys."""
     attempt: int
+    """Number of this attempt; the first is 1."""
     timeout_ms: int
+    """Time within which the send must end."""
     expires_at: int | None = None
+    """Time after which the message is no longer useful, in epoch milliseconds. None if it never expires."""
     locale: str | None = None
+    """Locale in which the content is written. None if it is not known."""
     metadata: dict[str, Any] = field(default_factory=dict)
+    """The caller's own data, as given in the request."""
 
 
 class Provider(Protocol):
-    """The only I/O of an attempt. It answers with an Outcome and never raises; the engine makes sure."""
+    """Sends messages over one vendor or protocol. This is the only I/O of an attempt."""
 
-    async def send(self, delivery: Delivery) -> Outcome: ...
+    async def send(self, delivery: Delivery) -> Outcome:
+        """Sends one message and returns the outcome.
+
+        A provider reports failures as outcomes. If it raises or exceeds `delivery.timeout_ms` anyway, the
+        engine records the attempt as ambiguous.
+        """
 
     async def check(self) -> bool:
-        """Whether the provider looks usable; asked while its breaker is open."""
+        """Returns True if the provider seems usable. Called regularly while its breaker is open."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Releases connections. No method is called afterwards."""
 
 
 OnOutcomes = Callable[[list[tuple[Any, Outcome | Exception]]], None]
-"""Told (mark, outcome) of attempts that ended at the same moment; an error is what `send` would raise."""
+"""Receives `(handle, outcome)` for attempts that ended together. An exception is what `send` would have
+raised."""
 
 
 @runtime_checkable
 class Begins(Protocol):
-    """A provider that takes many attempts at once, with nobody waiting for each."""
+    """A provider that can start many attempts with one call and reports each result through a callback."""
 
     @property
     def begins(self) -> bool:
-        """Whether this one does, as it is set up."""
+        """False if the settings rule out batches, for example because requests go through a proxy."""
 
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
-        """Begins what `send` would do for each, and returns; each has a mark to know it by.
+        """Starts an attempt for each `(delivery, handle)` and returns without waiting.
 
-        Each ends within its `timeout_ms`, and `ended` is told of it once, in here or later, unless it is
-        given up. Never raises.
+        Calls `ended` exactly once per attempt that was not aborted, within the delivery's `timeout_ms`,
+        possibly before this method returns. Never raises.
         """
 
     def give_up(self, marks: Collection[Any]) -> None:
-        """Breaks off those of them that are under way; nothing is told of them. Never raises."""
+        """Aborts those attempts that are still running. Their outcomes are not reported. Never raises."""
 
 
 @runtime_checkable
 class Hears(Protocol):
-    """A provider that calls back: it can tell a callback of its own and says what it means."""
+    """A provider that sends callbacks and can verify and interpret them."""
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
-        """Verifies and reads one callback; raises `CallbackRefused` where it is not the provider's.
+        """Verifies one callback and returns the receipts it contains.
 
-        Pure: `now_ms` is there to refuse signatures that are too old. One event that cannot be read is
-        counted as `unreadable`, and the others are heard. The same event has the same `event_id` however
-        often it comes. A failure carries the class and the wait of the provider's error table in `outcome`
-        and `retry_after_ms`. The engine fills in what a callback cannot know (`routes`, `always_failover` and
-        `backoff_ms`), and it replaces `Receipt.provider` with the provider's id in the roster.
+        Raises `CallbackRefused` if the signature is wrong or, compared with `now_ms`, too old. An event that
+        cannot be read is counted as `unreadable` and does not affect the others. A repeated event keeps its
+        `event_id`. The receipt of a failure carries the class and the wait from the provider's error table in
+        `outcome` and `retry_after_ms`. The engine fills in what a callback cannot contain (`routes`,
+        `always_failover` and `backoff_ms`) and replaces `Receipt.provider` with the provider's id in the
+        settings.
         """
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A provider that must fetch something (a certificate) before it can verify a callback."""
+    """A provider that must fetch something, such as a certificate, before it can verify a callback."""
 
     async def prepare(self, callback: Callback, now_ms: int) -> None:
-        """Called before `hear`, which then finds what it needs, or refuses. Never raises."""
+        """Fetches what `hear` needs for this callback.
+
+        Never raises; verification fails later if it could not.
+        """
 
 
 @runtime_checkable
 class LooksUp(Protocol):
-    """A provider that can be asked what became of a message."""
+    """A provider that can be asked for the status of a message it was given."""
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
-        """What the provider says of this attempt now; None: it does not know it, or gave no answer.
+        """Returns the vendor's current status of this attempt, or None if the vendor has no answer.
 
-        `delivery` is as it was sent; without `provider_message_id` (the send was ambiguous) the provider
-        searches by what `delivery` has, and answers only where it is sure that it is this one. The receipt
-        carries `notification_id` and `attempt`, and an `event_id` that is the same for the same answer.
-        Like `send` it never raises; the engine makes sure.
+        `delivery` equals the delivery that was sent. `provider_message_id` is None if the send was ambiguous.
+        In that case the provider searches by the delivery's content and returns a receipt only if the match
+        is certain. The receipt carries `notification_id`, `attempt` and an `event_id` that is the same for
+        the same answer. If this method raises anyway, the engine treats the result as None.
         """
 
 
 class Directory(Protocol):
-    """Who may be told what, now. The store-backed default reads the Registry; a user's service may answer."""
+    """Looks up recipients and their preferences.
+
+    By default the `Registry` is used; an application may replace it.
+    """
 
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
-        """Addresses, locale and time zone of the recipients that are known by these ids."""
+        """Returns addresses, locale and time zone by id. An unknown id is absent from the result."""
 
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
-        """By notification id; one that is not in it has nothing against it. One call per claimed batch."""
+        """Returns reasons not to send, by notification id. Called once per claimed batch, before the
+        attempts.
+
+        A notification that is absent from the result may be sent.
+        """
 
 
 class Rendered(Struct, frozen=True, gc=False):
-    """What a template made of the data."""
+    """Content that a renderer has made from a template and data."""
 
     content: Content
     locale: str | None
-    """The one it is written in."""
+    """Locale in which the content is written. None if the renderer does not distinguish locales."""
     version: str | None = None
-    """Of the template, kept with the notification."""
+    """Version of the template, stored with the notification. None if the renderer has no versions."""
 
 
 class Renderer(Protocol):
-    """Templates. Rendering happens before anything is stored."""
+    """Renders templates. Rendering takes place before a notification is stored."""
 
     async def render(
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
     ) -> Rendered:
-        """The content in this locale and no other.
+        """Returns the content in exactly this locale.
 
-        `locale` is resolved (see `core.locale`) where locales are declared, else the recipient's own. Raises
-        `TemplateNotFound`, or `TemplateFailed` where it does not render with the data.
+        If the settings declare locales, `locale` is one of them (see `core.locale`). Otherwise it is the
+        recipient's own locale, or None. Raises `TemplateNotFound` if there is no such template, and
+        `TemplateFailed` if it cannot be rendered with the data.
         """
 
 
 class Sink(Protocol):
-    """Takes events out. Raising means: not taken, try again later."""
+    """Publishes events to another system."""
 
-    async def publish(self, events: Sequence[Event]) -> None: ...
+    async def publish(self, events: Sequence[Event]) -> None:
+        """Publishes events in the given order. If it raises, the same events are published again later."""
 
 
 class Waker(Protocol):
-    """Says "look now". Losing every word of it only costs time: a worker looks by itself too."""
+    """Wakes a worker early. A lost wake-up only delays work, because workers also poll."""
 
-    def wake(self) -> None: ...
+    def wake(self) -> None:
+        """Ends a current or the next call of `wait`."""
 
     async def wait(self, timeout_ms: int) -> None:
-        """Returns when woken, or after `timeout_ms` at the latest."""
+        """Returns when woken, at the latest after `timeout_ms`."""
 
 
 Before = Callable[[], Awaitable[None]]
-"""Returns when all that came before is stored; raises where it is not."""
+"""Waits until all earlier batches are committed. Raises if one of them failed."""
 
 
 @runtime_checkable
 class Overlaps(Protocol):
-    """A backend that can work on a batch while it commits another."""
+    """A store that can prepare a batch while another is being committed."""
 
     async def accept_after(self, batch: Sequence[Submission], before: Before) -> tuple[Acceptance, ...]:
-        """Like `accept`, but nothing is committed before `before` returns, and nothing at all if it raises.
+        """Works like `accept`, but commits only after `before` has returned, and not at all if it raises.
 
-        Until then it holds nothing that what comes before may have to wait for.
+        Until then it must hold no lock that the earlier work may need.
         """
 
 
 @runtime_checkable
 class Listens(Protocol):
-    """A store that hears of what others have accepted. Like a `Waker`: losing it only costs time."""
+    """A store that notifies this process of rows accepted elsewhere. A lost notification only delays work."""
 
     @property
     def hears(self) -> bool:
-        """Whether it may listen at all: not behind a pooler, say."""
+        """True if the connection supports notifications. False, for example, behind a connection pooler."""
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
-        """Calls `wake` when there may be something to claim, and `wake_inbox` when something was written to
-        the inbox; until it is cancelled, or returns at once."""
+        """Calls `wake` when rows may have become due, and `wake_inbox` when an inbox entry was written.
+
+        Runs until it is cancelled. Returns immediately if notifications are not supported.
+        """
 
 
 EventCall = Callable[[Event], Awaitable[None] | None]
+"""A plain or async function that is called once per event."""
