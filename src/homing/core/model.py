@@ -652,7 +652,7 @@ class Notification(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     last_error: str | None = None
     error_code: str | None = None
     acknowledged_at: datetime | None = None
-    """Time at which an operator acknowledged the dead letter. None if nobody has."""
+    """Time at which an operator acknowledged the dead letter. None if it is not acknowledged."""
     acknowledged_by: str | None = None
     acknowledged_why: str | None = None
     resend_of: str | None = None
