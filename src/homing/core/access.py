@@ -1,4 +1,4 @@
-"""Who may do what: the scopes of a key, and the caller that a request turns out to be."""
+"""Access control: the scopes of an API key, and the authenticated caller of a request."""
 
 from __future__ import annotations
 
@@ -16,50 +16,54 @@ _TENANT = re.compile(TENANT_PATTERN.removesuffix("$") + r"\Z")
 
 
 class Scope(StrEnum):
-    """What a key may be used for. Each stands for itself; `admin` includes all others."""
+    """Permission of an API key. Scopes do not include each other, except that `admin` includes all."""
 
     SEND = "send"
-    """Accept notifications, and look up and cancel what was accepted."""
+    """Send notifications, and look up and cancel them."""
     READ = "read"
-    """Look at everything that the tenant has."""
+    """Read everything that belongs to the tenant."""
     OPERATE = "operate"
     """Retry, resend, acknowledge, cancel, reschedule and resolve."""
     MANAGE = "manage"
-    """Recipients, devices, preferences, suppressions and templates."""
+    """Write recipients, devices, preferences, suppressions and templates."""
     ADMIN = "admin"
-    """Policies, providers, tenants, keys, purges and the audit trail: all that is not one tenant's own."""
+    """Change policies, providers, tenants and keys, purge data, and read the audit trail."""
 
 
 class Caller(Struct, frozen=True, kw_only=True):
-    """Who makes a request: nothing in the request itself can change the tenant."""
+    """The authenticated author of a request. Nothing in the request itself can change the tenant."""
 
     tenant: str
     who: str
-    """As the audit trail and every command record it: `key:ID`, or `jwt:SUBJECT`."""
+    """Identity as recorded in the audit trail and with every command: `key:ID` or `jwt:SUBJECT`."""
     scopes: frozenset[Scope]
     rate_per_second: float | None = None
-    """Of the key, where it has a limit of its own."""
+    """Rate limit of the caller's key. None if the service's default applies."""
     rate_key: str = ""
-    """Whose bucket its requests are counted in."""
+    """Key of the token bucket in which the caller's requests are counted."""
 
     def may(self, scope: Scope) -> bool:
+        """Returns True if the caller has this scope or `admin`."""
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
 def check_tenant(name: Any, where: str = "tenant") -> str:
-    """A name that a new tenant may have: one that cannot be mistaken for another."""
+    """Returns the name of a tenant. Raises `InvalidRequest` unless it is a valid name for a new tenant."""
     if not isinstance(name, str) or not _TENANT.match(name):
         raise InvalidRequest(where, "must have 1 to 63 of a-z, 0-9, . _ -, and begin with a letter or digit")
     return name
 
 
 def scopes_from(names: Iterable[Any], where: str = "scopes") -> tuple[Scope, ...]:
-    """Scopes by their names, each once, in the order of their rank; at least one."""
+    """Returns the named scopes without repetitions, in the order of `Scope`.
+
+    Raises `InvalidRequest` if a name is unknown or none is given.
+    """
     given = list(names)
     for name in given:
         if not isinstance(name, str) or name not in tuple(Scope):
             allowed = ", ".join(scope.value for scope in Scope)
-            raise InvalidRequest(where, f"has {name!r}; allowed are {allowed}")
+            raise InvalidRequest(where, f"has {name!r}; each scope must be one of {allowed}")
     if not given:
-        raise InvalidRequest(where, "is empty; a key without a scope is good for nothing")
+        raise InvalidRequest(where, "is empty; name at least one scope")
     return tuple(scope for scope in Scope if scope in given)

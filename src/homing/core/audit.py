@@ -1,8 +1,8 @@
-"""The audit trail: who did what, in chains where each entry carries the hash of the one before.
+"""The audit trail: who did what, in hash chains where each entry carries the hash of the previous one.
 
-Whoever changes, removes, adds or moves an entry breaks the chain at that place. Only the newest hash is held
-by nothing: whoever can write to the store can also write a new, shorter chain, and only somebody who kept an
-earlier hash elsewhere can tell.
+Changing, removing, inserting or moving an entry breaks the chain at that place. The newest hash is not
+protected by a later one. Anyone who can write to the store can also replace a chain by a new, shorter one,
+which can be detected only by comparison with an earlier hash that was kept elsewhere.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from homing.core.redact import redact
 from homing.core.text import SURROGATE
 
 AUDIT, AUDIT_HEAD = "audit", "audit_head"
-"""Kinds of entries: what was done, by tenant; and how far each chain goes, by the tenant's name."""
+"""Registry kinds: the audit entries of a tenant, and the head of each chain, by the tenant's name."""
 
 GENESIS = "0" * 64
-"""What comes before the first entry."""
+"""Value of `previous` in the first entry of a chain."""
 
 _NUMBERS = 10**12
 _MOST_TEXT = 500
@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Deed(Struct, frozen=True, kw_only=True):
-    """What is about to be done, before it has its place in a chain. `deed` makes one."""
+    """An action that is about to be performed, before it is appended to a chain. Built by `deed`."""
 
     at: int
     who: str
@@ -46,11 +46,11 @@ class Deed(Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One entry as it is stored. `hash` is over all other fields."""
+    """One entry as stored. `hash` covers all other fields."""
 
     tenant: str
     number: int
-    """1 is the first; none is left out."""
+    """Position in the chain, without gaps. The first entry is 1."""
     at: int
     who: str
     action: str
@@ -60,21 +60,21 @@ class AuditEntry(Struct, frozen=True, kw_only=True, rename="camel"):
     hash: str = ""
 
     def computed(self) -> str:
-        """The hash that it should have: SHA-256 of its other fields as JSON, names sorted, without blanks."""
+        """Returns the expected hash: SHA-256 of the other fields as compact JSON with sorted names."""
         plain = msgspec.to_builtins(self)
         del plain["hash"]
         return sha256(_encode(plain)).hexdigest()
 
 
 class Audited(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One entry of the trail, as people and programs read it."""
+    """One entry of the audit trail, as the API and commands return it."""
 
     number: int
     at: datetime
     who: str
-    """`key:ID`, `jwt:SUBJECT`, `cli:NAME`, or `recipient`: by a link in a message."""
+    """`key:ID`, `jwt:SUBJECT`, `cli:NAME`, or `recipient` for an unsubscribe link."""
     action: str
-    """`subject.verb`: what was about to be done."""
+    """The action that was about to be performed, as `subject.verb`."""
     target: str
     detail: dict[str, Any]
     previous: str
@@ -82,15 +82,15 @@ class Audited(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Head(Struct, frozen=True):
-    """How far a chain goes."""
+    """Number and hash of the newest entry of a chain."""
 
     number: int = 0
     hash: str = GENESIS
-    """Empty where the head is lost: then nothing says what the newest entry must be."""
+    """Empty if the head is lost. The newest entry cannot be verified then."""
 
 
 class FaultKind(StrEnum):
-    """What was done to a chain."""
+    """How a chain was tampered with."""
 
     CHANGED = "changed"
     REMOVED = "removed"
@@ -99,30 +99,30 @@ class FaultKind(StrEnum):
 
 
 class Fault(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One thing that is not as it was written."""
+    """One place where a chain differs from what was written."""
 
     tenant: str
-    """Whose chain it is in."""
+    """Tenant whose chain it is."""
     kind: FaultKind
     number: int
-    """The entry; of several that were removed in a row, the first."""
+    """Number of the entry, or of the first one if several consecutive entries were removed."""
     until: int | None = None
-    """The last of several that were removed in a row."""
+    """Number of the last one if several consecutive entries were removed. None otherwise."""
     what: str
 
 
 def deed(at: int, who: str, action: str, target: str, detail: Mapping[str, Any]) -> Deed:
-    """A deed that reads back as it is written: plain JSON, not too long, no addresses in the detail."""
+    """Builds an action in plain JSON of limited length, with addresses redacted from the detail."""
     return Deed(at=at, who=_plain(who), action=_plain(action), target=_plain(target), detail=_detail(detail))
 
 
 def key_of(number: int) -> str:
-    """An entry's key: the newest sorts first."""
+    """Returns the registry key of an entry. The newest entry sorts first."""
     return f"{_NUMBERS - number:012d}"
 
 
 def written(tenant: str, head: Head, deeds: Iterable[Deed]) -> tuple[AuditEntry, ...]:
-    """The entries that come next in a chain."""
+    """Returns the next entries of a chain, one per action."""
     entries: list[AuditEntry] = []
     for deed in deeds:
         entry = AuditEntry(
@@ -142,7 +142,7 @@ def written(tenant: str, head: Head, deeds: Iterable[Deed]) -> tuple[AuditEntry,
 
 
 def audited(entry: AuditEntry) -> Audited:
-    """An entry as it is read."""
+    """Converts a stored entry to the form that is returned to readers."""
     return Audited(
         number=entry.number,
         at=moment(entry.at),
@@ -156,7 +156,7 @@ def audited(entry: AuditEntry) -> Audited:
 
 
 def entry_from(value: Mapping[str, Any]) -> AuditEntry | None:
-    """An entry from what is stored; None where it is none any more."""
+    """Decodes a stored entry. Returns None if it is no longer a valid one."""
     try:
         return msgspec.convert(value, AuditEntry)
     except msgspec.ValidationError:
@@ -164,34 +164,34 @@ def entry_from(value: Mapping[str, Any]) -> AuditEntry | None:
 
 
 class Walk:
-    """Checks a chain from its head down to its first entry, page by page.
+    """Verifies a chain from its head down to its first entry, page by page.
 
-    It goes backwards because the newer entry says what the older one must be: so the one that was changed is
-    blamed, and not the one after it.
+    It runs backwards because each entry contains the expected hash of the older one. So a changed entry is
+    reported itself, and not the entry after it.
     """
 
     def __init__(self, tenant: str, head: Head) -> None:
         self._tenant = tenant
         self._top = self._next = head.number
         self._expected: str | None = head.hash or None
-        """What the next entry must hash to; None where the one above it could not be trusted."""
+        """Expected hash of the next entry. None if the newer entry is not trustworthy."""
         self.seen: dict[str, int] = {}
-        """Hashes that were asked for by `watch`, and where they are."""
+        """Hashes passed to `watch` that were found, with the number of their entry."""
         self._watched: frozenset[str] = frozenset()
 
     def watch(self, hashes: Iterable[str]) -> None:
-        """Look out for these hashes: somebody has kept them elsewhere."""
+        """Records where these hashes, which were kept elsewhere, occur in the chain."""
         self._watched = frozenset(hashes)
 
     def page(self, entries: Sequence[Entry]) -> list[Fault]:
-        """The next entries, newest first, as the store lists them."""
+        """Verifies the next page of entries, newest first, and returns the faults found."""
         return [fault for entry in entries for fault in self._one(entry)]
 
     def end(self) -> list[Fault]:
-        """After the last page: the beginning must have been reached."""
+        """Verifies, after the last page, that the first entry was reached. Returns the faults found."""
         faults = self._gap(0)
         if not faults and self._expected not in (None, GENESIS):
-            faults.append(self._fault(FaultKind.CHANGED, 1, "it does not begin the chain"))
+            faults.append(self._fault(FaultKind.CHANGED, 1, "it is not the first entry of the chain"))
         return faults
 
     def _one(self, stored: Entry) -> list[Fault]:
@@ -207,7 +207,7 @@ class Walk:
             faults.append(fault)
             self._expected = None
         else:
-            assert entry is not None, "what cannot be read is a fault"
+            assert entry is not None, "an unreadable entry is a fault"
             self._expected = entry.previous
             if entry.hash in self._watched:
                 self.seen[entry.hash] = number
@@ -215,41 +215,44 @@ class Walk:
 
     def _judged(self, entry: AuditEntry | None, number: int) -> Fault | None:
         if entry is None:
-            return self._fault(FaultKind.CHANGED, number, "it is no entry of a trail any more")
+            return self._fault(FaultKind.CHANGED, number, "it cannot be read as an audit entry")
         sound = entry.computed() == entry.hash
         if entry.number != number or entry.tenant != self._tenant:
             kind = FaultKind.REORDERED if sound else FaultKind.CHANGED
-            told = f"entry {entry.number} of {entry.tenant!r} lies in its place"
-            return self._fault(kind, number, told)
+            problem = f"its place holds entry {entry.number} of {entry.tenant!r}"
+            return self._fault(kind, number, problem)
         if not sound:
-            return self._fault(FaultKind.CHANGED, number, "its content does not have its hash")
+            return self._fault(FaultKind.CHANGED, number, "its content does not match its hash")
         if self._expected is not None and entry.hash != self._expected:
             above = "the head" if number == self._top else f"entry {number + 1}"
-            return self._fault(FaultKind.CHANGED, number, f"it is not the one that {above} follows")
+            return self._fault(FaultKind.CHANGED, number, f"its hash is not the one that {above} refers to")
         return None
 
     def _gap(self, number: int) -> list[Fault]:
-        """Entries that should be between the last one seen and this one."""
+        """Reports the entries that are missing between the last one seen and `number`."""
         if number >= self._next:
             return []
         first, last = number + 1, self._next
         self._expected = None
         count = last - first + 1
-        told = "it is missing" if count == 1 else f"{count} entries are missing"
-        return [self._fault(FaultKind.REMOVED, first, told, until=last if count > 1 else None)]
+        problem = "it is missing" if count == 1 else f"{count} entries are missing"
+        return [self._fault(FaultKind.REMOVED, first, problem, until=last if count > 1 else None)]
 
     def _fault(self, kind: FaultKind, number: int, what: str, until: int | None = None) -> Fault:
         return Fault(tenant=self._tenant, kind=kind, number=number, until=until, what=what)
 
 
 def refuse_rewrite(kind: str, version: int | None = None) -> None:
-    """What is in the trail stays: no store writes over an entry (`version` 0 is a new one) or deletes it."""
+    """Raises `StoreError` for a write that would change or delete an audit entry.
+
+    Version 0 is a new entry.
+    """
     if kind == AUDIT and version != 0:
-        raise StoreError("entries of the audit trail are written once; none can be changed or deleted")
+        raise StoreError("audit entries cannot be changed or deleted")
 
 
 def number_of(key: str) -> int | None:
-    """The entry's number from its key; None for one that no entry has."""
+    """Returns the number of an entry from its key, or None if the key is not one of an entry."""
     if not (key.isascii() and key.isdigit() and len(key) == 12):
         return None
     return _NUMBERS - int(key)
@@ -276,5 +279,5 @@ def _quiet(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_quiet(one) for one in value]
     if isinstance(value, int) and value.bit_length() > 63:
-        return str(value)  # not every store can keep it as a number
+        return str(value)  # some stores cannot keep it as a number
     return value

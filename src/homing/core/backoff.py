@@ -1,4 +1,4 @@
-"""How long to wait after the n-th attempt failed. Pure arithmetic: chance comes in as `u` in [0, 1)."""
+"""Computes the delay after a failed attempt. Pure: the random number `u` in [0, 1) is passed in."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from math import isfinite
 from homing.core.policy import Backoff, Jitter, RetryPolicy
 
 LONGEST_DELAY_MS = 7 * 24 * 3_600_000
-"""No delay is longer, whatever base, factor and attempt number say."""
+"""Maximum delay, whatever the base, factor and attempt number."""
 
 _FIBONACCI = (1, 2, 3, 5, 8, 13)
 
 
 def base_delay_ms(policy: RetryPolicy, attempt: int) -> int:
-    """The delay after attempt `attempt` (1 is the first) before jitter, capped."""
+    """Returns the capped delay after the given attempt (the first is 1), before jitter."""
     if attempt < 1:
         return 0
     cap = min(policy.cap_ms or LONGEST_DELAY_MS, LONGEST_DELAY_MS)
@@ -21,7 +21,7 @@ def base_delay_ms(policy: RetryPolicy, attempt: int) -> int:
 
 
 def bounds_ms(policy: RetryPolicy, attempt: int, last_delay_ms: int = 0) -> tuple[int, int]:
-    """The closed interval that `delay_ms` falls into. Its lower end is the backoff floor."""
+    """Returns the closed interval in which `delay_ms` lies. Its lower end is the minimum backoff."""
     if attempt < 1:
         return 0, 0
     delay = base_delay_ms(policy, attempt)
@@ -43,19 +43,19 @@ def bounds_ms(policy: RetryPolicy, attempt: int, last_delay_ms: int = 0) -> tupl
 
 
 def delay_ms(policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int = 0) -> int:
-    """The delay with its jitter. The cap applies before jitter, so the sum may pass the cap."""
+    """Returns the delay with jitter. The cap applies before jitter, so the sum may exceed it."""
     low, high = bounds_ms(policy, attempt, last_delay_ms)
     return low + int(u * (high - low))
 
 
-def _asked(policy: RetryPolicy, attempt: int, cap: int) -> int:
-    """What a user's function says. One that fails must not stop the delivery: then the base it is."""
+def _call_policy(policy: RetryPolicy, attempt: int, cap: int) -> int:
+    """Returns the delay of the user's function, or the base delay if the function fails."""
     assert policy.call is not None, "a callable backoff has its callable (checked on construction)"
     try:
-        asked = float(policy.call(attempt))
+        delay = float(policy.call(attempt))
     except Exception:
         return policy.base_ms
-    return int(asked) if isfinite(asked) else cap
+    return int(delay) if isfinite(delay) else cap
 
 
 def _grow(policy: RetryPolicy, attempt: int, cap: int) -> int:
@@ -76,4 +76,4 @@ def _grow(policy: RetryPolicy, attempt: int, cap: int) -> int:
         case Backoff.FIXED:
             return policy.steps_ms[min(attempt, len(policy.steps_ms)) - 1]
         case Backoff.CALLABLE:
-            return _asked(policy, attempt, cap)
+            return _call_policy(policy, attempt, cap)

@@ -1,12 +1,12 @@
 """The circuit breaker of one provider, as pure transitions.
 
-closed ─ N failures in a row ─► open ─ time is up, or a good health check ─► half_open: one trial
-  ▲                               ▲                                            │
-  └───────────── good ────────────┼────────────────────────────────────────────┤
-                                  └──────────────── bad ───────────────────────┘
+closed ─ N consecutive failures ─► open ─ pause over, or a good health check ─► half_open: one trial
+  ▲                                 ▲                                            │
+  └──────────── success ────────────┼────────────────────────────────────────────┤
+                                    └────────────── failure ─────────────────────┘
 
-An operator's choice (`forced`) wins over all of it until it is taken back. After a recovery the provider
-is ramped up instead of getting the whole backlog at once.
+A phase that an operator has forced applies until the operator releases it. After a recovery, traffic to the
+provider ramps up instead of starting with the whole backlog at once.
 """
 
 from __future__ import annotations
@@ -21,20 +21,27 @@ from homing.core.times import check_duration_ms
 
 
 class Phase(StrEnum):
+    """State of a circuit breaker."""
+
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
 
 
 class BreakerPolicy(Struct, frozen=True, kw_only=True):
-    """When a breaker opens and how it comes back."""
+    """When a breaker opens and how it recovers."""
 
     failures: int = 5
+    """Number of consecutive failures that open the breaker."""
     open_ms: int = 60_000
+    """Time until an open breaker permits a trial."""
     health_every_ms: int = 30_000
+    """Time between health checks while the breaker is open."""
     ramp_ms: int = 60_000
+    """Length of the ramp-up after a recovery. 0 disables it."""
     ramp_per_second: float = 10.0
-    """Starts per second right after recovery; doubles eight times over `ramp_ms`, then there is no limit."""
+    """Attempts per second at the start of the ramp-up. The rate doubles eight times during `ramp_ms`, then it
+    is unlimited."""
 
     def __post_init__(self) -> None:
         for name in ("open_ms", "health_every_ms", "ramp_ms"):
@@ -45,34 +52,41 @@ PUSH_BREAKER = BreakerPolicy(failures=10, open_ms=120_000)
 
 
 def default_policy(channel: Channel) -> BreakerPolicy:
+    """Returns the breaker policy of a provider on this channel that has none of its own."""
     return PUSH_BREAKER if channel is Channel.PUSH else BreakerPolicy()
 
 
 class Breaker(Struct, frozen=True, kw_only=True):
-    """State of one provider's breaker, shared by all workers; `version` is for compare-and-set."""
+    """State of one provider's breaker, shared by all workers. `version` is for compare-and-set."""
 
     phase: Phase = Phase.CLOSED
     failures: int = 0
-    """In a row, as one worker has seen them; only a change of phase is shared."""
+    """Consecutive failures, as counted by one worker. Only a change of phase is shared with the others."""
     open_until: int = 0
+    """Time from which an open breaker permits a trial."""
     trial_by: str = ""
+    """Worker that runs the trial. Empty if none does."""
     trial_until: int = 0
+    """Time from which another worker may start a trial instead. 0 if none runs."""
     ramp_from: int = 0
+    """Start of the ramp-up after the last recovery. 0 if there was none."""
     forced: Phase | None = None
+    """Phase set by an operator. None under automatic control."""
     forced_by: str = ""
     forced_why: str = ""
     why: str = ""
-    """Set while it is open for what receipts say, not for failed sends: no health check ends it early."""
+    """Why receipts opened the breaker; a health check does not close it early then. Empty if failed sends
+    did."""
     changed_at: int = 0
     version: int = 0
 
 
 class Gate(StrEnum):
-    """What a breaker says to one more attempt."""
+    """Whether a breaker permits another attempt."""
 
     GO = "go"
     TRIAL = "trial"
-    """One attempt may go if its worker wins the compare-and-set of `begin_trial`."""
+    """One attempt is permitted, to the worker that wins the compare-and-set of `begin_trial`."""
     STOP = "stop"
 
 
@@ -81,9 +95,9 @@ _NEUTRAL = frozenset({OutcomeKind.THROTTLED, OutcomeKind.LOST})
 
 
 def blames_provider(kind: OutcomeKind) -> bool | None:
-    """True: counts against the provider. False: it works. None: says nothing about it.
+    """Returns True for a provider's failure, False if the provider works, None if the outcome shows neither.
 
-    The recipient's errors never open a breaker: an answer that blames the recipient shows that the
+    A recipient's error never opens a breaker, because an answer that blames the recipient shows that the
     provider works.
     """
     if kind in _FAULTS:
@@ -92,6 +106,7 @@ def blames_provider(kind: OutcomeKind) -> bool | None:
 
 
 def gate(breaker: Breaker, now: int) -> Gate:
+    """Returns whether the breaker permits an attempt now."""
     if breaker.forced is not None:
         return Gate.STOP if breaker.forced is Phase.OPEN else Gate.GO
     match breaker.phase:
@@ -104,14 +119,14 @@ def gate(breaker: Breaker, now: int) -> Gate:
 
 
 def reopens_at(breaker: Breaker) -> int | None:
-    """When a stopped breaker lets a trial through; None: not by itself."""
+    """Returns when a breaker that blocks attempts permits a trial, or None if an operator must release it."""
     if breaker.forced is not None:
         return None
     return breaker.trial_until if breaker.phase is Phase.HALF_OPEN else breaker.open_until
 
 
 def record(breaker: Breaker, policy: BreakerPolicy, blame: bool | None, now: int) -> Breaker:
-    """The breaker after one outcome."""
+    """Returns the breaker after an outcome. `blame` is the result of `blames_provider`."""
     if blame is None:
         return breaker
     if not blame:
@@ -144,36 +159,39 @@ def record(breaker: Breaker, policy: BreakerPolicy, blame: bool | None, now: int
 
 
 def trip(breaker: Breaker, why: str, pause_ms: int, now: int) -> Breaker:
-    """Opens a closed breaker for another reason than failed sends; what an operator chose stays."""
+    """Opens a closed breaker for a reason other than failed sends. A forced breaker is not changed."""
     if breaker.forced is not None or breaker.phase is not Phase.CLOSED:
         return breaker
     return replace(breaker, phase=Phase.OPEN, open_until=now + pause_ms, ramp_from=0, why=why, changed_at=now)
 
 
 def begin_trial(breaker: Breaker, worker: str, now: int, trial_ms: int) -> Breaker:
-    """Half-open with the trial given to `worker`; if it dies, another trial may begin after `trial_ms`."""
-    assert gate(breaker, now) is Gate.TRIAL, "a trial begins only where the gate offers one"
+    """Returns the breaker half-open, with `worker` running the trial.
+
+    If the worker dies, another trial may start after `trial_ms`.
+    """
+    assert gate(breaker, now) is Gate.TRIAL, "a trial starts only if the gate permits one"
     return replace(
         breaker, phase=Phase.HALF_OPEN, trial_by=worker, trial_until=now + trial_ms, changed_at=now
     )
 
 
 def healthy(breaker: Breaker, now: int) -> Breaker:
-    """A good health check: an open breaker offers its trial now."""
+    """Returns the breaker after a good health check: an open breaker permits its trial now."""
     if breaker.phase is Phase.OPEN and breaker.open_until > now and not breaker.why:
         return replace(breaker, open_until=now, changed_at=now)
     return breaker
 
 
 def force(breaker: Breaker, phase: Phase | None, who: str, now: int, why: str = "") -> Breaker:
-    """An operator's choice; None gives control back to the automatic one, starting closed."""
+    """Sets the phase on behalf of an operator. None returns to automatic control, starting closed."""
     if phase is None:
         return Breaker(changed_at=now, ramp_from=now, version=breaker.version)
     return replace(breaker, forced=phase, forced_by=who, forced_why=why, changed_at=now)
 
 
 def ramp_per_second(breaker: Breaker, policy: BreakerPolicy, now: int) -> float | None:
-    """Starts per second that a recovering provider gets; None: no limit."""
+    """Returns how many attempts per second a recovering provider gets. None if unlimited."""
     since = now - breaker.ramp_from
     if not breaker.ramp_from or not policy.ramp_ms or since >= policy.ramp_ms:
         return None

@@ -1,4 +1,4 @@
-"""A provider's callback, as it comes in and as it was understood. Reading one is pure: no clock, no I/O."""
+"""A provider's callback: the raw request, and the result of reading it."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from homing.core.model import Receipt
 
 
 class Callback(Struct, frozen=True, kw_only=True):
-    """The raw request of a provider."""
+    """The raw HTTP request of a provider."""
 
     url: str
-    """As the provider called it: public scheme, host and port, path and query untouched."""
+    """URL as the provider called it, with public scheme, host and port and unchanged path and query."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Names in lower case."""
+    """Headers by name in lower case."""
     body: bytes = b""
     method: str = "POST"
 
     def __repr__(self) -> str:
-        """Its URL and headers may hold keys, its body recipients."""
+        """Omits URL, headers and body, because they may contain keys and recipients."""
         return f"Callback({self.method}, {len(self.body)} bytes)"
 
 
 class Heard(Struct, frozen=True, kw_only=True):
-    """What a verified callback says. Events that are no business of ours, or cannot be read, are counted."""
+    """Content of a verified callback. Irrelevant and unreadable events are only counted."""
 
     receipts: tuple[Receipt, ...] = ()
     ignored: int = 0
+    """Number of events that Homing does not use."""
     unreadable: int = 0
+    """Number of events that could not be read."""
     reply: bytes = b""
-    """The body to answer with: a provider's handshake may ask for one."""
+    """Body of the HTTP response. Set if a provider's handshake requires one, otherwise empty."""
     reply_type: str = "text/plain"
+    """Content type of `reply`."""
     reply_headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers to answer with: so does the handshake of CloudEvents."""
+    """Headers of the HTTP response. Set if a handshake requires them, as that of CloudEvents does."""

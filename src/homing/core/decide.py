@@ -1,7 +1,7 @@
-"""The one decision: what is to become of a claim. Everything that follows an attempt is a Settlement.
+"""Decides what becomes of a claim. Everything that follows an attempt is part of a `Settlement`.
 
-Retry, failover, dead letter, expiry and doubt are not branches elsewhere: they are what `decide` returns.
-`judge` decides, before an attempt, whether there is to be one at all.
+Retry, failover, dead letter, expiry and doubt are all results of `decide`. Before an attempt, `judge` decides
+whether it is made at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PERMANENT: dict[OutcomeKind, Reason] = {
     OutcomeKind.DEAD_ADDRESS: Reason.DEAD_ADDRESS,
     OutcomeKind.OPTED_OUT: Reason.OPTED_OUT,
 }
-# Looked up once: up to Python 3.11, `Status.SENT` is a call of a method in Python.
+# Looked up once: up to Python 3.11, `Status.SENT` calls a method written in Python.
 _SYNCHRONOUS = Mode.SYNCHRONOUS
 _ACCEPTED, _SENT, _DELIVERED = OutcomeKind.ACCEPTED, Status.SENT, Status.DELIVERED
 _IN_DOUBT, _ALWAYS = Status.IN_DOUBT, BounceFailover.ALWAYS
@@ -43,19 +43,22 @@ _UNSURE = frozenset({OutcomeKind.AMBIGUOUS, OutcomeKind.LOST})
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """What the guard learned about one claim from its ports."""
+    """What the directory and limits reported about one claim, before its attempt."""
 
     skip: Reason | None = None
-    """It must not be sent: suppressed, unsubscribed, device inactive."""
+    """Reason not to send at all: suppressed, unsubscribed or device inactive. None if it may be sent."""
     postpone_ms: int = 0
+    """Time to wait before the attempt. 0 if it need not wait."""
     postpone_reason: Reason | None = None
+    """Why it must wait. None if it need not."""
     time_zone: str | None = None
-    """The recipient's, as it is known now; None: as it was when the notification was accepted."""
+    """Recipient's current time zone. None if it is that of the stored notification."""
     quiet_hours: Window | None = None
-    """The recipient's own; None: those of the settings."""
+    """Recipient's own quiet hours. None if those of the settings apply."""
 
 
 NOTHING_AGAINST_IT = Facts()
+"""Facts of a claim that may be sent now."""
 
 
 def attributed(claim: Claim, outcome: Outcome, route: Route, *, elapsed_ms: int) -> Outcome:
@@ -88,10 +91,11 @@ def decide(
     u: float,
     stopped: bool = False,
 ) -> Settlement:
-    """The settlement of one attempt. `elapsed_ms` counts from the claim, `u` is chance in [0, 1).
+    """Returns the settlement of one attempt.
 
-    `outcome` is what `attributed` returned.
-    `stopped`: the provider's breaker is open by now, so a definite failure moves on at once.
+    `outcome` is the result of `attributed`. `elapsed_ms` counts from the claim. `u` is a random number in [0,
+    1). `stopped` is True if the provider's breaker is open by now, so that a definite failure fails over at
+    once.
     """
     record = _record(claim, outcome, latency_ms)
     if outcome.kind is _ACCEPTED:
@@ -111,7 +115,7 @@ def decide(
 
 
 def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settlement | None:
-    """What the guard decides before an attempt; None: go ahead."""
+    """Returns the settlement of a claim that must not be attempted, or None if the attempt may start."""
     if claim.expires_at is not None and now >= claim.expires_at:
         return _unattempted(claim, policy, Status.EXPIRED, Reason.EXPIRED)
     if facts.skip is not None:
@@ -120,7 +124,8 @@ def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settl
         return _unattempted(claim, policy, Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
     if not claim.overdue and claim.attempt > allowed_attempts(claim, policy):
         return _unattempted(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED)
-    if claim.overdue:  # it may live on, as the policy has grown more patient: it waits on as it did
+    if claim.overdue:
+        # The policy's max age was raised since this deadline was set: keep waiting until `due_at`.
         wait_ms = max(facts.postpone_ms, claim.due_at - now, 0)
         return postpone(claim, policy, wait_ms, facts.postpone_reason)
     if facts.postpone_ms > 0:
@@ -129,9 +134,9 @@ def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settl
 
 
 def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | None) -> Settlement:
-    """Not now: the row waits on, and the attempt that the claim counted is given back.
+    """Returns the row to waiting for `for_ms` and uncounts the attempt that the claim counted.
 
-    A synchronous one does not wait: now or not at all.
+    A synchronous notification fails instead, because it is never sent later.
     """
     if claim.mode is _SYNCHRONOUS:
         return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_FAILED)
@@ -139,12 +144,13 @@ def postpone(claim: Claim, policy: RetryPolicy, for_ms: int, reason: Reason | No
 
 
 def give_up(claim: Claim, policy: RetryPolicy) -> Settlement:
-    """A synchronous send that ran out of time before anything was sent."""
+    """Returns the settlement of a synchronous send whose time ran out before anything was sent."""
     return _unattempted(claim, policy, Status.FAILED, Reason.DELIVERY_TIMEOUT)
 
 
 def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
-    """Its own maximum or the policy's, or more where a receipt or an operator granted it."""
+    """Returns the maximum number of attempts: the notification's own or the policy's, or more if an operator
+    or a receipt granted more."""
     most = policy.max_attempts if claim.max_attempts is None else claim.max_attempts
     if not claim.attempt_floor and not claim.bounce_floor:
         return most
@@ -152,11 +158,12 @@ def allowed_attempts(claim: Claim | Notification, policy: RetryPolicy) -> int:
 
 
 def attempts_made(claim: Claim) -> int:
-    """Attempts before the one that the claim is for."""
+    """Returns the number of attempts before the one that the claim is for."""
     return claim.attempt if claim.overdue else claim.attempt - 1
 
 
 def waiting_status(attempts: int) -> Status:
+    """Returns the status of a waiting notification after this many attempts."""
     return Status.RETRYING if attempts else Status.PENDING
 
 
@@ -193,7 +200,7 @@ def _try_again(
             return _end(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
         move, wait_ms = True, 0
 
-    # If nobody else is there, it may come back to where it failed: not before its time.
+    # If the route has no other provider left, the notification may return to this one, but not before then.
     hold_ms = REFUSAL_MS if outcome.unlisted else max(retry_after_ms, backoff_ms)
     stop = other if move and other is not None else Stop(claim.provider)
     return Settlement(
