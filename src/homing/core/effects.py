@@ -1,6 +1,6 @@
-"""What outcomes and receipts write into the reference data: dead addresses, opt-outs, unsubscribes.
+"""The reference data that outcomes and receipts write: dead addresses, opt-outs and unsubscribes.
 
-Pure: the writes are returned, and a store makes them in the transaction of the change itself.
+Pure: the functions return the writes, and a store applies them in the transaction of the change itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ EVERY_CATEGORY = "*"
 EVERY_CHANNEL = "*"
 DEVICE, SUPPRESSION, PREFERENCE = "device", "suppression", "preference"
 LONGEST_KEY = 500
-"""Characters of an address in a key: PostgreSQL's indexes take some 2,700 bytes."""
+"""Maximum length of an address in a registry key. An index entry of PostgreSQL holds about 2,700 bytes."""
 
 
 class Addressed(Protocol):
-    """A claim or a row: whose it is, and where it goes."""
+    """A claim or row, with its tenant and the address it is sent to."""
 
     @property
     def tenant(self) -> str: ...
@@ -31,14 +31,14 @@ class Addressed(Protocol):
 
 
 class Bounceable(Addressed, Protocol):
-    """A row: besides, what its policy said about bounces when it was settled."""
+    """A row, which also has the policy's `bounce_failover` at its settlement."""
 
     @property
     def bounce_always(self) -> bool | None: ...
 
 
 def outcome_effects(claim: Addressed, provider: str, kind: OutcomeKind) -> tuple[RegistryPut, ...]:
-    """A dead address is deactivated, an opt-out suppressed."""
+    """Returns the writes after an outcome: a dead address is deactivated, an opt-out is suppressed."""
     if kind is OutcomeKind.DEAD_ADDRESS:
         return (_dead(claim, provider),)
     if kind is OutcomeKind.OPTED_OUT:
@@ -47,7 +47,7 @@ def outcome_effects(claim: Addressed, provider: str, kind: OutcomeKind) -> tuple
 
 
 def always_fails_over(row_says: bool | None, receipt: Receipt) -> bool:
-    """Whether a failure that is the recipient's fault goes to the next provider all the same.
+    """Returns True if a failure caused by the recipient fails over to the next provider anyway.
 
     `row_says` is the row's `bounce_always`. If it is None, the receipt's fallback decides.
     """
@@ -55,17 +55,17 @@ def always_fails_over(row_says: bool | None, receipt: Receipt) -> bool:
 
 
 def has_effects(receipt: Receipt) -> bool:
-    """Whether a receipt may write reference data; for a dead address the row decides as well."""
+    """Returns True if a receipt may write reference data. For a dead address it also depends on the row."""
     if receipt.event is ReceiptEvent.FAILED:
         return receipt.address_dead
     return receipt.event in (ReceiptEvent.SPAM_REPORT, ReceiptEvent.UNSUBSCRIBE)
 
 
 def receipt_effects(row: Bounceable, recipient: Recipient, receipt: Receipt) -> tuple[RegistryPut, ...]:
-    """The reference data that a receipt about this notification writes about its recipient."""
+    """Returns the writes about the recipient that follow from a receipt about this notification."""
     if not has_effects(receipt):
         return ()
-    # If a bounce always fails over, the address stays in use, because the next provider is to try it.
+    # If a bounce always fails over, the address stays in use, because the next provider will try it.
     if receipt.event is ReceiptEvent.FAILED and always_fails_over(row.bounce_always, receipt):
         return ()
     match receipt.event:
@@ -78,20 +78,21 @@ def receipt_effects(row: Bounceable, recipient: Recipient, receipt: Receipt) -> 
 
 
 def suppression_key(channel: Channel, address: str, category: str) -> str:
-    """Where a suppression is filed; category `*` holds for all."""
+    """Returns the registry key of a suppression. Category `*` stands for all categories."""
     return f"{channel._value_}:{address_key(address)}:{key_part(category)}"
 
 
 def suppression_keys(channel: Channel, address: str, category: str) -> tuple[str, str]:
-    """Where suppressions of it may be filed: of all categories, and of its own."""
+    """Returns the registry keys of suppressions that may apply: for all categories, and for this one."""
     of_all = suppression_key(channel, address, EVERY_CATEGORY)
     return of_all, of_all[: -len(EVERY_CATEGORY)] + key_part(category)
 
 
 def address_key(address: str) -> str:
-    """An address as a key, or as a part of one: itself, or its hash where no index would hold it.
+    """Returns an address as a registry key or part of one.
 
-    A URL or token may have thousands of characters; what is filed under the key has it in full.
+    An address that is too long for an index, such as a long URL or token, is replaced by its hash. The entry
+    itself contains the full address.
     """
     if len(address) <= LONGEST_KEY:
         return address
@@ -99,19 +100,19 @@ def address_key(address: str) -> str:
 
 
 def preference_key(recipient_id: str, category: str, channel: str) -> str:
-    """Where a recipient's preference is filed; `*` holds where there is none for the category or channel."""
+    """Returns the registry key of a preference. `*` applies if there is none for the category or channel."""
     return f"{key_part(recipient_id)}:{key_part(category)}:{channel}"
 
 
 def key_part(text: str) -> str:
-    """Text as a part of a key: two different pairs of parts never make the same key."""
-    if text.isidentifier():  # most are
+    """Escapes text as part of a registry key, so that different parts never make the same key."""
+    if text.isidentifier():  # the usual case
         return text
     return text.replace("%", "%25").replace(":", "%3A")
 
 
 def part_text(part: str) -> str:
-    """The text of a part of a key."""
+    """Returns the text of an escaped part of a registry key."""
     return part.replace("%3A", ":").replace("%25", "%")
 
 

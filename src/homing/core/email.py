@@ -1,7 +1,7 @@
-"""What an email may carry besides its text: headers, one-click unsubscribe, attachments, an address.
+"""Checks the parts of an email besides its text: headers, one-click unsubscribe, attachments, addresses.
 
-Everything here ends in a header of somebody's mail, so nothing passes that could become a second one: no
-line breaks, no control characters, and no encoded words (`=?…?=`), which some libraries decode before they
+All of these become headers of an email, so they must not contain anything that could become a second header:
+no line breaks, no control characters and no encoded words (`=?…?=`), which some libraries decode before they
 look for line breaks.
 """
 
@@ -29,7 +29,8 @@ RESERVED_HEADERS = frozenset(
         *("list-unsubscribe", "list-unsubscribe-post"),
     }
 )
-"""Made by Homing or by the way; `x-smtpapi` is a command to a relay, which could redirect the mail."""
+"""Headers that Homing or the mail servers write. `x-smtpapi` is a command to a relay, which could redirect
+the email."""
 RESERVED_PREFIXES = ("content-", "resent-", "arc-")
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -44,23 +45,24 @@ _ADDRESS = re.compile(r"[^@\s<>()\[\],;:\\\"]{1,64}@[^@\s<>()\[\],;:\\\"]{1,255}
 
 _WORDS = r"[a-z0-9_+-]+(?:\.[a-z0-9_+-]+)*"
 _USUAL_ADDRESS = re.compile(f"{_WORDS}@{_WORDS}", re.ASCII | re.IGNORECASE)
-"""Nothing to look at twice; most are like that."""
+"""The usual form of an address, which needs no further check."""
 
 
 def check_email_content(content: Content) -> None:
-    """The subject (or the title that stands in for it) can be a header, and is one and nothing more."""
+    """Raises `InvalidRequest` if the subject, or the title used instead, cannot be one header."""
     for part, value in (("subject", content.subject), ("title", content.title)):
         if value is None:
             continue
         if len(value) > MAX_SUBJECT:
             raise InvalidRequest(
-                f"content.{part}", f"has {len(value)} characters; allowed are {MAX_SUBJECT} in an email"
+                f"content.{part}",
+                f"has {len(value)} characters; at most {MAX_SUBJECT} are allowed in an email",
             )
         refuse_encoded_words(value, f"content.{part}")
 
 
 def check_email_parts(content: Content, attachments_bytes: int) -> None:
-    """Headers, unsubscribe link and attachments, whatever the channel."""
+    """Raises `InvalidRequest` for invalid headers, unsubscribe link or attachments, whatever the channel."""
     if content.headers is not None:
         _check_headers(content.headers)
     if content.unsubscribe_url is not None:
@@ -70,7 +72,10 @@ def check_email_parts(content: Content, attachments_bytes: int) -> None:
 
 
 def email_address(address: str, where: str) -> str:
-    """The address with its domain in lower case. Quoted local parts and address literals are not taken."""
+    """Returns the address with its domain in lower case.
+
+    Quoted local parts and address literals are rejected.
+    """
     local, _, domain = address.rpartition("@")
     if len(local) <= 64 and len(domain) <= 255 and _USUAL_ADDRESS.fullmatch(address):
         return f"{local}@{domain.lower()}"
@@ -81,12 +86,13 @@ def email_address(address: str, where: str) -> str:
 
 
 def refuse_encoded_words(value: str, where: str) -> None:
+    """Raises `InvalidRequest` if the value contains an encoded word (`=?…?=`)."""
     if "=?" in value and _ENCODED_WORD.search(value):
-        raise InvalidRequest(where, "has an encoded word (=?…?=); write the text itself, it is encoded here")
+        raise InvalidRequest(where, "has an encoded word (=?…?=); write plain text, Homing encodes it")
 
 
 def list_unsubscribe(url: str | None, mailto: str | None = None) -> tuple[tuple[str, str], ...]:
-    """The headers of RFC 8058: mail programs then show one button that unsubscribes with one POST."""
+    """Returns the headers of RFC 8058, for which mail programs show an unsubscribe button."""
     if url is None:
         return ()
     also = f", <mailto:{mailto}>" if mailto else ""
@@ -98,53 +104,59 @@ def list_unsubscribe(url: str | None, mailto: str | None = None) -> tuple[tuple[
 
 def _check_headers(headers: dict[str, str]) -> None:
     if len(headers) > MAX_HEADERS:
-        raise InvalidRequest("content.headers", f"has {len(headers)} entries; allowed are {MAX_HEADERS}")
+        raise InvalidRequest(
+            "content.headers", f"has {len(headers)} entries; at most {MAX_HEADERS} are allowed"
+        )
     seen: set[str] = set()
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name):
             raise InvalidRequest(
-                "content.headers", "has a name that is none; allowed are up to 64 letters, digits, - and _"
+                "content.headers", "has an invalid name; a name has 1 to 64 letters, digits, - and _"
             )
         where, lowered = f"content.headers.{name}", name.lower()
         if lowered in RESERVED_HEADERS or lowered.startswith(RESERVED_PREFIXES):
-            instead = "; give unsubscribeUrl" if lowered.startswith("list-unsubscribe") else ""
-            raise InvalidRequest(where, f"is reserved: it is written for you{instead}")
+            instead = "; set unsubscribeUrl instead" if lowered.startswith("list-unsubscribe") else ""
+            raise InvalidRequest(where, f"is reserved, because Homing writes it{instead}")
         if lowered in seen:
-            raise InvalidRequest(where, "is given twice; upper and lower case make no difference")
+            raise InvalidRequest(where, "is given twice; header names ignore upper and lower case")
         seen.add(lowered)
         if len(value) > MAX_HEADER_VALUE:
-            raise InvalidRequest(where, f"has {len(value)} characters; allowed are {MAX_HEADER_VALUE}")
+            raise InvalidRequest(
+                where, f"has {len(value)} characters; at most {MAX_HEADER_VALUE} are allowed"
+            )
         if not _HEADER_VALUE.fullmatch(value):
-            raise InvalidRequest(where, "must be visible ASCII on one line, without spaces around it")
+            raise InvalidRequest(
+                where, "must be visible ASCII on one line, without leading or trailing spaces"
+            )
         refuse_encoded_words(value, where)
 
 
 def _check_unsubscribe_url(url: str) -> None:
     where = "content.unsubscribeUrl"
     if len(url) > MAX_HEADER_VALUE:
-        raise InvalidRequest(where, f"has {len(url)} characters; allowed are {MAX_HEADER_VALUE}")
+        raise InvalidRequest(where, f"has {len(url)} characters; at most {MAX_HEADER_VALUE} are allowed")
     try:
         host = urlsplit(url).hostname if _URL.fullmatch(url) else None
     except ValueError:
         host = None
     if not host:
-        raise InvalidRequest(where, "is not a URL like https://example.org/u/token; one click needs https")
+        raise InvalidRequest(where, "is not a URL like https://example.org/u/token; it must use https")
     refuse_encoded_words(url, where)
 
 
 def _check_attachments(attachments: tuple[Attachment, ...], most: int) -> None:
     if len(attachments) > MAX_ATTACHMENTS:
         raise InvalidRequest(
-            "content.attachments", f"has {len(attachments)} entries; allowed are {MAX_ATTACHMENTS}"
+            "content.attachments", f"has {len(attachments)} entries; at most {MAX_ATTACHMENTS} are allowed"
         )
     size = sum(len(a.content) for a in attachments)
     if size > most:
-        raise InvalidRequest("content.attachments", f"have {size} bytes; allowed are {most}")
+        raise InvalidRequest("content.attachments", f"have {size} bytes; at most {most} are allowed")
     for attachment in attachments:
         _check_filename(attachment.filename)
         _check_media_type(attachment.content_type)
         if not _is_base64(attachment.content):
-            raise InvalidRequest("content.attachments.content", "is not base64, or empty")
+            raise InvalidRequest("content.attachments.content", "is empty or not base64")
 
 
 def _is_base64(text: str) -> bool:
@@ -155,7 +167,7 @@ def _is_base64(text: str) -> bool:
 
 
 def without_line_ends(base64: str) -> str:
-    """Base64 as one line: JSON providers want it so."""
+    """Returns base64 without line breaks, as JSON APIs expect it."""
     return _LINE_ENDS.sub("", base64) if "\n" in base64 or "\r" in base64 else base64
 
 
@@ -164,16 +176,18 @@ def _check_filename(name: str) -> None:
     check_line(name, where)
     refuse_encoded_words(name, where)
     if not name.strip(" .") or name != name.strip():
-        raise InvalidRequest(where, "is not a file's name like invoice.pdf")
+        raise InvalidRequest(where, "is not a file name like invoice.pdf")
     if _MISLEADING.search(name):
-        raise InvalidRequest(where, "has a slash or a mark that turns the text around; give a plain name")
+        raise InvalidRequest(where, "has a slash or a text direction mark; give a plain name")
     if len(name.encode()) > MAX_FILENAME_BYTES:
-        raise InvalidRequest(where, f"has {len(name.encode())} bytes; allowed are {MAX_FILENAME_BYTES}")
+        raise InvalidRequest(
+            where, f"has {len(name.encode())} bytes; at most {MAX_FILENAME_BYTES} are allowed"
+        )
 
 
 def _check_media_type(content_type: str) -> None:
     where = "content.attachments.contentType"
     if not _MEDIA_TYPE.fullmatch(content_type):
-        raise InvalidRequest(where, "is not a type like application/pdf, without parameters")
+        raise InvalidRequest(where, "is not a media type like application/pdf; leave out parameters")
     if content_type.lower().startswith(("multipart/", "message/")):
-        raise InvalidRequest(where, "is a kind of mail, not of file; use application/octet-stream")
+        raise InvalidRequest(where, "is a type of email part, not of file; use application/octet-stream")

@@ -1,4 +1,4 @@
-"""Events as data: their names and payloads, the same whichever store writes them."""
+"""Names and payloads of events, which are the same for every store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENT_NAMES = frozenset({STATUS_CHANGED, NOTIFICATION_FAILED, ALERT})
 
 
 def iso(at: int) -> str:
-    """An epoch-millisecond time as people read it."""
+    """Returns an epoch-millisecond time as ISO 8601 text in UTC."""
     return moment(at).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -30,6 +30,7 @@ def status_changed(
     reason: Reason | None,
     at: int,
 ) -> dict[str, Any]:
+    """Returns the payload of a `StatusChanged` event. `before` is None for a new notification."""
     return {
         "eventType": STATUS_CHANGED,
         "notificationId": notification_id,
@@ -54,7 +55,7 @@ def notification_failed(
     last_error: str | None,
     at: int,
 ) -> dict[str, Any]:
-    """The alert that a dead letter raises."""
+    """Returns the payload of a `NotificationFailed` event, which reports a dead letter."""
     return {
         "eventType": NOTIFICATION_FAILED,
         "notificationId": notification_id,
@@ -74,5 +75,5 @@ def notification_failed(
 
 
 def alert(name: str, message: str, at: int, **details: Any) -> dict[str, Any]:
-    """Something an operator should look at."""
+    """Returns the payload of an `Alert` event, which asks for an operator's attention."""
     return {"eventType": ALERT, "alert": name, "message": message, "at": iso(at), **details}

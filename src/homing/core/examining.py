@@ -1,4 +1,4 @@
-"""What a store can tell about itself before anybody relies on it."""
+"""Checks that a store can run on itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One thing that was looked at; `advice` says what to do where it is not as it should be."""
+    """Result of one check. `advice` says how to fix a failed one; it is empty if the check passed."""
 
     name: str
     ok: bool
@@ -18,7 +18,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Examines(Protocol):
-    """A store on a server: there is more to look at than a file."""
+    """A store that can check its server, schema and permissions."""
 
     async def examine(self, *, now_ms: int) -> tuple[Finding, ...]:
-        """Server, schema, grants and clock; `now_ms` is the caller's own time. Changes nothing."""
+        """Checks server, schema, grants and clock, without changes. `now_ms` is the caller's own time."""

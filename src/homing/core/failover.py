@@ -1,4 +1,4 @@
-"""Which provider the next attempt goes to. Pure: breaker states come in as a question."""
+"""Chooses the provider of the next attempt. Pure: breaker states come in as a function."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Stop(Struct, frozen=True):
 
     provider: str
     per_host: bool = False
-    """Each target host has slots of its own (webhooks): one slow endpoint does not hold the others."""
+    """True if each target host has slots of its own, so that a slow endpoint does not delay the others."""
 
     def outlet(self, address: str) -> str:
-        """What has capacity of its own for this address."""
+        """Returns the outlet for this address, the unit that has its own capacity."""
         if not self.per_host:
             return self.provider
         path = address.find("/", 8)  # after http:// or https://
@@ -30,11 +30,11 @@ _ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
 
 @lru_cache(4_096)
 def _outlet(provider: str, url: str) -> str:
-    """`provider@host`, with its port, in lower case."""
+    """Returns `provider@host`, with the port, in lower case."""
     origin = _ORIGIN.match(url)
     try:
         host = urlsplit(origin[0] if origin else url).netloc.rpartition("@")[2].lower()
-    except ValueError:  # not a URL: intake refuses it, but a stored one must not stop the worker
+    except ValueError:  # intake rejects invalid URLs, but a stored one must not stop the worker
         host = ""
     return f"{provider}@{host}"
 
@@ -44,22 +44,24 @@ Route = tuple[Stop, ...]
 
 
 REFUSAL_MS = 10 * 365 * 24 * 3_600_000
-"""Length of the hold on a provider that refused a notification with an unlisted error: it is not asked again.
+"""Length of the hold on a provider that rejected a notification with an unlisted error: it is not tried
+again.
 
-No other hold comes near it: a `Retry-After` counts for one day, a backoff for seven.
+Other holds are much shorter: at most one day after a `Retry-After`, at most seven days after a backoff.
 """
 
 
 class Choice(Struct, frozen=True):
-    """The provider for an attempt, or why there is none now."""
+    """The provider for an attempt, or how long to wait for one."""
 
     stop: Stop | None
+    """Provider to use. None if none can be used now."""
     wait_ms: int | None = None
-    """Set when a provider is usable but asked to be left alone: try again then."""
+    """Time until a usable provider's hold ends. Set only if `stop` is None and such a provider exists."""
 
 
 def rotation(route: Route, start: str) -> Route:
-    """The route from `start` on, then from its beginning; a start that is not on it changes nothing."""
+    """Returns the route rotated so that it starts with `start`, or unchanged if `start` is not on it."""
     for index, stop in enumerate(route):
         if stop.provider == start:
             return route[index:] + route[:index]
@@ -67,12 +69,12 @@ def rotation(route: Route, start: str) -> Route:
 
 
 def next_stop(route: Route, provider: str) -> Stop | None:
-    """The stop after `provider`, after the last one again the first. None: there is no other."""
+    """Returns the provider after `provider`, wrapping around at the end. None if there is no other."""
     return next((stop for stop in rotation(route, provider) if stop.provider != provider), None)
 
 
 def has_refused(holds: Mapping[str, int], provider: str, now: int) -> bool:
-    """Returns whether a provider has refused the notification with an unlisted error."""
+    """Returns True if a provider has rejected the notification with an unlisted error."""
     return holds.get(provider, 0) - now > REFUSAL_MS // 2
 
 
@@ -85,7 +87,7 @@ def choose(
     holds: Mapping[str, int],
     now: int,
 ) -> Choice:
-    """The first provider from `start` on that is usable and not on hold."""
+    """Returns the first provider, from `start` on, that is usable and not on hold."""
     turned = tuple(stop for stop in route if stop.provider == start) if pinned else rotation(route, start)
     waits: list[int] = []
     for stop in turned:

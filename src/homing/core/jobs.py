@@ -1,4 +1,4 @@
-"""A bulk command that goes on after it was asked for: what is kept of it, and what that means. Pure."""
+"""Background jobs for bulk commands: the stored record and its rules."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from homing.core.ids import made_at
 from homing.core.model import CommandName, Entry, Filter
 
 BULK_COMMANDS = (CommandName.ACKNOWLEDGE, CommandName.RESEND, CommandName.RETRY, CommandName.CANCEL)
-"""What can be done to many at once and without a look at each."""
+"""Commands that can be applied to many notifications without reviewing each one."""
 
 SLOWEST_PER_SECOND = 0.1
-"""A step of a slower job would be longer than an operator waits for it to stop."""
+"""Lowest rate of a job. A step of a slower job would take longer than an operator waits for it to stop."""
 
 LEASE_MS = 30_000
-"""A job that nothing was heard of for so long has lost its process."""
+"""Time without an update after which a job's process is considered dead."""
 
 KIND = "job"
-"""What it is filed under in the Registry."""
+"""Kind of the jobs' entries in the registry."""
 
 _END = (1 << 48) - 1
 
 
 class JobStatus(StrEnum):
-    """Where a job is in its life."""
+    """Stage in the life of a job."""
 
     RUNNING = "running"
     DONE = "done"
     STOPPED = "stopped"
-    """By an operator, or because a breaker opened; `stopped` says why. It can be resumed."""
+    """Stopped by an operator, or because a breaker opened (see `stopped`). It can be resumed."""
     FAILED = "failed"
-    """By a defect, or because the store cannot do it; the log has it. It can be resumed."""
+    """Ended by an error of Homing or of the store, which is in the log. It can be resumed."""
     INTERRUPTED = "interrupted"
-    """Its process ended. It can be resumed, and does nothing twice."""
+    """The process of the job ended. The job can be resumed and then repeats nothing."""
 
 
 class Job(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One bulk command with its progress, as any process of the tenant reads it."""
+    """One bulk command with its progress. Every process of the tenant can read it."""
 
     id: str
     command: CommandName
@@ -49,25 +49,27 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
     who: str
     why: str = ""
     rate_per_second: float | None = None
+    """Maximum rate at which notifications are changed. None if unlimited."""
     status: JobStatus = JobStatus.RUNNING
     matched: int = 0
-    """Found so far: those for which the command was possible."""
+    """Number of notifications found so far whose status permits the command."""
     done: int = 0
+    """Number of notifications changed so far."""
     refused: int = 0
-    """Changed by somebody else just before."""
+    """Number of notifications skipped because their status changed in the meantime."""
     stopped: str | None = None
-    """Why it ended early, if it did."""
+    """Why the job ended early. None if it did not."""
     stop_requested_by: str | None = None
-    """Takes effect at its next step."""
+    """Operator who requested a stop, which takes effect at the next step. None if there is no request."""
     created_at: datetime
-    """What has changed since then is left alone: no notification is touched twice."""
+    """Start of the job. Notifications changed after it are skipped, so that none is changed twice."""
     updated_at: datetime
     ended_at: datetime | None = None
     worker: str
-    """The process that does it."""
+    """Process that runs the job."""
 
     def further(self, before: Job, matched: int, done: int, refused: int) -> Job:
-        """With what one run has done, on top of how it stood before."""
+        """Returns the job with the counts of the current run added to those of `before`."""
         return replace(
             self,
             matched=before.matched + matched,
@@ -77,27 +79,29 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def key_of(id: str) -> str:
-    """Where a job is filed: the newest sorts first."""
+    """Returns the registry key of a job. The newest job sorts first."""
     return f"{_END - made_at(id):012x}-{id}"
 
 
 def as_read(job: Job, updated_at: datetime, now: datetime) -> Job:
-    """As it stands now: one whose process went silent is interrupted."""
+    """Returns the job with its current status: `interrupted` if its process seems to be dead."""
     silent_ms = (now - updated_at).total_seconds() * 1000
     lost = job.status is JobStatus.RUNNING and silent_ms > LEASE_MS
     return replace(job, status=JobStatus.INTERRUPTED if lost else job.status, updated_at=updated_at)
 
 
 def resumable(job: Job) -> bool:
+    """Returns True if the job ended early and can be resumed."""
     return job.status in (JobStatus.STOPPED, JobStatus.FAILED, JobStatus.INTERRUPTED)
 
 
 def entry_of(tenant: str, job: Job, version: int) -> Entry:
-    """A job as it is filed."""
+    """Encodes a job as a registry entry."""
     return Entry(
         tenant=tenant, kind=KIND, key=key_of(job.id), value=msgspec.to_builtins(job), version=version
     )
 
 
 def job_of(entry: Entry) -> Job:
+    """Decodes a job from its registry entry."""
     return msgspec.convert(entry.value, Job)

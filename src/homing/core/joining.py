@@ -1,4 +1,4 @@
-"""A caller's own connection, handed in so that its data and its notifications are promised together."""
+"""The caller's own database connection, so that its data and its notifications are committed together."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Connection = TypeVar("Connection")
 
 
 class CallersConnection(Struct, Generic[Connection], frozen=True):
-    """A connection that belongs to one thread, and the way to use it there.
+    """A connection that belongs to one thread, with a function that runs code on that thread.
 
-    Drivers that are not async bind a connection to the thread that opened it (sqlite3 and Django check
-    it), and to use it elsewhere would block whoever runs there.
+    Synchronous drivers bind a connection to the thread that opened it (sqlite3 and Django check this). Using
+    the connection on another thread would also block that thread.
     """
 
     connection: Connection
     run: Callable[[Callable[[], Any]], Awaitable[Any]]
-    """Calls a function on the connection's thread."""
+    """Runs a function on the connection's thread and returns its result."""
