@@ -1,4 +1,4 @@
-"""API keys: how one reads, what is kept of it, and when it is good. Time and chance are handed in."""
+"""API keys: their format, their stored record and their validity. Time and random bits are passed in."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from homing.core.events import moment
 
 PREFIX = "hm_"
 API_KEY, API_KEY_USE = "api_key", "api_key_use"
-"""Kinds of entries: the key itself, and when it was last used (written often, so by itself)."""
+"""Registry kinds: the key's record, and when the key was last used. The latter is written often, so it is
+separate."""
 
 ID_BITS, SECRET_BITS = 60, 160
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
-"""Without i, l, o and u: what is read aloud or typed is not mistaken."""
+"""Base-32 digits without i, l, o and u, which are easily misread or misheard."""
 _ID_LENGTH, _SECRET_LENGTH, _CHECK_LENGTH = ID_BITS // 5, SECRET_BITS // 5, 6
 _CHECK_BITS = 5 * _CHECK_LENGTH
 _ID_END = len(PREFIX) + _ID_LENGTH
 _LENGTH = _ID_END + 1 + _SECRET_LENGTH + _CHECK_LENGTH
 _DIGITS_ONLY = re.compile(f"[{_DIGITS}]+")
-_NOBODYS = sha256(b"nobody's").hexdigest()
+_DUMMY_DIGEST = sha256(b"nobody's").hexdigest()
 
 
 class KeyStatus(StrEnum):
-    """Whether a key is let in."""
+    """Whether a key grants access."""
 
     ACTIVE = "active"
     EXPIRED = "expired"
@@ -39,10 +40,10 @@ class KeyStatus(StrEnum):
 
 
 class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A key as it is stored: everything but the key.
+    """A key as stored, without the key itself.
 
-    The digest is a plain SHA-256: a slow hash protects secrets that people choose, and 160 random bits cannot
-    be searched through however fast each try is.
+    The digest is a plain SHA-256. A slow hash protects secrets that people choose; 160 random bits cannot be
+    searched, however fast each guess is.
     """
 
     id: str
@@ -56,41 +57,46 @@ class KeyRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     revoked_at: int | None = None
     revoked_by: str | None = None
     rate_per_second: float | None = None
+    """Rate limit of the key. 0 means no limit. None if the service's default applies."""
     replaced_by: str | None = None
+    """Id of the key that replaced this one by rotation. None if it was not rotated."""
 
     def is_good(self, now: int) -> bool:
+        """Returns True if the key is neither revoked nor expired."""
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > now)
 
     def status(self, now: int) -> KeyStatus:
+        """Returns whether the key grants access now."""
         if self.is_good(now):
             return KeyStatus.ACTIVE
         return KeyStatus.EXPIRED if self.revoked_at is None else KeyStatus.REVOKED
 
 
 class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A key as people and programs read it. The key itself was shown once, when it was made."""
+    """An API key, as the API and commands return it. The key itself is shown only once, at creation."""
 
     id: str
     tenant: str
     name: str
-    """What it is for, in its owner's words."""
+    """Purpose of the key, in its owner's words."""
     scopes: tuple[Scope, ...]
     status: KeyStatus
     created_at: datetime
     created_by: str
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
-    """To the minute or so."""
+    """Time of the last use, accurate to about a minute. None if the key was never used."""
     revoked_at: datetime | None = None
     revoked_by: str | None = None
     rate_per_second: float | None = None
-    """Requests on average; 0: no limit, none given: as the service is set."""
+    """Average number of requests allowed per second. 0 means no limit. None if the service's default
+    applies."""
     replaced_by: str | None = None
-    """The key that it was rotated to."""
+    """Id of the key that replaced this one by rotation. None if it was not rotated."""
 
 
 class Minted(Struct, frozen=True):
-    """A new key. `text` is nowhere else: whoever has it is the caller."""
+    """A new key. `text`, the key itself, is stored nowhere and grants access to whoever holds it."""
 
     id: str
     text: str
@@ -101,7 +107,10 @@ class Minted(Struct, frozen=True):
 
 
 def minted(id_bits: int, secret_bits: int) -> Minted:
-    """A key from random bits: `hm_ID_SECRET`, and six characters at its end that tell a slip from a guess."""
+    """Creates a key `hm_ID_SECRET` from random bits.
+
+    Its last six characters are a checksum that detects typos.
+    """
     id = _spelled(id_bits, _ID_LENGTH)
     bare = _spelled(secret_bits, _SECRET_LENGTH)
     secret = bare + _check(id, bare)
@@ -109,26 +118,26 @@ def minted(id_bits: int, secret_bits: int) -> Minted:
 
 
 def key_parts(text: str) -> tuple[str, str] | None:
-    """(id, secret) of what has the length and the marks of a key. That it is one, `matches` says."""
+    """Splits text into (id, secret). Returns None if its length or separators are not those of a key."""
     if len(text) != _LENGTH or text[_ID_END] != "_" or not text.startswith(PREFIX) or not text.isascii():
         return None
     return text[len(PREFIX) : _ID_END], text[_ID_END + 1 :]
 
 
 def well_formed(id: str, secret: str) -> bool:
-    """Whether these could be of a key: a slip in one is found here, before anybody is asked."""
+    """Returns True if the checksum is right. A mistyped key is detected here, before the store is queried."""
     bare, check = secret[:-_CHECK_LENGTH], secret[-_CHECK_LENGTH:]
     return bool(_DIGITS_ONLY.fullmatch(id + bare)) and check == _check(id, bare)
 
 
 def matches(record: KeyRecord | None, secret: str) -> bool:
-    """Whether the secret is the record's. It takes as long where there is no record."""
-    kept = _NOBODYS if record is None else record.digest
+    """Returns True if the secret belongs to the record. Takes equally long if there is no record."""
+    kept = _DUMMY_DIGEST if record is None else record.digest
     return hmac.compare_digest(kept, _digest(secret)) and record is not None
 
 
 def key_view(record: KeyRecord, now: int, last_used_at: int | None) -> ApiKey:
-    """A record as it is read."""
+    """Converts a stored record to the form that is returned to readers."""
     return ApiKey(
         id=record.id,
         tenant=record.tenant,

@@ -1,4 +1,4 @@
-"""The token bucket, as a pure transition."""
+"""The token bucket, as pure functions."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from msgspec import Struct
 from homing.core.errors import ConfigError
 
 _EPSILON = 1e-9
-"""Tokens are sums of fractions: this much may be missing of a whole one."""
+"""Rounding tolerance: a token counts as whole if at most this much is missing."""
 
 
 class RateLimit(Struct, frozen=True):
-    """At most `per_second` on average and `burst` at once."""
+    """A rate limit: on average at most `per_second`, and at most `burst` at once."""
 
     per_second: float
     burst: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.per_second < float("inf"):
-            raise ConfigError("per_second", f"is {self.per_second}; a rate must be above 0")
+            raise ConfigError("per_second", f"is {self.per_second}; it must be above 0")
         if self.burst < 1:
             raise ConfigError("burst", f"is {self.burst}; it must be at least 1")
 
 
 class Bucket(Struct, frozen=True):
-    """What is left, and when that was true."""
+    """Number of tokens at a point in time."""
 
     tokens: float
     at: int
 
 
 def full(limit: RateLimit, now: int) -> Bucket:
+    """Returns a full bucket."""
     return Bucket(float(limit.burst), now)
 
 
 def refill(bucket: Bucket, limit: RateLimit, now: int) -> Bucket:
-    """The bucket as it is now. A clock that jumped back takes nothing away."""
+    """Returns the bucket as of `now`. A clock that jumped back removes no tokens."""
     passed_ms = max(0, now - bucket.at)
     return Bucket(
         min(float(limit.burst), bucket.tokens + passed_ms * limit.per_second / 1000), max(now, bucket.at)
@@ -45,9 +46,10 @@ def refill(bucket: Bucket, limit: RateLimit, now: int) -> Bucket:
 
 
 def take(bucket: Bucket, limit: RateLimit, now: int, want: int) -> tuple[Bucket, int, int]:
-    """(bucket after, how many were granted, milliseconds until one more is there).
+    """Returns the bucket afterwards, the number of tokens granted, and the milliseconds until one more is
+    available.
 
-    Less than nothing gives tokens back that were not used.
+    A negative `want` returns unused tokens to the bucket.
     """
     filled = refill(bucket, limit, now)
     granted = max(0, min(want, int(filled.tokens + 2 * _EPSILON)))
@@ -55,5 +57,5 @@ def take(bucket: Bucket, limit: RateLimit, now: int, want: int) -> tuple[Bucket,
     missing = 1 - left.tokens - _EPSILON
     if missing <= 0:
         return left, granted, 0
-    # A clock that went back has to come up to the bucket's time first.
+    # If the clock went back, it first has to reach the bucket's time again.
     return left, granted, filled.at - now + max(1, ceil(missing * 1000 / limit.per_second))

@@ -1,4 +1,4 @@
-"""Which declared locale a message is written in: Accept-Language (RFC 9110), lookup (RFC 4647, 3.4)."""
+"""Selects the locale of a message, by Accept-Language (RFC 9110) and lookup (RFC 4647, section 3.4)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from msgspec import Struct, field
 from homing.core.errors import InvalidRequest
 
 LAST_RESORT = "en-US"
-"""Where neither the recipient, nor the header, nor the tenant says anything."""
+"""Default locale if neither the settings nor the tenant define one."""
 
 MOST_CHARACTERS = 1000
-"""Of a header; browsers send some hundred at most."""
+"""Maximum length of an Accept-Language header. Browsers send about a hundred characters at most."""
 
 _RANGE = re.compile(r"\*|[A-Za-z]{1,8}(?:-[A-Za-z0-9]{1,8})*")
 _WEIGHT = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
@@ -21,18 +21,21 @@ ANY = "*"
 
 
 class LocalePolicy(Struct, frozen=True, kw_only=True):
-    """The locales of a project, and what to do with those who ask for none of them."""
+    """The declared locales of a project, and what happens if a request matches none of them."""
 
     declared: tuple[str, ...]
+    """Locales in which templates are written."""
     default: str = LAST_RESORT
     tenant_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Default locale by tenant. A tenant that is not listed has `default`."""
     reject_unmatched: bool = False
-    """A header that matches none of the declared is refused, instead of going on to the default."""
+    """True if a request whose Accept-Language matches no declared locale is rejected. Otherwise it gets the
+    default."""
 
     def resolve(self, tenant: str, preferred: str | None, accept_language: str | None) -> str:
-        """Recipient's preference → Accept-Language → tenant's default → the default; no fallback after that.
+        """Returns the declared locale that matches first: recipient's preference, Accept-Language, default.
 
-        A preference that is not declared says nothing here, and the next step decides.
+        The default is the tenant's, or else the project's. A preference that is not declared is ignored.
         """
         if preferred and (found := lookup([normal(preferred)], self.declared)):
             return found
@@ -42,30 +45,36 @@ class LocalePolicy(Struct, frozen=True, kw_only=True):
             return found
         if self.reject_unmatched and ranges and ANY not in wanted:
             offered = ", ".join(self.declared)
-            raise InvalidRequest("acceptLanguage", f"asks for none of the locales here; these are {offered}")
+            raise InvalidRequest(
+                "acceptLanguage", f"matches none of the available locales, which are {offered}"
+            )
         return self.tenant_defaults.get(tenant, self.default)
 
 
 def normal(locale: str) -> str:
-    """A stored locale as a language tag: `de_AT` is `de-AT`."""
+    """Returns a stored locale as a language tag: `de_AT` becomes `de-AT`."""
     return locale.strip().replace("_", "-")
 
 
 def is_tag(text: str) -> bool:
-    """Whether this is a language tag by its form."""
+    """Returns True if the text has the form of a language tag."""
     return text != ANY and _RANGE.fullmatch(text) is not None
 
 
 def weighted(header: str) -> Iterator[tuple[str, float]]:
-    """(range, weight) of an Accept-Language header, the most wanted first; what is malformed is left out."""
+    """Yields (range, weight) of an Accept-Language header, highest weight first.
+
+    Malformed elements are skipped.
+    """
     found = [element for raw in header.split(",") if (element := _element(raw))]
     yield from sorted(found, key=lambda element: -element[1])  # stable: equal weights keep their order
 
 
 def lookup(ranges: Iterable[str], available: Collection[str], never: Collection[str] = ()) -> str | None:
-    """The first available tag that a range finds, cut from its end one subtag at a time.
+    """Returns the first available tag that matches a range, shortening each range from its end by subtags.
 
-    Only the range is cut: `pt` does not find `pt-BR`. `never` are the ranges with weight 0.
+    Only ranges are shortened, so `pt` does not match `pt-BR`. Tags in `never`, those with weight 0, are
+    excluded.
     """
     tags = {tag.lower(): tag for tag in available}
     for name in never:
@@ -76,7 +85,7 @@ def lookup(ranges: Iterable[str], available: Collection[str], never: Collection[
             if found := tags.get("-".join(subtags)):
                 return found
             subtags.pop()
-            if subtags and len(subtags[-1]) == 1:  # `x` and its like mean nothing without what follows
+            if subtags and len(subtags[-1]) == 1:  # a single-letter subtag has no meaning on its own
                 subtags.pop()
     return None
 

@@ -1,4 +1,4 @@
-"""When a provider is asked about a notification that nothing is heard of: ever later, then no more. Pure."""
+"""Schedule of status look-ups: when a provider is asked about a message without a receipt."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from msgspec import Struct
 
 
 class LookUpPolicy(Struct, frozen=True, kw_only=True):
-    """After how long a silence, how often in all, and how many at a time."""
+    """When and how many look-ups are made."""
 
     doubt_after_ms: int = 60_000
-    """Of one in doubt. The next times follow after twice, four times, eight times … as long."""
+    """Wait before the first look-up of a notification in doubt. Each further wait is twice as long."""
     silent_after_ms: int = 30 * 60_000
-    """The same for one that was sent and of which no receipt came."""
+    """Wait before the first look-up of a sent notification without a receipt. Each further wait doubles."""
     until_ms: int = 24 * 3_600_000
-    """Whoever was silent for longer is not asked about any more."""
+    """Time after which no more look-ups are made."""
     per_round: int = 50
-    """Look-ups in one round at most, over all providers."""
+    """Maximum number of look-ups per round, over all providers."""
     every_ms: int = 60_000
-    """From one round to the next."""
+    """Time between rounds."""
 
 
 def moments_ms(after_ms: int, until_ms: int) -> Iterator[int]:
-    """The lengths of silence at which somebody is asked: each twice the one before."""
+    """Yields the waits after which a look-up is made, each twice as long as the one before."""
     moment = after_ms
     while 0 < moment <= until_ms:
         yield moment

@@ -1,4 +1,4 @@
-"""Delivery modes. The first that matches decides: synchronous, priority, bulk, standard."""
+"""Delivery modes. The first that applies is used: synchronous, priority, bulk, standard."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ SYNCHRONOUS_TYPES = frozenset({"otp", "2fa", "driver_assigned"})
 
 
 class ModeInfo(Struct, frozen=True):
-    """What a mode promises."""
+    """Properties of a delivery mode."""
 
     queue_name: str
+    """Name that callers see. Empty for synchronous notifications, which are not queued."""
     latency_goal_ms: int
+    """Intended time from acceptance to the first attempt."""
 
 
 MODE_INFO: dict[Mode, ModeInfo] = {
@@ -32,7 +34,10 @@ def mode_of(
     bulk: bool,
     synchronous_types: frozenset[str] = SYNCHRONOUS_TYPES,
 ) -> Mode:
-    """`synchronous=None` leaves it to the type; False says no, whatever the type."""
+    """Returns the delivery mode of a notification.
+
+    If `synchronous` is None, the type decides. False excludes the synchronous mode whatever the type.
+    """
     if synchronous or (synchronous is None and type_ in synchronous_types):
         return Mode.SYNCHRONOUS
     if priority in (Priority.CRITICAL, Priority.HIGH):

@@ -1,4 +1,4 @@
-"""What others may see of the work while it goes on. They look; nothing here decides anything."""
+"""Interfaces for observers such as metrics and tracing. Observers do not influence delivery."""
 
 from __future__ import annotations
 
@@ -21,85 +21,92 @@ from homing.core.model import (
 )
 
 Settled = tuple[Settlement, Claim]
-"""What became of a claim, and the claim: a settlement alone does not know its lane and tenant."""
+"""A settlement with its claim, because the settlement alone contains neither lane nor tenant."""
 
 
 class Observer(Protocol):
-    """Told of what has happened, once per batch, after the store has it.
+    """Receives what has happened, once per batch, after the store has committed it.
 
-    The calls are made on the engine's event loop and it waits for them: they must be quick and must not
-    block. What they raise is logged and changes nothing.
+    The methods run on the engine's event loop, so they must be quick and must not block. Exceptions are
+    logged and have no other effect.
     """
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        """The store has these, or had them before (`duplicates`, `conflict`)."""
+        """Called after the store has accepted submissions, including duplicates and conflicts (see
+        `answers`)."""
 
     def claimed(self, batch: ClaimBatch) -> None:
-        """A worker of this process begins with these; never empty."""
+        """Called after a worker of this process has claimed notifications. The batch is never empty."""
 
     def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
-        """The store has written these, all but the `refused` ids: others hold their leases by now."""
+        """Called after settlements were written.
+
+        Those of `refused` ids were not, because their lease was lost.
+        """
 
     def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        """Receipts of one provider were applied, or changed nothing, or wait for their message."""
+        """Called after receipts of one provider were processed. `result` has their event ids by result."""
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
-        """This process has changed a breaker, and the store has it."""
+        """Called after this process has changed a breaker and stored the change."""
 
     def store_failed(self, call: str, error: StoreError) -> None:
-        """A call of the store failed; the engine tries again or has told its caller."""
+        """Called after a store call has failed.
+
+        The engine repeats the call or returns the error to its caller.
+        """
 
 
 class Nobody:
-    """The observer where there is none."""
+    """Observer that does nothing."""
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def claimed(self, batch: ClaimBatch) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
     def store_failed(self, call: str, error: StoreError) -> None:
-        """Nobody counts."""
+        """Does nothing."""
 
 
 NOBODY: Observer = Nobody()
 
 
 class Glance(Struct, frozen=True, kw_only=True):
-    """One process as it is this moment: read from memory, so it costs nothing to ask."""
+    """State of one process at this moment. It is read from memory, so reading it is cheap."""
 
     working: bool
-    """Its worker runs."""
+    """True while the worker runs."""
     looked_ms_ago: int | None
-    """Since its worker last went round; None: it has not yet, or there is none."""
+    """Time since the worker's last claim. None if there was none yet, or there is no worker."""
     in_flight: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(lane, provider) → attempts under way."""
+    """(lane, provider) → number of attempts in flight."""
     settle_backlog: int = 0
-    """Outcomes that wait for the store."""
+    """Number of outcomes that are not yet written to the store."""
     breakers: Mapping[str, Phase] = field(default_factory=dict)
-    """By provider; what an operator forced wins."""
+    """Provider → phase of its breaker, or the phase that an operator has forced."""
 
 
 class Depths(Struct, frozen=True, kw_only=True):
-    """What waits and what ended, over all tenants, as the store counts it."""
+    """Number of notifications by status, over all tenants, as counted by the store."""
 
     statuses: Mapping[Status, int]
     oldest_retry_ms: int | None
-    """How long the longest-waiting retry has waited; None: none waits."""
+    """Time that the longest-waiting retry has waited. None if none waits."""
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
-    """Whether a process can do its work now; for each thing looked at, `ok` or what is wrong."""
+    """Whether a process is ready to work. `store` and `worker` are `ok` or describe the problem."""
 
     ready: bool
     store: str

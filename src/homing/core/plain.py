@@ -1,8 +1,8 @@
 """Turns values of other types into the built-in ones that every store and encoder accepts.
 
-Frameworks hand out subclasses: text that Django or Jinja rendered is a `SafeString` or `Markup`, and an enum
-member may be a `str` or an `int`. They mean the built-in value, so that is what is stored. Anything else is
-an error that names its place in the request.
+Frameworks return subclasses: text that Django or Jinja rendered is a `SafeString` or `Markup`, and an enum
+member may be a `str` or an `int`. In these cases the built-in value is stored. Any other type is an error
+that names its place in the request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NotPlain(TypeError):
 
 
 def is_storable(text: str) -> bool:
-    """Returns whether every store can keep this text: no NUL and no unpaired surrogate."""
+    """Returns True if every store can keep this text: it has no NUL and no unpaired surrogate."""
     return "\x00" not in text and (text.isascii() or SURROGATE.search(text) is None)
 
 
@@ -59,24 +59,24 @@ def plain_text(value: str, where: str) -> str:
     """Returns the text as an exact `str`. Raises `InvalidRequest` if no store can keep it."""
     text = value if type(value) is str else str.__str__(value)
     if not is_storable(text):
-        raise InvalidRequest(where, "has a NUL or an unpaired surrogate; no store can keep it")
+        raise InvalidRequest(where, "has a NUL or an unpaired surrogate, which cannot be stored; remove it")
     return text
 
 
 def plain_time(value: datetime) -> datetime:
-    """Returns the time as an exact `datetime`: some libraries have subclasses of their own."""
+    """Returns the time as an exact `datetime`, because some libraries have subclasses of their own."""
     if type(value) is datetime:
         return value
     return datetime.combine(value.date(), value.time(), value.tzinfo)
 
 
 def builtin(value: Any) -> Any:
-    """Returns what an encoder that meets a foreign type should write instead. For `enc_hook`."""
+    """Returns a built-in value for a value of a foreign type. Used as `enc_hook` of an encoder."""
     return plain_json(value, "request")
 
 
 def below(where: str, key: str) -> str:
-    """Returns the path of a member, as errors show it."""
+    """Returns the path of a member, for error messages."""
     if len(key) <= _LONGEST_KEY and key.isprintable() and key.strip():
         return f"{where}.{key}"
     return f"{where}[{ascii(key)[:_LONGEST_KEY]}]"
@@ -98,12 +98,12 @@ def _plain_number(value: int | float, where: str) -> int | float:
             raise InvalidRequest(where, "has a whole number beyond 64 bits; write it as text")
         return value if type(value) is int else int.__int__(value)
     if not isfinite(value):
-        raise InvalidRequest(where, f"has the number {float.__float__(value)}, which JSON does not have")
+        raise InvalidRequest(where, f"has the number {float.__float__(value)}, which JSON cannot represent")
     return value if type(value) is float else float.__float__(value)
 
 
 def _converted(value: Any, where: str) -> Any:
-    """Returns a value that JSON has no type for as one that it has: a date as text, a set as a list."""
+    """Converts a value without a JSON type to one that has one: a date to text, a set to a list."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -119,7 +119,7 @@ def _converted(value: Any, where: str) -> Any:
 
 
 def not_json(value: Any) -> str:
-    """Returns what to say about a value of a type that is not accepted."""
+    """Returns the error message for a value of a type that is not accepted."""
     kind = type(value).__name__
     return (
         f"is of type {kind}, which is neither text nor another JSON value; convert it first, e.g. with str()"

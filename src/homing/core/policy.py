@@ -1,8 +1,8 @@
 """Retry policies and the rules that choose between them.
 
-A policy is resolved anew at each decision from what the notification is matched by: the most specific
-rule wins; a field it leaves out comes from the preset's own best rule, then from the mode, then from
-the defaults of `RetryPolicy`.
+The policy is resolved again at each decision, from the notification's match keys. The most specific rule
+wins. A field that it leaves out comes from the most specific rule of the preset, then from the mode, then
+from the defaults of `RetryPolicy`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from homing.core.times import LONGEST_MS, LONGEST_TIMEOUT_MS, duration_problem
 
 
 class Backoff(StrEnum):
+    """How the delay grows with the number of attempts."""
+
     EXPONENTIAL = "exponential"
     LINEAR = "linear"
     FIBONACCI = "fibonacci"
@@ -30,6 +32,8 @@ class Backoff(StrEnum):
 
 
 class Jitter(StrEnum):
+    """How randomness changes the delay."""
+
     NONE = "none"
     PROPORTIONAL = "proportional"
     ADDITIVE = "additive"
@@ -39,7 +43,7 @@ class Jitter(StrEnum):
 
 
 class OnTimeout(StrEnum):
-    """What an ambiguous or lost attempt leads to."""
+    """What happens after an ambiguous or lost attempt."""
 
     RETRY = "retry"
     FAILOVER = "failover"
@@ -47,36 +51,46 @@ class OnTimeout(StrEnum):
 
 
 class BounceFailover(StrEnum):
-    """Whether a bounce that is the recipient's fault still goes to the next provider."""
+    """Whether a bounce caused by the recipient fails over to the next provider."""
 
     UNLESS_RECIPIENT = "unless_recipient"
     ALWAYS = "always"
 
 
 DelayCall = Callable[[int], float]
+"""Returns the delay in milliseconds after the attempt with this number."""
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """How often, how soon and how long. `max_attempts` counts all attempts at all providers."""
+    """How often, how soon and for how long a notification is retried."""
 
     max_attempts: int = 6
+    """Maximum number of attempts, over all providers."""
     backoff: Backoff = Backoff.EXPONENTIAL
     base_ms: int = 30_000
+    """Delay after the first attempt."""
     factor: float = 2.0
+    """Growth of an exponential backoff per attempt."""
     steps_ms: tuple[int, ...] = ()
-    """For `fixed`: the delay after each attempt; the last one repeats."""
+    """For `fixed`: delay after each attempt. The last one repeats."""
     cap_ms: int = 0
-    """0: none (but never longer than seven days)."""
+    """Maximum delay before jitter. 0 means no cap; a delay never exceeds seven days."""
     jitter: Jitter = Jitter.NONE
     jitter_ratio: float = 0.3
+    """For `proportional`: maximum jitter as a fraction of the delay."""
     jitter_ms: int = 0
+    """For `additive`: maximum jitter."""
     failover_after: int = 2
+    """Number of consecutive failures at a provider after which the next provider is tried."""
     timeout_ms: int = 30_000
+    """Maximum duration of one attempt."""
     on_timeout: OnTimeout = OnTimeout.RETRY
     max_age_ms: int = 86_400_000
+    """Age after which a notification that no provider has accepted becomes a dead letter."""
     bounce_failover: BounceFailover = BounceFailover.UNLESS_RECIPIENT
     call: DelayCall | None = None
-    """For `callable`: attempt number → milliseconds. Only from Python or as `module:name` in the config."""
+    """For `callable`: function that returns the delay. Given from Python, or as `module:name` in the
+    settings."""
 
     def __post_init__(self) -> None:
         for name, problem in problems(self):
@@ -84,7 +98,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Some fields of a policy; the others come from the next layer."""
+    """Some fields of a policy. The other fields come from the next layer."""
 
     max_attempts: int | UnsetType = UNSET
     backoff: Backoff | UnsetType = UNSET
@@ -103,12 +117,12 @@ class PolicyPatch(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     call: DelayCall | UnsetType = UNSET
 
     def given(self) -> dict[str, Any]:
-        """The fields that are set."""
+        """Returns the fields that are set."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not UNSET}
 
 
 class Keys(Struct, frozen=True):
-    """What a notification is matched by. The order is the order in which ties are broken."""
+    """Properties by which rules match a notification. Their order breaks ties between rules."""
 
     tenant: str
     type: str
@@ -121,7 +135,7 @@ _KEYS = Keys.__struct_fields__
 
 
 class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A patch for what matches; a key that is left out (or `*`) matches anything."""
+    """Policy fields for the notifications that match. A key that is left out or `*` matches anything."""
 
     name: str
     tenant: str = "*"
@@ -137,57 +151,62 @@ class Rule(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
         for key, allowed in (("channel", Channel), ("priority", Priority)):
             if (value := getattr(self, key)) != "*" and value not in [member.value for member in allowed]:
                 names = ", ".join(member.value for member in allowed)
-                raise ConfigError(f"policy.{self.name}.{key}", f"is {value!r}; allowed are {names} or *")
+                raise ConfigError(
+                    f"policy.{self.name}.{key}", f"is {value!r}; it must be one of {names} or *"
+                )
 
     @property
     def specificity(self) -> tuple[int, tuple[bool, ...]]:
-        """How many keys it names; ties go to the one that names the earlier keys."""
+        """Number of keys that the rule names. In a tie, the rule that names the earlier keys wins."""
         named = tuple(getattr(self, key) != "*" for key in _KEYS)
         return sum(named), named
 
     def covers(self, other: Rule) -> bool:
-        """Whatever matches the other matches this one too."""
+        """Returns True if every notification that matches `other` matches this rule as well."""
         return all(getattr(self, key) in ("*", getattr(other, key)) for key in _KEYS)
 
     def meets(self, other: Rule) -> bool:
-        """Something may match both."""
+        """Returns True if a notification could match both rules."""
         return all("*" in (mine := {getattr(self, k), getattr(other, k)}) or len(mine) == 1 for k in _KEYS)
 
     def matches(self, keys: Keys) -> bool:
+        """Returns True if a notification with these keys matches the rule."""
         return all(getattr(self, key) in ("*", getattr(keys, key)) for key in _KEYS)
 
 
 class Preset(Struct, frozen=True, kw_only=True):
-    """A named set of rules; `fallback` names the rule for what none of them matches."""
+    """A named set of rules. `fallback` names the rule for notifications that match none."""
 
     name: str
     rules: tuple[Rule, ...]
     fallback: str
     reject_unmatched_locale: bool = False
+    """True if a request whose Accept-Language matches no locale is rejected by default."""
 
 
 class Resolution(Struct, frozen=True, kw_only=True):
-    """A policy, and where each of its fields came from."""
+    """A policy, with the origin of each of its fields."""
 
     policy: RetryPolicy
     rule: str | None
-    """The user's rule that won, if any matched."""
+    """The user's rule that applies. None if none matches."""
     preset_rule: str
+    """The preset's rule that applies."""
     sources: dict[str, str]
     """Field → `rule NAME`, `preset NAME/RULE`, `mode NAME` or `default`."""
     passed_over: tuple[str, ...]
-    """Rules that matched too but were less specific."""
+    """Other rules of the user that match but are less specific."""
 
 
 class PolicyBook:
-    """The preset and the user's rules. Immutable; a change at runtime makes a new book."""
+    """The preset and the user's rules. Immutable: a change at runtime creates a new book."""
 
     def __init__(self, preset: Preset, rules: Iterable[Rule] = ()) -> None:
         self.preset = preset
         self.rules = tuple(rules)
         self._cached = lru_cache(maxsize=4096)(self._resolve)
         self.policy_for = lru_cache(maxsize=4096)(self._policy_for)
-        """`policy`, by the fields of the keys: for who asks for every claim."""
+        """Returns the policy for the fields of `Keys` and a mode. Hot path: called once per claim."""
         _check_names(self.rules)
         for mode in Mode:
             for rule in (*self.preset.rules, *self.rules):
@@ -198,9 +217,11 @@ class PolicyBook:
         )
 
     def resolve(self, keys: Keys, mode: Mode) -> Resolution:
+        """Returns the policy for these keys, with the origin of each field."""
         return self._cached(keys, mode)
 
     def policy(self, keys: Keys, mode: Mode) -> RetryPolicy:
+        """Returns the policy for these keys."""
         return self._cached(keys, mode).policy
 
     def _policy_for(
@@ -227,12 +248,12 @@ class PolicyBook:
         if mine is not None:
             layers.append((f"rule {mine.name}", mine.policy.given()))
         if mode is Mode.SYNCHRONOUS:
-            layers.append(layers[0])  # hard: no rule gives it more time or another attempt
+            layers.append(layers[0])  # rules cannot extend its timeout or add attempts
         values: dict[str, Any] = {}
         sources = dict.fromkeys(RetryPolicy.__struct_fields__, "default")
         for source, given in layers:
             if 0 < values.get("cap_ms", 0) < given.get("base_ms", 0) and "cap_ms" not in given:
-                given = {**given, "cap_ms": given["base_ms"]}  # a longer base raises a cap it did not set
+                given = {**given, "cap_ms": given["base_ms"]}  # a longer base raises a cap from a lower layer
             values.update(given)
             sources.update(dict.fromkeys(given, source))
         return Resolution(
@@ -244,7 +265,7 @@ class PolicyBook:
         )
 
     def _check(self, rule: Rule, mode: Mode) -> None:
-        """A rule whose numbers contradict each other, or the layers below it, is refused when written."""
+        """Raises `ConfigError` if a rule's numbers contradict each other or the layers below it."""
         below = [other for other in self.preset.rules if other.meets(rule)]
         if not any(other.covers(rule) for other in below):
             below.append(self._fallback())
@@ -263,14 +284,14 @@ MODES: dict[Mode, dict[str, int]] = {
     Mode.STANDARD: {"timeout_ms": 30_000, "max_attempts": 6},
     Mode.BULK: {"timeout_ms": 30_000, "max_attempts": 6},
 }
-"""What a mode gives to a policy whose rules do not say it."""
+"""Policy fields that a mode sets, unless a rule sets them."""
 
 
 def problems(policy: RetryPolicy) -> list[tuple[str, str]]:
-    """(field, what is wrong and what is allowed) for every number that cannot be meant."""
+    """Returns (field, what is wrong and what is allowed) for every invalid number."""
     p = policy
     checks = (
-        (1 <= p.max_attempts <= 1000, "max_attempts", f"is {p.max_attempts}; allowed are 1 to 1000"),
+        (1 <= p.max_attempts <= 1000, "max_attempts", f"is {p.max_attempts}; it must be from 1 to 1000"),
         (p.base_ms >= 0, "base_ms", f"is {p.base_ms}; a delay cannot be negative"),
         (p.cap_ms >= 0, "cap_ms", f"is {p.cap_ms}; a cap cannot be negative (0 means none)"),
         *_too_long(p),
@@ -279,7 +300,7 @@ def problems(policy: RetryPolicy) -> list[tuple[str, str]]:
             "cap_ms",
             f"is {p.cap_ms}, below base_ms {p.base_ms}; the cap must be at least the base",
         ),
-        (1 <= p.factor <= 100, "factor", f"is {p.factor}; allowed are 1 to 100"),
+        (1 <= p.factor <= 100, "factor", f"is {p.factor}; it must be from 1 to 100"),
         (all(s >= 0 for s in p.steps_ms), "steps_ms", "has a negative delay; delays are 0 or more"),
         (
             p.backoff is not Backoff.FIXED or bool(p.steps_ms),
@@ -291,7 +312,7 @@ def problems(policy: RetryPolicy) -> list[tuple[str, str]]:
             "call",
             "is missing; a callable backoff needs a function of the attempt number",
         ),
-        (0 <= p.jitter_ratio <= 1, "jitter_ratio", f"is {p.jitter_ratio}; allowed are 0 to 1"),
+        (0 <= p.jitter_ratio <= 1, "jitter_ratio", f"is {p.jitter_ratio}; it must be from 0 to 1"),
         (p.jitter_ms >= 0, "jitter_ms", f"is {p.jitter_ms}; jitter cannot be negative"),
         (p.failover_after >= 1, "failover_after", f"is {p.failover_after}; it must be at least 1"),
         (p.timeout_ms >= 1, "timeout_ms", f"is {p.timeout_ms}; it must be at least 1"),
@@ -299,7 +320,7 @@ def problems(policy: RetryPolicy) -> list[tuple[str, str]]:
         (
             p.timeout_ms <= p.max_age_ms,
             "max_age_ms",
-            f"is {p.max_age_ms}, below timeout_ms {p.timeout_ms}; not even one attempt would fit",
+            f"is {p.max_age_ms}, below timeout_ms {p.timeout_ms}; it must be at least as long",
         ),
     )
     return [(name, problem) for ok, name, problem in checks if not ok]
@@ -309,7 +330,7 @@ _LONGEST_MS = {
     **dict.fromkeys(("base_ms", "cap_ms", "jitter_ms", "max_age_ms"), LONGEST_MS),
     "timeout_ms": LONGEST_TIMEOUT_MS,
 }
-"""The longest duration of each field; a longer one could not be added to a time."""
+"""Maximum of each duration. A longer one could not be added to a time."""
 
 
 def _too_long(policy: RetryPolicy) -> list[tuple[bool, str, str]]:
@@ -319,9 +340,9 @@ def _too_long(policy: RetryPolicy) -> list[tuple[bool, str, str]]:
 
 
 def within_bounds(rule: Rule) -> Rule:
-    """Returns the rule with durations that are too long cut to the longest allowed one.
+    """Returns the rule with durations cut to the maximum allowed.
 
-    Older releases stored such rules. They must not make the other stored rules unreadable.
+    Older releases stored rules with longer durations, which must not make the other stored rules unreadable.
     """
     given = rule.policy.given()
     cut: dict[str, Any] = {
@@ -333,7 +354,10 @@ def within_bounds(rule: Rule) -> Rule:
 
 
 def decode_rule(raw: Any, where: str) -> Rule:
-    """A rule from configuration or a command; a wrong or misspelt key is named."""
+    """Decodes a rule from the settings or a command.
+
+    Raises `ConfigError` naming an unknown or invalid key.
+    """
     try:
         return msgspec.convert(raw, Rule)
     except msgspec.ValidationError as error:

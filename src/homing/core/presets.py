@@ -1,4 +1,4 @@
-"""The five designs that Homing unites, each a set of rules. Exact delays: `homing policy table`."""
+"""The five presets of retry rules. `homing policy table` shows their exact delays."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ PRESETS: dict[str, Preset] = {p.name: p for p in (PRIORITY, SIMPLE, CHANNEL, FIX
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name."""
+    """Returns the preset of this name. Raises `ConfigError` if there is none."""
     try:
         return PRESETS[name]
     except KeyError:
-        raise ConfigError("preset", f"is {name!r}; allowed are {', '.join(PRESETS)}") from None
+        raise ConfigError("preset", f"is {name!r}; it must be one of {', '.join(PRESETS)}") from None

@@ -1,7 +1,7 @@
-"""Quiet hours: when the recipient's clock shows a time at which nobody is to be disturbed.
+"""Quiet hours: times of day at which recipients are not disturbed.
 
-Told by the wall clock alone: a moment is quiet if the clock *shows* a time in the window. So an hour that
-daylight saving skips is never waited for, and one that exists twice is quiet both times.
+A moment is quiet if the recipient's wall clock shows a time in the window. So an hour that daylight saving
+skips is never waited for, and an hour that occurs twice is quiet both times.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)", re.ASCII)
 
 
 class Window(Struct, frozen=True):
-    """From `start` to before `end`, in milliseconds of the day; over midnight if `end` is the earlier one.
+    """A daily window in milliseconds of the day, from `start_ms` inclusive to `end_ms` exclusive.
 
-    The same time twice is no window at all.
+    It spans midnight if the end is before the start. If both are equal, the window is empty.
     """
 
     start_ms: int
     end_ms: int
 
     def shows(self, wall_ms: int) -> bool:
-        """Whether a clock that shows this time of day is in the window."""
+        """Returns True if this time of day is in the window."""
         length = (self.end_ms - self.start_ms) % _DAY_MS
         return (wall_ms - self.start_ms) % _DAY_MS < length
 
 
 class QuietHours(Struct, frozen=True, kw_only=True):
-    """The window that holds where the recipient has none of their own, and what goes out all the same."""
+    """The default quiet hours, for recipients without their own, and the exemptions."""
 
     window: Window = Window(0, 0)
     exempt_priorities: frozenset[Priority] = frozenset({Priority.CRITICAL})
@@ -42,7 +42,10 @@ class QuietHours(Struct, frozen=True, kw_only=True):
     exempt_types: frozenset[str] = frozenset()
 
     def spares(self, claim: Claim) -> bool:
-        """Whether this one goes out at any hour. A synchronous one does: it is sent now or not at all."""
+        """Returns True if the notification may be sent at any hour.
+
+        A synchronous one may, because it cannot wait.
+        """
         return (
             claim.mode is Mode.SYNCHRONOUS
             or claim.priority in self.exempt_priorities
@@ -52,13 +55,14 @@ class QuietHours(Struct, frozen=True, kw_only=True):
 
 
 def time_of_day_ms(text: str) -> int | None:
-    """Of `22:30`; None: it is no time of day."""
+    """Returns the milliseconds of a time of day such as `22:30`, or None if the text is not one."""
     found = _TIME.fullmatch(text)
     return None if found is None else (int(found[1]) * 60 + int(found[2])) * 60_000
 
 
 def quiet_ms(window: Window, zone: tzinfo, at: int) -> int:
-    """How long from the moment `at` until the clock of that zone shows a time outside; 0: it does now."""
+    """Returns the time from `at` until the clock of that zone leaves the window. 0 if it is outside
+    already."""
     now = at
     while window.shows((now + _offset_ms(zone, now)) % _DAY_MS):
         end = now + (window.end_ms - now - _offset_ms(zone, now)) % _DAY_MS
@@ -67,7 +71,7 @@ def quiet_ms(window: Window, zone: tzinfo, at: int) -> int:
 
 
 def _first_change(zone: tzinfo, before: int, after: int) -> int:
-    """The moment between the two at which the zone leaves the offset that it has `before`."""
+    """Returns the time between `before` and `after` at which the zone's offset changes for the first time."""
     offset = _offset_ms(zone, before)
     while after - before > 1:
         middle = (before + after) // 2
