@@ -1,4 +1,4 @@
-"""Reads what others wrote into our structs; what does not fit is an error that names the field."""
+"""Reads requests, recipients and filters into typed structs. Errors name the field."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from homing.core.times import check_zone
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
 _FREE = frozenset({"data", "metadata"})
-"""Fields that hold free JSON."""
+"""Fields that may hold any JSON."""
 _KNOWN_KINDS = (str, int, float, bytes, date, time, timedelta, Decimal, type(None))
-"""Types that an error message about a wrong type can name without a hint."""
+"""Types that need no hint in an error message about a wrong type."""
 _S = TypeVar("_S", bound=Struct)
 _AT = re.compile(r" - at `(?:key in )?\$?\.?([^`]*)`$|- at `key` in `\$\.?([^`]*)`$")
 
 
 def request_from(raw: Any) -> SendRequest:
-    """A request from a mapping with snake_case or camelCase keys.
+    """Reads a request from a mapping with snake_case or camelCase keys.
 
-    A recipient may be just an address: it is the one for the (only) channel.
+    A recipient may be given as an address, if the request has only one channel.
     """
     if not isinstance(raw, Mapping):
         raise InvalidRequest(
@@ -52,7 +52,7 @@ def request_from(raw: Any) -> SendRequest:
         return msgspec.convert(fields, SendRequest)
     except msgspec.ValidationError:
         pass
-    # Some types are refused only because they are not the built-in ones: a datetime of another library.
+    # Some types are rejected only because they are not the built-in ones, such as another library's datetime.
     fields = {name: _plain_item(name, value, "") for name, value in fields.items()}
     try:
         return msgspec.convert(fields, SendRequest)
@@ -63,8 +63,8 @@ def request_from(raw: Any) -> SendRequest:
 def plain_request(request: SendRequest) -> SendRequest:
     """Returns the request with values of exact built-in types, each of the type that its field declares.
 
-    A struct does not check what a program puts into it, so this is for requests that were found not to be
-    plain. Raises `InvalidRequest` naming the field that cannot be converted.
+    Used for requests built in Python, because a struct does not check the values it is given. Raises
+    `InvalidRequest` naming the field that cannot be converted.
     """
     return _plain_struct(request, SendRequest, "request")
 
@@ -91,7 +91,7 @@ def _plain_struct(value: Any, kind: type[_S], where: str) -> _S:
 
 
 def _plain_fields(value: Struct, prefix: str) -> dict[str, Any]:
-    """Returns the fields of a struct that are given, by their names on the wire."""
+    """Returns the fields of a struct that are set, by their names in the API."""
     found: dict[str, Any] = {}
     for one in msgspec.structs.fields(value):
         item = getattr(value, one.name)
@@ -106,7 +106,7 @@ def _plain_item(name: Any, item: Any, where: str) -> Any:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Returns a typed field's value in built-in types; whether the type is the right one, msgspec checks."""
+    """Converts a typed field's value to built-in types. msgspec checks the type later."""
     if isinstance(value, str):
         return plain_text(value, where)
     if isinstance(value, datetime):
@@ -123,9 +123,9 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def check_filter(filter: Filter) -> None:
-    """Raises `InvalidRequest` naming the field of a filter that no store can search for.
+    """Raises `InvalidRequest` naming a field of the filter that no store can search for.
 
-    Any time with a zone is accepted: outside the times that notifications have, it finds all or none.
+    Any time with a zone is accepted. A time before or after all notifications matches all or none of them.
     """
     for name, wire in zip(filter.__struct_fields__, filter.__struct_encode_fields__, strict=True):
         value = getattr(filter, name)
@@ -136,7 +136,7 @@ def check_filter(filter: Filter) -> None:
 
 
 def explained(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str, str]:
-    """(field, what is wrong with it) of a validation error."""
+    """Converts a validation error to (field, what is wrong with it)."""
     text = str(error)
     if unknown := _UNKNOWN.match(text):
         return unknown[1], unknown_field(unknown[1], known)
@@ -148,24 +148,24 @@ def explained(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:
-    """What to say about a field that does not exist."""
+    """Returns the error message for an unknown field, with the most similar known one as a suggestion."""
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     return (
         f"is not known; did you mean {close[0]}?"
         if close
-        else f"is not known; allowed are {', '.join(names)}"
+        else f"is not known; it must be one of {', '.join(names)}"
     )
 
 
 def camel(name: str) -> str:
-    """snake_case as it is on the wire."""
+    """Converts snake_case to the camelCase used in the API."""
     head, *rest = name.split("_")
     return head + "".join(part.title() for part in rest)
 
 
 def fields_from(raw: Mapping[Any, Any], kind: type[Struct], where: str) -> dict[str, Any]:
-    """The mapping with wire names; a key that the struct does not have is refused."""
+    """Returns the mapping with API names. Raises `InvalidRequest` for a key that the struct does not have."""
     names = _names(kind)
     found: dict[str, Any] = {}
     for key, value in raw.items():
@@ -184,7 +184,7 @@ def fields_from(raw: Mapping[Any, Any], kind: type[Struct], where: str) -> dict[
 
 @cache
 def _names(kind: type[Struct]) -> dict[str, str]:
-    """Field → its name on the wire, by both of its names."""
+    """Returns the API name of each field, by both of its names."""
     wire = kind.__struct_encode_fields__
     return {**dict(zip(kind.__struct_fields__, wire, strict=True)), **dict(zip(wire, wire, strict=True))}
 

@@ -1,4 +1,4 @@
-"""Whether receipts say that a provider fails although it takes everything. Pure: sums in, a verdict out."""
+"""Detects from receipts that a provider accepts messages but does not deliver them. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ from msgspec import Struct
 
 
 class ReceiptPolicy(Struct, frozen=True, kw_only=True):
-    """When receipts open a breaker. Cautious: pausing a good provider costs more than a late pause."""
+    """When receipts open a breaker.
+
+    The defaults are cautious, because a needless pause costs more than a late one.
+    """
 
     bad_share: float = 50.0
-    """Per cent of the receipts of a window that say `failed` through no fault of the recipient."""
+    """Percentage of failed receipts in a window that opens the breaker. Failures caused by the recipient do
+    not count."""
     bad_of: int = 50
-    """Fewer receipts than this in a window say nothing."""
+    """Minimum number of receipts in a window for that decision."""
     window_ms: int = 15 * 60_000
+    """Length of the window."""
     stopped_after_ms: int = 2 * 3_600_000
-    """How long no receipt at all came while messages were sent."""
+    """Time without any receipt, while messages are sent, that opens the breaker."""
     stopped_of: int = 100
-    """How many messages must have been sent in that time."""
+    """Minimum number of messages sent in that time."""
     usual_share: float = 90.0
-    """Only a provider that had reported on this many per cent in the day before is missed when it stops."""
+    """Minimum percentage of messages with a receipt on the day before. Below it, missing receipts are
+    normal."""
     pause_ms: int = 10 * 60_000
-    """How long the breaker stays open; then it is tried like any other. 0: receipts open no breaker."""
+    """How long the breaker stays open before its trial. 0 means that receipts never open a breaker."""
 
 
 class Traffic(Struct, frozen=True):
-    """What was sent through a provider in some time, and what was heard of it."""
+    """Number of messages sent through a provider in a period, and of the receipts for them."""
 
     sent: int = 0
     delivered: int = 0
@@ -32,36 +38,42 @@ class Traffic(Struct, frozen=True):
 
     @property
     def heard(self) -> int:
+        """Number of messages with a final receipt."""
         return self.delivered + self.bounced
 
     def plus(self, other: Traffic) -> Traffic:
+        """Returns the sum of both."""
         return Traffic(self.sent + other.sent, self.delivered + other.delivered, self.bounced + other.bounced)
 
     def minus(self, other: Traffic) -> Traffic:
+        """Returns the difference of both."""
         return Traffic(self.sent - other.sent, self.delivered - other.delivered, self.bounced - other.bounced)
 
 
 def turned_bad(window: Traffic, policy: ReceiptPolicy) -> str | None:
-    """Why the receipts of this window open the breaker; None: they do not."""
+    """Returns why the receipts of this window open the breaker, or None if they do not."""
     if window.heard < max(1, policy.bad_of):
         return None
     share = 100.0 * window.bounced / window.heard
     if share < policy.bad_share:
         return None
     minutes = policy.window_ms // 60_000
-    return f"{share:.0f} % of {window.heard} receipts in {minutes} minutes say that it did not arrive"
+    return f"{share:.0f} % of {window.heard} receipts in {minutes} minutes report failed delivery"
 
 
 def may_have_stopped(window: Traffic, policy: ReceiptPolicy) -> bool:
-    """Enough was sent, and nothing was heard: worth a look at how it was before."""
+    """Returns True if enough messages were sent and no receipt arrived.
+
+    `stopped` then compares with earlier traffic.
+    """
     return window.heard <= 0 and window.sent >= max(1, policy.stopped_of)
 
 
 def stopped(window: Traffic, before: Traffic, policy: ReceiptPolicy) -> str | None:
-    """Why the silence of this window opens the breaker; `before` is the traffic of the day before it."""
+    """Returns why missing receipts open the breaker, or None. `before` is the traffic of the day before."""
     if not may_have_stopped(window, policy) or before.sent < max(1, policy.stopped_of):
         return None
     usual = 100.0 * before.heard / before.sent
     if usual < policy.usual_share:
         return None
-    return f"no receipt for {window.sent} messages, where {usual:.0f} % were usual"
+    return f"no receipt for {window.sent} messages; {usual:.0f} % is usual"

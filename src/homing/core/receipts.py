@@ -1,12 +1,13 @@
-"""What a provider's callback does to a notification. Any order and any repeats end in the same status.
+"""Decides what a receipt does to a notification. Any order and repetition of receipts gives the same status.
 
-A store finds the notification, and asks `attempt_of` which of its attempts the receipt is about and
-`absorb` what follows; `rows.receive` applies it.
+A store finds the notification, selects the attempt with `attempt_of`, gets the decision from `absorb` and
+applies it with `rows.receive`.
 
-A reported failure has the class of the provider's error table. Content, and the recipient unless the policy
-says `always`, are final. A fault of the provider leads to another provider only. Everything else leads to the
-next provider at once, or back to the same one after its backoff. A code that the table does not list counts
-as transient for one message of a notification and is final for the next.
+A reported failure has the class of the provider's error table. Failures caused by the content are final.
+Those caused by the recipient are final unless the policy's `bounce_failover` is `always`. A fault of the
+provider leads only to another provider. Every other failure leads to the next provider at once, or back to
+the same one after its backoff. A code that the table does not list counts as transient for the first message
+of a notification that fails with such a code, and as final for the next one.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from homing.core.model import AttemptRecord, Channel, Mode, OutcomeKind, Reason,
 from homing.core.states import FINAL_FAILURE_RANK, RECEIPT_RANK, WAITING
 
 _NOTED = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
-"""Whatever else was heard, these are put on record; they never move a notification."""
+"""Events that are always recorded and never change the status."""
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """Where a notification stands when a receipt about one of its provider messages comes in."""
+    """State of a notification when a receipt about one of its messages arrives."""
 
     status: Status
     mode: Mode
@@ -38,25 +39,25 @@ class Standing(Struct, frozen=True, kw_only=True):
     outlet: str
     attempts: int
     rank: int
-    """The highest `RECEIPT_RANK` heard so far about this provider message."""
+    """Highest `RECEIPT_RANK` received so far for this message."""
     newest: bool
-    """The message is the one of the latest attempt."""
+    """True if the latest attempt sent the message."""
     now: int
     """The store's time."""
     pinned: bool = False
     holds: Mapping[str, int] = {}
-    """Providers that are not to be tried yet, and until when."""
+    """Provider → time until which it must not be tried."""
     bounce_always: bool | None = None
-    """The policy's `bounce_failover` at the settlement was `always`. None if the row does not say."""
+    """True if the policy's `bounce_failover` was `always` at the settlement. None if the row has no value."""
     bounce_min_ms: int | None = None
     bounce_max_ms: int | None = None
-    """The bounds of the wait before a re-send at the same provider. None if the row does not say."""
+    """Bounds of the wait before a re-send at the same provider. None if the row has no value."""
     unknown_before: bool = False
-    """Another message of the notification failed with an unknown code and was sent again for it."""
+    """True if another message of the notification failed with an unlisted code and was re-sent."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """What the receipt changes. `status_after` equal to the status before: nothing but the record."""
+    """What a receipt changes. If `status_after` equals the current status, the receipt is only recorded."""
 
     status_after: Status
     rank: int
@@ -64,21 +65,21 @@ class Verdict(Struct, frozen=True, kw_only=True):
     provider: str
     outlet: str
     reopened: bool = False
-    """It is sent again, with one attempt granted beyond the maximum if none is left."""
+    """True if the notification is sent again. If no attempt is left, one more is granted."""
     delay_ms: int = 0
-    """If reopened: due after this long."""
+    """Time until the notification is due, if it is reopened. Otherwise 0."""
     last_delay_ms: int = 0
-    """If reopened: the backoff that was drawn. Decorrelated jitter grows from it."""
+    """Backoff that was drawn, if it is reopened. Decorrelated jitter grows from it."""
     hold_ms: int = 0
-    """The provider of the receipt is not to be tried again for this long."""
+    """Time for which the receipt's provider must not be tried again. 0 if there is no hold."""
 
 
 def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | None:
-    """Which of a notification's attempts a receipt is about (its index); None: none that is known yet.
+    """Returns the index of the attempt that a receipt is about, or None if it is not known yet.
 
-    By the attempt's number where the receipt carries it, else by the provider's message id, else, where
-    the receipt names the notification but no attempt, the newest one there whose message id never came
-    back (an ambiguous send), or the newest of all there. Always one made at the receipt's own provider.
+    An attempt is found by its number if the receipt carries one, else by the provider's message id. If the
+    receipt names only the notification, the newest attempt without a message id (an ambiguous send) is taken,
+    or else the newest of all. Only attempts at the receipt's provider are considered.
     """
     here = [index for index, attempt in enumerate(attempts) if attempt.provider == receipt.provider]
     if receipt.notification_id is not None and receipt.attempt:
@@ -93,7 +94,7 @@ def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | Non
 
 
 def same_message(attempts: Sequence[AttemptRecord], index: int) -> list[int]:
-    """The attempts that led to the same provider message as this one: with idempotency keys, several."""
+    """Returns the attempts with the same provider message. With idempotency keys there may be several."""
     this = attempts[index]
     if this.provider_message_id is None:
         return [index]
@@ -102,13 +103,13 @@ def same_message(attempts: Sequence[AttemptRecord], index: int) -> list[int]:
 
 
 def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:
-    """The verdict of one receipt; None: known already, or it changes nothing."""
+    """Returns the decision on one receipt, or None if the receipt is a repetition or changes nothing."""
     if receipt.event in _NOTED:
         return _stay(standing, standing.rank)
     final = receipt.event is ReceiptEvent.FAILED and _is_final(standing, receipt)
     rank = FINAL_FAILURE_RANK if final else RECEIPT_RANK[receipt.event]
     if rank <= standing.rank:
-        # A dead address is one whatever else was heard: a bounce may follow an arrival.
+        # A dead address is recorded whatever the earlier receipts were: a bounce may follow a delivery.
         late = receipt.event is ReceiptEvent.FAILED and has_effects(receipt) and final
         return _stay(standing, standing.rank) if late else None
     match receipt.event:
@@ -131,7 +132,7 @@ def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:
 
 
 def _is_final(standing: Standing, receipt: Receipt) -> bool:
-    """Whether nothing is sent again after this failure."""
+    """Returns True if nothing is sent again after this failure."""
     match receipt.outcome:
         case OutcomeKind.BAD_CONTENT:
             return True
@@ -146,7 +147,7 @@ def _is_final(standing: Standing, receipt: Receipt) -> bool:
 
 
 def _again(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
-    """To the next provider that is not on hold, at once. If there is none, to the one that is free first."""
+    """Reopens the notification at the next provider without a hold, or at the one that is free first."""
     backoff_ms, here_ms = _waits_ms(standing, receipt)
     provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
     free_in = [
@@ -170,7 +171,7 @@ def _again(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
 
 
 def _others(standing: Standing, receipt: Receipt) -> list[Stop]:
-    """The other providers of the route, in their order, without those that have refused the notification."""
+    """Returns the other providers in route order, without those that rejected the notification."""
     if standing.pinned:
         return []
     route = rotation(receipt.routes.get(standing.channel, ()), receipt.provider)
@@ -182,9 +183,11 @@ def _others(standing: Standing, receipt: Receipt) -> list[Stop]:
 
 
 def _waits_ms(standing: Standing, receipt: Receipt) -> tuple[int, int]:
-    """The backoff, and the wait before a re-send at the same provider, which its table may make longer.
+    """Returns the backoff, and the wait before a re-send at the same provider, which its error table may
+    extend.
 
-    The jitter comes from a hash of the event's id, so that it is the same in every store and every repeat.
+    The jitter comes from a hash of the event's id, so that every store and every repetition gets the same
+    value.
     """
     low, high = standing.bounce_min_ms, standing.bounce_max_ms
     if low is None or high is None:

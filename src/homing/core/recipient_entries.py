@@ -1,4 +1,4 @@
-"""Recipients, devices, preferences and suppressions as entries of the reference data."""
+"""Registry entries of recipients, devices, preferences and suppressions."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from homing.core.model import Channel, Entry
 from homing.core.recipients import Device, Preference, RecipientProfile, Suppression
 
 RECIPIENT = "recipient"
-_KEPT = ("email", "phone", "url", "locale", "timeZone", "quietHours")
-"""What a recipient's own entry has under its name; its devices are entries of their own."""
+_PROFILE_FIELDS = ("email", "phone", "url", "locale", "timeZone", "quietHours")
+"""Fields stored in a recipient's entry under their own names. Devices have separate entries."""
 
 
 def filed_profile(profile: RecipientProfile) -> dict[str, Any]:
-    """The value of a recipient's entry: what was said, and the tokens of the devices."""
-    said = msgspec.to_builtins(profile)
+    """Encodes a recipient's entry: the profile's fields, and the tokens of the devices."""
+    fields = msgspec.to_builtins(profile)
     return {
-        **{name: said[name] for name in _KEPT if name in said},
+        **{name: fields[name] for name in _PROFILE_FIELDS if name in fields},
         "devices": [d.token for d in profile.devices],
     }
 
 
 def tokens_of(filed: Mapping[str, Any]) -> list[str]:
-    """The tokens of a recipient's devices, in their order."""
+    """Returns the device tokens of a recipient's entry, in their order."""
     tokens = filed.get("devices", ())
     return [one for one in tokens if isinstance(one, str)] if isinstance(tokens, (list, tuple)) else []
 
 
 def filed_device(device: Device, recipient_id: str, known: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The value of a device's entry. What is known of it stays where nothing else is said."""
+    """Encodes a device's entry. Fields that the device leaves out keep their known values."""
     before = dict(known or {})
     active = before.get("active", True) if device.active is None else device.active
     if active:
@@ -53,7 +53,7 @@ def filed_device(device: Device, recipient_id: str, known: Mapping[str, Any] | N
 def devices_of(
     id: str, filed: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]
 ) -> tuple[Device, ...]:
-    """A recipient's devices; one that has since been filed for somebody else is no longer theirs."""
+    """Returns a recipient's devices, without those that now belong to another recipient."""
     return tuple(
         Device(token, str(one.get("platform", "")), one.get("active") is not False)
         for token in tokens_of(filed)
@@ -62,12 +62,14 @@ def devices_of(
 
 
 def profile_of(entry: Entry, known: Mapping[str, Mapping[str, Any]]) -> RecipientProfile:
-    """A recipient as read, with what is known of their devices."""
-    said = {name: entry.value[name] for name in _KEPT if name in entry.value}
+    """Decodes a recipient's entry. `known` has the entries of the devices by token."""
+    fields = {name: entry.value[name] for name in _PROFILE_FIELDS if name in entry.value}
     try:
-        found = msgspec.convert({**said, "id": entry.key}, RecipientProfile)
+        found = msgspec.convert({**fields, "id": entry.key}, RecipientProfile)
     except msgspec.ValidationError as error:
-        raise InvalidRequest("recipient.id", f"{entry.key!r} is filed wrongly: {error}") from None
+        raise InvalidRequest(
+            "recipient.id", f"{entry.key!r} has an invalid stored profile: {error}"
+        ) from None
     return replace(
         found,
         devices=devices_of(entry.key, entry.value, known),
@@ -78,7 +80,7 @@ def profile_of(entry: Entry, known: Mapping[str, Mapping[str, Any]]) -> Recipien
 
 
 def preference_of(entry: Entry) -> Preference:
-    """What a preference's entry says; its key says of whom and what."""
+    """Decodes a preference's entry. Its key contains the recipient, category and channel."""
     id, category, channel = (part_text(part) for part in entry.key.split(":"))
     return Preference(
         recipient_id=id,
@@ -91,7 +93,7 @@ def preference_of(entry: Entry) -> Preference:
 
 
 def suppression_of(entry: Entry) -> Suppression:
-    """What a suppression's entry says; its key says of which address."""
+    """Decodes a suppression's entry. Its key contains the channel, address and category."""
     channel, _, rest = entry.key.partition(":")
     address, _, category = rest.rpartition(":")
     return Suppression(

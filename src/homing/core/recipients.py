@@ -1,4 +1,4 @@
-"""Who is told what: recipients, their devices, preferences and suppressions, as written and read."""
+"""Recipients with their devices, preferences and suppressions."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _TimeOfDay = Annotated[str, Meta(examples=["22:00"])]
 
 
 class KnownRecipient(Recipient, frozen=True, omit_defaults=True, rename="camel"):
-    """A recipient as a directory knows them, with all devices that are active."""
+    """A recipient from the directory, with all active devices."""
 
     device_tokens: tuple[str, ...] = ()
-    """A push message that names the recipient and no token goes to each of them."""
+    """Tokens of the active devices. A push message that names only the recipient goes to each of them."""
 
 
 class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
-    """Where a recipient gets push messages. Written without `active`, a known device stays as it is."""
+    """A device that receives push messages. Written without `active`, a known device keeps its state."""
 
     token: Annotated[str, Meta(min_length=1, max_length=_LONGEST_TOKEN, examples=["fcm-token-1"])]
     platform: Annotated[str, Meta(max_length=50, examples=["ios"])] = ""
-    """`ios`, `android`, `web` or whatever the application calls it."""
+    """`ios`, `android`, `web` or another name that the application chooses. Empty if not given."""
     active: bool | None = None
-    """Always said when it is read."""
+    """Whether messages are sent to the device. Always set in responses; None in a request keeps the state."""
 
 
 class QuietWindow(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A recipient's own quiet hours, as `22:00` and `07:00`; the same time twice: none."""
+    """A recipient's own quiet hours, such as `22:00` to `07:00`. Equal times mean no quiet hours."""
 
     start: _TimeOfDay
     end: _TimeOfDay
@@ -52,7 +52,7 @@ class QuietWindow(Struct, frozen=True, rename="camel", forbid_unknown_fields=Tru
 class RecipientProfile(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """A recipient as the application files them. A message names them by `id`."""
+    """A recipient as stored by the application. Messages refer to the recipient by `id`."""
 
     id: str
     email: str | None = None
@@ -60,19 +60,23 @@ class RecipientProfile(
     url: str | None = None
     locale: str | None = None
     time_zone: str | None = None
-    """As the tz database names it: `Europe/Berlin`."""
+    """Name in the tz database, such as `Europe/Berlin`. None if not known."""
     quiet_hours: QuietWindow | None = None
-    """None: those of the settings."""
+    """The recipient's own quiet hours. None if those of the settings apply."""
     devices: tuple[Device, ...] = ()
-    """A push message goes to each one that is active."""
+    """Devices for push messages, which go to each active one."""
     version: int = 0
-    """Rises with each write. Written with one that is not the newest, it is refused; 0: whatever is there."""
+    """Version that increases with each write. A write with an outdated version is rejected; 0 overwrites any
+    version."""
     updated_at: datetime | None = None
     updated_by: str = ""
 
 
 class Preference(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Whether a recipient wants a category on a channel; `*` stands for all that nothing else is said of."""
+    """Whether a recipient wants a category on a channel.
+
+    `*` applies where there is no more specific preference.
+    """
 
     recipient_id: str
     category: str
@@ -83,7 +87,7 @@ class Preference(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Suppression(Struct, frozen=True, kw_only=True, rename="camel"):
-    """An address that must not be written to on this channel: in one category, or in all of them (`*`)."""
+    """An address to which nothing is sent on this channel, in one category or in all of them (`*`)."""
 
     channel: Channel
     address: str
@@ -94,14 +98,14 @@ class Suppression(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def place(self) -> str:
-        """Where it stands among the others: the next page begins after it."""
+        """Sort key of the suppression. The next page of a list starts after it."""
         return suppression_key(self.channel, self.address, self.category)
 
 
 def profile_from(
     raw: RecipientProfile | Mapping[str, Any], is_zone: Callable[[str], bool]
 ) -> RecipientProfile:
-    """A checked profile, addresses in their usual form. Errors name the field."""
+    """Returns a validated profile with normalized addresses. Raises `InvalidRequest` naming the field."""
     if isinstance(raw, Mapping):
         raw = _read(raw)
     if not isinstance(raw, RecipientProfile):
@@ -125,38 +129,43 @@ def profile_from(
 
 
 def check_id(id: Any) -> None:
-    """An id is one short line of the application's own making."""
+    """Raises `InvalidRequest` unless the recipient's id is one non-empty line of at most 320 characters."""
     if not isinstance(id, str) or not id.strip():
         raise InvalidRequest("recipient.id", "is empty; give the id by which your application knows them")
     check_line(id, "recipient.id")
     if len(id) > _LONGEST_ID:
-        raise InvalidRequest("recipient.id", f"has {len(id)} characters; allowed are {_LONGEST_ID}")
+        raise InvalidRequest("recipient.id", f"has {len(id)} characters; at most {_LONGEST_ID} are allowed")
 
 
 def check_category(category: Any) -> str:
-    """A category as requests have it, or `*`."""
+    """Returns the category. Raises `InvalidRequest` unless it is a valid name or `*`."""
     if category != EVERY_CATEGORY:
         check_name(category, "category")
     return str(category)
 
 
 def channel_from(name: Any, *, or_all: bool = False) -> str:
-    """A channel's name, or (where that is allowed) `*`."""
+    """Returns a channel's name, or `*` if `or_all` permits it.
+
+    Raises `InvalidRequest` if there is no such channel.
+    """
     if or_all and name == EVERY_CHANNEL:
         return EVERY_CHANNEL
     try:
         return Channel(str(name).lower()).value
     except ValueError:
         names = [*(channel.value for channel in Channel), *((EVERY_CHANNEL,) if or_all else ())]
-        raise InvalidRequest("channel", f"is {name!r}; allowed are {', '.join(names)}") from None
+        raise InvalidRequest("channel", f"is {name!r}; it must be one of {', '.join(names)}") from None
 
 
 def address_on(channel: Channel, address: Any) -> str:
-    """An address in its usual form: the one that notifications are compared by."""
+    """Returns an address in the normalized form in which notifications store it."""
     if not isinstance(address, str) or not address.strip():
-        raise InvalidRequest("address", f"is empty; give the one on {channel.value}")
+        raise InvalidRequest("address", f"is empty; give an address for {channel.value}")
     if len(address) > _LONGEST_TOKEN:
-        raise InvalidRequest("address", f"has {len(address)} characters; allowed are {_LONGEST_TOKEN}")
+        raise InvalidRequest(
+            "address", f"has {len(address)} characters; at most {_LONGEST_TOKEN} are allowed"
+        )
     try:
         return address_of(Recipient(**{ADDRESS_FIELD[channel]: address}), channel)
     except InvalidRequest as error:
@@ -164,7 +173,7 @@ def address_on(channel: Channel, address: Any) -> str:
 
 
 def window_from(said: QuietWindow, where: str) -> Window:
-    """The window that two times of day make."""
+    """Converts two times of day to a window. Raises `InvalidRequest` if one of them is invalid."""
     times = []
     for name in ("start", "end"):
         text = getattr(said, name)
@@ -176,14 +185,14 @@ def window_from(said: QuietWindow, where: str) -> Window:
 
 
 def _read(raw: Mapping[str, Any]) -> RecipientProfile:
-    """From a mapping with snake_case or camelCase keys."""
+    """Reads a profile from a mapping with snake_case or camelCase keys."""
     fields = fields_from(raw, RecipientProfile, "recipient.")
     fields.setdefault("id", "")
     try:
         return msgspec.convert(fields, RecipientProfile)
     except msgspec.ValidationError as error:
-        field, told = explained(error, RecipientProfile.__struct_encode_fields__)
-        raise InvalidRequest(f"recipient.{field}", told) from None
+        field, problem = explained(error, RecipientProfile.__struct_encode_fields__)
+        raise InvalidRequest(f"recipient.{field}", problem) from None
 
 
 def _address(raw: str | None, channel: Channel) -> str | None:
@@ -192,7 +201,9 @@ def _address(raw: str | None, channel: Channel) -> str | None:
 
 def _checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
     if len(devices) > _MOST_DEVICES:
-        raise InvalidRequest("recipient.devices", f"has {len(devices)} entries; allowed are {_MOST_DEVICES}")
+        raise InvalidRequest(
+            "recipient.devices", f"has {len(devices)} entries; at most {_MOST_DEVICES} are allowed"
+        )
     found: dict[str, Device] = {}
     for i, device in enumerate(devices):
         where = f"recipient.devices[{i}]"
@@ -202,8 +213,10 @@ def _checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
         if not 0 < len(token) <= _LONGEST_TOKEN:
             raise InvalidRequest(f"{where}.token", f"must have 1 to {_LONGEST_TOKEN} characters")
         if len(device.platform) > 50:
-            raise InvalidRequest(f"{where}.platform", "has more than 50 characters")
+            raise InvalidRequest(
+                f"{where}.platform", f"has {len(device.platform)} characters; at most 50 are allowed"
+            )
         if token in found:
-            raise InvalidRequest(f"{where}.token", "is there twice")
+            raise InvalidRequest(f"{where}.token", "is a duplicate of an earlier device")
         found[token] = replace(device, token=token)
     return tuple(found.values())

@@ -1,4 +1,4 @@
-"""Takes recipients out of text that others wrote, before it reaches a log."""
+"""Removes recipients and secrets from text of other systems before it is logged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 HIDDEN = "•••"
 
-# Each begins where a word begins and never goes back over what it took: long nonsense costs no more.
+# Each pattern starts at a word and does not backtrack, so that long input takes only linear time.
 _NAMED = r"password|passwd|secret|token|api[-_ ]?key|authorization"
 _RULES = (
     (
@@ -27,7 +27,10 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 def redact(text: str) -> str:
-    """The text without addresses, numbers, tokens, named secrets and paths of URLs. Our own ids stay."""
+    """Returns the text without addresses, numbers, tokens, named secrets and URL paths.
+
+    Notification ids stay.
+    """
     text = text[:_LONGEST].replace("\x00", "")
     kept: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What the queue operations answer with: one notification's retries, and the numbers over all of them."""
+"""Results of the queue operations: the retries of one notification, and statistics over all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from homing.core.model import Status
 
 
 class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where one notification stands in its retries."""
+    """State of one notification's retries."""
 
     notification_id: str
     current_attempts: int
@@ -18,16 +18,22 @@ class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
     retries_remaining: int
     has_more_retries: bool
     last_attempt_at: datetime | None
+    """End of the last attempt. None before the first."""
     next_retry_at: datetime | None
+    """Time of the next attempt. None if the notification does not wait for one."""
     is_ready_for_retry: bool
+    """True if the notification waits and is due."""
     status: Status
     error_message: str | None
+    """Error text of the last attempt. None if there is none."""
     current_delay_minutes: float
+    """Delay after the last attempt, before jitter."""
     next_delay_minutes: float
+    """Delay after the next attempt if it fails, before jitter."""
 
 
 class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Notifications that have had this many attempts."""
+    """Number of notifications after this many attempts."""
 
     attempts: int
     count: int
@@ -36,7 +42,7 @@ class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AttemptSuccess(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many of those that ended after this many attempts were sent."""
+    """How many of the notifications that ended after this many attempts were sent."""
 
     attempts: int
     total: int
@@ -46,10 +52,10 @@ class AttemptSuccess(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The health of the retry system. Purged notifications still count in totals and rates."""
+    """Health of the retry system. Purged notifications are still included in totals and rates."""
 
     total_retrying: int
-    """Waiting for a retry, or failed for good after at least one."""
+    """Number of notifications that wait for a retry, or failed for good after at least one."""
     avg_attempts: float
     max_attempts: int
     oldest_retry: datetime | None
