@@ -1,4 +1,4 @@
-"""The send request, and every check that can be made without I/O. What passes here is stored as it is."""
+"""The send request and all checks that need no I/O. A request that passes is stored as it is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROVIDER_ALIASES = {
     "azure_communication_services": "acs",
     "firebase": "fcm",
 }
-"""Spellings of the source designs; ids are lower case."""
+"""Other accepted spellings of provider ids. Ids are in lower case."""
 
 
 class SendRequest(
@@ -50,36 +50,41 @@ class SendRequest(
     forbid_unknown_fields=True,
     gc=False,
 ):
-    """What an application asks for. One request may become several notifications (see `batch_id`)."""
+    """A request to send a message. It may create several notifications, which share a `batch_id`."""
 
     recipient: Recipient | None = None
     recipients: tuple[Recipient, ...] = ()
     channel: str | None = None
-    """One of the channels, or `both` = email + push."""
+    """One of the channels, or `both` for email and push."""
     channels: tuple[str, ...] = ()
     type: str | None = None
-    """What happened, e.g. `order_confirmed`; the template's key if left out, else `message`."""
+    """What happened, for example `order_confirmed`. If left out, the template's key or else `message`."""
     category: str | None = None
-    """For preferences; the type if left out."""
+    """Category for preferences. If left out, the type."""
     priority: str = "medium"
     origin: str = ""
     template_key: str | None = None
     data: dict[str, Any] | None = None
     accept_language: str | None = None
-    """As the recipient's browser or app sent it: for a recipient without a locale."""
+    """Accept-Language header of the recipient's browser or app, used if the recipient has no locale."""
     content: Content | None = None
     synchronous: bool | None = None
+    """Whether to send before answering. If left out, the type decides."""
     bulk: bool = False
     provider: str | None = None
+    """Provider to use, without failover. If left out, the channel's route applies."""
     idempotency_key: str | None = None
+    """Key under which a repeated request returns the same ids instead of sending again."""
     dedup_key: str | None = None
+    """Key of the message. The same key to the same recipient is accepted only once within the dedup window.
+    If left out, the content is compared, provided that the type has such a window."""
     send_at: datetime | None = None
     expires_at: datetime | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
 class SendLimits(Struct, frozen=True, kw_only=True):
-    """The largest of everything that a request may carry."""
+    """Limits of the size of a request."""
 
     content_bytes: int = 256 * 1024
     attachments_bytes: int = 10 * 1024 * 1024
@@ -88,8 +93,8 @@ class SendLimits(Struct, frozen=True, kw_only=True):
     depth: int = MOST_DEPTH
 
 
-_REMEMBERED = 4_096
-"""Words of requests that are used again and again: their check is remembered for so many."""
+_CACHE_SIZE = 4_096
+"""Number of recurring values, such as URLs, whose check is cached."""
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _NAME = re.compile(r"[\w.:/\-]{1,100}")
 _ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
@@ -116,15 +121,18 @@ _SAYS: dict[Channel, tuple[str, ...]] = {
 
 
 def channels_of(request: SendRequest) -> tuple[Channel, ...]:
-    """The channels asked for, each once, in order."""
+    """Returns the request's channels in order, without repetitions."""
     return channels_named(request.channel, request.channels)
 
 
 def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Channel, ...]:
-    """The channels of these names, each once, in order."""
+    """Returns the channels of these names in order, without repetitions.
+
+    Raises `InvalidRequest` if unknown.
+    """
     named = (*((channel,) if channel else ()), *channels)
     if not named:
-        raise InvalidRequest("channel", f"is missing; allowed are {_one_of(Channel)} or both")
+        raise InvalidRequest("channel", f"is missing; give one of {_one_of(Channel)} or both")
     found: dict[Channel, None] = {}
     for name in named:
         if name.lower() == "both":
@@ -133,42 +141,45 @@ def channels_named(channel: str | None, channels: tuple[str, ...]) -> tuple[Chan
         try:
             found[Channel(name.lower())] = None
         except ValueError:
-            raise InvalidRequest("channel", f"is {name!r}; allowed are {_one_of(Channel)} or both") from None
+            raise InvalidRequest(
+                "channel", f"is {name!r}; it must be one of {_one_of(Channel)} or both"
+            ) from None
     return tuple(found)
 
 
 def recipients_of(request: SendRequest, limits: SendLimits) -> tuple[Recipient, ...]:
-    """The recipients asked for."""
+    """Returns the request's recipients. Raises `InvalidRequest` if there are none or too many."""
     if request.recipient is not None and request.recipients:
-        raise InvalidRequest("recipients", "and recipient are both given; give one of them")
+        raise InvalidRequest("recipients", "and recipient are both given; give only one of them")
     found = (request.recipient,) if request.recipient is not None else request.recipients
     if type(found) is not tuple:
         raise NotPlain
     if not found:
         raise InvalidRequest("recipient", "is missing; give at least one address (email, phone, …) or an id")
     if len(found) > limits.fan_out:
-        raise InvalidRequest("recipients", f"has {len(found)} entries; allowed are {limits.fan_out}")
+        raise InvalidRequest("recipients", f"has {len(found)} entries; at most {limits.fan_out} are allowed")
     for recipient in found:
         check_recipient(recipient)
     return found
 
 
 def priority_of(name: str) -> Priority:
+    """Returns the priority of this name. Raises `InvalidRequest` if there is none."""
     lowered = name.lower()
     try:
         return Priority("medium" if lowered == "normal" else lowered)
     except ValueError:
-        raise InvalidRequest("priority", f"is {name!r}; allowed are {_one_of(Priority)}") from None
+        raise InvalidRequest("priority", f"is {name!r}; it must be one of {_one_of(Priority)}") from None
 
 
 def provider_id(name: str) -> str:
-    """Provider ids are lower case; the sources' spellings are understood."""
+    """Returns a provider id in lower case, with other spellings replaced."""
     lowered = name.strip().lower()
     return PROVIDER_ALIASES.get(lowered, lowered)
 
 
 def address_of(recipient: Recipient, channel: Channel) -> str:
-    """The recipient's address on this channel, checked and in its usual form."""
+    """Returns the recipient's address on this channel, validated and normalized."""
     raw_of, where, form = _ADDRESSES[channel]
     raw = raw_of(recipient)
     address = "" if raw is None else (raw if type(raw) is str else plain_text(raw, where)).strip()
@@ -191,9 +202,9 @@ def _refuse_no_address(recipient: Recipient, channel: Channel, where: str) -> No
 def check_content(content: Content, channel: Channel, limits: SendLimits) -> Content:
     """Raises `InvalidRequest` if the content is empty on this channel, too large or has hidden characters.
 
-    Returns the content; its data consists of built-in types.
+    Returns the content with its data converted to built-in types.
     """
-    if not any(_said[channel](content)):
+    if not any(_readers[channel](content)):
         raise InvalidRequest("content", f"is empty for {channel}; give one of {', '.join(_SAYS[channel])}")
     most = _most_bytes(content.data, limits.depth) if content.data else 0
     if most >= _UNKNOWN_BYTES:
@@ -245,12 +256,12 @@ def _only_texts(*values: Any) -> None:
 
 
 def _check_size(content: Content, texts: tuple[str | None, ...], limits: SendLimits) -> None:
-    """What may be too large is written out and counted."""
+    """Measures the exact size, for content whose estimate exceeds the limit."""
     size = _json_bytes(content.data, "content.data") if content.data else 0
     size += sum(len(text.encode()) for text in texts if text is not None)
     size += _bytes_of_headers(content.headers or {})
     if size > limits.content_bytes:
-        raise InvalidRequest("content", f"has {size} bytes; allowed are {limits.content_bytes}")
+        raise InvalidRequest("content", f"has {size} bytes; at most {limits.content_bytes} are allowed")
 
 
 def _bytes_of_headers(headers: dict[str, str]) -> int:
@@ -258,7 +269,7 @@ def _bytes_of_headers(headers: dict[str, str]) -> int:
 
 
 def check_names(request: SendRequest) -> None:
-    """Names: short, printable, on one line."""
+    """Raises `InvalidRequest` unless type, category, template key and origin are valid names."""
     if request.type is not None:
         check_name(request.type, "type")
     if request.category is not None:
@@ -270,7 +281,10 @@ def check_names(request: SendRequest) -> None:
 
 
 def check_keys(request: SendRequest) -> None:
-    """Keys and the header, likewise. Raises `NotPlain` if one of them is not an exact `str`."""
+    """Raises `InvalidRequest` for an invalid key or Accept-Language header.
+
+    Raises `NotPlain` if one of them is not an exact `str`.
+    """
     if request.idempotency_key is not None:
         _check_key(request.idempotency_key, "idempotencyKey")
     if request.dedup_key is not None:
@@ -278,12 +292,14 @@ def check_keys(request: SendRequest) -> None:
     if request.accept_language is not None:
         _only_texts(request.accept_language)
         check_line(request.accept_language, "acceptLanguage")
-        if (said := len(request.accept_language)) > MOST_CHARACTERS:
-            raise InvalidRequest("acceptLanguage", f"has {said} characters; allowed are {MOST_CHARACTERS}")
+        if (length := len(request.accept_language)) > MOST_CHARACTERS:
+            raise InvalidRequest(
+                "acceptLanguage", f"has {length} characters; at most {MOST_CHARACTERS} are allowed"
+            )
 
 
 def check_name(value: Any, where: str) -> None:
-    """A name as types, categories and origins have them."""
+    """Raises `InvalidRequest` unless the value is a valid name of a type, category, origin or template."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidRequest(where, "must have 1 to 100 letters, digits, or . _ : / -")
 
@@ -295,9 +311,9 @@ def _check_key(value: str, where: str) -> None:
 
 
 def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None = None) -> Any:
-    """Returns free JSON, made of built-in types only.
+    """Returns free JSON, converted to built-in types.
 
-    Raises `InvalidRequest` if it is too deep, too large or not storable everywhere (NUL, lone surrogates).
+    Raises `InvalidRequest` if it is nested too deeply, too large or not storable (NUL, unpaired surrogates).
     """
     if value is None or value == {}:
         return value
@@ -307,7 +323,7 @@ def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None
     if max_bytes is not None and most > max_bytes:
         size = _json_bytes(value, where)
         if size > max_bytes:
-            raise InvalidRequest(where, f"has {size} bytes; allowed are {max_bytes}")
+            raise InvalidRequest(where, f"has {size} bytes; at most {max_bytes} are allowed")
     return value
 
 
@@ -319,16 +335,16 @@ def _json_bytes(value: Any, where: str) -> int:
 
 
 _UNKNOWN_BYTES = 1 << 62
-"""Size of what may not be JSON at all, or has to be converted to be JSON."""
+"""Size of a value that may not be JSON, or must be converted first."""
 _SHORT = frozenset({float, bool, type(None)})
 _MOST_SHORT, _MOST_CHARACTER = 32, 6
-"""Bytes that a number and the like, and one character of a text, take at most."""
+"""Maximum number of bytes of a number, boolean or null, and of one character of a text."""
 
 
 def _most_bytes(value: Any, depth: int) -> int:
-    """Returns how many bytes a value takes as JSON at most. To write it out only for that costs more.
+    """Returns an upper bound of a value's size as JSON, which is cheaper than encoding it.
 
-    Returns at least `_UNKNOWN_BYTES` if any part is not plain: `plain_json` then converts or refuses it.
+    Returns at least `_UNKNOWN_BYTES` if any part is not plain. `plain_json` then converts or rejects it.
     """
     if depth < 0:
         return _UNKNOWN_BYTES
@@ -357,7 +373,7 @@ def _most_bytes_of_members(value: dict[Any, Any], depth: int) -> int:
         most += _MOST_CHARACTER * len(key) + 4
         kind = type(item)
         if kind is str and depth and item.isascii() and "\x00" not in item:
-            most += _MOST_CHARACTER * len(item) + 2  # most are such, or whole numbers: no call for them
+            most += _MOST_CHARACTER * len(item) + 2  # inlined for the common types, to save a call
         elif kind is int and depth and LEAST_INTEGER <= item <= MOST_INTEGER:
             most += _MOST_SHORT
         else:
@@ -366,7 +382,7 @@ def _most_bytes_of_members(value: dict[Any, Any], depth: int) -> int:
 
 
 def check_recipient(recipient: Recipient) -> None:
-    """Raises `InvalidRequest` unless every given field is one short, plain line, used by this channel or not.
+    """Raises `InvalidRequest` unless every given field is one short, plain line, whatever the channel.
 
     Raises `NotPlain` if one of them is not an exact `str`.
     """
@@ -385,7 +401,7 @@ def check_recipient(recipient: Recipient) -> None:
         if value is not None:
             check_line(value, where)
             if len(value) > longest:
-                raise InvalidRequest(where, f"has {len(value)} characters; allowed are {longest}")
+                raise InvalidRequest(where, f"has {len(value)} characters; at most {longest} are allowed")
 
 
 def _phone(number: str, where: str) -> str:
@@ -402,9 +418,9 @@ def _url(url: str, where: str) -> str:
     return url
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_CACHE_SIZE)
 def _is_origin(url: str) -> bool:
-    """Before its path is all that can be wrong with a URL."""
+    """Returns True if the URL is valid up to its path. The path itself cannot be invalid."""
     origin = _ORIGIN.match(url)
     try:
         parts = urlsplit(origin[0] if origin else url)
@@ -422,13 +438,13 @@ _texts_of = attrgetter(*_TEXTS)
 _NO_TEXTS = (None,) * len(_TEXTS)
 _TEXT_OR_NONE = frozenset({str, type(None)})
 _DATA = frozenset({dict, type(None)})
-_said = {channel: attrgetter(*parts) for channel, parts in _SAYS.items()}
+_readers = {channel: attrgetter(*parts) for channel, parts in _SAYS.items()}
 _LONGEST = 320
 _RECIPIENT_FIELDS = {
     name: (f"recipient.{wire}", 4096 if name in ("device_token", "url") else _LONGEST)
     for name, wire in zip(Recipient.__struct_fields__, Recipient.__struct_encode_fields__, strict=True)
 }
-"""Field → how errors name it, and how long it may be."""
+"""Field → its name in error messages, and its maximum length."""
 _values_of = attrgetter(*_RECIPIENT_FIELDS)
 _FORMS: dict[Channel, Callable[[str, str], str]] = {
     Channel.EMAIL: email_address,
@@ -439,7 +455,7 @@ _ADDRESSES = {
     channel: (attrgetter(name), _RECIPIENT_FIELDS[name][0], _FORMS.get(channel))
     for channel, name in ADDRESS_FIELD.items()
 }
-"""Channel → how to get its address, how errors name it, and what gives it its usual form."""
+"""Channel → getter of its address, name in error messages, and normalizing function if there is one."""
 
 
 def _one_of(kind: type[Channel] | type[Priority]) -> str:

@@ -1,8 +1,8 @@
-"""The hot row of a notification, and everything that can happen to it, as pure transitions.
+"""The row of a notification and everything that can happen to it, as pure transitions.
 
-Stores keep rows and call these functions inside their transactions; that is why all of them behave alike.
-Each function changes the row in place and returns a `Change`, from which tallies, roll-ups, the history
-and the events follow.
+Stores keep rows and call these functions inside their transactions, so all stores behave alike. Each function
+changes the row in place and returns a `Change`, from which tallies, roll-ups, the history and the events
+follow.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from homing.core.plain import MOST_INTEGER
 from homing.core.receipts import Standing, Verdict, same_message
 from homing.core.states import SETTLE, WAITING, after_command
 
-# Looked up once: up to Python 3.11, `Status.SENT` is a call of a method in Python.
+# Looked up once: up to Python 3.11, `Status.SENT` calls a method written in Python.
 _SENDING, _SENT, _DELIVERED, _FAILED = Status.SENDING, Status.SENT, Status.DELIVERED, Status.FAILED
 _IN_DOUBT = Status.IN_DOUBT
 _TAKEN = frozenset({Status.SENT, Status.DELIVERED})
 _MAY_FOLLOW = SETTLE[Status.SENDING]
-"""What a settlement may lead to."""
+"""Statuses that a settlement may lead to."""
 _DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
-"""Waiting that somebody wanted is no sign that nobody can deliver it: `max_age_ms` does not count it."""
+"""Reasons for an intended wait, which `max_age_ms` does not include."""
 
 
 class Row(Struct, gc=False):
-    """What changes in a notification's life, and what it is claimed and matched by.
+    """The fields of a notification that change, and those by which it is claimed and matched.
 
-    The order is that in which stores read it: where it waits, then what a claim and its settlement need, up
-    to `holds`, then what else has to do with leases, up to `overdue`. All that follows has a default and need
-    not be read for those.
+    Stores read the fields in this order: first the place in the queue, then what a claim and its settlement
+    need, up to `holds`, then the rest that concerns leases, up to `overdue`. All later fields have a default
+    and are not read for claims and settlements.
     """
 
     lane: str
@@ -75,18 +75,18 @@ class Row(Struct, gc=False):
     aged_from: int
     token: int = 0
     changes: int = 0
-    """Rises with each change: makes event ids unique and the same if a change is repeated."""
+    """Number of changes so far. It makes event ids unique, and the same if a change is repeated."""
     attempts: int = 0
     attempt_floor: int = 0
     bounce_floor: int = 0
     attempts_before: int = 0
-    """How many of `attempts` were made elsewhere."""
+    """Number of `attempts` that were made by another system before acceptance."""
     max_attempts: int | None = None
     failures_here: int = 0
     last_delay_ms: int = 0
     expires_at: int | None = None
     due_at: int | None = None
-    """Set exactly while `pending` or `retrying`."""
+    """Time of the next attempt. Set only while `pending` or `retrying`."""
     cancel_requested: bool = False
     last_error: str | None = None
     error_code: str | None = None
@@ -96,26 +96,27 @@ class Row(Struct, gc=False):
     failed_at: int | None = None
     holds: dict[str, int] = field(default_factory=dict)
     lease_until: int | None = None
-    """Set exactly while `sending`."""
+    """End of the lease. Set only while `sending`."""
     started_at: int = 0
     worker: str = ""
     overdue: bool = False
-    """The lease was taken by a passed deadline: no attempt belongs to it."""
+    """True if the row was leased because its deadline passed. The lease has no attempt then."""
     bounce_always: bool | None = None
-    """Set by the settlement of each attempt: the policy's `bounce_failover` was `always`. None if the row has
-    no attempt yet, or was settled by a version of Homing that did not write it."""
+    """Set by the settlement of each attempt: True if the policy's `bounce_failover` was `always`. None if the
+    row has no attempt yet, or was settled by a version of Homing that did not write it."""
     bounce_min_ms: int | None = None
-    """Set when it becomes `sent` or `in_doubt`: the bounds of the wait before a re-send at the same provider.
-    None as above."""
+    """Set when the row becomes `sent` or `in_doubt`: minimum wait before a re-send at the same provider. None
+    in the same cases as `bounce_always`."""
     bounce_max_ms: int | None = None
+    """Maximum of that wait."""
     unknown_bounce: int = 0
-    """Number of the attempt that failed by a receipt with an unknown code and was sent again for it; 0 if
-    there is none. The next unknown code is final."""
+    """Number of the attempt whose receipt reported an unlisted error code and was re-sent. 0 if there is
+    none. The next unlisted code is final."""
     updated_at: int = 0
-    """Of its last change; there is one at least."""
+    """Time of the last change."""
     send_at: int | None = None
     deadline_at: int | None = None
-    """Set like `due_at`: when a waiting row must be looked at even if no lane is open for it."""
+    """Time at which a waiting row must be reclaimed even if no lane is free. Set while `due_at` is set."""
     reason: Reason | None = None
     acknowledged_at: int | None = None
     acknowledged_by: str | None = None
@@ -126,7 +127,7 @@ class Row(Struct, gc=False):
 
 
 _as_given = attrgetter(*Row.__struct_fields__[5:14])
-"""From `channel` to `address`, as they are in a `NewNotification` too."""
+"""Reads the fields from `channel` to `address`, which a `NewNotification` has as well."""
 alike = attrgetter(
     *(
         name
@@ -134,19 +135,19 @@ alike = attrgetter(
         if name not in ("id", "address", "message", "dedup_key", "dedup_window_ms")
     )
 )
-"""All of a `NewNotification` that its row follows from, besides its own id, batch and address.
+"""Reads all fields of a `NewNotification` that its row depends on, except for id, batch and address.
 
-Those of one tenant (and lease) that have it in common become rows that differ in nothing else.
+Notifications of one tenant and lease for which it returns the same become rows that differ in nothing else.
 """
 _as_claimed = attrgetter(*Claim.__struct_fields__[3:-1])
-"""From `id` on, all but `holds`, which is the row's own."""
+"""Reads the fields of a claim from `id` on, except `holds`, which the claim copies."""
 
 _ATTEMPTS, _HOLDS = map(Row.__struct_fields__.index, ("attempts", "holds"))
 _claimed_columns = itemgetter(*map(Row.__struct_fields__.index, Claim.__struct_fields__[3:-1]))
 
 
 class CauseRecord(Struct, frozen=True, kw_only=True):
-    """Why a status changed (or an operator acted) when no attempt did it."""
+    """Why a status changed, or what an operator did, without an attempt."""
 
     kind: str
     name: str
@@ -167,11 +168,11 @@ class Change(Struct, frozen=True, gc=False):
     attempt: AttemptRecord | None = None
     cause: CauseRecord | None = None
     bounced: bool = False
-    """A receipt said that a message did not arrive, through no fault of its recipient."""
+    """True if a receipt reported a failed delivery that the recipient did not cause."""
 
     @property
     def provider(self) -> str:
-        """Where it counts: where the attempt was made or the receipt came from, not where the next goes."""
+        """Provider of the attempt or receipt, which the statistics count, not that of the next attempt."""
         if self.attempt is not None:
             return self.attempt.provider
         if self.cause is not None and self.cause.kind == "receipt":
@@ -180,13 +181,13 @@ class Change(Struct, frozen=True, gc=False):
 
 
 def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
-    """A row as it is accepted: waiting, or already leased to the caller of a synchronous send.
+    """Creates an accepted row, either waiting or already leased to the caller of a synchronous send.
 
-    One that was tried elsewhere goes on from there: it waits for its next attempt, not for its first.
+    A notification with earlier attempts made by another system waits for its next attempt, not for its first.
     """
     start = max(now, new.send_at or now)
     place, status = (new.lane, submission.tenant, new.outlet), waiting_status(new.attempts_before)
-    # By position, like a claim: with names, the search for each field costs more than all else here.
+    # Positional arguments, as for a claim: keywords would cost more than everything else here.
     row = Row(*(*place, new.id, submission.batch_id, *_as_given(new), status, new.max_age_ms, now, start))
     row.attempts = row.attempts_before = new.attempts_before
     row.max_attempts, row.last_delay_ms, row.last_error = new.max_attempts, new.delay_ms, new.last_error
@@ -201,17 +202,17 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
 
 
 def _refused(row: Row, now: int) -> Change:
-    """What intake could not read, and could not say so to anybody: a dead letter from the start."""
+    """Makes an invalid request from the SQL inbox a dead letter, because its sender gets no error."""
     row.status, row.reason, row.failed_at = Status.FAILED, Reason.BAD_CONTENT, now
     cause = _cause("guard", "refused", now, Status.PENDING, Status.FAILED, row.last_error or "")
     return _changed(row, None, 0, now, cause=cause)
 
 
 def lease(row: Row, worker: str, lease_ms: int, now: int) -> Change:
-    """A claim: the attempt is counted here, before its send."""
+    """Leases a due row to a worker. The attempt is counted here, before its send."""
     before, attempts = row.status, row.attempts
     assert before in WAITING, f"only a waiting row is claimed, this one is {before}"
-    # All in place, like the end of `settle`: a call for each step costs more than the steps.
+    # Inlined, like the end of `settle`: a call per step would cost more than the steps.
     row.status = _SENDING
     row.attempts = attempts + 1
     row.overdue = False
@@ -225,43 +226,43 @@ def lease(row: Row, worker: str, lease_ms: int, now: int) -> Change:
 
 
 def reclaim(row: Row, worker: str, lease_ms: int, now: int) -> Change:
-    """An expired lease (its attempt stays as it was), or a waiting row whose deadline passed."""
+    """Leases a row whose lease expired (its attempt is kept), or a waiting row whose deadline passed."""
     before = row.status
     if before is Status.SENDING:
         _take(row, row.worker, lease_ms, now)
     else:
         row.status = Status.SENDING
         row.overdue = True
-        row.started_at = row.due_at or now  # no attempt starts; kept so that it can wait on as it did
+        row.started_at = row.due_at or now  # no attempt starts; keeps the due time
         _take(row, worker, lease_ms, now)
     return _changed(row, before, row.attempts, now)
 
 
 def extend(row: Row, token: int, lease_ms: int, now: int, provider: str | None, outlet: str | None) -> bool:
-    """Prolongs a lease that is still held; records the provider that the attempt really goes to."""
+    """Extends a lease that is still held, and records the provider that the attempt actually uses."""
     if row.status is not Status.SENDING or row.token != token:
         return False
-    row.lease_until = max(row.lease_until or 0, now + lease_ms)  # another may need it for longer
+    row.lease_until = max(row.lease_until or 0, now + lease_ms)  # never shortens the lease
     if provider is not None and provider != row.provider:
         row.provider, row.outlet, row.failures_here = provider, outlet or provider, 0
     return True
 
 
 def claim_of(row: Row, message: Message, due_at: int) -> Claim:
-    """What a worker gets to see of a leased row."""
+    """Returns the claim of a leased row, for a worker."""
     assert row.lease_until is not None, "a claim has a lease"
     return Claim(*(message, row.attempts, due_at, *_as_claimed(row), dict(row.holds)))
 
 
 def claims_of(rows: Sequence[Row], messages: Sequence[Message], due_at: Sequence[int]) -> tuple[Claim, ...]:
-    """The same of many, column by column: no call in Python for each."""
+    """Returns the claims of many rows, column by column, which avoids a Python call per row."""
     columns = tuple(zip(*map(astuple, rows), strict=True))
     given = (messages, columns[_ATTEMPTS], due_at, *_claimed_columns(columns), map(dict, columns[_HOLDS]))
     return tuple(map(Claim, *given))
 
 
 def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
-    """Applies a settlement; None: its token is no longer the newest, and nothing was changed."""
+    """Applies a settlement. Returns None, without a change, if its token is not the newest."""
     if row.status is not _SENDING or row.token != settlement.token:
         return None
     after, reason, attempt, cause = settlement.status, settlement.reason, settlement.attempt, None
@@ -302,7 +303,7 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
 
 
 def command(row: Row, order: Command, now: int) -> Change | None:
-    """Applies an operator's command; None: refused in the status the row is in."""
+    """Applies an operator's command. Returns None if the row's status does not permit it."""
     after = after_command(order, row.status, mode=row.mode, resent=row.resent_as is not None)
     if after is None:
         return None
@@ -316,7 +317,7 @@ def command(row: Row, order: Command, now: int) -> Change | None:
         case CommandName.RETRY:
             after = _retry(row, order, now)
         case CommandName.RESCHEDULE:
-            row.aged_from = max(row.aged_from, now + order.delay_ms)  # like a `send_at`: it ages from then on
+            row.aged_from = max(row.aged_from, now + order.delay_ms)  # the age counts from then on
             _wait(row, now + order.delay_ms)
         case CommandName.ACKNOWLEDGE:
             _acknowledge(row, order, now)
@@ -343,7 +344,7 @@ def command(row: Row, order: Command, now: int) -> Change | None:
 
 
 def resent(row: Row, order: Command, now: int) -> Change:
-    """The new row that a resend makes: attempts reset, same message, linked to its original."""
+    """Returns the new row of a resend: same message, no attempts, linked to its original."""
     fresh = replace(
         row,
         id=order.new_ids[row.id],
@@ -392,7 +393,10 @@ def resent(row: Row, order: Command, now: int) -> Change:
 def standing_of(
     row: Row, attempts: Sequence[AttemptRecord], ranks: Sequence[int], index: int, now: int
 ) -> Standing:
-    """Where a row stands for a receipt about the attempt at `index`; `ranks` are what was heard of each."""
+    """Returns a row's state for a receipt about the attempt at `index`.
+
+    `ranks` has the rank of each attempt.
+    """
     same = same_message(attempts, index)
     unknown = row.unknown_bounce
     return Standing(
@@ -416,11 +420,11 @@ def standing_of(
 
 
 def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
-    """Applies the verdict on a receipt. The row is not `sending`: those receipts wait for the settle."""
-    assert row.status is not Status.SENDING, "a receipt about a notification under way is kept for later"
+    """Applies the decision on a receipt. The row is not `sending`: such receipts wait for the settlement."""
+    assert row.status is not Status.SENDING, "a receipt for a row with an attempt in flight is kept for later"
     before, attempts, after = row.status, row.attempts, verdict.status_after
     if row.reason is Reason.SPAM_REPORT:
-        after = before  # said about one of its messages, it holds for all of them
+        after = before  # a spam report about one message applies to all of them
     if receipt.event in (ReceiptEvent.OPEN, ReceiptEvent.CLICK):
         row.engagement = {
             **row.engagement,
@@ -460,7 +464,7 @@ def receive(row: Row, verdict: Verdict, receipt: Receipt, now: int) -> Change:
 
 
 def tells(change: Change, subscribed: Collection[str]) -> bool:
-    """Whether a change leaves any event in the outbox: `events_of` has nothing to say about the others."""
+    """Returns True if a change causes any event. `events_of` returns nothing for other changes."""
     after = change.row.status
     if change.before is after or after is _SENDING:
         return False
@@ -472,7 +476,7 @@ def tells(change: Change, subscribed: Collection[str]) -> bool:
 def events_of(
     change: Change, subscribed: Collection[str], message: Message, attempts: Sequence[AttemptRecord]
 ) -> list[Event]:
-    """The events that a change is to leave in the outbox."""
+    """Returns the events that a change writes to the outbox."""
     row, made = change.row, []
     if not tells(change, subscribed):
         return []
@@ -504,10 +508,10 @@ def events_of(
 
 
 def sums_of(change: Change) -> Mapping[str, int]:
-    """What a change adds to its hour's roll-up (by the names of `RollUp`)."""
+    """Returns what a change adds to its hour's roll-up, by field of `RollUp`."""
     row, sums = change.row, dict[str, int]()
     if change.before is None:
-        # One that was retried elsewhere was not retried here.
+        # Earlier attempts by another system are not counted as retries here.
         return {"accepted": 1, "failed": 1} if row.status is Status.FAILED else {"accepted": 1}
     if change.attempt is not None:
         sums["attempts"] = 1
@@ -517,7 +521,7 @@ def sums_of(change: Change) -> Mapping[str, int]:
         elif row.status in (Status.SENT, Status.DELIVERED, Status.FAILED):
             sums[row.status.value] = 1
         if change.before is Status.SENDING and row.status is Status.DELIVERED:
-            sums["sent"] = 1  # taken and arrived in one
+            sums["sent"] = 1  # accepted and delivered at once
     if change.before is Status.SENDING and row.status is Status.RETRYING and change.attempt is None:
         del sums["retried"]  # postponed, not retried
     if change.bounced:
@@ -558,7 +562,7 @@ def _cause(kind: str, name: str, at: int, before: Status, after: Status, why: st
 def _wait(row: Row, due_at: int) -> None:
     row.due_at = due_at
     age_limit = row.aged_from + row.max_age_ms
-    if age_limit > MOST_INTEGER:  # a row that was written by hand: no store could keep the sum
+    if age_limit > MOST_INTEGER:  # a manually written row: the sum would not fit into the store
         age_limit = MOST_INTEGER
     row.deadline_at = age_limit if row.expires_at is None else min(age_limit, row.expires_at)
 
@@ -584,7 +588,7 @@ def _finish(row: Row, now: int) -> None:
 
 
 def _holds(row: Row, provider: str, hold_ms: int, now: int) -> dict[str, int]:
-    """The holds that have not run out, and one on `provider`, which never ends an earlier one sooner."""
+    """Returns the holds that have not ended, plus one on `provider`, which never shortens an existing one."""
     holds = {held: until for held, until in row.holds.items() if until > now}
     if hold_ms:
         holds[provider] = max(holds.get(provider, 0), now + hold_ms)
@@ -592,7 +596,8 @@ def _holds(row: Row, provider: str, hold_ms: int, now: int) -> dict[str, int]:
 
 
 def _retry(row: Row, order: Command, now: int) -> Status:
-    """Due now. A finished one is reopened: aged from now, one more attempt, and an old expiry forgotten."""
+    """Makes the row due now. A finished one is reopened with one more attempt; its age starts again and an
+    expired `expires_at` is removed."""
     if row.status not in WAITING:
         row.status = waiting_status(row.attempts)
         row.attempt_floor = max(row.attempt_floor, row.attempts + 1)
