@@ -1,1 +1,1 @@
-"""The pure heart of Homing: vocabulary, policy and the one decision. No I/O, clock, randomness or logging."""
+"""The pure rules of Homing: vocabulary, policies and decisions. No I/O, clock, randomness or logging."""

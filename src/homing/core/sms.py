@@ -1,8 +1,8 @@
-"""How many text messages one text becomes, known before it is sent.
+"""Computes into how many SMS segments a text is split, before it is sent.
 
-A text that the GSM 03.38 alphabet has (with its extension, whose characters take an escape and a second
-septet) goes as 7-bit: 160 in one message, 153 in each of several. Any other goes as UCS-2: 70, or 67 in
-each of several. Neither an escaped character nor a surrogate pair is ever cut in two.
+Text in the GSM 03.38 alphabet is sent as 7-bit characters: 160 in a single message, 153 in each of several. A
+character of the alphabet's extension takes two septets. Any other text is sent as UCS-2: 70 characters, or 67
+in each of several messages. Neither an escaped character nor a surrogate pair is split.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _ESCAPED = frozenset(_EXTENSION)
 
 
 class SmsEncoding(StrEnum):
-    """The alphabet that a text message travels in."""
+    """Encoding of a text message."""
 
     GSM_7 = "gsm-7"
     UCS_2 = "ucs-2"
 
 
 class SmsSize(Struct, frozen=True):
-    """What a text costs."""
+    """Size of a text as SMS."""
 
     encoding: SmsEncoding
     units: int
-    """Septets, or 16-bit units."""
+    """Number of septets, or of 16-bit units in UCS-2."""
     segments: int
-    """Messages that it is cut into; carriers count each."""
+    """Number of messages into which the text is split. Carriers charge for each."""
 
 
 def sms_size(text: str) -> SmsSize:
-    """The size of a text. An empty one is one message too."""
+    """Returns the size of a text. An empty text takes one message."""
     if _GSM.issuperset(text):
         wide = sum(map(text.count, _ESCAPED))
         return _size(text, SmsEncoding.GSM_7, wide, _ESCAPED.__contains__, alone=160, joined=153)
@@ -64,7 +64,10 @@ def _size(
 
 
 def _cut(text: str, is_wide: Callable[[str], bool], joined: int) -> int:
-    """Segments, filled one by one: a character of two units that finds room for one begins the next."""
+    """Returns the number of segments.
+
+    A character of two units that no longer fits starts the next segment.
+    """
     segments, used = 1, 0
     for character in text:
         takes = 2 if is_wide(character) else 1

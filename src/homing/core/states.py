@@ -1,4 +1,4 @@
-"""Legal transitions, as data. Stores ask this table; nothing else decides what may follow what."""
+"""The legal status transitions, as data. Stores use these tables for every change of status."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from homing.core.model import Command, CommandName, Mode, ReceiptEvent, Status
 S = Status
 
 WAITING = frozenset({S.PENDING, S.RETRYING})
-"""Has a due time; a claim may take it."""
+"""Statuses with a due time, which a claim may take."""
 
 LIVE = WAITING | {S.SENDING}
+"""Statuses in which an attempt may still be made without a command or receipt."""
 
 FINAL = frozenset({S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED})
-"""Nothing more happens by itself. `sent` may still become `delivered`, or reopen, by a receipt."""
+"""Statuses that do not change by themselves. A receipt may still turn `sent` into `delivered`, or reopen
+it."""
 
 CLAIM: dict[Status, Status] = {S.PENDING: S.SENDING, S.RETRYING: S.SENDING}
+"""Status before a claim → status after it."""
 
 SETTLE: dict[Status, frozenset[Status]] = {
     S.SENDING: frozenset(
@@ -26,17 +29,18 @@ SETTLE: dict[Status, frozenset[Status]] = {
             S.FAILED,
             S.EXPIRED,
             S.SKIPPED,
-            S.CANCELLED,  # a cancel was requested while the attempt was under way
+            S.CANCELLED,  # a cancel was requested during the attempt
             S.IN_DOUBT,
         }
     ),
 }
+"""Status before a settlement → statuses it may lead to."""
 
 COMMANDS: dict[CommandName, dict[Status, Status]] = {
     CommandName.CANCEL: {
         S.PENDING: S.CANCELLED,
         S.RETRYING: S.CANCELLED,
-        S.SENDING: S.SENDING,  # noted; takes effect when the attempt ends
+        S.SENDING: S.SENDING,  # recorded; takes effect when the attempt ends
         S.IN_DOUBT: S.CANCELLED,
     },
     CommandName.RETRY: {
@@ -61,8 +65,9 @@ COMMANDS: dict[CommandName, dict[Status, Status]] = {
         S.SKIPPED: S.SKIPPED,
     },
     CommandName.RESCHEDULE: {S.PENDING: S.PENDING, S.RETRYING: S.RETRYING},
-    CommandName.RESOLVE: {S.IN_DOUBT: S.SENT},  # or FAILED: the command says which
+    CommandName.RESOLVE: {S.IN_DOUBT: S.SENT},  # or FAILED, as the command specifies
 }
+"""Command → status before → status after. A status that is not listed does not permit the command."""
 
 RECEIPT_RANK: dict[ReceiptEvent, int] = {
     ReceiptEvent.OPEN: 0,
@@ -74,21 +79,24 @@ RECEIPT_RANK: dict[ReceiptEvent, int] = {
     ReceiptEvent.DELIVERED: 5,
     ReceiptEvent.SPAM_REPORT: 6,
 }
-"""For one provider message the highest rank heard decides, so order and repeats do not matter."""
+"""Rank of an event. The highest rank received for a message decides, so order and repetition do not
+matter."""
 
 FINAL_FAILURE_RANK = 4
-"""A failure after which nothing is sent again outranks one that leads to a re-send."""
+"""Rank of a failure after which nothing is sent again. It is higher than that of one that leads to a
+re-send."""
 
 
 def may_settle(before: Status, after: Status) -> bool:
+    """Returns True if a settlement may lead from one status to the other."""
     return after in SETTLE.get(before, frozenset())
 
 
 def after_command(command: Command, before: Status, *, mode: Mode, resent: bool = False) -> Status | None:
-    """The status a command leads to, or None where it is refused.
+    """Returns the status a command leads to, or None if the current status does not permit the command.
 
-    A synchronous notification is never sent later, whoever asks; one that was resent lives on in its
-    successor, so a second resend (or a bulk one run twice) doubles nothing.
+    A synchronous notification is never sent later. A notification that was resent is not sent again, so that
+    a repeated resend does not duplicate it.
     """
     sends = command.name in (CommandName.RETRY, CommandName.RESEND)
     if sends and (mode is Mode.SYNCHRONOUS or resent):

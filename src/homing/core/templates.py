@@ -1,8 +1,8 @@
-"""Templates as they are written, kept and read; and what a renderer must do for them to be managed here.
+"""Templates as written, stored and read, and the interface of a renderer that manages them.
 
-A template is filed twice: under its key, which version is in force (`template`), and under key and version,
-what it says (`template_version`). So a list is cheap, and what a message was made from can be looked up
-afterwards.
+A template has two kinds of registry entries: `template`, by key, has the version in force, and
+`template_version`, by key and version, has the content. So listing is cheap, and the template of an old
+message can still be looked up.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from homing.core.text import check_text
 TEMPLATE, TEMPLATE_VERSION = "template", "template_version"
 
 MOST_PART_BYTES = 64 * 1024
-"""Of one part: compiling takes a time that grows with it."""
+"""Maximum size of one part. The time to compile a part grows with its size."""
 MOST_BYTES = 256 * 1024
-"""Of a template, all its locales together."""
+"""Maximum size of a template with all its locales."""
 MOST_LOCALES = 100
 _LAST_VERSION = 10**9
 
@@ -38,7 +38,7 @@ Source = Annotated[str, Meta(max_length=MOST_PART_BYTES, examples=["Hello {{ nam
 
 
 class TemplateParts(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a template says on one channel, each part a Jinja source."""
+    """Sources of a template for one channel. Each part is a Jinja template."""
 
     subject: Source | None = None
     text: Source | None = None
@@ -46,7 +46,7 @@ class TemplateParts(Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     title: Source | None = None
     body: Source | None = None
     data: dict[str, Any] | None = None
-    """JSON whose texts are sources; one that is `{{ … }}` alone gives the value itself."""
+    """JSON whose texts are Jinja templates. A text that consists only of `{{ … }}` gives the value itself."""
 
 
 Locales = dict[str, dict[Channel, TemplateParts]]
@@ -57,9 +57,9 @@ class TemplateOrigin(StrEnum):
     """Where a template comes from."""
 
     OWN = "own"
-    """Written by the tenant. It wins over the folder's of the same key."""
+    """Written by the tenant. It overrides a template of the folder with the same key."""
     FOLDER = "folder"
-    """A file of the project: all tenants have it."""
+    """A file of the project, available to all tenants."""
 
 
 class Template(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -68,24 +68,24 @@ class Template(Struct, frozen=True, kw_only=True, rename="camel"):
     key: str
     locales: Locales
     sample: dict[str, Any] = field(default_factory=dict)
-    """The data that it is tried with."""
+    """Sample data for checks and previews."""
     origin: TemplateOrigin = TemplateOrigin.OWN
     version: int = 0
-    """Rises with each write; 0 where it comes from the folder."""
+    """Version that increases with each write. 0 for a template of the folder."""
     updated_at: datetime | None = None
     updated_by: str = ""
 
 
 class LocaleSummary(Struct, frozen=True, kw_only=True):
-    """A template in one locale."""
+    """Version and channels of a template in one locale."""
 
     version: str
-    """As notifications keep it."""
+    """Version as stored with notifications."""
     channels: tuple[Channel, ...]
 
 
 class TemplateSummary(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What there is of a template."""
+    """A template without its content, for lists."""
 
     key: str
     origin: TemplateOrigin
@@ -95,7 +95,7 @@ class TemplateSummary(Struct, frozen=True, kw_only=True, omit_defaults=True, ren
 
 
 class TemplateVersion(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One version, as the history lists it."""
+    """One entry of a template's history."""
 
     version: int
     updated_at: datetime
@@ -103,18 +103,18 @@ class TemplateVersion(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One thing that is wrong."""
+    """One problem with a template."""
 
     message: str
     key: str | None = None
     locale: str | None = None
-    """None: it concerns all locales of the template."""
+    """Affected locale. None if the problem concerns all locales of the template."""
     missing: bool = False
-    """The template does not exist in this locale."""
+    """True if the template does not exist in this locale."""
 
 
 class CheckReport(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Every template in every declared locale, and what is wrong."""
+    """Result of checking every template in every declared locale."""
 
     keys: tuple[str, ...]
     locales: tuple[str, ...]
@@ -122,10 +122,11 @@ class CheckReport(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def good(self) -> bool:
+        """True if no problem was found."""
         return not self.findings
 
     def state(self, key: str, locale: str) -> Literal["ok", "wrong", "missing"]:
-        """Of one template in one locale."""
+        """Returns the state of one template in one locale."""
         here = [one for one in self.findings if one.key == key and one.locale in (None, locale)]
         if any(one.missing for one in here):
             return "missing"
@@ -133,7 +134,7 @@ class CheckReport(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Preview(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How a template reads."""
+    """Rendered content of a template, by channel."""
 
     key: str
     locale: str
@@ -143,19 +144,19 @@ class Preview(Struct, frozen=True, kw_only=True, rename="camel"):
 
 @runtime_checkable
 class Press(Renderer, Protocol):
-    """A renderer whose templates are the tenants' own and those of a folder."""
+    """A renderer for templates of the tenants and of a folder."""
 
     async def shared(self) -> Mapping[str, TemplateSummary]:
-        """Those of the folder, by key."""
+        """Returns the templates of the folder, by key."""
 
     async def get_shared(self, key: str) -> Template | None:
-        """One of them."""
+        """Returns a template of the folder, or None if there is no such key."""
 
     async def check(self, templates: Sequence[Template]) -> CheckReport:
-        """Whether each compiles, is there in every declared locale, and renders with its sample."""
+        """Checks that each template compiles, exists in every declared locale and renders its sample."""
 
     async def check_shared(self) -> CheckReport:
-        """The same of the folder."""
+        """Checks all templates of the folder in the same way."""
 
     async def preview(
         self,
@@ -165,27 +166,36 @@ class Press(Renderer, Protocol):
         channel: Channel | None,
         data: Mapping[str, Any] | None,
     ) -> Preview:
-        """How it reads for one channel or all, with this data or its sample; None: the tenant's locale."""
+        """Renders a template for one channel, or all if None, with this data, or its sample data if None.
+
+        If `locale` is None, the tenant's default is used.
+        """
 
     def forget(self, tenant: str, key: str) -> None:
-        """It was changed here just now: the next render looks."""
+        """Drops the cached versions of a template that has just changed."""
 
 
 def check_key(key: Any) -> str:
-    """A key as requests name it; those that begin with `_` are what templates share."""
+    """Returns the key of a template. Raises `InvalidRequest` unless requests may use it.
+
+    Keys that start with `_` are reserved for parts that templates share.
+    """
     check_name(key, "key")
     if str(key).startswith("_"):
-        raise InvalidRequest("key", "begins with _, as only what templates share does")
+        raise InvalidRequest("key", "starts with _, which is reserved for shared parts of templates")
     return str(key)
 
 
 def checked_template(template: Template) -> Template:
-    """Sizes, names and characters; whether it renders is for the press to say."""
+    """Returns the template after checking sizes, names and characters.
+
+    The renderer checks whether it renders.
+    """
     template = _plain_template(template)
     check_key(template.key)
     if not 1 <= len(template.locales) <= MOST_LOCALES:
         raise InvalidRequest(
-            "locales", f"has {len(template.locales)} entries; allowed are 1 to {MOST_LOCALES}"
+            "locales", f"has {len(template.locales)} entries; it must have 1 to {MOST_LOCALES}"
         )
     for locale, channels in template.locales.items():
         if not is_tag(locale):
@@ -196,34 +206,34 @@ def checked_template(template: Template) -> Template:
     check_json(template.sample, "sample", limits)
     size = len(msgspec.json.encode(filed_template(template)))
     if size > MOST_BYTES:
-        raise InvalidRequest("locales", f"and sample have {size} bytes; allowed are {MOST_BYTES}")
+        raise InvalidRequest("locales", f"and sample have {size} bytes; at most {MOST_BYTES} are allowed")
     return template
 
 
 def filed_head(template: Template, version: int) -> dict[str, Any]:
-    """What is filed under the key."""
+    """Encodes the entry under the template's key."""
     channels = {locale: list(parts) for locale, parts in template.locales.items()}
     return {"version": version, "locales": msgspec.to_builtins(channels)}
 
 
 def filed_template(template: Template) -> dict[str, Any]:
-    """What is filed under key and version."""
+    """Encodes the entry under the template's key and version."""
     return {"locales": msgspec.to_builtins(template.locales), "sample": template.sample}
 
 
 def version_key(key: str, version: int) -> str:
-    """Where a version is filed: the newest comes first."""
+    """Returns the registry key of a version. The newest version sorts first."""
     return f"{key_part(key)}:{_LAST_VERSION - version:010d}"
 
 
 def head_version(head: Entry) -> int:
-    """The version in force."""
+    """Returns the version in force."""
     version = head.value.get("version")
     return version if isinstance(version, int) else 0
 
 
 def summary_of(head: Entry) -> TemplateSummary:
-    """From what is filed under the key."""
+    """Decodes a summary from the entry under the template's key."""
     version = str(head_version(head))
     return TemplateSummary(
         key=head.key,
@@ -238,7 +248,7 @@ def summary_of(head: Entry) -> TemplateSummary:
 
 
 def template_of(key: str, filed: Entry) -> Template:
-    """From what is filed under key and version."""
+    """Decodes a template from the entry under its key and version."""
     return Template(
         key=key,
         locales=msgspec.convert(filed.value["locales"], Locales),
@@ -250,7 +260,7 @@ def template_of(key: str, filed: Entry) -> Template:
 
 
 def history_of(filed: Entry) -> TemplateVersion:
-    """One line of the history."""
+    """Decodes one entry of the history from the entry under key and version."""
     return TemplateVersion(
         version=_version(filed), updated_at=moment(filed.updated_at), updated_by=filed.updated_by
     )
@@ -261,11 +271,11 @@ def _version(filed: Entry) -> int:
 
 
 def _plain_template(template: Template) -> Template:
-    """Returns the template with built-in types only: its text and sample may come from a framework."""
+    """Returns the template in built-in types, because its text and sample data may come from a framework."""
     try:
         msgspec.json.encode(template)
     except UnicodeEncodeError:
-        return template  # the checks name the field
+        return template  # a later check names the field
     except TypeError:
         try:
             return msgspec.convert(msgspec.to_builtins(template, enc_hook=builtin), Template)
@@ -275,22 +285,22 @@ def _plain_template(template: Template) -> Template:
 
 
 def _check_parts(parts: TemplateParts, where: str) -> None:
-    said = 0
+    given = 0
     for name in ("subject", "text", "html", "title", "body"):
         source = getattr(parts, name)
         if source is None:
             continue
-        said += 1
+        given += 1
         check_text(source, f"{where}.{name}")
         _check_size(source.encode(), f"{where}.{name}")
     if parts.data is not None:
-        said += 1
+        given += 1
         check_json(parts.data, f"{where}.data", SendLimits())
         _check_size(msgspec.json.encode(parts.data), f"{where}.data")
-    if not said:
+    if not given:
         raise InvalidRequest(where, "has no part; give one of subject, text, html, title, body, data")
 
 
 def _check_size(source: bytes, where: str) -> None:
     if len(source) > MOST_PART_BYTES:
-        raise InvalidRequest(where, f"has {len(source)} bytes; allowed are {MOST_PART_BYTES}")
+        raise InvalidRequest(where, f"has {len(source)} bytes; at most {MOST_PART_BYTES} are allowed")

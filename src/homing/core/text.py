@@ -1,4 +1,4 @@
-"""Text that may be stored and sent on: no hidden characters, and one line where one line is meant."""
+"""Checks that text can be stored and sent: no control characters, and no line breaks in single lines."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def is_plain(value: str) -> bool:
-    """Nothing but visible ASCII and spaces: most text is, and to see that costs next to nothing."""
+    """Returns True for visible ASCII and spaces only. Most text is like that, and the check is very cheap."""
     return value.isascii() and value.isprintable()
 
 
 def check_line(value: str | None, where: str) -> None:
-    """One plain line."""
+    """Raises `InvalidRequest` if the text has line breaks or control characters."""
     if value is not None and not is_plain(value) and _NOT_IN_A_LINE.search(value):
         raise InvalidRequest(where, "has a line break or control character; it must be one plain line")
 
 
 def check_text(value: str | None, where: str) -> None:
-    """Text of any number of lines."""
+    """Raises `InvalidRequest` if the text has control characters other than tabs and line breaks."""
     if value is None or (value.isascii() and not value.encode().translate(None, _PLAIN_TEXT)):
-        return  # the usual text, seen as such in a fraction of the time that the search takes
+        return  # the usual case, detected much faster than by the search
     if _NOT_IN_A_TEXT.search(value):
-        raise InvalidRequest(where, "has a control character; allowed are text, tabs and line breaks")
+        raise InvalidRequest(where, "has a control character; only text, tabs and line breaks are allowed")

@@ -1,4 +1,4 @@
-"""From rows to what people read."""
+"""Converts rows to the read model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def when(at: int) -> datetime: ...
 @overload
 def when(at: None) -> None: ...
 def when(at: int | None) -> datetime | None:
-    """An epoch-millisecond time as an aware datetime."""
+    """Returns an epoch-millisecond time as an aware datetime. None stays None."""
     return None if at is None else moment(at)
 
 
 def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] | None = None) -> Notification:
-    """The read model; without `attempts`, as lists show it."""
+    """Returns the read model of a row. `attempts` is None in lists."""
     elsewhere = 0 if attempts is None else row.attempts_before
     made = attempts or ()
     return Notification(
@@ -75,7 +75,7 @@ def notification(row: Row, message: Message, attempts: Sequence[AttemptRecord] |
 def history(
     row: Row, message: Message, attempts: Sequence[AttemptRecord], causes: Sequence[CauseRecord]
 ) -> History:
-    """Everything that happened to one notification."""
+    """Returns a notification with all its attempts and causes."""
     return History(
         notification=notification(row, message, attempts),
         attempts=tuple(_attempt(a) for a in attempts),

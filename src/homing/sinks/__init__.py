@@ -1,1 +1,1 @@
-"""Where events go: alerts, dead letters, status changes."""
+"""Sinks: destinations of events such as alerts, dead letters and status changes."""

@@ -1,4 +1,4 @@
-"""Events to a Python function of the application."""
+"""A sink that calls a Python function of the application."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from homing.core.ports import EventCall
 
 
 class CallbackSink:
-    """Calls a function, plain or async, once per event. Raising means: try again later."""
+    """Calls a plain or async function once per event.
+
+    If the function raises, the events are published again.
+    """
 
     def __init__(self, call: EventCall) -> None:
         self._call = call
 
     async def publish(self, events: Sequence[Event]) -> None:
+        """Calls the function for each event, in order."""
         for event in events:
             answer = self._call(event)
             if inspect.isawaitable(answer):
