@@ -67,8 +67,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names are loaded when they are first used, so that `import homing` costs a program next to nothing.
-_HOME = {
+# Names are imported on first use, so that `import homing` is quick.
+_EXPORTS = {
     "homing.core.breaker": ("BreakerPolicy",),
     "homing.core.callbacks": ("Callback",),
     "homing.core.decide": ("Facts",),
@@ -136,7 +136,7 @@ _HOME = {
         "SyncHoming",
     ),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""From a kind's name to an object of it: built in, or from another package. Imported only when used."""
+"""Builds providers and sinks of a named kind, built in or from another package. Imports them only when
+used."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ PROVIDERS = {
 SINKS = {"log": "homing.sinks.log:LogSink"}
 
 _EXTRAS = {"sns": "sns", "fcm": "fcm", "smtp": "smtp", "webpush": "webpush", "apprise": "apprise"}
-"""Kind → the extra that brings its libraries; the others need `providers`."""
+"""Kind → extra that installs its libraries. The other kinds need `providers`."""
 
 
 class Shared:
-    """What providers get without a setting of theirs: the HTTP client that all share, and the time."""
+    """Arguments that providers get without a setting: the shared HTTP client and the time."""
 
     def __init__(self, http: HttpSettings, now_ms: Callable[[], int] | None = None) -> None:
         self._http = http
@@ -43,7 +44,7 @@ class Shared:
         self._transport: Any = None
 
     def for_(self, takes: Mapping[str, Any]) -> dict[str, Any]:
-        """Those that a class takes."""
+        """Returns those arguments that a class accepts."""
         found: dict[str, Any] = {}
         if "transport" in takes:
             found["transport"] = self._transport = self._transport or transport(self._http)
@@ -52,12 +53,13 @@ class Shared:
         return found
 
     async def close(self) -> None:
+        """Closes the HTTP client, if it was used."""
         if self._transport is not None:
             await self._transport.close()
 
 
 def transport(http: HttpSettings) -> Any:
-    """The HTTP client of the settings."""
+    """Builds the HTTP client from the settings."""
     guard = import_module("homing.providers.guard")
     rules = guard.Guard(
         networks=guard.networks(http.allow_networks, "http.allow_networks"),
@@ -81,7 +83,10 @@ def make(
     options: Mapping[str, Any],
     shared: Shared | None = None,
 ) -> Any:
-    """An object of that kind: built in, or installed by another package as an entry point."""
+    """Builds an object of a kind that is built in, or that another package registers as an entry point.
+
+    Raises `ConfigError` naming the setting if the kind, an option or its type is wrong.
+    """
     try:
         maker = _maker(group, name, kind, known)
         takes = signature(maker).parameters
@@ -91,25 +96,25 @@ def make(
             if option not in own:
                 names = ", ".join(own) or "none"
                 raise ConfigError(
-                    f"{group}.{name}.{option}", f"is not a setting of {kind}; its own are {names}"
+                    f"{group}.{name}.{option}", f"is not a setting of {kind}, which has {names}"
                 )
         _check_types(f"{group}.{name}", maker, options)
         return maker(**options, **given)
     except ImportError as error:
         extra = _EXTRAS.get(provider_id(str(kind)), "providers")
-        told = f"needs {error.name or 'a library'}, which is missing: pip install 'homing[{extra}]'"
-        raise ConfigError(f"{group}.{name}", told) from None
+        problem = f"needs {error.name or 'a library'}, which is missing: pip install 'homing[{extra}]'"
+        raise ConfigError(f"{group}.{name}", problem) from None
     except ConfigError as error:
         if error.field.startswith((f"{group}.", "http.")):
             raise
-        told = str(error).removeprefix(f"{error.field}: ")
-        raise ConfigError(f"{group}.{name}.{error.field}", told) from None
+        problem = str(error).removeprefix(f"{error.field}: ")
+        raise ConfigError(f"{group}.{name}.{error.field}", problem) from None
     except TypeError as error:
-        raise ConfigError(f"{group}.{name}", f"has settings that {kind} does not take: {error}") from None
+        raise ConfigError(f"{group}.{name}", f"has settings that {kind} does not accept: {error}") from None
 
 
 def load(address: str) -> Callable[..., Any]:
-    """What `module:name` names."""
+    """Imports the object that `module:name` refers to."""
     module, _, name = address.partition(":")
     loaded: Callable[..., Any] = getattr(import_module(module), name)
     return loaded
@@ -119,17 +124,17 @@ def _maker(group: str, name: str, kind: Any, known: Mapping[str, str]) -> Callab
     if isinstance(kind, str):
         if provider_id(kind) in known:
             return load(known[provider_id(kind)])
-        from importlib.metadata import entry_points  # costs more than all the rest: only when needed
+        from importlib.metadata import entry_points  # slow to import
 
         for found in entry_points(group=f"homing.{group}", name=kind):
             loaded: Callable[..., Any] = found.load()
             return loaded
-    raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; allowed are {', '.join(known)}")
+    raise ConfigError(f"{group}.{name}.kind", f"is {kind!r}; it must be one of {', '.join(known)}")
 
 
 # The types of settings -----------------------------------------------------------------------------
 
-_CALLED = {
+_TYPE_NAMES = {
     str: "text",
     bool: "true or false",
     int: "a whole number",
@@ -140,10 +145,13 @@ _CALLED = {
 
 
 def _check_types(where: str, maker: Any, options: Mapping[str, Any]) -> None:
-    """By the maker's annotations. A wrong value is not repeated: it may be a credential."""
+    """Checks options against the annotations of the class.
+
+    The error omits the value, which may be a secret.
+    """
     try:
         hints = get_type_hints(maker.__init__ if isinstance(maker, type) else maker)  # type: ignore[misc]
-    except Exception:  # another package may name types that only a type checker can find
+    except Exception:  # another package may use types that exist only for type checkers
         return
     for option, value in options.items():
         if option in hints and not _fits(value, hints[option]):
@@ -169,8 +177,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> list[str]:
-    """What a user would call it; types that no settings file can have are left out."""
+    """Returns the names of a type for users. Types that no settings file can contain are left out."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         return [word for one in get_args(hint) for word in _words(one)]
-    return [] if hint is NoneType else [_CALLED[origin or hint]] if (origin or hint) in _CALLED else []
+    return (
+        [] if hint is NoneType else [_TYPE_NAMES[origin or hint]] if (origin or hint) in _TYPE_NAMES else []
+    )

@@ -1,4 +1,4 @@
-"""From settings to wired objects: the only place that names concrete classes."""
+"""Builds the objects of an engine or service from settings. Only this package names concrete classes."""
 
 from __future__ import annotations
 

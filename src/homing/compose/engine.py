@@ -1,4 +1,4 @@
-"""The engine from its settings: its parts, and everything about it that is not one of them."""
+"""Builds the parts and settings of the engine from the settings file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parts(
     chance: Chance | None = None,
     observers: Sequence[Observer] = (),
 ) -> Parts:
-    """Everything that is plugged in; what is not given is made from the settings."""
+    """Builds the parts of an engine. Those that are not given are made from the settings."""
     clock = clock or SystemClock()
     backend = backend or store(settings.store, clock)
     return Parts(
@@ -68,7 +68,11 @@ def parts(
 
 
 def engine_settings(settings: Settings, *, own_renderer: bool = False) -> EngineSettings:
-    """The engine's part of the settings. A renderer of one's own gets locales as they are, if none is set."""
+    """Converts the settings to those of the engine.
+
+    With `own_renderer`, the application renders the content. If the settings declare no locales either,
+    recipients' locales are passed to it unchanged.
+    """
     r, t = settings.retention, settings.thresholds
     return EngineSettings(
         name=settings.worker_name or f"{socket.gethostname()}:{os.getpid()}",
@@ -117,14 +121,17 @@ def engine_settings(settings: Settings, *, own_renderer: bool = False) -> Engine
 
 
 def links(settings: Settings) -> LinkSettings:
-    """Which mails carry an unsubscribe link, and where it leads."""
+    """Builds the settings of unsubscribe links.
+
+    Raises `ConfigError` if they are enabled without a public URL.
+    """
     own, url = settings.unsubscribe, settings.service.public_url
     given = load("homing.providers.secret:secret")("unsubscribe.secret", own.secret) if own.secret else None
     revealed = given.reveal() if given else ""
     if revealed and len(revealed) < _SHORTEST_SECRET:
-        raise ConfigError("unsubscribe.secret", f"is too short; give {_SHORTEST_SECRET} characters or more")
+        raise ConfigError("unsubscribe.secret", f"is too short; use at least {_SHORTEST_SECRET} characters")
     if own.enabled and not url.startswith("https://"):
-        raise ConfigError("unsubscribe.enabled", "needs service.public_url, which must begin with https://")
+        raise ConfigError("unsubscribe.enabled", "requires service.public_url to start with https://")
     return LinkSettings(
         public_url=url if own.enabled else "",
         exempt_categories=frozenset(own.exempt_categories),
@@ -133,10 +140,12 @@ def links(settings: Settings) -> LinkSettings:
 
 
 def quiet_hours(settings: Settings) -> QuietHours:
-    """When nobody is to be disturbed, and by what all the same."""
+    """Builds the default quiet hours and their exemptions."""
     own = settings.quiet_hours
     if not is_zone(own.time_zone):
-        raise ConfigError("quiet_hours.time_zone", f"is {own.time_zone!r}; it must be one like Europe/Berlin")
+        raise ConfigError(
+            "quiet_hours.time_zone", f"is {own.time_zone!r}; it must be a time zone like Europe/Berlin"
+        )
     try:
         window = window_from(QuietWindow(own.start, own.end), "quiet_hours")
     except InvalidRequest as error:
@@ -150,7 +159,7 @@ def quiet_hours(settings: Settings) -> QuietHours:
 
 
 def pace(own: PaceSettings, where: str) -> Pace:
-    """A rate limit of the settings, with the tenants that have another."""
+    """Builds a rate limit with the tenants that have a different one."""
     return Pace(
         limit=_rate(own, where),
         tenants={tenant: _rate(rate, f"{where}.of.{tenant}") for tenant, rate in own.of.items()},
@@ -159,14 +168,14 @@ def pace(own: PaceSettings, where: str) -> Pace:
 
 
 def _rate(own: PaceSettings | RateSettings, where: str) -> RateLimit | None:
-    """None: no limit."""
+    """Returns the rate limit, or None if `most` is 0."""
     for name, least in (("most", 0), ("per_ms", 1), ("burst", 0)):
         whole(getattr(own, name), f"{where}.{name}", least=least)
     if not own.most:
         return None
     limit = RateLimit(own.most * 1000 / own.per_ms, own.burst or own.most)
     if limit.burst * 1000 / limit.per_second > LONGEST_REFILL_MS:
-        raise ConfigError(f"{where}.per_ms", "is too long for this burst: it must come back within 7 days")
+        raise ConfigError(f"{where}.per_ms", "is too long; the burst must be available again within 7 days")
     return limit
 
 
@@ -174,5 +183,5 @@ def _priorities(names: Sequence[str], where: str) -> frozenset[Priority]:
     try:
         return frozenset(priority_of(name) for name in names)
     except InvalidRequest as error:
-        told = str(error).removeprefix(f"{error.field}: ")
-        raise ConfigError(f"{where}.exempt_priorities", told) from None
+        problem = str(error).removeprefix(f"{error.field}: ")
+        raise ConfigError(f"{where}.exempt_priorities", problem) from None

@@ -1,4 +1,4 @@
-"""Who watches an engine: metrics, their endpoint, log lines."""
+"""Builds the observers of an engine: metrics with their endpoint, tracing, and logging."""
 
 from __future__ import annotations
 
@@ -19,24 +19,28 @@ if TYPE_CHECKING:
 
 
 class Watchers(NamedTuple):
-    """Who watches an engine and its service."""
+    """Observers of an engine and its service. A field is None if the settings do not enable it."""
 
     counted: Metrics | None
     traced: Tracing | None
 
     @property
     def all(self) -> list[Metrics | Tracing]:
+        """The observers that are enabled."""
         return [one for one in self if one is not None]
 
 
 def watchers(settings: Settings, *, count: bool = False) -> Watchers:
-    """Those that the settings ask for. `count`: metrics also without an address, if they are installed."""
+    """Builds the observers that the settings enable.
+
+    With `count`, metrics are also built without an address to listen on, if prometheus-client is installed.
+    """
     wanted = settings.metrics.listen or (count and importlib.util.find_spec("prometheus_client"))
     return Watchers(metrics(settings) if wanted else None, tracing(settings))
 
 
 def metrics(settings: Settings) -> Metrics:
-    """An observer that counts for Prometheus."""
+    """Builds the observer that counts for Prometheus. Raises `ConfigError` if its library is missing."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise ConfigError(
             "metrics", "needs prometheus-client, which is missing: pip install 'homing[metrics]'"
@@ -48,7 +52,7 @@ def metrics(settings: Settings) -> Metrics:
 
 
 def endpoint(settings: Settings, counted: Metrics, engine: Engine) -> Endpoint:
-    """Where /metrics, /healthz and /readyz of an engine are served; counts what it is told from now on."""
+    """Builds the endpoint for /metrics, /healthz and /readyz, and starts observing the engine."""
     counted.watch(engine)
     listen = load("homing.observing.endpoint:listen_at")(settings.metrics.listen, "metrics.listen")
     pages = load("homing.observing.pages:pages")(counted, engine)
@@ -57,14 +61,16 @@ def endpoint(settings: Settings, counted: Metrics, engine: Engine) -> Endpoint:
 
 
 def tracing(settings: Settings) -> Tracing | None:
-    """An observer that sends traces, where the settings say to where."""
+    """Builds the observer that sends traces. Returns None if the settings have no endpoint."""
     own = settings.tracing
     if not own.endpoint:
         return None
     if importlib.util.find_spec("opentelemetry.sdk") is None:
         raise ConfigError("tracing", "needs OpenTelemetry, which is missing: pip install 'homing[tracing]'")
     if not own.endpoint.startswith(("http://", "https://")):
-        raise ConfigError("tracing.endpoint", f"is {own.endpoint!r}; give http://HOST:4318/v1/traces")
+        raise ConfigError(
+            "tracing.endpoint", f"is {own.endpoint!r}; it must be a URL like http://HOST:4318/v1/traces"
+        )
     made: Tracing = load("homing.observing.tracing:Tracing")(
         load("homing.observing.tracing:otlp")(own.endpoint),
         clock=SystemClock(),
@@ -75,5 +81,5 @@ def tracing(settings: Settings) -> Tracing | None:
 
 
 def log_to_stderr(format: str, level: str) -> None:
-    """Log lines of this process, redacted."""
+    """Configures the log of this process, with recipients and secrets redacted."""
     load("homing.observing.logs:configure")(format, level)

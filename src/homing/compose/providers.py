@@ -1,4 +1,4 @@
-"""Providers and sinks, from settings or given from Python."""
+"""Builds providers and sinks from settings, or from objects given in Python."""
 
 from __future__ import annotations
 
@@ -21,19 +21,24 @@ from homing.engine.roster import Listed, Roster
 from homing.making import PROVIDERS, SINKS, Shared, load, make
 
 LISTED_KEYS = ("max_in_flight", "rate_per_second", "rate_burst", "host_slots", "weight", "channels", "kind")
-"""What every provider's table may have; the rest are its own settings."""
+"""Keys that the table of every provider may have. All other keys are settings of its kind."""
 
 Given = Provider | Listed | Callable[..., Any]
-"""A provider from Python: an object with `send`, a function of a `Delivery`, or either with its settings."""
+"""A provider given in Python: an object with `send`, a function of a `Delivery`, or a `Listed` with
+settings."""
 
 Subscribed = tuple[Sink, frozenset[str]]
+"""A sink, and the names of the events it receives."""
 Sinks = Mapping[str, Subscribed]
 
 
 def roster(
     settings: Settings, providers: Mapping[str, Given] | None = None, clock: Clock | None = None
 ) -> Roster:
-    """The configured providers and those given from Python; with neither, the console serves all channels."""
+    """Builds the roster of the configured providers and those given in Python.
+
+    If there are none, the console provider serves all channels.
+    """
     shared = Shared(settings.http, (clock or SystemClock()).now_ms)
     listed = [_configured(name, dict(options), shared) for name, options in settings.providers.items()]
     for name, given in (providers or {}).items():
@@ -51,7 +56,7 @@ def roster(
 def list_provider(
     name: str, given: Provider | Callable[..., Any], channels: Sequence[str] | None = None, **options: Any
 ) -> Listed:
-    """A provider from Python: an object with `send`, or a function of a `Delivery`."""
+    """Builds the roster entry of a provider: an object with `send`, or a function of a `Delivery`."""
     provider: Any = given
     if not hasattr(provider, "send"):
         if not callable(provider):
@@ -72,7 +77,7 @@ def list_provider(
 
 
 def configured_sinks(settings: Settings) -> Sinks:
-    """The sinks that the settings name."""
+    """Builds the sinks that the settings name."""
     found: dict[str, tuple[Sink, frozenset[str]]] = {}
     for name, options in settings.sinks.items():
         rest = dict(options)
@@ -83,7 +88,7 @@ def configured_sinks(settings: Settings) -> Sinks:
 
 
 def callback_sink(call: EventCall, events: Iterable[str]) -> Subscribed:
-    """A Python function that hears of these events."""
+    """Builds a sink that calls a Python function with these events."""
     sink: Sink = load("homing.sinks.callback:CallbackSink")(call)
     return sink, _event_names(events, "events")
 
@@ -93,7 +98,9 @@ def _event_names(names: Any, where: str) -> frozenset[str]:
         raise ConfigError(where, f"is {names!r}; give a list of event names")
     found = frozenset(names)
     for unknown in found - EVENT_NAMES:
-        raise ConfigError(where, f"names {unknown!r}; allowed are {', '.join(sorted(EVENT_NAMES))}")
+        raise ConfigError(
+            where, f"has {unknown!r}; each event must be one of {', '.join(sorted(EVENT_NAMES))}"
+        )
     return found
 
 
@@ -106,7 +113,7 @@ def _configured(name: str, options: dict[str, Any], shared: Shared) -> Listed:
     hosts = options.get("host_slots", has.get("host_slots"))
     burst = options.get("rate_burst")
     if rate is None and burst is not None:
-        raise ConfigError(f"providers.{name}.rate_burst", "is given without rate_per_second")
+        raise ConfigError(f"providers.{name}.rate_burst", "is set without rate_per_second; set both")
     try:
         limit = (
             None
@@ -129,7 +136,7 @@ def _configured(name: str, options: dict[str, Any], shared: Shared) -> Listed:
 
 
 def _traits(provider: Any) -> dict[str, Any]:
-    """What a provider's class says of itself; settings win over it."""
+    """Returns the properties that a provider's class defines. Settings override them."""
     names = ("channels", "host_slots", "breaker")
     return {name: found for name in names if (found := getattr(provider, name, None)) is not None}
 
@@ -147,4 +154,4 @@ def _channel(name: str, where: str) -> Channel:
         return Channel(name)
     except ValueError:
         allowed = ", ".join(channel.value for channel in Channel)
-        raise ConfigError(where, f"names {name!r}; allowed are {allowed}") from None
+        raise ConfigError(where, f"has {name!r}; each channel must be one of {allowed}") from None

@@ -1,4 +1,4 @@
-"""A store from its address."""
+"""Builds a store from its address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from homing.making import load
 if TYPE_CHECKING:
     from homing.stores.copying import Copying
 
-# kind → "module:class"; imported when used, so that nothing costs anything before.
+# kind → "module:class"; imported only when used.
 _STORES = {
     "memory": "homing.stores.memory:MemoryStore",
     "sqlite": "homing.stores.sqlite:SqliteStore",
@@ -21,14 +21,14 @@ _STORES = {
 
 
 def store(address: str, clock: Clock | None = None) -> Backend:
-    """A store from its address: a file's path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`."""
+    """Builds a store from an address: a path, `sqlite:PATH`, `memory:` or `postgresql://HOST/DATABASE`."""
     if address == "memory:":
         made = load(_STORES["memory"])(clock or SystemClock())
     elif address.startswith(("postgresql://", "postgres://")):
         made = load(_STORES["postgres"])(address)
     elif "://" in address:
         kind = address.partition("://")[0]
-        raise ConfigError("store", f"{kind}:// is not supported; give a file, postgresql:// or memory:")
+        raise ConfigError("store", f"{kind}:// is not supported; use a file, postgresql:// or memory:")
     else:
         path = address.removeprefix("sqlite:")
         if not path:
@@ -39,9 +39,9 @@ def store(address: str, clock: Clock | None = None) -> Backend:
 
 
 def copying(source: str, target: str, *, page: int) -> Copying:
-    """What `homing db copy` works with: from a SQLite file to a PostgreSQL database."""
+    """Builds what `homing db copy` uses to copy a SQLite file to a PostgreSQL database."""
     if "://" in source or source == "memory:":
-        raise ConfigError("source", "must be a SQLite file")
+        raise ConfigError("source", "must be the path of a SQLite file")
     if not target.startswith(("postgresql://", "postgres://")):
         raise ConfigError("target", "must be postgresql://HOST/DATABASE")
     made: Copying = load("homing.stores.copying:Copying")(

@@ -1,4 +1,4 @@
-"""Templates from the settings: the folder, what tenants write beside it, and the project's locales."""
+"""Builds the renderer and the locales from the settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def send_limits(settings: Settings) -> SendLimits:
-    """The most that a request may carry."""
+    """Returns the limits of the size of a request."""
     return SendLimits(
         content_bytes=settings.limits.content_bytes,
         attachments_bytes=settings.limits.attachments_bytes,
@@ -31,7 +31,7 @@ def send_limits(settings: Settings) -> SendLimits:
 
 
 def locales(settings: Settings) -> LocalePolicy:
-    """The project's locales; where none are declared, the default alone."""
+    """Returns the project's locales. If none are declared, the default is the only one."""
     own = settings.templates
     rejects = own.unmatched_locale == "reject"
     if own.unmatched_locale == "preset":
@@ -45,10 +45,10 @@ def locales(settings: Settings) -> LocalePolicy:
 
 
 def templates(settings: Settings) -> FolderTemplates:
-    """The renderer over the folder of templates."""
+    """Builds the renderer of the template folder. Raises `ConfigError` if the folder or Jinja is missing."""
     folder = settings.templates.folder
     if not folder:
-        raise ConfigError("templates.folder", "is not set; name the folder of your templates in homing.toml")
+        raise ConfigError("templates.folder", "is not set; set it to the folder of your templates")
     if not Path(folder).is_dir():
         raise ConfigError("templates.folder", f"{folder!r} is not a folder")
     if not _has_jinja():
@@ -58,7 +58,7 @@ def templates(settings: Settings) -> FolderTemplates:
 
 
 def tenant_templates(settings: Settings, registry: Registry, clock: Clock) -> TenantTemplates | None:
-    """The renderer over what tenants have written, and the folder where there is one; None: without Jinja."""
+    """Builds the renderer of the tenants' templates and the folder, if there is one. None without Jinja."""
     folder = templates(settings) if settings.templates.folder else None
     if not _has_jinja():
         return None
@@ -69,14 +69,14 @@ def tenant_templates(settings: Settings, registry: Registry, clock: Clock) -> Te
 
 
 def listed_templates(settings: Settings) -> list[TemplateSummary]:
-    """What there is in the folder."""
+    """Lists the templates of the folder."""
     library = templates(settings).library()
     summary = load("homing.rendering.tenants:shared_summary")
     return [summary(library, key) for key in library.folder.written]
 
 
 def check_templates(settings: Settings) -> CheckReport:
-    """Whether all templates of the folder are there in all locales, and render with their samples."""
+    """Checks that all templates of the folder exist in all locales and render with their sample data."""
     made: CheckReport = load("homing.rendering.checking:check")(
         templates(settings).library(), locales(settings).declared, send_limits(settings)
     )

@@ -1,4 +1,4 @@
-"""One check that settings of engine and providers share."""
+"""A check that the settings of the engine and of providers share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from homing.core.errors import ConfigError
 
 
 def whole(value: Any, where: str, *, least: int = 0) -> int:
-    """A whole number of the settings; raises what there is to be told where it is none."""
+    """Returns the value. Raises `ConfigError` unless it is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(where, f"is {value!r}; it must be a whole number, at least {least}")
     return value

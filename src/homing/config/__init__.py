@@ -1,4 +1,7 @@
-"""Settings: default.toml < homing.toml < HOMING_* < flags, merged into one frozen struct."""
+"""Reads the settings into one frozen struct. Later sources override earlier ones.
+
+The order is default.toml, homing.toml, HOMING_* environment variables, flags.
+"""
 
 from __future__ import annotations
 

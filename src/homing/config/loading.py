@@ -1,4 +1,7 @@
-"""Settings: default.toml < homing.toml < HOMING_* < flags, merged into one frozen struct."""
+"""Loads, merges and checks the settings. Later sources override earlier ones.
+
+The order is default.toml, homing.toml, HOMING_* environment variables, flags.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _PREFIX = "HOMING_"
 _NOT_SETTINGS = frozenset({"HOMING_CONFIG"})
 
 _TEXTS = frozenset({"store", "tenant", "preset", "spool", "worker_name"})
-"""Settings that are text whatever they look like: a tenant may be called 42."""
+"""Settings that are always text, even if an environment variable looks like a number: a tenant may be 42."""
 
 _AT_LEAST_ONE = (
     "http.connect_timeout_ms",
@@ -61,7 +64,7 @@ def load(
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """The settings in force. A file that is named must be there; `homing.toml` may be missing."""
+    """Returns the merged settings. A file that is named must exist; `homing.toml` is optional."""
     raw = _defaults()
     path = path or (env or {}).get("HOMING_CONFIG") or None
     file = Path(path) if path else Path(CONFIG_FILE)
@@ -73,7 +76,7 @@ def load(
 
 
 def default_text() -> str:
-    """The documented default file, as `homing init` writes it."""
+    """Returns the text of default.toml, which `homing init` writes."""
     return resources.files("homing").joinpath("default.toml").read_text(encoding="utf-8")
 
 
@@ -104,11 +107,11 @@ def _milliseconds(value: int | float | str, where: str) -> int:
 
 
 def rule_from(raw: Mapping[str, Any] | Rule, where: str) -> Rule:
-    """A rule from one flat table: what it matches and the policy's fields side by side."""
+    """Reads a rule from a flat table with match keys and policy fields side by side."""
     if isinstance(raw, Rule):
         return raw
     if not isinstance(raw, Mapping):
-        raise ConfigError(where, f"is {raw!r}; a rule is a table [[rules]]")
+        raise ConfigError(where, f"is {raw!r}; a rule must be a table [[rules]]")
     match = {key: raw[key] for key in raw if key in Rule.__struct_fields__ and key != "policy"}
     patch: dict[str, Any] = {}
     for key in raw:
@@ -128,7 +131,7 @@ def rule_from(raw: Mapping[str, Any] | Rule, where: str) -> Rule:
 
 
 def _callable(named: Any, where: str) -> DelayCall:
-    """A function of the attempt number, or its address as `module:name`."""
+    """Returns a function of the attempt number, imported if it is given as `module:name`."""
     if callable(named):
         found: Any = named
     else:
@@ -136,7 +139,9 @@ def _callable(named: Any, where: str) -> DelayCall:
         try:
             found = getattr(import_module(module), name)
         except (ImportError, ValueError, AttributeError) as error:
-            raise ConfigError(where, f"{named!r} cannot be loaded: {error}; give it as module:name") from None
+            raise ConfigError(
+                where, f"{named!r} cannot be imported: {error}; write it as module:name"
+            ) from None
     if not callable(found):
         raise ConfigError(where, f"{named!r} is not a function of the attempt number")
     call: DelayCall = found
@@ -171,15 +176,17 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
         for table in tables:
             place = place.setdefault(table, {})
             if not isinstance(place, dict):
-                raise ConfigError(name, "and a variable for the whole table are both set; set one of them")
+                raise ConfigError(
+                    name, "and a variable for the whole table are both set; set only one of them"
+                )
         if isinstance(place.get(key), dict):
-            raise ConfigError(name, "and variables for parts of it are both set; set one of them")
+            raise ConfigError(name, "and variables for parts of it are both set; set only one of them")
         place[key] = value if not tables and key in _TEXTS else _literal(value)
     return found
 
 
 def _literal(text: str) -> Any:
-    """A TOML value where it is one (numbers, lists), else the text itself."""
+    """Parses a TOML value, such as a number or list. Returns other text unchanged."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -196,7 +203,7 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any], source: str) -> dict[s
 
 
 def _over(base: Any, value: Any) -> Any:
-    """Tables are merged key by key, at every depth; anything else is replaced."""
+    """Merges tables key by key at every depth. Any other value is replaced."""
     if not (isinstance(base, Mapping) and isinstance(value, Mapping)):
         return value
     return {**base, **{key: _over(base.get(key), one) for key, one in value.items()}}
@@ -211,7 +218,7 @@ def _settings(raw: dict[str, Any]) -> Settings:
                     raise ConfigError(f"{table}.{key}", unknown_field(key, allowed))
     rules = raw.get("rules", ())
     if not isinstance(rules, (list, tuple)):
-        raise ConfigError("rules", f"is {rules!r}; rules are tables [[rules]]")
+        raise ConfigError("rules", f"is {rules!r}; rules must be tables [[rules]]")
     raw = {**raw, "rules": [rule_from(rule, f"rules[{i}]") for i, rule in enumerate(rules)]}
     for group in ("providers", "sinks"):
         for name, table in _table(raw, group).items():
@@ -238,7 +245,7 @@ def _check(settings: Settings) -> None:
                 raise ConfigError(f"{group}.{name}", f"is {value}; it cannot be negative")
     if settings.slots.priority < 1 or settings.slots.standard < 1 or settings.slots.bulk < 1:
         raise ConfigError(
-            "slots", "must be at least 1 for each mode; 0 would leave its notifications waiting"
+            "slots", "must be at least 1 for each mode; with 0, its notifications would never be sent"
         )
     for name in _AT_LEAST_ONE:
         if (number := attrgetter(name)(settings)) < 1:
@@ -255,13 +262,15 @@ def _check_service(settings: Settings) -> None:
         raise ConfigError("metrics.tenants", f"is {settings.metrics.tenants}; it cannot be negative")
     url = settings.service.public_url
     if url and not _PUBLIC_URL.fullmatch(url):
-        raise ConfigError("service.public_url", f"is {url!r}; give it like https://notify.example.org")
+        raise ConfigError(
+            "service.public_url", f"is {url!r}; it must be a URL like https://notify.example.org"
+        )
     if not 0 <= settings.tracing.share <= 1:
         raise ConfigError("tracing.share", f"is {settings.tracing.share}; it must be from 0.0 to 1.0")
 
 
 def _check_locales(templates: TemplateSettings) -> None:
-    """A default that no template is written in could never be rendered."""
+    """Raises `ConfigError` for an invalid locale, or a default for which no templates are written."""
     for locale in templates.locales:
         if not is_tag(locale):
             raise ConfigError("templates.locales", f"has {locale!r}; locales are like en-US, de or zh-Hant")
@@ -270,12 +279,13 @@ def _check_locales(templates: TemplateSettings) -> None:
     for name, locale in {"default_locale": templates.default_locale, **defaults}.items():
         if locale not in declared:
             raise ConfigError(
-                f"templates.{name}", f"is {locale!r}; it must be one of locales: {', '.join(declared)}"
+                f"templates.{name}",
+                f"is {locale!r}; it must be one of the declared locales: {', '.join(declared)}",
             )
 
 
 def _limits(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The limits, with the durations of rates read, also of those of single tenants."""
+    """Converts the durations of rate limits, including those of single tenants."""
     read = dict(raw)
     for name in ("recipient", "tenant"):
         table = _durations(_table(raw, name), f"limits.{name}")

@@ -1,4 +1,4 @@
-"""The tables of the settings. `default.toml` says what each key means."""
+"""The tables of the settings. `default.toml` describes each key."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class QueueNames(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set. `default.toml` says what each one means."""
+    """All settings. `default.toml` describes each key."""
 
     store: str
     tenant: str
