@@ -258,7 +258,7 @@ def test_wrong_addresses_are_named(cli: Cli, postgres_url: str) -> None:
     )
     assert (missing.code, memory.code, file.code) == (4, 2, 2)
     assert "no-such.db does not exist" in missing.err
-    assert "source: must be a SQLite file" in memory.err
+    assert "source: must be the path of a SQLite file" in memory.err
     assert "target: must be postgresql://" in file.err
     assert not (cli.folder / "no-such.db").exists()
 

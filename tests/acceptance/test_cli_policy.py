@@ -50,7 +50,7 @@ def test_the_table_has_every_delay_of_every_preset_exactly(cli: Cli) -> None:
     assert [row["cumulativeMinMs"] for row in fixed.json] == [n * minutes for n in (1, 6, 21, 81, 441)]
     assert [line.split()[-3:] for line in human.out.splitlines()[1:]][3] == ["1h", "1h", "21m"]
     assert wrong.code == 2
-    assert wrong.err == "error: preset: is 'daily'; allowed are priority, simple, channel, fixed, broker\n"
+    assert wrong.err == "error: preset: is 'daily'; it must be one of priority, simple, channel, fixed, broker\n"
 
 
 def test_a_rule_is_set_changed_and_unset_while_running_and_its_history_is_kept(cli: Cli) -> None:
@@ -97,11 +97,11 @@ def test_a_rule_is_set_changed_and_unset_while_running_and_its_history_is_kept(c
 def test_a_policy_that_contradicts_itself_changes_nothing(cli: Cli) -> None:
     cases = {
         "cap_ms: is 60000, below base_ms 3600000": ["--base", "1h", "--cap", "1m"],
-        "max_attempts: is 0; allowed are 1 to 1000": ["--max-attempts", "0"],
+        "max_attempts: is 0; it must be from 1 to 1000": ["--max-attempts", "0"],
         "--base: is -1s; it cannot be negative": ["--base", "-1s"],
         "--steps: is 'x'; give a duration": ["--steps", "1m,x"],
-        "factor: is 0.5; allowed are 1 to 100": ["--factor", "0.5"],
-        "jitter_ratio: is 2.0; allowed are 0 to 1": ["--jitter-ratio", "2"],
+        "factor: is 0.5; it must be from 1 to 100": ["--factor", "0.5"],
+        "jitter_ratio: is 2.0; it must be from 0 to 1": ["--jitter-ratio", "2"],
         "wobble": ["--jitter", "wobble"],
         "max_age_ms: is 1000, below timeout_ms": ["--max-age", "1s"],
         "--channel: is 'fax'; allowed are sms": ["--channel", "fax"],
@@ -145,7 +145,7 @@ def test_simulate_rehearses_an_outage_and_draws_it(cli: Cli) -> None:
     for result, said in (
         (kind, "--outage-kind: is 'haunted'; allowed are down, throttle, slow"),
         (rate, "--rate: is 'fast'; give a rate like 20/s"),
-        (share, "outages[0].share: is 7.0; allowed are above 0 up to 1"),
+        (share, "outages[0].share: is 7.0; it must be above 0 and at most 1"),
         (which, "--outage-of: is 'tertiary'; allowed are primary, secondary and both"),
         (file, "--svg: no/such/folder/out.svg: No such file"),
     ):

@@ -91,7 +91,7 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
     (cli.folder / "bell.txt").write_bytes(b"a\x07b")
     (cli.folder / "latin1.txt").write_bytes(b"caf\xe9")
     cases = {
-        "channel: is 'fax'; allowed are sms, email": ["--to", "a@b.cc", "--channel", "fax", "--body", "x"],
+        "channel: is 'fax'; it must be one of sms, email": ["--to", "a@b.cc", "--channel", "fax", "--body", "x"],
         "channel: is missing": ["--email", "a@b.cc", "--body", "x"],
         "recipient: is missing": ["--channel", "email", "--body", "x"],
         "recipient.email: is empty": ["--to", "", "--channel", "email", "--body", "x"],
@@ -107,12 +107,12 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
         ],
         "content.subject: has a line break": [*TO, "--subject", "a\nBcc: x@y.zz", "--body", "x"],
         "content: is missing": [*TO],
-        "content: has 1048576 bytes; allowed are": [*TO, "--body-file", "large.txt"],
+        "content: has 1048576 bytes; at most": [*TO, "--body-file", "large.txt"],
         "content.body: has a control character": [*TO, "--body-file", "nul.txt"],
-        "control character; allowed are text": [*TO, "--body-file", "bell.txt"],
+        "control character; only text": [*TO, "--body-file", "bell.txt"],
         "--body-file: latin1.txt is not UTF-8 text": [*TO, "--body-file", "latin1.txt"],
         "--body-file: gone.txt: No such file": [*TO, "--body-file", "gone.txt"],
-        "priority: is 'urgent'; allowed are critical": [*TO, "--body", "x", "--priority", "urgent"],
+        "priority: is 'urgent'; it must be one of critical": [*TO, "--body", "x", "--priority", "urgent"],
         "--in: is -5m; it cannot be negative": [*TO, "--body", "x", "--in", "-5m"],
         "--in: is 'soon'; give a duration": [*TO, "--body", "x", "--in", "soon"],
         "--send-at: has no time zone": [*TO, "--body", "x", "--send-at", "2030-01-01T10:00:00"],

@@ -129,7 +129,7 @@ def test_a_preview_takes_other_data_and_prints_json(cli: Cli) -> None:
     [
         (["order_confirmd"], "templateKey: 'order_confirmd' does not exist; did you mean 'order_confirmed'?"),
         (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; the declared ones are en-US, de-DE"),
-        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; allowed are"),
+        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; "),
         (["order_confirmed", "--channel", "push"], "says nothing for push in en-US; it does for email, sms"),
         (["order_confirmed", "--data", "none.json"], "--data: none.json: No such file or directory"),
     ],
@@ -149,7 +149,7 @@ def test_data_that_does_not_fit_names_the_file_and_line(cli: Cli) -> None:
 def test_without_a_folder_it_says_what_to_set(tmp_path: Path) -> None:
     done = Cli(tmp_path)("templates", "check")
     assert (done.code, done.out) == (2, "")
-    assert "templates.folder: is not set; name the folder of your templates in homing.toml" in done.err
+    assert "templates.folder: is not set; set it to the folder of your templates" in done.err
 
 
 def test_what_a_tenant_has_written_is_listed_checked_and_shown_with_its_name(cli: Cli) -> None:

@@ -167,8 +167,8 @@ def test_a_split_that_leaves_something_open_is_refused(
 
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
-    ("an unknown kind", {"kind": "fax"}, "providers.x.kind", "allowed are console, file, scripted"),
-    ("a kind that is a list", {"kind": ["file"]}, "providers.x.kind", "allowed are"),
+    ("an unknown kind", {"kind": "fax"}, "providers.x.kind", "it must be one of console, file, scripted"),
+    ("a kind that is a list", {"kind": ["file"]}, "providers.x.kind", "it must be one of"),
     ("a setting it does not take", {"kind": "file", "pth": "a"}, "providers.x", "pth"),
     ("a setting that is missing", {"kind": "file"}, "providers.x", "path"),
     (
@@ -213,7 +213,7 @@ def test_a_provider_that_cannot_be_made_is_named(table: dict[str, Any], field: s
 @pytest.mark.parametrize(
     ("routes", "field", "says"),
     [
-        ({"fax": ["a"]}, "routes.fax", "allowed are sms, email"),
+        ({"fax": ["a"]}, "routes.fax", "each channel must be one of sms, email"),
         ({"sms": ["nobody"]}, "routes.sms", "'nobody'.*allowed are a"),
         ({"email": ["smsonly"]}, "routes.email", "'smsonly'.*allowed are a"),
     ],
@@ -249,8 +249,8 @@ def test_a_sink_is_made_from_its_table() -> None:
 @pytest.mark.parametrize(
     ("table", "field", "says"),
     [
-        ({"kind": "pigeon"}, "sinks.x.kind", "allowed are log"),
-        ({"kind": "log", "events": ["Alarm"]}, "sinks.x.events", "'Alarm'; allowed are Alert"),
+        ({"kind": "pigeon"}, "sinks.x.kind", "it must be one of log"),
+        ({"kind": "log", "events": ["Alarm"]}, "sinks.x.events", "'Alarm'; each event must be one of Alert"),
         ({"kind": "log", "events": "Alert"}, "sinks.x.events", "list"),
         ({"kind": "log", "events": 5}, "sinks.x.events", "list"),
         ({"kind": "log", "level": "debug"}, "sinks.x.level", "log"),
@@ -264,7 +264,7 @@ def test_a_sink_that_cannot_be_made_is_named(table: dict[str, Any], field: str, 
 
 
 def test_a_function_hears_only_of_events_that_exist() -> None:
-    with pytest.raises(ConfigError, match="events: names 'Everything'"):
+    with pytest.raises(ConfigError, match="events: has 'Everything'"):
         callback_sink(print, ["Everything"])
 
 
@@ -301,7 +301,7 @@ def test_a_worker_without_a_name_is_named_after_its_process() -> None:
 
 
 def test_an_unknown_preset_is_refused() -> None:
-    with pytest.raises(ConfigError, match="preset: is 'complex'; allowed are priority, simple"):
+    with pytest.raises(ConfigError, match="preset: is 'complex'; it must be one of priority, simple"):
         engine_settings(load(flags={"preset": "complex"}))
 
 

@@ -167,7 +167,7 @@ def test_a_function_that_is_not_there_is_refused(call: Any) -> None:
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("a misspelt key", {"presett": "simple"}, "presett", "did you mean preset?"),
-    ("a key of nothing", {"zzz": 1}, "zzz", "allowed are store, tenant"),
+    ("a key of nothing", {"zzz": 1}, "zzz", "it must be one of store, tenant"),
     ("a misspelt key in a table", {"slots": {"bullk": 1}}, "slots.bullk", "did you mean bulk?"),
     ("a misspelt key in another", {"worker": {"pol_ms": 1}}, "worker.pol_ms", "did you mean poll_ms?"),
     ("a misspelt limit", {"limits": {"fanout": 1}}, "limits.fanout", "fan_out"),

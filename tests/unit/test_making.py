@@ -71,7 +71,7 @@ def test_a_kind_may_be_spelled_as_the_sources_do(kind: str) -> None:
 @pytest.mark.parametrize("option", ["transport", "now_ms"])
 def test_what_is_injected_is_not_a_setting(option: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"providers\.webhook\.{option}: is not a setting of webhook; its own"
+        ConfigError, match=rf"providers\.webhook\.{option}: is not a setting of webhook, which has"
     ):
         wired({"webhook": {"secret": SECRET, option: "mine"}})
 

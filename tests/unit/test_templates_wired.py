@@ -78,7 +78,7 @@ async def test_a_header_that_finds_nothing_is_refused_where_that_is_asked_for(
     folder: Path, preset: str, setting: str
 ) -> None:
     async with opened(folder, preset, unmatched_locale=setting) as homing:
-        with pytest.raises(InvalidRequest, match="acceptLanguage: asks for none of the locales here"):
+        with pytest.raises(InvalidRequest, match="acceptLanguage: matches none of the available locales"):
             await homing.send(PHONE, channel="sms", template_key="hello", data={}, accept_language="fr")
         assert not (await homing.list()).items
 
@@ -106,11 +106,11 @@ async def test_a_template_that_is_missing_or_broken_stores_nothing(folder: Path)
     ("settings", "field", "says"),
     [
         ({"locales": ["en_US"]}, "templates.locales", "locales are like en-US"),
-        ({"locales": ["de"]}, "templates.default_locale", "it must be one of locales: de"),
+        ({"locales": ["de"]}, "templates.default_locale", "it must be one of the declared locales: de"),
         (
             {"tenant_locales": {"acme": "fr"}},
             "templates.tenant_locales.acme",
-            "must be one of locales: en-US",
+            "must be one of the declared locales: en-US",
         ),
         ({"unmatched_locale": "ask"}, "templates.unmatched_locale", "Invalid enum value 'ask'"),
         ({"foldr": "x"}, "templates.foldr", "did you mean folder?"),

@@ -79,7 +79,7 @@ def test_errors_are_those_of_the_engine_with_what_the_service_said(service: Serv
         with pytest.raises(InvalidRequest) as invalid:
             client.send_notification(recipient=ADA, channel="pigeon", content=HELLO)
         assert (invalid.value.field, invalid.value.code) == ("channel", "INVALID_REQUEST")
-        assert invalid.value.message.startswith("channel: is 'pigeon'; allowed are")
+        assert invalid.value.message.startswith("channel: is 'pigeon'; it must be one of")
         with pytest.raises(InvalidRequest) as malformed:
             client.list_pending(limit=0)
         assert (malformed.value.field, malformed.value.code) == ("limit", "MALFORMED_REQUEST")

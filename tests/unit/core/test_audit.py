@@ -182,5 +182,5 @@ def test_the_trail_is_append_only() -> None:
     refuse_rewrite("device", -1)
     refuse_rewrite("device")
     for version in (None, 1, -1):
-        with pytest.raises(StoreError, match="written once"):
+        with pytest.raises(StoreError, match="cannot be changed or deleted"):
             refuse_rewrite(AUDIT, version)

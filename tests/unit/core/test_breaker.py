@@ -186,7 +186,7 @@ def test_after_it_has_closed_it_takes_the_full_number_of_failures_to_open_again(
 
 @pytest.mark.parametrize("breaker", [Breaker(), OPEN, trying(), force(OPEN, Phase.OPEN, "ada", NOW)])
 def test_a_trial_begins_only_where_the_gate_offers_one(breaker: Breaker) -> None:
-    with pytest.raises(AssertionError, match="only where the gate offers one"):
+    with pytest.raises(AssertionError, match="only if the gate permits one"):
         begin_trial(breaker, "worker-1", NOW, TRIAL_MS)
 
 

@@ -116,7 +116,7 @@ def test_a_key_ends_at_its_time_or_when_it_is_revoked() -> None:
 def test_scopes_are_read_by_name_each_once_and_one_at_least() -> None:
     assert scopes_from(["read", "send", "read"]) == (Scope.SEND, Scope.READ)
     for wrong in (["root"], [""], [1], ["SEND"]):
-        with pytest.raises(InvalidRequest, match="allowed are send, read, operate, manage, admin"):
+        with pytest.raises(InvalidRequest, match="must be one of send, read, operate, manage, admin"):
             scopes_from(wrong)
     with pytest.raises(InvalidRequest, match="is empty"):
         scopes_from([])

@@ -54,7 +54,7 @@ def test_preference_then_header_then_tenant_then_default(
 
 @pytest.mark.parametrize("header", ["fr", "fr;q=0.1, it", "en-US;q=0, fr", "en-US;q=0", "*;q=0"])
 def test_where_it_is_strict_a_header_that_finds_nothing_is_refused(header: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"none of the locales here; these are en-US, de") as caught:
+    with pytest.raises(InvalidRequest, match=r"none of the available locales, which are en-US, de") as caught:
         STRICT.resolve("t", None, header)
     assert caught.value.field == "acceptLanguage"
     assert LocalePolicy(declared=STRICT.declared).resolve("t", None, header) == "en-US"

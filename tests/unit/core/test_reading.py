@@ -119,7 +119,7 @@ def test_content_is_read_with_its_attachments(content: Any) -> None:
     ("raw", "field", "problem"),
     [
         ({"templat_key": "t"}, "templatKey", "did you mean templateKey"),
-        ({"zzz": 1}, "zzz", "allowed are recipient, recipients, channel"),
+        ({"zzz": 1}, "zzz", "it must be one of recipient, recipients, channel"),
         ({7: 1}, "7", "is not known"),
         ({"recipient": {"e_mail": "x"}}, r"recipient\.eMail", "did you mean email"),
         ({"content": HELLO | {"bodie": "x"}}, r"content\.bodie", "did you mean body"),
@@ -152,7 +152,7 @@ def test_an_unknown_field_in_an_error_gets_its_suggestion() -> None:
 
 
 def test_a_field_that_is_like_no_other_gets_the_whole_list() -> None:
-    assert unknown_field("zzz", ["a", "b"]) == "is not known; allowed are a, b"
+    assert unknown_field("zzz", ["a", "b"]) == "is not known; it must be one of a, b"
 
 
 json_values = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(), max_size=2)

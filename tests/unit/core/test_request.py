@@ -90,7 +90,7 @@ def test_recipients_come_as_one_or_as_many_but_not_as_both() -> None:
 def test_no_more_recipients_are_taken_than_allowed() -> None:
     limits = SendLimits(fan_out=2)
     assert len(recipients_of(SendRequest(recipients=(ADA, ADA)), limits)) == 2
-    with refused("recipients", "allowed are 2"):
+    with refused("recipients", "at most 2 are allowed"):
         recipients_of(SendRequest(recipients=(ADA, ADA, ADA)), limits)
 
 
@@ -237,9 +237,9 @@ def test_text_with_hidden_characters_is_refused(part: str, bad: str) -> None:
 def test_content_is_measured_in_bytes_and_together() -> None:
     limits = SendLimits(content_bytes=10)
     check_content(Content(body="ü" * 5), Channel.SMS, limits)
-    with refused("content", "has 12 bytes; allowed are 10"):
+    with refused("content", "has 12 bytes; at most 10 are allowed"):
         check_content(Content(body="ü" * 5, subject="ab"), Channel.SMS, limits)
-    with refused("content", "allowed are 10"):
+    with refused("content", "at most 10 are allowed"):
         check_content(Content(data={"k": "123456"}), Channel.PUSH, limits)
 
 
@@ -248,7 +248,7 @@ def test_attachments_have_a_limit_of_their_own_and_plain_names() -> None:
         return Content(body="b", attachments=(Attachment(**{"filename": "f", "content": "QQ==", **fields}),))
 
     check_content(attached(), Channel.EMAIL, LIMITS)
-    with refused(r"content\.attachments", "have 4 bytes; allowed are 3"):
+    with refused(r"content\.attachments", "have 4 bytes; at most 3 are allowed"):
         check_content(attached(), Channel.EMAIL, SendLimits(attachments_bytes=3))
     with refused(r"content\.attachments\.content", "not base64"):
         check_content(attached(content="not base64!"), Channel.EMAIL, LIMITS)
@@ -308,7 +308,7 @@ def test_free_json_has_a_depth_and_a_size() -> None:
     with refused(r"metadata\.k\[0\]\..*", "nested too deeply"):
         check_json(nested(33), "metadata", LIMITS)
     check_json({"k": "12345"}, "metadata", LIMITS, 13)
-    with refused("metadata", "has 13 bytes; allowed are 12"):
+    with refused("metadata", "has 13 bytes; at most 12 are allowed"):
         check_json({"k": "12345"}, "metadata", LIMITS, 12)
 
 
@@ -364,5 +364,5 @@ def test_free_json_is_refused_exactly_where_it_is_too_large(value: dict[str, Any
     size = len(msgspec.json.encode(value))
     check_json(value, "metadata", LIMITS, size)
     if value:
-        with refused("metadata", f"has {size} bytes; allowed are {size - 1}"):
+        with refused("metadata", f"has {size} bytes; at most {size - 1} are allowed"):
             check_json(value, "metadata", LIMITS, size - 1)

@@ -37,7 +37,7 @@ async def refused(world: World, fields: dict[str, Any], **settings: Any) -> Inva
 
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
-    ("an unknown channel", {"channel": "fax"}, "channel", "allowed are sms, email, push"),
+    ("an unknown channel", {"channel": "fax"}, "channel", "it must be one of sms, email, push"),
     ("no channel", {"channel": None, "recipient": {"email": ADA}}, "channel", "is missing"),
     ("an unknown channel among others", {"channels": ["email", "pigeon"]}, "channel", "'pigeon'"),
     ("a channel that is no text", {"channel": 5}, "channel", ""),
@@ -64,7 +64,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("content and its short form", {"content": Content(body="x")}, "content", "both given"),
     ("a misspelt part", {"body": None, "content": {"boddy": "x", "body": "y"}}, "content.boddy", "body"),
     ("a body that is no text", {"body": 5}, "content.body", "str"),
-    ("a body of a megabyte", {"body": "x" * 1_048_576}, "content", "1048576 bytes; allowed are 262144"),
+    ("a body of a megabyte", {"body": "x" * 1_048_576}, "content", "1048576 bytes; at most 262144 are allowed"),
     (
         "data of a megabyte",
         {"body": None, "content": {"body": "x", "data": {"x": "y" * 1_048_576}}},
@@ -81,7 +81,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("a dedup key that is too long", {"dedup_key": "k" * 256}, "dedupKey", "1 to 255"),
     ("a provider nobody knows", {"provider": "carrier-pigeon"}, "provider", "allowed are any"),
     ("metadata that is too deep", {"metadata": nested(40)}, "metadata", "32 levels"),
-    ("metadata that is too large", {"metadata": {"x": "y" * 20_000}}, "metadata", "allowed are 16384"),
+    ("metadata that is too large", {"metadata": {"x": "y" * 20_000}}, "metadata", "at most 16384 are allowed"),
     ("metadata with a number for a key", {"metadata": {"a": {1: 2}}}, "metadata", "keys must be text"),
     ("metadata with a number for its key", {"metadata": {1: 2}}, "metadata", ""),
     ("metadata that is no JSON", {"metadata": {"x": object()}}, "metadata", "JSON"),
@@ -226,13 +226,13 @@ async def test_attachments_have_a_limit_of_their_own(world: World) -> None:
     content = Content(body="x", attachments=(Attachment("a.bin", "A" * 2000),))
     error = await refused(world, {"body": None, "content": content}, limits={"attachments_bytes": 1000})
     assert error.field == "content.attachments"
-    assert "2000 bytes; allowed are 1000" in error.message
+    assert "2000 bytes; at most 1000 are allowed" in error.message
 
 
 async def test_the_fan_out_has_a_limit(world: World) -> None:
     people = [f"p{n}@example.org" for n in range(11)]
     error = await refused(world, {"recipient": people}, limits={"fan_out": 10})
-    assert (error.field, "11 entries; allowed are 10" in error.message) == ("recipients", True)
+    assert (error.field, "11 entries; at most 10 are allowed" in error.message) == ("recipients", True)
 
 
 async def test_one_bad_recipient_refuses_the_whole_request(world: World) -> None:
