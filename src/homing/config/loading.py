@@ -30,7 +30,7 @@ _PREFIX = "HOMING_"
 _NOT_SETTINGS = frozenset({"HOMING_CONFIG"})
 
 _TEXTS = frozenset({"store", "tenant", "preset", "spool", "worker_name"})
-"""Settings that are always text, even if an environment variable looks like a number: a tenant may be 42."""
+"""Settings that are always text. An environment variable may look like a number: a tenant may be named 42."""
 
 _AT_LEAST_ONE = (
     "http.connect_timeout_ms",

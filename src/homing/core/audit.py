@@ -36,7 +36,10 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Deed(Struct, frozen=True, kw_only=True):
-    """An action that is about to be performed, before it is appended to a chain. Built by `deed`."""
+    """An action that is about to be performed, before it is appended to a chain.
+
+    Its texts are limited and redacted.
+    """
 
     at: int
     who: str
@@ -180,7 +183,7 @@ class Walk:
         self._watched: frozenset[str] = frozenset()
 
     def watch(self, hashes: Iterable[str]) -> None:
-        """Records where these hashes, which were kept elsewhere, occur in the chain."""
+        """Watches for these hashes, which the caller kept outside the store. `seen` has those found."""
         self._watched = frozenset(hashes)
 
     def page(self, entries: Sequence[Entry]) -> list[Fault]:
@@ -219,7 +222,7 @@ class Walk:
         sound = entry.computed() == entry.hash
         if entry.number != number or entry.tenant != self._tenant:
             kind = FaultKind.REORDERED if sound else FaultKind.CHANGED
-            problem = f"its place holds entry {entry.number} of {entry.tenant!r}"
+            problem = f"entry {entry.number} of {entry.tenant!r} is stored in its place"
             return self._fault(kind, number, problem)
         if not sound:
             return self._fault(FaultKind.CHANGED, number, "its content does not match its hash")

@@ -1,7 +1,7 @@
 """Decides what becomes of a claim. Everything that follows an attempt is part of a `Settlement`.
 
-Retry, failover, dead letter, expiry and doubt are all results of `decide`. Before an attempt, `judge` decides
-whether it is made at all.
+Retry, failover, dead letter, expiry and doubt are all results of `decide`. A separate check before each
+attempt decides whether it is made at all.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def decide(
 ) -> Settlement:
     """Returns the settlement of one attempt.
 
-    `outcome` is the result of `attributed`. `elapsed_ms` counts from the claim. `u` is a random number in [0,
-    1). `stopped` is True if the provider's breaker is open by now, so that a definite failure fails over at
-    once.
+    `outcome` has its final kind already, after the correction of unlisted errors. `elapsed_ms` counts from
+    the claim. `u` is a random number in [0, 1). `stopped` is True if the provider's breaker is open by now,
+    so that a definite failure fails over at once.
     """
     record = _record(claim, outcome, latency_ms)
     if outcome.kind is _ACCEPTED:

@@ -1,8 +1,8 @@
-"""Checks the parts of an email besides its text: headers, one-click unsubscribe, attachments, addresses.
+"""Checks the parts of an email other than its text: headers, one-click unsubscribe, attachments, addresses.
 
-All of these become headers of an email, so they must not contain anything that could become a second header:
-no line breaks, no control characters and no encoded words (`=?…?=`), which some libraries decode before they
-look for line breaks.
+All of these become headers of an email, so they must not contain anything that could become a second header.
+That excludes line breaks, control characters and encoded words (`=?…?=`), which some libraries decode before
+they look for line breaks.
 """
 
 from __future__ import annotations

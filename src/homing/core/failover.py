@@ -44,7 +44,7 @@ Route = tuple[Stop, ...]
 
 
 REFUSAL_MS = 10 * 365 * 24 * 3_600_000
-"""Length of the hold on a provider that rejected a notification with an unlisted error: it is not tried
+"""Length of the hold on a provider that rejected a notification with an unlisted error. It is not tried
 again.
 
 Other holds are much shorter: at most one day after a `Retry-After`, at most seven days after a backoff.

@@ -96,7 +96,7 @@ class ApiKey(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
 
 
 class Minted(Struct, frozen=True):
-    """A new key. `text`, the key itself, is stored nowhere and grants access to whoever holds it."""
+    """A new key. `text` is the key itself, which is not stored."""
 
     id: str
     text: str
@@ -125,13 +125,16 @@ def key_parts(text: str) -> tuple[str, str] | None:
 
 
 def well_formed(id: str, secret: str) -> bool:
-    """Returns True if the checksum is right. A mistyped key is detected here, before the store is queried."""
+    """Returns True if the checksum is right. This detects a mistyped key before the store is queried."""
     bare, check = secret[:-_CHECK_LENGTH], secret[-_CHECK_LENGTH:]
     return bool(_DIGITS_ONLY.fullmatch(id + bare)) and check == _check(id, bare)
 
 
 def matches(record: KeyRecord | None, secret: str) -> bool:
-    """Returns True if the secret belongs to the record. Takes equally long if there is no record."""
+    """Returns True if the secret belongs to the record.
+
+    The check takes equally long if there is no record.
+    """
     kept = _DUMMY_DIGEST if record is None else record.digest
     return hmac.compare_digest(kept, _digest(secret)) and record is not None
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class LookUpPolicy(Struct, frozen=True, kw_only=True):
-    """When and how many look-ups are made."""
+    """When status look-ups are made, and how many."""
 
     doubt_after_ms: int = 60_000
     """Wait before the first look-up of a notification in doubt. Each further wait is twice as long."""

@@ -44,7 +44,7 @@ class Priority(StrEnum):
 
 
 class Mode(StrEnum):
-    """Delivery mode, which intake derives from the request (see `core.modes`)."""
+    """Delivery mode, which intake derives from the request's type and priority."""
 
     SYNCHRONOUS = "synchronous"
     PRIORITY = "priority"
@@ -53,7 +53,7 @@ class Mode(StrEnum):
 
 
 class Status(StrEnum):
-    """Stage in the life of a notification. `core.states` lists the legal transitions."""
+    """Stage in the life of a notification."""
 
     PENDING = "pending"
     """Waiting for the first attempt, at `send_at` if one is set."""
@@ -75,7 +75,8 @@ class Status(StrEnum):
     """Not sent, because the recipient is suppressed or unsubscribed or the device is inactive (see
     `reason`)."""
     IN_DOUBT = "in_doubt"
-    """Possibly sent. Only a receipt, a look-up or an operator can settle whether the provider accepted it."""
+    """Possibly sent. Only a receipt, a look-up or an operator can determine whether a provider accepted
+    it."""
 
 
 class OutcomeKind(StrEnum):
@@ -104,7 +105,7 @@ class OutcomeKind(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a notification ended or waits, if the status alone does not tell."""
+    """Why a notification ended or waits, if the status alone does not explain it."""
 
     RETRIES_EXHAUSTED = "RETRIES_EXHAUSTED"
     BAD_CONTENT = "BAD_CONTENT"
@@ -210,7 +211,7 @@ class NewNotification(Struct, frozen=True, gc=False):
     dedup_key: str | None = None
     dedup_window_ms: int = 0
     attempts_before: int = 0
-    """Number of attempts made by another system before acceptance. Attempts here are counted from there."""
+    """Number of attempts made by another system before acceptance. Homing continues their numbering."""
     delay_ms: int = 0
     """Wait after acceptance before the next attempt, which never starts before `send_at`. Set by intake
     together with `attempts_before`; otherwise 0."""
@@ -222,8 +223,8 @@ class NewNotification(Struct, frozen=True, gc=False):
     resend_of: str | None = None
     """Id of the notification that this one repeats. None if it is not a resend."""
     refused: bool = False
-    """True if the request is invalid but came through the SQL inbox, where the sender cannot get an error.
-    It is stored as a dead letter."""
+    """True if the request is invalid but came through the SQL inbox, whose writers get no error message. It
+    is stored as a dead letter."""
 
 
 class Submission(Struct, frozen=True, gc=False):
@@ -259,8 +260,7 @@ class Acceptance(Struct, frozen=True, gc=False):
 class Claim(Struct, frozen=True, gc=False):
     """One leased notification with everything a worker needs to attempt it.
 
-    From `id` on, each field except `holds` equals the row's field of the same name (see
-    `core.rows.claim_of`).
+    From `id` on, each field except `holds` equals the row's field of the same name.
     """
 
     message: Message
@@ -373,8 +373,8 @@ class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
     """True if the message is known to have been delivered, so that no receipt will follow."""
     unlisted: bool = False
     """Set by a provider together with `bad_content` if its error table does not list the error, so that the
-    kind is only a guess from the HTTP status. `core.decide.attributed` turns it into `provider_fault` if
-    another provider can still be tried."""
+    kind is only a guess from the HTTP status. The engine turns it into `provider_fault` if another provider
+    can still be tried."""
 
 
 class AttemptRecord(Struct, frozen=True, gc=False):
@@ -395,7 +395,8 @@ class AttemptRecord(Struct, frozen=True, gc=False):
 
 
 class RegistryPut(Struct, frozen=True, kw_only=True):
-    """A write of reference data that belongs to a settlement or receipt (built by `core.effects`).
+    """A write of reference data that belongs to a settlement or receipt such as a dead address or an
+    unsubscription.
 
     Only the fields in `value` are overwritten; an existing entry keeps its other fields.
     """
@@ -407,8 +408,7 @@ class RegistryPut(Struct, frozen=True, kw_only=True):
 
 
 class Settlement(Struct, frozen=True, gc=False):
-    """New state of a claimed row. Only `core.decide` builds settlements; the store applies one only while its
-    token is the newest."""
+    """New state of a claimed row. The store applies it only while its token is the newest."""
 
     id: str
     token: int
@@ -429,7 +429,7 @@ class Settlement(Struct, frozen=True, gc=False):
     The two bounds are stored without a drawn jitter, so that the rows of one batch stay alike.
     """
     bounce_max_ms: int | None = None
-    """Maximum of that wait. `core.receipts` draws the actual wait between the two bounds."""
+    """Maximum of that wait. The actual wait is drawn between the two bounds when the receipt arrives."""
     give_back: bool = False
     """True if the row was postponed before the send. The attempt that the claim counted is uncounted."""
     delay_ms: int = 0
@@ -457,7 +457,7 @@ class SettleResult(Struct, frozen=True):
 
 
 class CommandName(StrEnum):
-    """What an operator or caller can do to a notification. `core.states` lists the permitted statuses."""
+    """What an operator or caller can do to a notification. Each command is permitted in certain statuses."""
 
     CANCEL = "cancel"
     RETRY = "retry"

@@ -206,7 +206,8 @@ class PolicyBook:
         self.rules = tuple(rules)
         self._cached = lru_cache(maxsize=4096)(self._resolve)
         self.policy_for = lru_cache(maxsize=4096)(self._policy_for)
-        """Returns the policy for the fields of `Keys` and a mode. Hot path: called once per claim."""
+        """Returns the policy for the match keys, as separate arguments, and a mode. Hot path: called once per
+        claim."""
         _check_names(self.rules)
         for mode in Mode:
             for rule in (*self.preset.rules, *self.rules):

@@ -1,4 +1,4 @@
-"""The interfaces that plug-ins implement. A store implements `Store`, `Registry` and `Shared`."""
+"""The interfaces that plug-ins implement. A store implements all of `Backend`."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Store(Protocol):
         """
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        """Applies receipts, using `core.receipts.absorb`, and returns their event ids by result.
+        """Applies receipts and returns their event ids by result.
 
         A receipt is matched by provider and provider message id. If the message is unknown, or its
         notification is `sending`, the receipt is stored and a later settlement applies it.
@@ -155,7 +155,7 @@ class Store(Protocol):
         """Returns the oldest unpublished events, leased to `worker` so that no other relay gets them."""
 
     async def published(self, ids: Sequence[str]) -> None:
-        """Deletes events from the outbox after every sink has accepted them."""
+        """Deletes events from the outbox after every sink has published them."""
 
     # Reads ---------------------------------------------------------------------------------------
 
@@ -195,11 +195,10 @@ class Store(Protocol):
     async def silent(
         self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
     ) -> tuple[tuple[str, str], ...]:
-        """Returns (tenant, id) of at most `limit` notifications that have had no news for a while.
+        """Returns (tenant, id) of at most `limit` notifications whose status is due for a look-up.
 
-        They have the given status (`sent` or `in_doubt`) since a time in (`after`, `until`], and their last
-        attempt was made at one of the given providers. The longest wait comes first. Used for status
-        look-ups.
+        They have had the given status (`sent` or `in_doubt`) since a time in (`after`, `until`], and their
+        last attempt was made at one of the given providers. The longest wait comes first.
         """
 
     async def tenants(self) -> tuple[str, ...]:
@@ -376,7 +375,7 @@ class Prepares(Protocol):
     """A provider that must fetch something, such as a certificate, before it can verify a callback."""
 
     async def prepare(self, callback: Callback, now_ms: int) -> None:
-        """Fetches what `hear` needs for this callback.
+        """Fetches what `handle_callback` needs for this callback.
 
         Never raises; verification fails later if it could not.
         """
@@ -384,7 +383,7 @@ class Prepares(Protocol):
 
 @runtime_checkable
 class LooksUp(Protocol):
-    """A provider that can be asked for the status of a message it was given."""
+    """A provider that can look up the status of a message."""
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
         """Returns the vendor's current status of this attempt, or None if the vendor has no answer.
@@ -431,7 +430,7 @@ class Renderer(Protocol):
     ) -> Rendered:
         """Returns the content in exactly this locale.
 
-        If the settings declare locales, `locale` is one of them (see `core.locale`). Otherwise it is the
+        If the settings declare locales, `locale` is one of them. Otherwise it is the
         recipient's own locale, or None. Raises `TemplateNotFound` if there is no such template, and
         `TemplateFailed` if it cannot be rendered with the data.
         """

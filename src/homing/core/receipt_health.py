@@ -64,7 +64,7 @@ def turned_bad(window: Traffic, policy: ReceiptPolicy) -> str | None:
 def may_have_stopped(window: Traffic, policy: ReceiptPolicy) -> bool:
     """Returns True if enough messages were sent and no receipt arrived.
 
-    `stopped` then compares with earlier traffic.
+    Earlier traffic then shows whether this is unusual.
     """
     return window.heard <= 0 and window.sent >= max(1, policy.stopped_of)
 

@@ -1,7 +1,7 @@
 """Decides what a receipt does to a notification. Any order and repetition of receipts gives the same status.
 
-A store finds the notification, selects the attempt with `attempt_of`, gets the decision from `absorb` and
-applies it with `rows.receive`.
+A store finds the notification, selects the attempt that the receipt is about, decides what changes, and
+applies the decision to the row.
 
 A reported failure has the class of the provider's error table. Failures caused by the content are final.
 Those caused by the recipient are final unless the policy's `bounce_failover` is `always`. A fault of the

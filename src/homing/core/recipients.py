@@ -75,7 +75,7 @@ class RecipientProfile(
 class Preference(Struct, frozen=True, kw_only=True, rename="camel"):
     """Whether a recipient wants a category on a channel.
 
-    `*` applies where there is no more specific preference.
+    `*` applies if there is no more specific preference.
     """
 
     recipient_id: str
@@ -131,7 +131,7 @@ def profile_from(
 def check_id(id: Any) -> None:
     """Raises `InvalidRequest` unless the recipient's id is one non-empty line of at most 320 characters."""
     if not isinstance(id, str) or not id.strip():
-        raise InvalidRequest("recipient.id", "is empty; give the id by which your application knows them")
+        raise InvalidRequest("recipient.id", "is empty; give the recipient's id in your application")
     check_line(id, "recipient.id")
     if len(id) > _LONGEST_ID:
         raise InvalidRequest("recipient.id", f"has {len(id)} characters; at most {_LONGEST_ID} are allowed")
