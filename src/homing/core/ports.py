@@ -125,9 +125,8 @@ class Store(Protocol):
         """Applies each settlement whose token matches the row's current lease.
 
         Status, due time, attempt record, reference data and events are written in one transaction. If a
-        cancel was requested meanwhile, a row that would wait or be in doubt becomes
-        `cancelled` instead. Receipts that
-        arrived before the settlement are applied in the same transaction.
+        cancel was requested meanwhile, a row that would wait or be in doubt becomes `cancelled` instead.
+        Receipts that arrived before the settlement are applied in the same transaction.
         """
 
     async def amend(
@@ -177,13 +176,13 @@ class Store(Protocol):
     async def error_groups(self, tenant: str, *, limit: int = 50) -> tuple[ErrorGroup, ...]:
         """Groups dead letters by reason and error code, or by error text if they have no code.
 
-        The largest group comes first. The newest dead letter of each group is its example.
+        The largest group comes first, and the newest dead letter of each group serves as its example.
         """
 
     async def roll_ups(self, tenant: str | None, *, since_ms: int) -> tuple[RollUp, ...]:
         """Returns the hourly sums of the last `since_ms`, oldest first.
 
-        If `tenant` is None, of all tenants.
+        If `tenant` is None, they cover all tenants.
         """
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
@@ -287,7 +286,7 @@ class Backend(Store, Registry, Shared, Protocol):
 class Delivery(Struct, frozen=True, gc=False):
     """One message to send, as a provider receives it.
 
-    All attempts of a notification pass the same values, except for `attempt` and `timeout_ms`.
+    All attempts of a notification have the same values, except for `attempt` and `timeout_ms`.
     """
 
     notification_id: str
@@ -351,7 +350,10 @@ class Begins(Protocol):
         """
 
     def give_up(self, marks: Collection[Any]) -> None:
-        """Aborts those attempts that are still running. Their outcomes are not reported. Never raises."""
+        """Aborts the attempts with these handles, if they still run. Their outcomes are not reported.
+
+        Never raises.
+        """
 
 
 @runtime_checkable
@@ -377,7 +379,7 @@ class Prepares(Protocol):
     async def prepare(self, callback: Callback, now_ms: int) -> None:
         """Fetches what `handle_callback` needs for this callback.
 
-        Never raises; verification fails later if it could not.
+        Never raises. If the fetch fails, the verification fails later.
         """
 
 
@@ -405,10 +407,10 @@ class Directory(Protocol):
         """Returns addresses, locale and time zone by id. An unknown id is absent from the result."""
 
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
-        """Returns reasons not to send, by notification id. Called once per claimed batch, before the
-        attempts.
+        """Returns reasons not to send, by notification id.
 
-        A notification that is absent from the result may be sent.
+        Called once per claimed batch, before the attempts. A notification that is absent from the result may
+        be sent.
         """
 
 
@@ -430,9 +432,9 @@ class Renderer(Protocol):
     ) -> Rendered:
         """Returns the content in exactly this locale.
 
-        If the settings declare locales, `locale` is one of them. Otherwise it is the
-        recipient's own locale, or None. Raises `TemplateNotFound` if there is no such template, and
-        `TemplateFailed` if it cannot be rendered with the data.
+        If the settings declare locales, `locale` is one of them. Otherwise it is the recipient's own locale,
+        or None. Raises `TemplateNotFound` if there is no such template, and `TemplateFailed` if it cannot be
+        rendered with the data.
         """
 
 
@@ -447,7 +449,7 @@ class Waker(Protocol):
     """Wakes a worker early. A lost wake-up only delays work, because workers also poll."""
 
     def wake(self) -> None:
-        """Ends a current or the next call of `wait`."""
+        """Ends the current call of `wait`, or the next one if none is running."""
 
     async def wait(self, timeout_ms: int) -> None:
         """Returns when woken, at the latest after `timeout_ms`."""
@@ -470,16 +472,16 @@ class Overlaps(Protocol):
 
 @runtime_checkable
 class Listens(Protocol):
-    """A store that notifies this process of rows accepted elsewhere. A lost notification only delays work."""
+    """A store that wakes this process when another one has accepted rows. A lost wake-up only delays work."""
 
     @property
     def hears(self) -> bool:
-        """True if the connection supports notifications. False, for example, behind a connection pooler."""
+        """True if the connection supports such wake-ups. False, for example, behind a connection pooler."""
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
         """Calls `wake` when rows may have become due, and `wake_inbox` when an inbox entry was written.
 
-        Runs until it is cancelled. Returns immediately if notifications are not supported.
+        Runs until it is cancelled. Returns immediately if wake-ups are not supported.
         """
 
 
