@@ -155,7 +155,7 @@ def _check_types(where: str, maker: Any, options: Mapping[str, Any]) -> None:
         return
     for option, value in options.items():
         if option in hints and not _fits(value, hints[option]):
-            wanted = " or ".join(dict.fromkeys(_words(hints[option])))
+            wanted = " or ".join(dict.fromkeys(_type_names(hints[option])))
             raise ConfigError(f"{where}.{option}", f"has the wrong type; give {wanted}")
 
 
@@ -176,11 +176,11 @@ def _fits(value: Any, hint: Any) -> bool:
     return not isinstance(hint, type) or isinstance(value, hint)
 
 
-def _words(hint: Any) -> list[str]:
+def _type_names(hint: Any) -> list[str]:
     """Returns the names of a type for users. Types that no settings file can contain are left out."""
     origin = get_origin(hint)
     if origin in (Union, UnionType):
-        return [word for one in get_args(hint) for word in _words(one)]
+        return [word for one in get_args(hint) for word in _type_names(one)]
     return (
         [] if hint is NoneType else [_TYPE_NAMES[origin or hint]] if (origin or hint) in _TYPE_NAMES else []
     )

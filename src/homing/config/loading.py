@@ -32,7 +32,7 @@ _NOT_SETTINGS = frozenset({"HOMING_CONFIG"})
 _TEXTS = frozenset({"store", "tenant", "preset", "spool", "worker_name"})
 """Settings that are always text. An environment variable may look like a number: a tenant may be named 42."""
 
-_AT_LEAST_ONE = (
+_MIN_ONE = (
     "http.connect_timeout_ms",
     "http.max_connections",
     "http.max_host_connections",
@@ -54,7 +54,7 @@ _WITH_DURATIONS = (
 )
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PUBLIC_URL = re.compile(r"https?://[^\s/?#]+(/[^\s?#]*)?")
-_LONGEST_DURATION = 100
+_MAX_DURATION_CHARS = 100
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
@@ -96,7 +96,7 @@ def _milliseconds(value: int | float | str, where: str) -> int:
             raise ConfigError(where, f"is {value!r}; give milliseconds or text like 30s, 5m, 1h30m")
         return int(value)
     text = value.strip().lower()
-    if len(text) > _LONGEST_DURATION:
+    if len(text) > _MAX_DURATION_CHARS:
         raise ConfigError(where, f"has {len(text)} characters; give milliseconds or text like 30s, 5m, 1h30m")
     if re.fullmatch(r"-?[0-9]+", text):
         return int(text)
@@ -198,15 +198,15 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any], source: str) -> dict[s
     for key, value in over.items():
         if key not in Settings.__struct_fields__:
             raise ConfigError(key, f"{unknown_field(key, Settings.__struct_fields__)} (in {source})")
-        merged[key] = _over(merged.get(key), value)
+        merged[key] = _merge_value(merged.get(key), value)
     return merged
 
 
-def _over(base: Any, value: Any) -> Any:
+def _merge_value(base: Any, value: Any) -> Any:
     """Merges tables key by key at every depth. Any other value is replaced."""
     if not (isinstance(base, Mapping) and isinstance(value, Mapping)):
         return value
-    return {**base, **{key: _over(base.get(key), one) for key, one in value.items()}}
+    return {**base, **{key: _merge_value(base.get(key), one) for key, one in value.items()}}
 
 
 def _settings(raw: dict[str, Any]) -> Settings:
@@ -247,7 +247,7 @@ def _check(settings: Settings) -> None:
         raise ConfigError(
             "slots", "must be at least 1 for each mode; with 0, its notifications would never be sent"
         )
-    for name in _AT_LEAST_ONE:
+    for name in _MIN_ONE:
         if (number := attrgetter(name)(settings)) < 1:
             raise ConfigError(name, f"is {number}; it must be at least 1")
     _check_service(settings)

@@ -29,9 +29,9 @@ AUDIT, AUDIT_HEAD = "audit", "audit_head"
 GENESIS = "0" * 64
 """Value of `previous` in the first entry of a chain."""
 
-_NUMBERS = 10**12
-_MOST_TEXT = 500
-_MOST_DETAIL_BYTES = 8_000
+_MAX_NUMBER = 10**12
+_MAX_TEXT_CHARS = 500
+_MAX_DETAIL_BYTES = 8_000
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -121,7 +121,7 @@ def deed(at: int, who: str, action: str, target: str, detail: Mapping[str, Any])
 
 def key_of(number: int) -> str:
     """Returns the registry key of an entry. The newest entry sorts first."""
-    return f"{_NUMBERS - number:012d}"
+    return f"{_MAX_NUMBER - number:012d}"
 
 
 def written(tenant: str, head: Head, deeds: Iterable[Deed]) -> tuple[AuditEntry, ...]:
@@ -188,24 +188,24 @@ class Walk:
 
     def page(self, entries: Sequence[Entry]) -> list[Fault]:
         """Verifies the next page of entries, newest first, and returns the faults found."""
-        return [fault for entry in entries for fault in self._one(entry)]
+        return [fault for entry in entries for fault in self._verify_entry(entry)]
 
     def end(self) -> list[Fault]:
         """Verifies, after the last page, that the first entry was reached. Returns the faults found."""
-        faults = self._gap(0)
+        faults = self._missing_entries(0)
         if not faults and self._expected not in (None, GENESIS):
             faults.append(self._fault(FaultKind.CHANGED, 1, "it is not the first entry of the chain"))
         return faults
 
-    def _one(self, stored: Entry) -> list[Fault]:
+    def _verify_entry(self, stored: Entry) -> list[Fault]:
         number = number_of(stored.key)
         if number is None or not 1 <= number <= self._next:
             where = stored.key if number is None else number
             return [self._fault(FaultKind.INSERTED, number or 0, f"{where} is beyond the head of the chain")]
-        faults = self._gap(number)
+        faults = self._missing_entries(number)
         self._next = number - 1
         entry = entry_from(stored.value)
-        fault = self._judged(entry, number)
+        fault = self._find_fault(entry, number)
         if fault is not None:
             faults.append(fault)
             self._expected = None
@@ -216,7 +216,7 @@ class Walk:
                 self.seen[entry.hash] = number
         return faults
 
-    def _judged(self, entry: AuditEntry | None, number: int) -> Fault | None:
+    def _find_fault(self, entry: AuditEntry | None, number: int) -> Fault | None:
         if entry is None:
             return self._fault(FaultKind.CHANGED, number, "it cannot be read as an audit entry")
         sound = entry.computed() == entry.hash
@@ -231,7 +231,7 @@ class Walk:
             return self._fault(FaultKind.CHANGED, number, f"its hash is not the one that {above} refers to")
         return None
 
-    def _gap(self, number: int) -> list[Fault]:
+    def _missing_entries(self, number: int) -> list[Fault]:
         """Reports the entries that are missing between the last one seen and `number`."""
         if number >= self._next:
             return []
@@ -258,29 +258,29 @@ def number_of(key: str) -> int | None:
     """Returns the number of an entry from its key, or None if the key is not one of an entry."""
     if not (key.isascii() and key.isdigit() and len(key) == 12):
         return None
-    return _NUMBERS - int(key)
+    return _MAX_NUMBER - int(key)
 
 
 def _plain(text: str) -> str:
-    return SURROGATE.sub("?", text).replace("\x00", "?")[:_MOST_TEXT]
+    return SURROGATE.sub("?", text).replace("\x00", "?")[:_MAX_TEXT_CHARS]
 
 
 def _detail(detail: Mapping[str, Any]) -> dict[str, Any]:
-    plain = _quiet(msgspec.to_builtins(dict(detail), str_keys=True))
+    plain = _redacted(msgspec.to_builtins(dict(detail), str_keys=True))
     encoded = _encode(plain)
-    if len(encoded) > _MOST_DETAIL_BYTES:
+    if len(encoded) > _MAX_DETAIL_BYTES:
         return {"tooLong": len(encoded)}
     found: dict[str, Any] = msgspec.json.decode(encoded)
     return found
 
 
-def _quiet(value: Any) -> Any:
+def _redacted(value: Any) -> Any:
     if isinstance(value, str):
         return redact(_plain(value))
     if isinstance(value, Mapping):
-        return {_plain(str(key)): _quiet(one) for key, one in value.items()}
+        return {_plain(str(key)): _redacted(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_quiet(one) for one in value]
+        return [_redacted(one) for one in value]
     if isinstance(value, int) and value.bit_length() > 63:
         return str(value)  # some stores cannot keep it as a number
     return value

@@ -99,19 +99,19 @@ def decide(
     """
     record = _record(claim, outcome, latency_ms)
     if outcome.kind is _ACCEPTED:
-        return _end(claim, policy, _DELIVERED if outcome.delivered else _SENT, None, record)
+        return _settle_final(claim, policy, _DELIVERED if outcome.delivered else _SENT, None, record)
     if outcome.kind in _PERMANENT:
         puts = outcome_effects(claim, claim.provider, outcome.kind)
-        return _end(claim, policy, Status.FAILED, _PERMANENT[outcome.kind], record, puts=puts)
+        return _settle_final(claim, policy, Status.FAILED, _PERMANENT[outcome.kind], record, puts=puts)
     if claim.mode is _SYNCHRONOUS:
         timed_out = outcome.kind in _UNSURE or outcome.error_code == "timeout"
         reason = Reason.DELIVERY_TIMEOUT if timed_out else Reason.DELIVERY_FAILED
-        return _end(claim, policy, Status.FAILED, reason, record)
+        return _settle_final(claim, policy, Status.FAILED, reason, record)
     if outcome.kind in _UNSURE and policy.on_timeout is OnTimeout.HOLD:
-        return _end(claim, policy, _IN_DOUBT, Reason.UNCONFIRMED, record)
+        return _settle_final(claim, policy, _IN_DOUBT, Reason.UNCONFIRMED, record)
     if claim.attempt >= allowed_attempts(claim, policy):
-        return _end(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
-    return _try_again(claim, outcome, policy, route, record, elapsed_ms, u, stopped)
+        return _settle_final(claim, policy, Status.FAILED, Reason.RETRIES_EXHAUSTED, record)
+    return _settle_retry(claim, outcome, policy, route, record, elapsed_ms, u, stopped)
 
 
 def judge(claim: Claim, policy: RetryPolicy, facts: Facts, *, now: int) -> Settlement | None:
@@ -167,7 +167,7 @@ def waiting_status(attempts: int) -> Status:
     return Status.RETRYING if attempts else Status.PENDING
 
 
-def _try_again(
+def _settle_retry(
     claim: Claim,
     outcome: Outcome,
     policy: RetryPolicy,
@@ -197,7 +197,7 @@ def _try_again(
 
     if claim.expires_at is not None and now + wait_ms >= claim.expires_at:
         if not may_move or held or now >= claim.expires_at:
-            return _end(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
+            return _settle_final(claim, policy, Status.EXPIRED, Reason.EXPIRED, record)
         move, wait_ms = True, 0
 
     # If the route has no other provider left, the notification may return to this one, but not before then.
@@ -219,7 +219,7 @@ def _try_again(
     )
 
 
-def _end(
+def _settle_final(
     claim: Claim,
     policy: RetryPolicy,
     status: Status,

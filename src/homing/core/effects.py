@@ -40,9 +40,9 @@ class Bounceable(Addressed, Protocol):
 def outcome_effects(claim: Addressed, provider: str, kind: OutcomeKind) -> tuple[RegistryPut, ...]:
     """Returns the writes after an outcome: a dead address is deactivated, an opt-out is suppressed."""
     if kind is OutcomeKind.DEAD_ADDRESS:
-        return (_dead(claim, provider),)
+        return (_deactivate(claim, provider),)
     if kind is OutcomeKind.OPTED_OUT:
-        return (_suppressed(claim, EVERY_CATEGORY, kind.value),)
+        return (_suppress(claim, EVERY_CATEGORY, kind.value),)
     return ()
 
 
@@ -70,11 +70,11 @@ def receipt_effects(row: Bounceable, recipient: Recipient, receipt: Receipt) -> 
         return ()
     match receipt.event:
         case ReceiptEvent.UNSUBSCRIBE:
-            return _unsubscribed(row, recipient, receipt)
+            return _unsubscribe(row, recipient, receipt)
         case ReceiptEvent.SPAM_REPORT:
-            return (_suppressed(row, EVERY_CATEGORY, receipt.event.value),)
+            return (_suppress(row, EVERY_CATEGORY, receipt.event.value),)
         case _:
-            return (_dead(row, receipt.provider),)
+            return (_deactivate(row, receipt.provider),)
 
 
 def suppression_key(channel: Channel, address: str, category: str) -> str:
@@ -116,22 +116,22 @@ def part_text(part: str) -> str:
     return part.replace("%3A", ":").replace("%25", "%")
 
 
-def _dead(what: Addressed, provider: str) -> RegistryPut:
+def _deactivate(what: Addressed, provider: str) -> RegistryPut:
     if what.channel is not Channel.PUSH:
-        return _suppressed(what, EVERY_CATEGORY, OutcomeKind.DEAD_ADDRESS.value)
+        return _suppress(what, EVERY_CATEGORY, OutcomeKind.DEAD_ADDRESS.value)
     value: dict[str, Any] = {"token": what.address, "active": False, "why": f"dead at {provider}"}
     return RegistryPut(tenant=what.tenant, kind=DEVICE, key=address_key(what.address), value=value)
 
 
-def _suppressed(what: Addressed, category: str, why: str) -> RegistryPut:
+def _suppress(what: Addressed, category: str, why: str) -> RegistryPut:
     value = {"channel": what.channel.value, "address": what.address, "category": category, "why": why}
     key = suppression_key(what.channel, what.address, category)
     return RegistryPut(tenant=what.tenant, kind=SUPPRESSION, key=key, value=value)
 
 
-def _unsubscribed(row: Addressed, recipient: Recipient, receipt: Receipt) -> tuple[RegistryPut, ...]:
+def _unsubscribe(row: Addressed, recipient: Recipient, receipt: Receipt) -> tuple[RegistryPut, ...]:
     category = EVERY_CATEGORY if receipt.unsubscribed_from_all else row.category
-    suppressed = _suppressed(row, category, receipt.event.value)
+    suppressed = _suppress(row, category, receipt.event.value)
     if recipient.id is None:
         return (suppressed,)
     preference = RegistryPut(

@@ -24,7 +24,7 @@ LEASE_MS = 30_000
 KIND = "job"
 """Kind of the jobs' entries in the registry."""
 
-_END = (1 << 48) - 1
+_MAX_TIME_MS = (1 << 48) - 1
 
 
 class JobStatus(StrEnum):
@@ -80,7 +80,7 @@ class Job(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def key_of(id: str) -> str:
     """Returns the registry key of a job. The newest job sorts first."""
-    return f"{_END - made_at(id):012x}-{id}"
+    return f"{_MAX_TIME_MS - made_at(id):012x}-{id}"
 
 
 def as_read(job: Job, updated_at: datetime, now: datetime) -> Job:

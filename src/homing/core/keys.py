@@ -23,10 +23,10 @@ ID_BITS, SECRET_BITS = 60, 160
 
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 """Base-32 digits without i, l, o and u, which are easily misread or misheard."""
-_ID_LENGTH, _SECRET_LENGTH, _CHECK_LENGTH = ID_BITS // 5, SECRET_BITS // 5, 6
-_CHECK_BITS = 5 * _CHECK_LENGTH
+_ID_LENGTH, _SECRET_LENGTH, _CHECKSUM_LENGTH = ID_BITS // 5, SECRET_BITS // 5, 6
+_CHECKSUM_BITS = 5 * _CHECKSUM_LENGTH
 _ID_END = len(PREFIX) + _ID_LENGTH
-_LENGTH = _ID_END + 1 + _SECRET_LENGTH + _CHECK_LENGTH
+_LENGTH = _ID_END + 1 + _SECRET_LENGTH + _CHECKSUM_LENGTH
 _DIGITS_ONLY = re.compile(f"[{_DIGITS}]+")
 _DUMMY_DIGEST = sha256(b"nobody's").hexdigest()
 
@@ -111,9 +111,9 @@ def minted(id_bits: int, secret_bits: int) -> Minted:
 
     Its last six characters are a checksum that detects typos.
     """
-    id = _spelled(id_bits, _ID_LENGTH)
-    bare = _spelled(secret_bits, _SECRET_LENGTH)
-    secret = bare + _check(id, bare)
+    id = _to_base32(id_bits, _ID_LENGTH)
+    bare = _to_base32(secret_bits, _SECRET_LENGTH)
+    secret = bare + _checksum(id, bare)
     return Minted(id, f"{PREFIX}{id}_{secret}", _digest(secret))
 
 
@@ -126,8 +126,8 @@ def key_parts(text: str) -> tuple[str, str] | None:
 
 def well_formed(id: str, secret: str) -> bool:
     """Returns True if the checksum is right. This detects a mistyped key before the store is queried."""
-    bare, check = secret[:-_CHECK_LENGTH], secret[-_CHECK_LENGTH:]
-    return bool(_DIGITS_ONLY.fullmatch(id + bare)) and check == _check(id, bare)
+    bare, check = secret[:-_CHECKSUM_LENGTH], secret[-_CHECKSUM_LENGTH:]
+    return bool(_DIGITS_ONLY.fullmatch(id + bare)) and check == _checksum(id, bare)
 
 
 def matches(record: KeyRecord | None, secret: str) -> bool:
@@ -162,11 +162,11 @@ def _digest(secret: str) -> str:
     return sha256(secret.encode()).hexdigest()
 
 
-def _check(id: str, secret: str) -> str:
-    return _spelled(crc32(f"{id}_{secret}".encode()) & ((1 << _CHECK_BITS) - 1), _CHECK_LENGTH)
+def _checksum(id: str, secret: str) -> str:
+    return _to_base32(crc32(f"{id}_{secret}".encode()) & ((1 << _CHECKSUM_BITS) - 1), _CHECKSUM_LENGTH)
 
 
-def _spelled(bits: int, length: int) -> str:
+def _to_base32(bits: int, length: int) -> str:
     return "".join(_DIGITS[(bits >> 5 * place) & 31] for place in reversed(range(length)))
 
 

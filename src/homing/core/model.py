@@ -44,7 +44,7 @@ class Priority(StrEnum):
 
 
 class Mode(StrEnum):
-    """Delivery mode, which intake derives from the request's type and priority."""
+    """Delivery mode, which intake derives from the request."""
 
     SYNCHRONOUS = "synchronous"
     PRIORITY = "priority"
@@ -395,7 +395,7 @@ class AttemptRecord(Struct, frozen=True, gc=False):
 
 
 class RegistryPut(Struct, frozen=True, kw_only=True):
-    """A write of reference data that belongs to a settlement or receipt such as a dead address or an
+    """A write of reference data that belongs to a settlement or receipt, such as a dead address or an
     unsubscription.
 
     Only the fields in `value` are overwritten; an existing entry keeps its other fields.

@@ -21,12 +21,12 @@ from homing.core.times import check_zone
 
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
-_FREE = frozenset({"data", "metadata"})
+_FREE_JSON_FIELDS = frozenset({"data", "metadata"})
 """Fields that may hold any JSON."""
 _KNOWN_KINDS = (str, int, float, bytes, date, time, timedelta, Decimal, type(None))
 """Types that need no hint in an error message about a wrong type."""
 _S = TypeVar("_S", bound=Struct)
-_AT = re.compile(r" - at `(?:key in )?\$?\.?([^`]*)`$|- at `key` in `\$\.?([^`]*)`$")
+_PATH = re.compile(r" - at `(?:key in )?\$?\.?([^`]*)`$|- at `key` in `\$\.?([^`]*)`$")
 
 
 def request_from(raw: Any) -> SendRequest:
@@ -102,7 +102,7 @@ def _plain_fields(value: Struct, prefix: str) -> dict[str, Any]:
 
 def _plain_item(name: Any, item: Any, where: str) -> Any:
     place = (below(where, str(name)) if where else str(name)) if isinstance(name, str) else where
-    return (plain_json if name in _FREE else _plain)(item, place)
+    return (plain_json if name in _FREE_JSON_FIELDS else _plain)(item, place)
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -140,7 +140,7 @@ def explained(error: msgspec.ValidationError, known: Iterable[str]) -> tuple[str
     text = str(error)
     if unknown := _UNKNOWN.match(text):
         return unknown[1], unknown_field(unknown[1], known)
-    place = _AT.search(text)
+    place = _PATH.search(text)
     field = (place[1] or place[2] or "") if place else ""
     if missing := _MISSING.match(text):
         return f"{field}.{missing[1]}" if field else missing[1], "is missing"

@@ -24,7 +24,7 @@ from homing.core.failover import Stop, has_refused, rotation
 from homing.core.model import AttemptRecord, Channel, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
 from homing.core.states import FINAL_FAILURE_RANK, RECEIPT_RANK, WAITING
 
-_NOTED = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
+_RECORD_ONLY = frozenset({ReceiptEvent.OPEN, ReceiptEvent.CLICK, ReceiptEvent.UNSUBSCRIBE})
 """Events that are always recorded and never change the status."""
 
 
@@ -104,31 +104,31 @@ def same_message(attempts: Sequence[AttemptRecord], index: int) -> list[int]:
 
 def absorb(standing: Standing, receipt: Receipt) -> Verdict | None:
     """Returns the decision on one receipt, or None if the receipt is a repetition or changes nothing."""
-    if receipt.event in _NOTED:
-        return _stay(standing, standing.rank)
+    if receipt.event in _RECORD_ONLY:
+        return _keep_status(standing, standing.rank)
     final = receipt.event is ReceiptEvent.FAILED and _is_final(standing, receipt)
     rank = FINAL_FAILURE_RANK if final else RECEIPT_RANK[receipt.event]
     if rank <= standing.rank:
         # A dead address is recorded whatever the earlier receipts were: a bounce may follow a delivery.
         late = receipt.event is ReceiptEvent.FAILED and has_effects(receipt) and final
-        return _stay(standing, standing.rank) if late else None
+        return _keep_status(standing, standing.rank) if late else None
     match receipt.event:
         case ReceiptEvent.DELIVERED:
-            return _to(standing, rank, Status.DELIVERED, None)
+            return _change_status(standing, rank, Status.DELIVERED, None)
         case ReceiptEvent.SPAM_REPORT:
-            return _to(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
+            return _change_status(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
         case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status is Status.IN_DOUBT:
-            return _to(standing, rank, Status.SENT, None)
+            return _change_status(standing, rank, Status.SENT, None)
         case ReceiptEvent.FAILED if standing.newest and standing.status in (Status.SENT, Status.IN_DOUBT):
             if final or standing.mode is Mode.SYNCHRONOUS:
-                return _to(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
-            return _again(standing, receipt, rank)
+                return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            return _reopen(standing, receipt, rank)
         case ReceiptEvent.FAILED if standing.newest and standing.status in WAITING:
             if final:
-                return _to(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
-            return replace(_stay(standing, rank), hold_ms=_retry_after_ms(receipt))
+                return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            return replace(_keep_status(standing, rank), hold_ms=_retry_after_ms(receipt))
         case _:
-            return _stay(standing, rank)
+            return _keep_status(standing, rank)
 
 
 def _is_final(standing: Standing, receipt: Receipt) -> bool:
@@ -139,20 +139,20 @@ def _is_final(standing: Standing, receipt: Receipt) -> bool:
         case OutcomeKind.BAD_RECIPIENT | OutcomeKind.DEAD_ADDRESS | OutcomeKind.OPTED_OUT:
             return not always_fails_over(standing.bounce_always, receipt)
         case OutcomeKind.PROVIDER_FAULT:
-            return not _others(standing, receipt)
+            return not _other_providers(standing, receipt)
         case None:
             return standing.unknown_before
         case _:
             return False
 
 
-def _again(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
+def _reopen(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
     """Reopens the notification at the next provider without a hold, or at the one that is free first."""
     backoff_ms, here_ms = _waits_ms(standing, receipt)
     provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
     free_in = [
         (max(0, standing.holds.get(stop.provider, 0) - standing.now), stop)
-        for stop in _others(standing, receipt)
+        for stop in _other_providers(standing, receipt)
     ]
     if free_in:
         wait_ms, stop = min(free_in, key=lambda found: found[0])
@@ -170,7 +170,7 @@ def _again(standing: Standing, receipt: Receipt, rank: int) -> Verdict:
     )
 
 
-def _others(standing: Standing, receipt: Receipt) -> list[Stop]:
+def _other_providers(standing: Standing, receipt: Receipt) -> list[Stop]:
     """Returns the other providers in route order, without those that rejected the notification."""
     if standing.pinned:
         return []
@@ -201,14 +201,14 @@ def _retry_after_ms(receipt: Receipt) -> int:
     return min(receipt.retry_after_ms or 0, LONGEST_RETRY_AFTER_MS)
 
 
-def _to(standing: Standing, rank: int, status: Status, reason: Reason | None) -> Verdict:
+def _change_status(standing: Standing, rank: int, status: Status, reason: Reason | None) -> Verdict:
     return Verdict(
         status_after=status, rank=rank, reason=reason, provider=standing.provider, outlet=standing.outlet
     )
 
 
-def _stay(standing: Standing, rank: int) -> Verdict:
-    return _to(standing, rank, standing.status, None)
+def _keep_status(standing: Standing, rank: int) -> Verdict:
+    return _change_status(standing, rank, standing.status, None)
 
 
 def _last(indexes: Iterable[int]) -> int | None:

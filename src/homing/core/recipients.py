@@ -19,9 +19,9 @@ from homing.core.reading import explained, fields_from
 from homing.core.request import ADDRESS_FIELD, address_of, check_name
 from homing.core.text import check_line
 
-_LONGEST_ID = 320
-_LONGEST_TOKEN = 4096
-_MOST_DEVICES = 50
+_MAX_ID_CHARS = 320
+_MAX_TOKEN_CHARS = 4096
+_MAX_DEVICES = 50
 _TimeOfDay = Annotated[str, Meta(examples=["22:00"])]
 
 
@@ -35,7 +35,7 @@ class KnownRecipient(Recipient, frozen=True, omit_defaults=True, rename="camel")
 class Device(Struct, frozen=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True):
     """A device that receives push messages. Written without `active`, a known device keeps its state."""
 
-    token: Annotated[str, Meta(min_length=1, max_length=_LONGEST_TOKEN, examples=["fcm-token-1"])]
+    token: Annotated[str, Meta(min_length=1, max_length=_MAX_TOKEN_CHARS, examples=["fcm-token-1"])]
     platform: Annotated[str, Meta(max_length=50, examples=["ios"])] = ""
     """`ios`, `android`, `web` or another name that the application chooses. Empty if not given."""
     active: bool | None = None
@@ -133,8 +133,8 @@ def check_id(id: Any) -> None:
     if not isinstance(id, str) or not id.strip():
         raise InvalidRequest("recipient.id", "is empty; give the recipient's id in your application")
     check_line(id, "recipient.id")
-    if len(id) > _LONGEST_ID:
-        raise InvalidRequest("recipient.id", f"has {len(id)} characters; at most {_LONGEST_ID} are allowed")
+    if len(id) > _MAX_ID_CHARS:
+        raise InvalidRequest("recipient.id", f"has {len(id)} characters; at most {_MAX_ID_CHARS} are allowed")
 
 
 def check_category(category: Any) -> str:
@@ -162,9 +162,9 @@ def address_on(channel: Channel, address: Any) -> str:
     """Returns an address in the normalized form in which notifications store it."""
     if not isinstance(address, str) or not address.strip():
         raise InvalidRequest("address", f"is empty; give an address for {channel.value}")
-    if len(address) > _LONGEST_TOKEN:
+    if len(address) > _MAX_TOKEN_CHARS:
         raise InvalidRequest(
-            "address", f"has {len(address)} characters; at most {_LONGEST_TOKEN} are allowed"
+            "address", f"has {len(address)} characters; at most {_MAX_TOKEN_CHARS} are allowed"
         )
     try:
         return address_of(Recipient(**{ADDRESS_FIELD[channel]: address}), channel)
@@ -200,9 +200,9 @@ def _address(raw: str | None, channel: Channel) -> str | None:
 
 
 def _checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
-    if len(devices) > _MOST_DEVICES:
+    if len(devices) > _MAX_DEVICES:
         raise InvalidRequest(
-            "recipient.devices", f"has {len(devices)} entries; at most {_MOST_DEVICES} are allowed"
+            "recipient.devices", f"has {len(devices)} entries; at most {_MAX_DEVICES} are allowed"
         )
     found: dict[str, Device] = {}
     for i, device in enumerate(devices):
@@ -210,8 +210,8 @@ def _checked_devices(devices: tuple[Device, ...]) -> tuple[Device, ...]:
         token = device.token.strip()
         check_line(token, f"{where}.token")
         check_line(device.platform, f"{where}.platform")
-        if not 0 < len(token) <= _LONGEST_TOKEN:
-            raise InvalidRequest(f"{where}.token", f"must have 1 to {_LONGEST_TOKEN} characters")
+        if not 0 < len(token) <= _MAX_TOKEN_CHARS:
+            raise InvalidRequest(f"{where}.token", f"must have 1 to {_MAX_TOKEN_CHARS} characters")
         if len(device.platform) > 50:
             raise InvalidRequest(
                 f"{where}.platform", f"has {len(device.platform)} characters; at most 50 are allowed"

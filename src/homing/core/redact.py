@@ -7,11 +7,11 @@ import re
 HIDDEN = "•••"
 
 # Each pattern starts at a word and does not backtrack, so that long input takes only linear time.
-_NAMED = r"password|passwd|secret|token|api[-_ ]?key|authorization"
+_SENSITIVE_WORDS = r"password|passwd|secret|token|api[-_ ]?key|authorization"
 _RULES = (
     (
         re.compile(
-            rf"(?i)\b((?:{_NAMED})[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?:(?:bearer|basic)\s{{1,3}})?[^\s\"',;&]++"
+            rf"(?i)\b((?:{_SENSITIVE_WORDS})[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)(?:(?:bearer|basic)\s{{1,3}})?[^\s\"',;&]++"
         ),
         rf"\1{HIDDEN}",
     ),
@@ -22,7 +22,7 @@ _RULES = (
     (re.compile(r"(?<![\w-])\+?\d(?:[ ().-]{0,3}\d){6,20}(?![\w-])"), HIDDEN),
     (re.compile(r"(?<![\w:-])[\w:-]{32,}+"), HIDDEN),
 )
-_LONGEST = 20_000
+_MAX_CHARS = 20_000
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -31,7 +31,7 @@ def redact(text: str) -> str:
 
     Notification ids stay.
     """
-    text = text[:_LONGEST].replace("\x00", "")
+    text = text[:_MAX_CHARS].replace("\x00", "")
     kept: list[str] = []
 
     def keep(found: re.Match[str]) -> str:

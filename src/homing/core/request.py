@@ -99,7 +99,7 @@ _KEY = re.compile(r"[\x20-\x7e]{1,255}")
 _NAME = re.compile(r"[\w.:/\-]{1,100}")
 _ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
 _EMAIL = Channel.EMAIL
-_PHONE_FILL = re.compile(r"[\s().\-]")
+_PHONE_SEPARATORS = re.compile(r"[\s().\-]")
 _PHONE = re.compile(r"\+?[0-9]{3,15}")
 
 ADDRESS_FIELD: dict[Channel, str] = {
@@ -110,7 +110,7 @@ ADDRESS_FIELD: dict[Channel, str] = {
     Channel.CHAT: "url",
     Channel.QUEUE: "url",
 }
-_SAYS: dict[Channel, tuple[str, ...]] = {
+_CONTENT_FIELDS: dict[Channel, tuple[str, ...]] = {
     Channel.EMAIL: ("text", "html", "body"),
     Channel.SMS: ("text", "body"),
     Channel.PUSH: ("title", "body", "data"),
@@ -204,9 +204,11 @@ def check_content(content: Content, channel: Channel, limits: SendLimits) -> Con
 
     Returns the content with its data converted to built-in types.
     """
-    if not any(_readers[channel](content)):
-        raise InvalidRequest("content", f"is empty for {channel}; give one of {', '.join(_SAYS[channel])}")
-    most = _most_bytes(content.data, limits.depth) if content.data else 0
+    if not any(_read_content_fields[channel](content)):
+        raise InvalidRequest(
+            "content", f"is empty for {channel}; give one of {', '.join(_CONTENT_FIELDS[channel])}"
+        )
+    most = _max_bytes(content.data, limits.depth) if content.data else 0
     if most >= _UNKNOWN_BYTES:
         content = replace(content, data=plain_json(content.data, "content.data", limits.depth))
     texts = _texts_of(content)
@@ -317,7 +319,7 @@ def check_json(value: Any, where: str, limits: SendLimits, max_bytes: int | None
     """
     if value is None or value == {}:
         return value
-    most = _most_bytes(value, limits.depth)
+    most = _max_bytes(value, limits.depth)
     if most >= _UNKNOWN_BYTES:
         value = plain_json(value, where, limits.depth)
     if max_bytes is not None and most > max_bytes:
@@ -336,12 +338,12 @@ def _json_bytes(value: Any, where: str) -> int:
 
 _UNKNOWN_BYTES = 1 << 62
 """Size of a value that may not be JSON, or must be converted first."""
-_SHORT = frozenset({float, bool, type(None)})
-_MOST_SHORT, _MOST_CHARACTER = 32, 6
+_SCALARS = frozenset({float, bool, type(None)})
+_MAX_SCALAR_BYTES, _MAX_CHARACTER_BYTES = 32, 6
 """Maximum number of bytes of a number, boolean or null, and of one character of a text."""
 
 
-def _most_bytes(value: Any, depth: int) -> int:
+def _max_bytes(value: Any, depth: int) -> int:
     """Returns an upper bound of a value's size as JSON, which is cheaper than encoding it.
 
     Returns at least `_UNKNOWN_BYTES` if any part is not plain. `plain_json` then converts or rejects it.
@@ -349,35 +351,35 @@ def _most_bytes(value: Any, depth: int) -> int:
     if depth < 0:
         return _UNKNOWN_BYTES
     if isinstance(value, dict):
-        return _most_bytes_of_members(value, depth)
+        return _max_bytes_of_members(value, depth)
     kind = type(value)
     if kind is str:
-        return _MOST_CHARACTER * len(value) + 2 if is_storable(value) else _UNKNOWN_BYTES
+        return _MAX_CHARACTER_BYTES * len(value) + 2 if is_storable(value) else _UNKNOWN_BYTES
     if kind is int:
-        return _MOST_SHORT if LEAST_INTEGER <= value <= MOST_INTEGER else _UNKNOWN_BYTES
+        return _MAX_SCALAR_BYTES if LEAST_INTEGER <= value <= MOST_INTEGER else _UNKNOWN_BYTES
     if isinstance(value, (list, tuple)):
         most = 2
         for item in value:
-            most += _most_bytes(item, depth - 1) + 1
+            most += _max_bytes(item, depth - 1) + 1
         return most
-    if kind not in _SHORT or (kind is float and not isfinite(value)):
+    if kind not in _SCALARS or (kind is float and not isfinite(value)):
         return _UNKNOWN_BYTES
-    return _MOST_SHORT
+    return _MAX_SCALAR_BYTES
 
 
-def _most_bytes_of_members(value: dict[Any, Any], depth: int) -> int:
+def _max_bytes_of_members(value: dict[Any, Any], depth: int) -> int:
     most = 2
     for key, item in value.items():
         if type(key) is not str or ((not key.isascii() or "\x00" in key) and not is_storable(key)):
             return _UNKNOWN_BYTES
-        most += _MOST_CHARACTER * len(key) + 4
+        most += _MAX_CHARACTER_BYTES * len(key) + 4
         kind = type(item)
         if kind is str and depth and item.isascii() and "\x00" not in item:
-            most += _MOST_CHARACTER * len(item) + 2  # inlined for the common types, to save a call
+            most += _MAX_CHARACTER_BYTES * len(item) + 2  # inlined for the common types, to save a call
         elif kind is int and depth and LEAST_INTEGER <= item <= MOST_INTEGER:
-            most += _MOST_SHORT
+            most += _MAX_SCALAR_BYTES
         else:
-            most += _most_bytes(item, depth - 1)
+            most += _max_bytes(item, depth - 1)
     return most
 
 
@@ -393,7 +395,7 @@ def check_recipient(recipient: Recipient) -> None:
     for value in [one for one in values if one is not None]:
         if type(value) is not str:
             raise NotPlain
-        if not (len(value) <= _LONGEST and value.isascii() and value.isprintable()):
+        if not (len(value) <= _MAX_LENGTH and value.isascii() and value.isprintable()):
             usual = False
     if usual:
         return
@@ -404,14 +406,14 @@ def check_recipient(recipient: Recipient) -> None:
                 raise InvalidRequest(where, f"has {len(value)} characters; at most {longest} are allowed")
 
 
-def _phone(number: str, where: str) -> str:
-    bare = _PHONE_FILL.sub("", number)
+def _normalize_phone(number: str, where: str) -> str:
+    bare = _PHONE_SEPARATORS.sub("", number)
     if not _PHONE.fullmatch(bare):
         raise InvalidRequest(where, "is not a phone number like +15550100")
     return bare
 
 
-def _url(url: str, where: str) -> str:
+def _check_url(url: str, where: str) -> str:
     path = url.find("/", 8)  # after http:// or https://
     if " " in url or not _is_origin(url if path < 0 else url[:path]):
         raise InvalidRequest(where, "is not a URL like https://example.org/hook")
@@ -438,21 +440,21 @@ _texts_of = attrgetter(*_TEXTS)
 _NO_TEXTS = (None,) * len(_TEXTS)
 _TEXT_OR_NONE = frozenset({str, type(None)})
 _DATA = frozenset({dict, type(None)})
-_readers = {channel: attrgetter(*parts) for channel, parts in _SAYS.items()}
-_LONGEST = 320
+_read_content_fields = {channel: attrgetter(*parts) for channel, parts in _CONTENT_FIELDS.items()}
+_MAX_LENGTH = 320
 _RECIPIENT_FIELDS = {
-    name: (f"recipient.{wire}", 4096 if name in ("device_token", "url") else _LONGEST)
+    name: (f"recipient.{wire}", 4096 if name in ("device_token", "url") else _MAX_LENGTH)
     for name, wire in zip(Recipient.__struct_fields__, Recipient.__struct_encode_fields__, strict=True)
 }
 """Field → its name in error messages, and its maximum length."""
 _values_of = attrgetter(*_RECIPIENT_FIELDS)
-_FORMS: dict[Channel, Callable[[str, str], str]] = {
+_NORMALIZERS: dict[Channel, Callable[[str, str], str]] = {
     Channel.EMAIL: email_address,
-    Channel.SMS: _phone,
-    Channel.WEBHOOK: _url,
+    Channel.SMS: _normalize_phone,
+    Channel.WEBHOOK: _check_url,
 }
 _ADDRESSES = {
-    channel: (attrgetter(name), _RECIPIENT_FIELDS[name][0], _FORMS.get(channel))
+    channel: (attrgetter(name), _RECIPIENT_FIELDS[name][0], _NORMALIZERS.get(channel))
     for channel, name in ADDRESS_FIELD.items()
 }
 """Channel → getter of its address, name in error messages, and normalizing function if there is one."""

@@ -40,8 +40,8 @@ from homing.core.states import SETTLE, WAITING, after_command
 # Looked up once: up to Python 3.11, `Status.SENT` calls a method written in Python.
 _SENDING, _SENT, _DELIVERED, _FAILED = Status.SENDING, Status.SENT, Status.DELIVERED, Status.FAILED
 _IN_DOUBT = Status.IN_DOUBT
-_TAKEN = frozenset({Status.SENT, Status.DELIVERED})
-_MAY_FOLLOW = SETTLE[Status.SENDING]
+_ACCEPTED_STATUSES = frozenset({Status.SENT, Status.DELIVERED})
+_AFTER_SENDING = SETTLE[Status.SENDING]
 """Statuses that a settlement may lead to."""
 _DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
 """Reasons for an intended wait, which `max_age_ms` does not include."""
@@ -106,12 +106,12 @@ class Row(Struct, gc=False):
     row has no attempt yet, or was settled by a version of Homing that did not write it."""
     bounce_min_ms: int | None = None
     """Set when the row becomes `sent` or `in_doubt`: minimum wait before a re-send at the same provider. None
-    in the same cases as `bounce_always`."""
+    if it has had neither status yet, or was settled by a version of Homing that did not write it."""
     bounce_max_ms: int | None = None
     """Maximum of that wait."""
     unknown_bounce: int = 0
-    """Number of the attempt whose receipt reported an unlisted error code and was re-sent. 0 if there is
-    none. The next unlisted code is final."""
+    """Number of the attempt after whose receipt, with an unlisted error code, the notification was sent
+    again. 0 if there is none. The next unlisted code is final."""
     updated_at: int = 0
     """Time of the last change."""
     send_at: int | None = None
@@ -193,7 +193,7 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
     row.max_attempts, row.last_delay_ms, row.last_error = new.max_attempts, new.delay_ms, new.last_error
     row.send_at, row.expires_at, row.resend_of = new.send_at, new.expires_at, new.resend_of
     if new.refused:
-        return _refused(row, now)
+        return _reject(row, now)
     _wait(row, max(start, now + new.delay_ms))
     change = _changed(row, None, 0, now)
     if submission.lease_to is not None:
@@ -201,7 +201,7 @@ def new_row(new: NewNotification, submission: Submission, now: int) -> Change:
     return change
 
 
-def _refused(row: Row, now: int) -> Change:
+def _reject(row: Row, now: int) -> Change:
     """Makes an invalid request from the SQL inbox a dead letter, because its sender gets no error."""
     row.status, row.reason, row.failed_at = Status.FAILED, Reason.BAD_CONTENT, now
     cause = _cause("guard", "refused", now, Status.PENDING, Status.FAILED, row.last_error or "")
@@ -229,12 +229,12 @@ def reclaim(row: Row, worker: str, lease_ms: int, now: int) -> Change:
     """Leases a row whose lease expired (its attempt is kept), or a waiting row whose deadline passed."""
     before = row.status
     if before is Status.SENDING:
-        _take(row, row.worker, lease_ms, now)
+        _renew_lease(row, row.worker, lease_ms, now)
     else:
         row.status = Status.SENDING
         row.overdue = True
         row.started_at = row.due_at or now  # no attempt starts; keeps the due time
-        _take(row, worker, lease_ms, now)
+        _renew_lease(row, worker, lease_ms, now)
     return _changed(row, before, row.attempts, now)
 
 
@@ -266,7 +266,7 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     if row.status is not _SENDING or row.token != settlement.token:
         return None
     after, reason, attempt, cause = settlement.status, settlement.reason, settlement.attempt, None
-    assert after in _MAY_FOLLOW, f"illegal: {row.status} → {after}"
+    assert after in _AFTER_SENDING, f"illegal: {row.status} → {after}"
     attempts, waits = row.attempts, after in WAITING
     if row.cancel_requested and (waits or after is _IN_DOUBT):
         after, reason, waits = Status.CANCELLED, Reason.OPERATOR, False
@@ -283,7 +283,7 @@ def settle(row: Row, settlement: Settlement, now: int) -> Change | None:
     row.lease_until, row.overdue, row.worker = None, False, ""
     if attempt is not None:
         row.last_attempt_at = now
-        if after not in _TAKEN:
+        if after not in _ACCEPTED_STATUSES:
             row.last_error, row.error_code = attempt.error, attempt.error_code
         if row.holds or settlement.hold_ms:
             row.holds = _holds(row, attempt.provider, settlement.hold_ms, now)
@@ -567,7 +567,7 @@ def _wait(row: Row, due_at: int) -> None:
     row.deadline_at = age_limit if row.expires_at is None else min(age_limit, row.expires_at)
 
 
-def _take(row: Row, worker: str, lease_ms: int, now: int) -> None:
+def _renew_lease(row: Row, worker: str, lease_ms: int, now: int) -> None:
     row.due_at = row.deadline_at = None
     row.token += 1
     row.worker = worker
@@ -578,7 +578,7 @@ def _finish(row: Row, now: int) -> None:
     row.due_at = row.deadline_at = None
     row.cancel_requested = False
     status = row.status
-    if status in _TAKEN:
+    if status in _ACCEPTED_STATUSES:
         row.sent_at = now if status is _SENT else row.sent_at or now
         row.failed_at = row.last_error = row.error_code = None
         if status is _DELIVERED:

@@ -62,7 +62,7 @@ class Seal:
         """Returns the token of the link for a subscription."""
         plain = msgspec.msgpack.encode(subscription)
         tag = self._tag(plain)
-        return _text(tag + self._mixed(plain, tag))
+        return _text(tag + self._apply_stream(plain, tag))
 
     def opened(self, token: str) -> Subscription | None:
         """Returns the subscription of a token, or None if the token was not made with this secret."""
@@ -72,7 +72,7 @@ class Seal:
         if _text(sealed) != token:  # unused bits must be 0, so that a subscription has only one link
             return None
         tag, mixed = sealed[:_TAG_BYTES], sealed[_TAG_BYTES:]
-        plain = self._mixed(mixed, tag)
+        plain = self._apply_stream(mixed, tag)
         if not hmac.compare_digest(tag, self._tag(plain)):
             return None
         return msgspec.msgpack.decode(plain, type=Subscription)
@@ -80,7 +80,7 @@ class Seal:
     def _tag(self, plain: bytes) -> bytes:
         return hmac.digest(self._tag_key, plain, "sha256")[:_TAG_BYTES]
 
-    def _mixed(self, text: bytes, tag: bytes) -> bytes:
+    def _apply_stream(self, text: bytes, tag: bytes) -> bytes:
         """Encrypts or decrypts; both are the same operation."""
         stream = b"".join(
             hmac.digest(self._stream_key, tag + block.to_bytes(4, "big"), "sha256")
