@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 class Deed(Struct, frozen=True, kw_only=True):
     """An action that is about to be performed, before it is appended to a chain.
 
-    Its texts are limited and redacted.
+    Its texts have a limited length.
     """
 
     at: int
