@@ -133,11 +133,11 @@ def test_the_ranks_of_receipts_are_those_of_the_code() -> None:
     assert set(told) == {event.value for event in ReceiptEvent}
 
 
-def test_every_word_of_the_sources_has_one_of_ours() -> None:
-    rows = _rows("statuses-and-transitions.md", "Words of the five source designs")
+def test_every_status_of_other_systems_has_one_of_ours() -> None:
+    rows = _rows("statuses-and-transitions.md", "Status names of other systems")
     for _, _, ours in rows:
         assert Status(ours.partition(",")[0])
-    assert {re.search(r"\((\w+)\)", source)[1] for source, _, _ in rows} == set(PRESETS)  # type: ignore[index]
+    assert {preset for preset, _, _ in rows} == set(PRESETS)
 
 
 def test_the_outcomes_and_reasons_are_all_described() -> None:
@@ -150,7 +150,7 @@ def test_the_outcomes_and_reasons_are_all_described() -> None:
 def test_what_a_breaker_makes_of_an_outcome_is_told_as_it_is() -> None:
     from homing.core.breaker import blames_provider
 
-    words = {True: "against it", False: "works", None: "says nothing"}
+    words = {True: "failure", False: "success", None: "ignored"}
     for kind, _, _, breaker in _rows("outcomes-and-reasons.md", "Outcomes"):
         assert breaker == words[blames_provider(OutcomeKind(kind))], kind
 
@@ -248,10 +248,11 @@ def test_the_modes_are_told_as_they_are() -> None:
 def test_the_breakers_numbers_are_told_as_they_are() -> None:
     text = (REFERENCE / "policies-and-presets.md").read_text().partition("## Breakers")[2]
     usual = BreakerPolicy()
-    assert f"{usual.failures} failures in a row, for {usual.open_ms // 1000} s" in text
-    assert f"is push: {PUSH_BREAKER.failures}, {PUSH_BREAKER.open_ms // 1000} s" in " ".join(text.split())
-    assert f"{usual.health_every_ms // 1000} s; a good answer" in text.replace("\n", " ")
-    assert f"from {usual.ramp_per_second:.0f} starts a" in text
+    text = " ".join(text.split())
+    assert f"{usual.failures} consecutive failures, for {usual.open_ms // 1000} s" in text
+    assert f"after {PUSH_BREAKER.failures} failures, for {PUSH_BREAKER.open_ms // 1000} s" in text
+    assert f"called every {usual.health_every_ms // 1000} s" in text
+    assert f"with {usual.ramp_per_second:.0f} starts per second" in text
 
 
 def test_the_fields_of_events_are_those_that_are_published() -> None:
