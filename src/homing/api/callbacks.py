@@ -69,7 +69,7 @@ async def greet_acs(call: Call) -> Answer[None]:
 
 @routes.post("/webhooks/sns/notifications", **_OPTIONS)
 async def hear_sns(call: Call) -> Answer[None]:
-    """Receive a message from an AWS SNS topic, signed with the topic's certificate.
+    """Receive a message from an AWS SNS topic, signed with an AWS certificate.
 
     Subscriptions are confirmed automatically.
     """

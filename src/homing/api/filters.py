@@ -29,7 +29,7 @@ class Chosen(
     type: Annotated[Text, Meta(examples=["order_confirmed"])] | None = None
     """Type of the notification."""
     provider: Annotated[Text, Meta(examples=["twilio"])] | None = None
-    """Id of the provider that handled the notification last."""
+    """Id of the provider that the notification is assigned to."""
     batch_id: Text | None = None
     """Id of the batch that the notification belongs to."""
     address: Annotated[Text, Meta(examples=["ada@example.org"])] | None = None

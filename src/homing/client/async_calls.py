@@ -147,10 +147,11 @@ class AsyncCalls(AsyncBase):
         expires_at: datetime | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Sent:
-        """Accept a notification.
+        """Send a notification.
 
-        202 means that it is on disk and will be tried until it lands. A synchronous one is sent before
-        this answers: 200, 502 or 504, and it is never sent later.
+        A response of 202 means that the notification is on disk and will be attempted until it is sent
+        or its policy ends it. A synchronous notification is sent before the response, which is 200, 502
+        or 504. It is never retried.
         """
         return await self._request(
             Sent,
@@ -197,9 +198,9 @@ class AsyncCalls(AsyncBase):
         acknowledged: bool | None = None,
         limit: int = 50,
     ) -> AsyncIterator[Notification]:
-        """Notifications, newest first.
+        """List notifications, newest first.
 
-        The answer's `cursor` asks for what follows; none is the end.
+        Pass the response's `cursor` to get the next page. The last page has none.
         """
         return self._iterate(
             Page,
@@ -221,15 +222,15 @@ class AsyncCalls(AsyncBase):
         )
 
     async def get_notification(self, id: str) -> Notification:
-        """One notification, as it is now."""
+        """Retrieve a notification."""
         return await self._request(Notification, "GET", f"/api/v1/notifications/{path_segment(id)}")
 
     async def get_attempts(self, id: str) -> Attempts:
-        """Every attempt, and everything else that changed it."""
+        """Retrieve a notification's history: its attempts and all other changes."""
         return await self._request(Attempts, "GET", f"/api/v1/notifications/{path_segment(id)}/attempts")
 
     async def explain_notification(self, id: str) -> ExplanationView:
-        """What happened, by which policy and why that one, and what comes next."""
+        """Explain a notification: what has happened, which policy applies and why, and what comes next."""
         return await self._request(
             ExplanationView, "GET", f"/api/v1/notifications/{path_segment(id)}/explain"
         )
@@ -237,7 +238,7 @@ class AsyncCalls(AsyncBase):
     async def get_retry_info(
         self, id: str, *, max_attempts: int | None = None, delay_ms: int | None = None
     ) -> RetryInfo:
-        """Where it stands in its retries, by its policy or by the settings given."""
+        """Retrieve a notification's retry state, computed with its policy or with the given settings."""
         return await self._request(
             RetryInfo,
             "GET",
@@ -246,17 +247,17 @@ class AsyncCalls(AsyncBase):
         )
 
     async def cancel_notification(self, id: str, *, why: str = "") -> Cancelled:
-        """Cancel one that has not been sent.
+        """Cancel a notification that has not been sent.
 
-        `requested`: an attempt is under way; it may still be sent by that one, and there will be no
-        further one.
+        If an attempt is in progress, the response has `requested: true`. That attempt may still send
+        the notification, but no further attempt will follow.
         """
         return await self._request(
             Cancelled, "POST", f"/api/v1/notifications/{path_segment(id)}/cancel", body=CancelBody(why=why)
         )
 
     async def reschedule_notification(self, id: str, *, delay_ms: int, why: str = "") -> Notification:
-        """Have one that waits tried later, or sooner."""
+        """Reschedule a waiting notification."""
         return await self._request(
             Notification,
             "POST",
@@ -267,7 +268,7 @@ class AsyncCalls(AsyncBase):
     async def resolve_notification(
         self, id: str, *, status: Literal["sent", "failed"], why: str = ""
     ) -> Notification:
-        """Say what became of one in doubt."""
+        """Resolve a notification whose outcome is unknown, by setting its final status."""
         return await self._request(
             Notification,
             "POST",
@@ -278,13 +279,13 @@ class AsyncCalls(AsyncBase):
     # Queue
 
     async def get_queue_counts(self) -> dict[str, int]:
-        """How many notifications have each status."""
+        """Count notifications by status."""
         return await self._request(dict[str, int], "GET", "/api/v1/queue/counts")
 
     async def list_pending(
         self, *, limit: int = 50, max_attempts: int | None = None, delay_ms: int | None = None
     ) -> Items[Notification]:
-        """What is ready to be attempted now, by its policy or by the settings given."""
+        """List notifications that are due now, according to their policies or to the given settings."""
         return await self._request(
             Items[Notification],
             "GET",
@@ -293,8 +294,9 @@ class AsyncCalls(AsyncBase):
         )
 
     async def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> Items[Notification]:
-        """What waits for its next attempt after one that failed, soonest first; `nextRetryAt` says until
-        when.
+        """List notifications that wait for a retry, soonest first.
+
+        `nextRetryAt` is the time of the next attempt.
         """
         return await self._request(
             Items[Notification],
@@ -304,25 +306,25 @@ class AsyncCalls(AsyncBase):
         )
 
     async def get_retry_statistics(self) -> Items[AttemptStatistics]:
-        """Notifications by the number of attempts made."""
+        """Count notifications by the number of attempts."""
         return await self._request(Items[AttemptStatistics], "GET", "/api/v1/queue/statistics")
 
     async def get_success_by_attempt(self) -> Items[AttemptSuccess]:
-        """Of those that ended after n attempts, how many were sent. Purged ones count."""
+        """Calculate the success rate by number of attempts. Purged notifications are included."""
         return await self._request(Items[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
 
     async def get_queue_health(self) -> HealthMetrics:
-        """Thirteen numbers that say how retrying goes."""
+        """Retrieve thirteen metrics about the health of retries."""
         return await self._request(HealthMetrics, "GET", "/api/v1/queue/health")
 
     async def list_error_groups(self, *, limit: int = 50) -> Items[ErrorGroup]:
-        """Dead letters by what they died of, most first."""
+        """Group dead letters by error, largest group first."""
         return await self._request(
             Items[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit)
         )
 
     async def list_roll_ups(self, *, since_ms: int = 86400000) -> Items[RollUp]:
-        """Hourly sums by channel and provider. A purge does not touch them."""
+        """List hourly totals by channel and provider. They include purged notifications."""
         return await self._request(
             Items[RollUp], "GET", "/api/v1/queue/roll-ups", query=RollUpsQuery(since_ms=since_ms)
         )
@@ -337,7 +339,7 @@ class AsyncCalls(AsyncBase):
         channel: Channel = Channel.EMAIL,
         priority: Priority = Priority.MEDIUM,
     ) -> RetryDelay:
-        """How long the wait after an attempt is, before jitter."""
+        """Calculate the delay after a failed attempt, before jitter."""
         return await self._request(
             RetryDelay,
             "GET",
@@ -371,7 +373,7 @@ class AsyncCalls(AsyncBase):
     ) -> AsyncIterator[Notification]:
         """List dead letters, unacknowledged first, then newest first.
 
-        The answer's `cursor` asks for what follows; none is the end.
+        Pass the response's `cursor` to get the next page. The last page has none.
         """
         return self._iterate(
             Page,
@@ -392,7 +394,10 @@ class AsyncCalls(AsyncBase):
         )
 
     async def group_dead_letters(self, *, limit: int = 50) -> Items[ErrorGroup]:
-        """Dead letters by what they died of, most first; the newest of each as an example."""
+        """Group dead letters by error, largest group first.
+
+        Each group includes its newest dead letter as an example.
+        """
         return await self._request(
             Items[ErrorGroup], "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit)
         )
@@ -406,11 +411,11 @@ class AsyncCalls(AsyncBase):
         dry_run: bool = False,
         rate_per_second: float | None = None,
     ) -> Job:
-        """Acknowledge, resend, retry or cancel all that a filter finds.
+        """Acknowledge, resend, retry or cancel all notifications that match a filter.
 
-        With `dryRun`, 200 and how many it would be. Else 202 and a job that goes on by itself: look at
-        `/jobs/{id}`. A resend or retry stops when a breaker opens. Synchronous notifications are left
-        alone.
+        Responds with 202 and a background job, whose progress is at `/jobs/{id}`. With `dryRun`,
+        responds with 200 and the number of matching notifications instead. A resend or retry stops when
+        a breaker opens. Synchronous notifications are skipped.
         """
         return await self._request(
             Job,
@@ -426,7 +431,7 @@ class AsyncCalls(AsyncBase):
         )
 
     async def acknowledge_dead_letter(self, id: str, *, why: str = "") -> Notification:
-        """Say that somebody has looked at a dead letter."""
+        """Acknowledge a dead letter, to mark it as seen."""
         return await self._request(
             Notification,
             "POST",
@@ -435,9 +440,10 @@ class AsyncCalls(AsyncBase):
         )
 
     async def resend_dead_letter(self, id: str, *, why: str = "", provider: str | None = None) -> Resent:
-        """Send it again: a new notification with the same message and all its attempts.
+        """Resend a dead letter.
 
-        The original is acknowledged and linked, and cannot be resent once more.
+        Creates a new notification with the same message and the full number of attempts. The original
+        is acknowledged and linked to the new notification, and cannot be resent again.
         """
         return await self._request(
             Resent,
@@ -449,19 +455,21 @@ class AsyncCalls(AsyncBase):
     # Jobs
 
     async def list_jobs(self, *, limit: int = 50) -> Items[Job]:
-        """The tenant's jobs, newest first; the last hundred are kept."""
+        """List the tenant's jobs, newest first. The last hundred are kept."""
         return await self._request(Items[Job], "GET", "/api/v1/jobs", query=JobQuery(limit=limit))
 
     async def get_job(self, id: str) -> Job:
-        """How far a job is. One whose process has ended is `interrupted`."""
+        """Retrieve a job and its progress. If the job's process has ended unexpectedly, its status is
+        `interrupted`.
+        """
         return await self._request(Job, "GET", f"/api/v1/jobs/{path_segment(id)}")
 
     async def stop_job(self, id: str) -> Job:
-        """Stop a job at its next step, whichever process does it. One that has ended stays as it is."""
+        """Stop a job at its next step, in whichever process it runs. A job that has ended does not change."""
         return await self._request(Job, "POST", f"/api/v1/jobs/{path_segment(id)}/stop")
 
     async def resume_job(self, id: str) -> Job:
-        """Go on with a job that was stopped, failed or interrupted. Nothing is done twice."""
+        """Resume a job that was stopped, failed or interrupted. No notification is processed twice."""
         return await self._request(Job, "POST", f"/api/v1/jobs/{path_segment(id)}/resume")
 
     # Administration
@@ -469,9 +477,10 @@ class AsyncCalls(AsyncBase):
     async def retry_notification(
         self, id: str, *, reason: str, force_provider: str | None = None, admin_override: bool = False
     ) -> AdminRetried:
-        """Try one notification again now, with one attempt granted if none is left.
+        """Retry a notification now.
 
-        A synchronous one is never tried again, and one that was resent lives on in its successor.
+        Grants one more attempt if none is left. Synchronous notifications and notifications that were
+        already resent cannot be retried.
         """
         return await self._request(
             AdminRetried,
@@ -491,9 +500,11 @@ class AsyncCalls(AsyncBase):
         keys_days: float | None = None,
         dry_run: bool = False,
     ) -> Purged:
-        """Remove what has ended and is past its age, of all tenants, in small steps.
+        """Purge old records of all tenants.
 
-        `complete` is false where there is more than could be removed in the time of one request.
+        Removes notifications that have ended and idempotency keys, once they reach their age. If
+        `complete` is false in the response, the time limit of the request was reached; repeat the
+        request to continue.
         """
         return await self._request(
             Purged,
@@ -512,11 +523,11 @@ class AsyncCalls(AsyncBase):
     # Policies
 
     async def list_policies(self) -> PolicyList:
-        """The rules in force, and where each comes from."""
+        """List the active rules and where each comes from."""
         return await self._request(PolicyList, "GET", "/api/v1/policies")
 
     async def policy_history(self, *, limit: int = 50) -> Items[PolicyChangeView]:
-        """Who changed which rule, when and why; newest first."""
+        """List changes to the rules, newest first: who changed which rule, when and why."""
         return await self._request(
             Items[PolicyChangeView], "GET", "/api/v1/policies/history", query=HistoryQuery(limit=limit)
         )
@@ -530,7 +541,10 @@ class AsyncCalls(AsyncBase):
         priority: str = "medium",
         mode: Mode | None = None,
     ) -> PolicyExplanation:
-        """Which policy applies to such a notification, and where each of its fields comes from."""
+        """Explain which policy applies to notifications with these properties.
+
+        The response includes the source of each policy field.
+        """
         return await self._request(
             PolicyExplanation,
             "GET",
@@ -547,7 +561,7 @@ class AsyncCalls(AsyncBase):
         priority: str = "medium",
         mode: Mode | None = None,
     ) -> DelayTable:
-        """Every wait of such a notification on the way to the dead letter."""
+        """List the delays between attempts for a notification with these properties."""
         return await self._request(
             DelayTable,
             "GET",
@@ -569,10 +583,10 @@ class AsyncCalls(AsyncBase):
         notifications: int = 1000,
         seed: int = 1,
     ) -> RehearsalReport:
-        """What would happen: the engine's own code under virtual time, with this policy, outage and
-        traffic.
+        """Simulate a policy, outages and traffic.
 
-        Nothing is sent and nothing is changed. A rehearsal that takes too long is broken off: 422.
+        Runs the engine's own code under virtual time. Nothing is sent and nothing is changed. A
+        simulation that takes too long is aborted with 422.
         """
         return await self._request(
             RehearsalReport,
@@ -593,7 +607,7 @@ class AsyncCalls(AsyncBase):
         )
 
     async def get_policy(self, name: str) -> RuleView:
-        """One rule of one's own."""
+        """Retrieve a custom rule."""
         return await self._request(RuleView, "GET", f"/api/v1/policies/{path_segment(name)}")
 
     async def put_policy(
@@ -608,7 +622,7 @@ class AsyncCalls(AsyncBase):
         policy: PolicyFields | None = None,
         why: str = "",
     ) -> PolicyChangeView:
-        """Add or replace a rule. It holds from the next decision on, in every process."""
+        """Create or replace a custom rule. It applies from the next decision on, in every process."""
         return await self._request(
             PolicyChangeView,
             "PUT",
@@ -625,7 +639,7 @@ class AsyncCalls(AsyncBase):
         )
 
     async def delete_policy(self, name: str, *, why: str = "") -> PolicyChangeView:
-        """Take a rule out, also one that the settings file has."""
+        """Delete a custom rule, including one from the settings file."""
         return await self._request(
             PolicyChangeView, "DELETE", f"/api/v1/policies/{path_segment(name)}", query=WhyQuery(why=why)
         )
@@ -633,25 +647,26 @@ class AsyncCalls(AsyncBase):
     # Providers
 
     async def list_providers(self) -> Items[ProviderView]:
-        """The providers, the routes they are on, and their breakers as they are now."""
+        """List providers, with their routes and the current state of their breakers."""
         return await self._request(Items[ProviderView], "GET", "/api/v1/providers")
 
     async def get_provider(self, id: str) -> ProviderView:
-        """One provider."""
+        """Retrieve a provider."""
         return await self._request(ProviderView, "GET", f"/api/v1/providers/{path_segment(id)}")
 
     async def check_providers(self) -> Items[Health]:
-        """Ask every provider whether it is usable. Changes nothing."""
+        """Check whether every provider is usable. Nothing is changed."""
         return await self._request(Items[Health], "POST", "/api/v1/providers/check")
 
     async def check_provider(self, id: str) -> Health:
-        """Ask one provider whether it is usable. Changes nothing."""
+        """Check whether a provider is usable. Nothing is changed."""
         return await self._request(Health, "POST", f"/api/v1/providers/{path_segment(id)}/check")
 
     async def test_provider(self, id: str, *, address: str, channel: Channel | None = None) -> Tried:
-        """Really send a test message, now, through this provider alone.
+        """Send a real test message through a provider.
 
-        Nothing is stored and nothing is tried again; breaker, rate limit and preferences are not asked.
+        The message is sent at once, without failover. Nothing is stored and nothing is retried.
+        Breaker, rate limit and preferences are ignored.
         """
         return await self._request(
             Tried,
@@ -661,7 +676,7 @@ class AsyncCalls(AsyncBase):
         )
 
     async def set_breaker(self, id: str, *, phase: BreakerPhase, why: str = "") -> ProviderView:
-        """Open or close a provider's breaker by hand, or give it back."""
+        """Open or close a provider's breaker by hand, or return it to automatic control."""
         return await self._request(
             ProviderView,
             "POST",
@@ -672,7 +687,7 @@ class AsyncCalls(AsyncBase):
     # Templates
 
     def list_templates(self, *, limit: int = 50) -> AsyncIterator[TemplateSummary]:
-        """List templates by key: the tenant's own, and those of the folder that all tenants have."""
+        """List templates, ordered by key: the tenant's own and the shared ones from the folder."""
         return self._iterate(TemplatePage, "/api/v1/templates", TemplateQuery(limit=limit))
 
     async def check_templates(
@@ -682,10 +697,10 @@ class AsyncCalls(AsyncBase):
         locales: dict[str, dict[str, TemplateParts]] | None = None,
         sample: dict[str, Any] | None = None,
     ) -> CheckReport:
-        """Check a draft, or (without a body) everything that the tenant can send.
+        """Check a draft or, without a body, all templates that the tenant can use.
 
-        Each must compile, be there in every declared locale with the same parts, and render with its
-        sample.
+        Each template must compile, exist in every declared locale with the same parts, and render with
+        its sample data.
         """
         return await self._request(
             CheckReport,
@@ -697,7 +712,7 @@ class AsyncCalls(AsyncBase):
         )
 
     async def get_template(self, key: str) -> Template:
-        """One template with all its locales and parts, as it is in force."""
+        """Retrieve the active version of a template, with all its locales and parts."""
         return await self._request(Template, "GET", f"/api/v1/templates/{path_segment(key)}")
 
     async def put_template(
@@ -708,11 +723,11 @@ class AsyncCalls(AsyncBase):
         sample: dict[str, Any] | None = None,
         version: int = 0,
     ) -> Template:
-        """Write a template whole, as a new version.
+        """Create or replace a template, as a new version.
 
-        It is checked first, as a deployment is, and refused with all that is wrong. It wins over the
-        folder's of the same key. Sends that are accepted from then on use it, in other processes within
-        two seconds.
+        The template is checked first. If the check fails, the response lists all problems and nothing
+        is changed. The template takes precedence over a shared one with the same key. Notifications
+        that are accepted afterwards use it, in other processes within two seconds.
         """
         return await self._request(
             Template,
@@ -722,9 +737,9 @@ class AsyncCalls(AsyncBase):
         )
 
     async def delete_template(self, key: str) -> TemplateDeleted:
-        """Take the tenant's own template out of force; it can be restored by its version.
+        """Delete one of the tenant's own templates. It can be restored by its version.
 
-        The folder's of the same key is in force again.
+        If there is a shared template with the same key, it becomes active again.
         """
         return await self._request(TemplateDeleted, "DELETE", f"/api/v1/templates/{path_segment(key)}")
 
@@ -736,7 +751,7 @@ class AsyncCalls(AsyncBase):
         channel: Channel | None = None,
         data: dict[str, Any] | None = None,
     ) -> Preview:
-        """How a template reads. Nothing is sent or stored."""
+        """Render a preview of a template. Nothing is sent or stored."""
         return await self._request(
             Preview,
             "POST",
@@ -745,7 +760,7 @@ class AsyncCalls(AsyncBase):
         )
 
     def list_template_versions(self, key: str, *, limit: int = 20) -> AsyncIterator[TemplateVersion]:
-        """The versions of a tenant's own template; the last hundred are kept."""
+        """List the versions of one of the tenant's own templates. The last hundred are kept."""
         return self._iterate(
             TemplateHistory,
             f"/api/v1/templates/{path_segment(key)}/versions",
@@ -753,13 +768,15 @@ class AsyncCalls(AsyncBase):
         )
 
     async def get_template_version(self, key: str, version: int) -> Template:
-        """A template as it was then: what a notification's `templateVersion` was made from."""
+        """Retrieve an earlier version of a template, for example that of a notification's
+        `templateVersion`.
+        """
         return await self._request(
             Template, "GET", f"/api/v1/templates/{path_segment(key)}/versions/{path_segment(version)}"
         )
 
     async def restore_template(self, key: str, version: int) -> Template:
-        """Write an earlier version anew, as the newest; also of a template that was deleted."""
+        """Restore an earlier version as the newest one. Works for deleted templates too."""
         return await self._request(
             Template,
             "POST",
@@ -769,7 +786,7 @@ class AsyncCalls(AsyncBase):
     # Recipients
 
     def list_recipients(self, *, limit: int = 50) -> AsyncIterator[RecipientProfile]:
-        """List recipients by id."""
+        """List recipients, ordered by id."""
         return self._iterate(RecipientPage, "/api/v1/recipients", RecipientQuery(limit=limit))
 
     async def put_recipient(
@@ -785,10 +802,10 @@ class AsyncCalls(AsyncBase):
         devices: tuple[Device, ...] = (),
         version: int = 0,
     ) -> RecipientProfile:
-        """Write a recipient, devices included.
+        """Create or replace a recipient, including the devices.
 
-        With a `version`, only over that one. A known device that is written without `active` stays as
-        it is.
+        If `version` is set, the recipient is replaced only if this is still its newest version. A known
+        device that is given without `active` keeps its state.
         """
         return await self._request(
             RecipientProfile,
@@ -807,24 +824,24 @@ class AsyncCalls(AsyncBase):
         )
 
     async def get_recipient(self, id: str) -> RecipientProfile:
-        """One recipient with their devices."""
+        """Retrieve a recipient, including the devices."""
         return await self._request(RecipientProfile, "GET", f"/api/v1/recipients/{path_segment(id)}")
 
     async def delete_recipient(self, id: str) -> None:
-        """Remove a recipient, their devices and preferences.
+        """Delete a recipient, including devices and preferences.
 
-        Suppressions are of addresses and stay: whoever files the address next must not write to it
-        either.
+        Suppressions belong to addresses and are kept, even if the address is used for another recipient
+        later.
         """
         await self._request(type(None), "DELETE", f"/api/v1/recipients/{path_segment(id)}")
 
     async def put_device(
         self, id: str, token: str, *, platform: str = "", active: bool = True
     ) -> RecipientProfile:
-        """Add a device, or say anew whether a known one is active.
+        """Add a device, or update the state of a known one.
 
-        A new one comes first. A token that was filed for somebody else is this recipient's from then
-        on.
+        A new device becomes the first in the list. A token that belongs to another recipient moves to
+        this one.
         """
         return await self._request(
             RecipientProfile,
@@ -834,24 +851,25 @@ class AsyncCalls(AsyncBase):
         )
 
     async def delete_device(self, id: str, token: str) -> None:
-        """Remove a device."""
+        """Delete a device."""
         await self._request(
             type(None), "DELETE", f"/api/v1/recipients/{path_segment(id)}/devices/{path_segment(token)}"
         )
 
     async def list_preferences(self, id: str) -> PreferencePage:
-        """What a recipient has said of categories and channels.
+        """List a recipient's preferences by category and channel.
 
-        `*` stands for all that nothing else is said of; the most specific one wins, and the category
-        weighs more than the channel. Nothing said means allowed. The recipient need not be filed; 404
-        where nothing is known of them at all.
+        `*` matches every category or channel without a preference of its own. The most specific
+        preference applies, and the category takes precedence over the channel. Without a preference,
+        sending is allowed. A recipient can have preferences without a profile; if neither exists, the
+        response is 404.
         """
         return await self._request(
             PreferencePage, "GET", f"/api/v1/recipients/{path_segment(id)}/preferences"
         )
 
     async def put_preference(self, id: str, category: str, channel: str, *, allowed: bool) -> PreferencePage:
-        """Say whether a recipient wants a category on a channel; either may be `*`."""
+        """Set whether a recipient allows a category on a channel. Either may be `*`."""
         return await self._request(
             PreferencePage,
             "PUT",
@@ -860,7 +878,7 @@ class AsyncCalls(AsyncBase):
         )
 
     async def delete_preference(self, id: str, category: str, channel: str) -> None:
-        """Take back what was said."""
+        """Delete a preference."""
         await self._request(
             type(None),
             "DELETE",
@@ -872,7 +890,7 @@ class AsyncCalls(AsyncBase):
     def list_suppressions(
         self, *, channel: Channel | None = None, address: str | None = None, limit: int = 50
     ) -> AsyncIterator[Suppression]:
-        """List addresses that must not be written to."""
+        """List suppressed addresses."""
         return self._iterate(
             SuppressionPage,
             "/api/v1/suppressions",
@@ -882,9 +900,10 @@ class AsyncCalls(AsyncBase):
     async def add_suppression(
         self, *, channel: Channel, address: str, category: str = "*", why: str = ""
     ) -> Suppression:
-        """Suppress an address on a channel: in one category, or (`*`) in all.
+        """Suppress an address on a channel, in one category or in all of them (`*`).
 
-        What is on its way is skipped too: it is looked at before every attempt.
+        Suppressions are checked before every attempt, so notifications that were already accepted are
+        skipped too.
         """
         return await self._request(
             Suppression,
@@ -894,7 +913,7 @@ class AsyncCalls(AsyncBase):
         )
 
     async def lift_suppression(self, *, channel: Channel, address: str, category: str = "*") -> None:
-        """Lift one suppression."""
+        """Remove a suppression."""
         await self._request(
             type(None),
             "DELETE",
@@ -905,36 +924,36 @@ class AsyncCalls(AsyncBase):
     # Tenants
 
     def list_tenants(self, *, limit: int = 50) -> AsyncIterator[Tenant]:
-        """All tenants, by name.
+        """List all tenants, ordered by name.
 
-        Also those that nobody made: the default one, and those that have sent something by the library.
+        Includes the default tenant and those that have only sent notifications through the library.
         """
         return self._iterate(TenantPage, "/api/v1/tenants", TenantQuery(limit=limit))
 
     async def create_tenant(self, *, name: str) -> Tenant:
-        """Make a tenant. It can do nothing before it has a key."""
+        """Create a tenant. It needs an API key before it can do anything."""
         return await self._request(Tenant, "POST", "/api/v1/tenants", body=NewTenant(name=name))
 
     async def get_tenant(self, name: str) -> Tenant:
-        """One tenant, and how many keys were made for it."""
+        """Retrieve a tenant, including the number of its API keys."""
         return await self._request(Tenant, "GET", f"/api/v1/tenants/{path_segment(name)}")
 
     async def disable_tenant(self, name: str) -> Tenant:
-        """Refuse a tenant's keys and tokens.
+        """Disable a tenant: reject its API keys and tokens.
 
-        At once in the process that answers this, within five seconds in all others. What was accepted
-        before is delivered all the same.
+        The process that handles this request rejects them at once, all other processes within five
+        seconds. Notifications that were already accepted are still delivered.
         """
         return await self._request(Tenant, "POST", f"/api/v1/tenants/{path_segment(name)}/disable")
 
     async def enable_tenant(self, name: str) -> Tenant:
-        """Let a tenant's keys in again."""
+        """Enable a disabled tenant: accept its API keys and tokens again."""
         return await self._request(Tenant, "POST", f"/api/v1/tenants/{path_segment(name)}/enable")
 
     # Keys
 
     def list_keys(self, *, tenant: str | None = None, limit: int = 50) -> AsyncIterator[ApiKey]:
-        """All keys, also those that have ended. What is shown of a key is not enough to use it."""
+        """List all API keys, including expired and revoked ones. The keys' texts are not included."""
         return self._iterate(KeyPage, "/api/v1/keys", KeyQuery(tenant=tenant, limit=limit))
 
     async def create_key(
@@ -946,8 +965,10 @@ class AsyncCalls(AsyncBase):
         expires_at: datetime | None = None,
         rate_per_second: float | None = None,
     ) -> NewKey:
-        """Make a key. Its `text` is what a caller sends as `Authorization: Bearer …`; it is never shown
-        again.
+        """Create an API key.
+
+        The response's `text` is the key that callers send as `Authorization: Bearer KEY`. It is never
+        shown again.
         """
         return await self._request(
             NewKey,
@@ -963,18 +984,21 @@ class AsyncCalls(AsyncBase):
         )
 
     async def get_key(self, id: str) -> ApiKey:
-        """One key, and when it was last used."""
+        """Retrieve an API key, including the time of its last use."""
         return await self._request(ApiKey, "GET", f"/api/v1/keys/{path_segment(id)}")
 
     async def revoke_key(self, id: str) -> ApiKey:
-        """Refuse a key: at once in the process that answers this, within five seconds in all others."""
+        """Revoke an API key.
+
+        The process that handles this request rejects the key at once, all other processes within five
+        seconds.
+        """
         return await self._request(ApiKey, "POST", f"/api/v1/keys/{path_segment(id)}/revoke")
 
     async def rotate_key(self, id: str, *, overlap_ms: int = 86400000) -> NewKey:
-        """Make a new key in the place of this one, which stays good for a while.
+        """Replace an API key with a new one. The old key stays valid for a while.
 
-        The new one has the same tenant, name, scopes and rate, and lives as long as the old one was
-        made to.
+        The new key has the same tenant, name, scopes, rate limit and lifetime as the old one.
         """
         return await self._request(
             NewKey, "POST", f"/api/v1/keys/{path_segment(id)}/rotate", body=RotateOrder(overlap_ms=overlap_ms)
@@ -983,15 +1007,15 @@ class AsyncCalls(AsyncBase):
     # Audit
 
     def list_audit(self, *, shared: bool = False, limit: int = 50) -> AsyncIterator[Audited]:
-        """What was done in the caller's tenant, newest first.
+        """List the audit trail of the caller's tenant, newest first.
 
-        Each entry was written before what it tells of was done, and carries the hash of the one before
-        it: `homing audit verify` checks them all.
+        Each entry is written before its action is executed, and contains the hash of the previous
+        entry. `homing audit verify` checks the whole chain.
         """
         return self._iterate(AuditPage, "/api/v1/audit", AuditQuery(shared=shared, limit=limit))
 
     # Service
 
     async def get_metrics(self) -> bytes:
-        """What this process has counted, for Prometheus."""
+        """Retrieve this process's metrics in the Prometheus format."""
         return await self._request(bytes, "GET", "/metrics")

@@ -36,73 +36,103 @@ _T = TypeVar("_T")
 
 
 class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of one request of a batch: queued with its ids, or rejected with what is wrong."""
+    """Result of one request of a batch: queued, with its ids, or rejected, with an error."""
 
     index: int
-    """Its place in the batch, from 0."""
+    """Zero-based position of the request in the batch."""
     status: Literal["queued", "rejected"]
+    """`queued` if the request is stored and will be delivered, otherwise `rejected`."""
     batch_id: str | None = None
+    """Id shared by all notifications of the request. Set if the request was queued."""
     notification_id: str | None = None
-    """Where there is exactly one."""
+    """Id of the notification. Set if the request produced exactly one."""
     notification_ids: tuple[str, ...] = ()
+    """Ids of all notifications that the request produced."""
     queue_name: str | None = None
+    """Queue that the notifications are in. Set if the request was queued."""
     duplicate: bool = False
+    """True if the request was already accepted before, so that nothing new was queued."""
     field: str | None = None
+    """Rejected field of the request. Set if the request was rejected because of one field."""
     code: str | None = None
+    """Error code. Set if the request was rejected."""
     message: str | None = None
+    """Error message. Set if the request was rejected."""
 
 
 class BatchResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of all of them, in their order."""
+    """Results of a batch."""
 
     accepted: int
+    """Number of requests that were queued."""
     rejected: int
+    """Number of requests that were rejected."""
     results: tuple[BatchItem, ...]
+    """Result of each request, in the order of the batch."""
 
 
 class Sent(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of a request. One for several recipients or channels has several notifications."""
+    """Result of a send request, which produces one notification per recipient and channel."""
 
     notification_id: str | None = None
-    """Where there is exactly one."""
+    """Id of the notification. Set if the request produced exactly one."""
     notification_ids: tuple[str, ...]
+    """Ids of all notifications that the request produced."""
     batch_id: str
+    """Id shared by all notifications of the request."""
     status: str
-    """`queued`, or what a synchronous send ended in: `sent`, `delivered`; `purged` where it is long ago."""
+    """`queued`, or the result of a synchronous send (`sent` or `delivered`).
+
+    `purged` if the request is a duplicate and the original notification has since been deleted.
+    """
     queue_name: str | None = None
+    """Queue that the notifications are in."""
     duplicate: bool = False
-    """Accepted before: by its idempotency key, or all of it inside a dedup window."""
+    """True if nothing new was accepted: the idempotency key is known, or the deduplication window applies."""
     provider_message_id: str | None = None
+    """The provider's id of the message. Set after a synchronous send."""
     delivered_at: datetime | None = None
+    """Time of delivery. Set after a synchronous send that was delivered."""
 
 
 class NotificationQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Which notifications: every field that is given must match."""
+    """Selects notifications. All given fields must match."""
 
     channel: Channel | None = None
+    """Channel of the notification."""
     type: str | None = None
+    """Type of the notification."""
     provider: str | None = None
+    """Id of the provider that the notification is assigned to."""
     batch_id: str | None = None
+    """Id of the batch that the notification belongs to."""
     address: str | None = None
+    """Address of the recipient."""
     reason: Reason | None = None
+    """Reason for the current status."""
     error_code: str | None = None
+    """Error code of the last attempt."""
     created_from: datetime | None = None
-    """Accepted then or later."""
+    """Earliest time of acceptance, inclusive."""
     created_until: datetime | None = None
-    """Accepted before then."""
+    """Latest time of acceptance, exclusive."""
     statuses: tuple[Status, ...] = ()
+    """Statuses to select. If empty, all of them."""
     acknowledged: bool | None = None
+    """If set, selects only acknowledged or only unacknowledged notifications."""
     limit: int = 50
     cursor: str | None = None
 
 
 class Attempts(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Everything that happened to one notification."""
+    """History of one notification."""
 
     notification_id: str
+    """Id of the notification."""
     attempts: tuple[Attempt, ...]
+    """All attempts, oldest first."""
     causes: tuple[Cause, ...]
-    """What changed it besides attempts: commands, receipts, the guard."""
+    """Changes other than attempts: commands, receipts and pre-send checks."""
 
 
 class PolicyView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -149,226 +179,289 @@ class ExplanationView(Struct, frozen=True, kw_only=True, omit_defaults=True, ren
 
 
 class RetryInfoQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Other settings to compute with; they change nothing."""
+    """Hypothetical retry settings to compute with. Nothing is changed."""
 
     max_attempts: int | None = None
+    """Maximum number of attempts. If omitted, as in the notification's policy."""
     delay_ms: int | None = None
-    """The base delay, doubling with each attempt."""
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the delays of the notification's policy are used.
+    """
 
 
 class CancelBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why it is called off."""
+    """Optional reason for a cancellation."""
 
     why: str = ""
+    """Reason that is stored with the notification."""
 
 
 class Cancelled(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of a cancel."""
+    """Result of a cancellation."""
 
     notification_id: str
+    """Id of the notification."""
     cancelled: bool
+    """True if the notification is cancelled."""
     requested: bool
-    """An attempt is under way; there will be no further one."""
+    """True if an attempt is in progress. It may still succeed, but no further attempt will follow."""
 
 
 class RescheduleBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """When to try next."""
+    """New time of the next attempt."""
 
     delay_ms: int
-    """From now."""
+    """Time from now until the next attempt, in milliseconds."""
     why: str = ""
+    """Reason that is stored with the notification."""
 
 
 class ResolveBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one in doubt."""
+    """Final status of a notification whose outcome was unknown."""
 
     status: Literal["sent", "failed"]
+    """Status that the notification gets."""
     why: str = ""
+    """Reason that is stored with the notification."""
 
 
 class PendingQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Other settings to compute with; they change nothing."""
+    """Hypothetical retry settings to compute with. Nothing is changed."""
 
     limit: int = 50
     max_attempts: int | None = None
+    """Maximum number of attempts. If omitted, as in each notification's policy."""
     delay_ms: int | None = None
-    """The base delay, doubling with each attempt."""
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the delays of each notification's policy are used.
+    """
 
 
 class Items(Struct, Generic[_T], frozen=True, kw_only=True, omit_defaults=True):
-    """A list that is whole: there is no further page."""
+    """A complete list, without further pages."""
 
     items: tuple[_T, ...]
 
 
 class WaitingQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Another base delay to compute with; it changes nothing."""
+    """Hypothetical retry delay to compute with. Nothing is changed."""
 
     limit: int = 50
     delay_ms: int | None = None
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the delays of each notification's policy are used.
+    """
 
 
 class ErrorsQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many groups."""
+    """Limits the number of groups."""
 
     limit: int = 50
 
 
 class RollUpsQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """How far back."""
+    """Time range of the sums."""
 
     since_ms: int = 86400000
+    """Length of the time range that ends now, in milliseconds."""
 
 
 class DelayQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """After which attempt, and by a base delay or by the policy of such a notification."""
+    """Selects an attempt, and the retry settings by a base delay or by a notification's properties."""
 
     attempt: int
+    """Number of the failed attempt."""
     delay_ms: int | None = None
-    """The base delay, doubling with each attempt; without it, the policy that matches the rest."""
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the policy that matches the other fields is used.
+    """
     type: str = "message"
+    """Type of the notification."""
     origin: str = ""
+    """Origin of the notification."""
     channel: Channel = Channel.EMAIL
+    """Channel of the notification."""
     priority: Priority = Priority.MEDIUM
+    """Priority of the notification."""
 
 
 class RetryDelay(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """How long to wait after an attempt, before jitter."""
+    """Delay after an attempt, before jitter."""
 
     attempt: int
+    """Number of the failed attempt."""
     delay_ms: int
+    """Delay in milliseconds."""
     delay_minutes: float
+    """The same delay in minutes."""
 
 
 class DeadLetterQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Which dead letters: every field that is given must match."""
+    """Selects dead letters. All given fields must match."""
 
     channel: Channel | None = None
+    """Channel of the notification."""
     type: str | None = None
+    """Type of the notification."""
     provider: str | None = None
+    """Id of the provider that the notification is assigned to."""
     batch_id: str | None = None
+    """Id of the batch that the notification belongs to."""
     address: str | None = None
+    """Address of the recipient."""
     reason: Reason | None = None
+    """Reason for the current status."""
     error_code: str | None = None
+    """Error code of the last attempt."""
     created_from: datetime | None = None
-    """Accepted then or later."""
+    """Earliest time of acceptance, inclusive."""
     created_until: datetime | None = None
-    """Accepted before then."""
+    """Latest time of acceptance, exclusive."""
     acknowledged: bool | None = None
-    """Only those, or only the others; left out, the unacknowledged come first."""
+    """If set, lists only acknowledged or only unacknowledged dead letters. If omitted, lists both."""
     limit: int = 50
     cursor: str | None = None
 
 
 class GroupQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many groups."""
+    """Limits the number of groups."""
 
     limit: int = 50
 
 
 class BulkFilter(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Which notifications: every field that is given must match."""
+    """Selects notifications. All given fields must match."""
 
     channel: Channel | None = None
+    """Channel of the notification."""
     type: str | None = None
+    """Type of the notification."""
     provider: str | None = None
+    """Id of the provider that the notification is assigned to."""
     batch_id: str | None = None
+    """Id of the batch that the notification belongs to."""
     address: str | None = None
+    """Address of the recipient."""
     reason: Reason | None = None
+    """Reason for the current status."""
     error_code: str | None = None
+    """Error code of the last attempt."""
     created_from: datetime | None = None
-    """Accepted then or later."""
+    """Earliest time of acceptance, inclusive."""
     created_until: datetime | None = None
-    """Accepted before then."""
+    """Latest time of acceptance, exclusive."""
     statuses: tuple[Status, ...] = (Status.FAILED,)
-    """Dead letters, unless others are named."""
+    """Statuses to select. By default, only dead letters (`failed`)."""
     acknowledged: bool | None = None
-    """Left out: dead letters that nobody has acknowledged."""
+    """If set, selects only acknowledged or only unacknowledged ones. Dead letters default to
+    unacknowledged.
+    """
 
 
 class BulkBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A command on all that a filter finds."""
+    """A command for all notifications that match a filter."""
 
     command: Literal["acknowledge", "resend", "retry", "cancel"]
+    """What to do with each notification."""
     filter: BulkFilter = BulkFilter()
+    """Notifications to select. By default, all unacknowledged dead letters."""
     why: str = ""
+    """Reason that is stored with each notification."""
     dry_run: bool = False
-    """Only say how many it would be."""
+    """If true, nothing is changed and the response has the number of matching notifications."""
     rate_per_second: float | None = None
-    """At most so many; left out, as fast as it goes."""
+    """Maximum number of notifications per second. If omitted, there is no limit."""
 
 
 class AcknowledgeBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What somebody found out about it."""
+    """Optional reason for acknowledging a dead letter."""
 
     why: str = ""
+    """Note that is stored with the notification."""
 
 
 class ResendBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why it is sent again, and by whom."""
+    """Optional reason for a resend, and the provider to use."""
 
     why: str = ""
+    """Reason that is stored with the notification."""
     provider: str | None = None
-    """Forces where it goes: no failover."""
+    """Id of the only provider that is tried, without failover. If omitted, the route decides."""
 
 
 class Resent(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A resend is a new notification with the same message; the original is acknowledged and linked."""
+    """The new notification that a resend has created."""
 
     notification_id: str
-    """Of the new one."""
+    """Id of the new notification."""
     resend_of: str
+    """Id of the original notification."""
     status: Status
+    """Status of the new notification."""
 
 
 class JobQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many."""
+    """Limits the number of jobs."""
 
     limit: int = 50
 
 
 class AdminRetryBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Why it is tried again, and where."""
+    """Reason for the retry, and optionally the provider to use."""
 
     reason: str
-    """Kept with the notification and in the audit trail."""
+    """Reason for the retry. Stored with the notification and in the audit trail."""
     force_provider: str | None = None
-    """It goes there and nowhere else."""
+    """Id of the only provider that is tried. If omitted, the route decides."""
 
 
 class AdminRetried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The attempt is granted and due now."""
+    """Confirmation that the notification is due for another attempt now."""
 
     success: bool
     notification_id: str
     retry_attempt_id: str
-    """The notification's id and the number that the attempt will have."""
+    """The notification's id, a colon and the number of the upcoming attempt."""
     status: Literal["queued"]
     estimated_delivery_time: datetime
-    """By the latency goal of its mode."""
+    """Expected delivery time, according to the latency goal of the notification's mode."""
 
 
 class PurgeBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What is to go: older than `days` whatever its status, or by status; left out: as configured."""
+    """Minimum ages of the records to remove: one for every status (`days`), or one per status.
+
+    Ages that are omitted come from the service's retention settings.
+    """
 
     days: float | None = None
+    """Minimum age in days, for every status. Cannot be combined with the other ages."""
     delivered_days: float | None = None
+    """Minimum age of delivered notifications, in days."""
     sent_days: float | None = None
+    """Minimum age of sent notifications, in days."""
     others_days: float | None = None
+    """Minimum age of notifications that ended in any other status, in days."""
     keys_days: float | None = None
-    """Of idempotency keys."""
+    """Minimum age of idempotency keys, in days."""
     dry_run: bool = False
-    """Only say how many notifications it would be."""
+    """If true, nothing is removed and the response has the number of notifications that would be."""
 
 
 class Purged(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What was removed, of all tenants. Statistics keep counting it."""
+    """Numbers of removed records, across all tenants. Statistics still include the removed notifications."""
 
     removed: dict[str, int]
-    """By kind: `notifications`, `keys`, `receipts`; with `dryRun`, how many notifications it would be."""
+    """Number of removed records by kind: `notifications`, `keys` and `receipts`.
+
+    With `dryRun`, the number of notifications that would be removed.
+    """
     dry_run: bool
     complete: bool
-    """False: there is more, and time was up. Ask again."""
+    """False if the time limit was reached before everything was removed. Repeat the request to continue."""
 
 
 class PolicyFields(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -419,19 +512,20 @@ class RuleView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="ca
 
 
 class PolicyList(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The preset and the rules over it."""
+    """The active preset and rules."""
 
     preset: str
+    """Name of the preset."""
     fallback: str
-    """The preset's rule for what none of its rules matches."""
+    """Name of the preset's rule for notifications that match none of its other rules."""
     rules: tuple[RuleView, ...]
-    """One's own; the most specific that matches wins."""
+    """Custom rules. The most specific rule that matches a notification applies."""
     preset_rules: tuple[RuleView, ...]
-    """What a rule leaves out comes from the best of these."""
+    """Rules of the preset. Fields that a custom rule omits come from the best match among these."""
 
 
 class HistoryQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far back."""
+    """Limits the number of changes."""
 
     limit: int = 50
 
@@ -450,14 +544,18 @@ class PolicyChangeView(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeysQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a notification would be matched by; the tenant is the caller's."""
+    """Properties by which rules match a notification. The tenant is the caller's."""
 
     type: str = "message"
+    """Type of the notification."""
     origin: str = ""
+    """Origin of the notification."""
     channel: Channel = Channel.EMAIL
+    """Channel of the notification."""
     priority: str = "medium"
+    """Priority of the notification. `normal` is another name for `medium`."""
     mode: Mode | None = None
-    """None: as the type and the priority say."""
+    """Delivery mode. If omitted, it is derived from the type and the priority."""
 
 
 class KeysView(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -498,36 +596,45 @@ class PolicyExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True, r
 
 
 class DelayTable(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Every wait on the way to the dead letter, exactly."""
+    """The delays between attempts until a notification becomes a dead letter."""
 
     rule: str | None
+    """Name of the custom rule that applies. Null if none matches."""
     preset_rule: str
+    """Name of the preset's rule that applies."""
     max_attempts: int
+    """Maximum number of attempts."""
     delays: tuple[Delay, ...]
+    """Delay after each failed attempt."""
 
 
 class Simulation(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A policy, an outage and traffic. What is left out is as in force, or as the default says."""
+    """A policy, outages and traffic to simulate."""
 
     preset: str | None = None
-    """None: the preset and the rules in force."""
+    """Preset to simulate. If omitted, the active preset and rules are simulated."""
     policy: PolicyFields | None = None
-    """These fields hold for everything, over the preset; the rules in force are left out then."""
+    """Policy fields that override the preset for every notification. If set, the active rules are ignored."""
     traffic: Traffic = Traffic(per_second=1.0)
+    """Notifications that are sent during the simulation."""
     outages: tuple[Outage, ...] = (Outage(),)
+    """Outages of the simulated providers."""
     providers: int = 1
-    """1: `primary` alone; 2: `primary` and, after it, `secondary`."""
+    """Number of simulated providers: `primary` alone, or `primary` with `secondary` for failover."""
     latency_ms: int = 200
+    """Time that a provider takes per attempt, in milliseconds."""
     rate_per_second: float | None = None
-    """The rate limit of each provider, if it has one."""
+    """Rate limit of each provider. If omitted, there is none."""
     max_in_flight: int = 128
+    """Maximum number of attempts in flight."""
     notifications: int = 1000
-    """No more than this many are sent, whatever the traffic says."""
+    """Maximum number of notifications that are sent, regardless of the traffic."""
     seed: int = 1
+    """Seed of the random numbers. The same seed gives the same result."""
 
 
 class RuleWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A rule whole: what it leaves out comes from the preset."""
+    """A complete rule. Fields that it omits come from the preset."""
 
     tenant: str = "*"
     type: str = "*"
@@ -535,13 +642,16 @@ class RuleWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
     channel: str = "*"
     priority: str = "*"
     policy: PolicyFields = PolicyFields()
+    """Policy fields that the rule sets."""
     why: str = ""
+    """Reason for the change, for the history."""
 
 
 class WhyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why it is done."""
+    """Optional reason for a change."""
 
     why: str = ""
+    """Reason for the change, for the history."""
 
 
 class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -583,11 +693,12 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TestMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a test message goes."""
+    """Destination of a test message."""
 
     address: str
+    """Address that the message is sent to."""
     channel: Channel | None = None
-    """Needed where the provider serves several."""
+    """Channel to use. Required if the provider serves several channels."""
 
 
 class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -604,7 +715,7 @@ class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel
 
 
 class BreakerPhase(StrEnum):
-    """What a breaker is to do: an operator's choice, or its own."""
+    """State of a breaker that an operator can set."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -612,165 +723,201 @@ class BreakerPhase(StrEnum):
 
 
 class BreakerOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An operator's word on a breaker. It wins until it is taken back with `auto`."""
+    """State to set a breaker to. It stays in force until it is set to `auto`."""
 
     phase: BreakerPhase
+    """State of the breaker. `auto` returns it to automatic control."""
     why: str = ""
+    """Reason for the change."""
 
 
 class TemplateQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which page."""
+    """Selects a page."""
 
     limit: int = 50
     cursor: str | None = None
 
 
 class TemplatePage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By key; `cursor` asks for what follows, and is left out at the end."""
+    """A page of templates, ordered by key."""
 
     items: tuple[TemplateSummary, ...]
+    """Templates of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Omitted on the last page."""
 
 
 class TemplateDraft(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A template to be checked; all of it left out: check what there is."""
+    """A draft of a template to check. If `locales` is omitted, all existing templates are checked."""
 
     key: str = "draft"
+    """Key of the template."""
     locales: dict[str, dict[str, TemplateParts]] = field(default_factory=dict)
+    """Parts of the template by locale and channel."""
     sample: dict[str, Any] = field(default_factory=dict)
+    """Sample data. The template must render with it."""
 
 
 class TemplateWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A template whole."""
+    """All properties of a template."""
 
     locales: dict[str, dict[str, TemplateParts]]
-    """Every declared locale, each with the same channels and parts."""
+    """Parts of the template by locale and channel. All declared locales need the same channels and parts."""
     sample: dict[str, Any] = field(default_factory=dict)
-    """The data that it is tried with; it must render with it."""
+    """Sample data. The template must render with it."""
     version: int = 0
-    """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
+    """Version that this change is based on. If it is no longer the newest, the response is 409.
+
+    If 0, any version is overwritten.
+    """
 
 
 class TemplateDeleted(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is no longer in force."""
+    """The deleted template."""
 
     key: str
+    """Key of the template."""
     version: int
-    """By which it can be restored."""
+    """Last version, by which the template can be restored."""
 
 
 class PreviewWanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """In which locale, for which channel, with which data."""
+    """Locale, channel and data of a preview."""
 
     locale: str | None = None
-    """As a recipient prefers it; left out: the tenant's default."""
+    """Preferred locale of the recipient. If omitted, the tenant's default."""
     channel: Channel | None = None
-    """Left out: all that it has."""
+    """Channel to render. If omitted, all channels of the template."""
     data: dict[str, Any] | None = None
-    """Left out: its sample."""
+    """Data to render with. If omitted, the template's sample data."""
 
 
 class TemplateHistoryQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which page of a template's versions."""
+    """Selects a page of a template's versions."""
 
     limit: int = 20
     cursor: int | None = None
+    """Cursor from the previous page. If omitted, the first page is returned."""
 
 
 class TemplateHistory(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Newest first; `cursor` asks for what is older, and is left out at the end."""
+    """A page of a template's versions, newest first."""
 
     items: tuple[TemplateVersion, ...]
+    """Versions of this page."""
     cursor: int | None = None
+    """Cursor of the next page. Omitted on the last page."""
 
 
 class RecipientQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which page."""
+    """Selects a page."""
 
     limit: int = 50
     cursor: str | None = None
 
 
 class RecipientPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By id; `cursor` asks for what follows, and is left out at the end."""
+    """A page of recipients, ordered by id."""
 
     items: tuple[RecipientProfile, ...]
+    """Recipients of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Omitted on the last page."""
 
 
 class RecipientWritten(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A recipient whole: what is left out is not there afterwards."""
+    """All properties of a recipient. Properties that are omitted are removed."""
 
     email: str | None = None
+    """Email address."""
     phone: str | None = None
+    """Phone number in international format."""
     url: str | None = None
+    """URL for webhook notifications."""
     locale: str | None = None
+    """Preferred language, as a language tag."""
     time_zone: str | None = None
-    """As the tz database names it."""
+    """Time zone, as a name from the tz database."""
     quiet_hours: QuietWindow | None = None
-    """None: those of the settings."""
+    """Hours in which nothing is sent. If omitted, those of the settings apply."""
     devices: tuple[Device, ...] = ()
+    """Devices for push notifications."""
     version: int = 0
-    """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
+    """Version that this change is based on. If it is no longer the newest, the response is 409.
+
+    If 0, any version is overwritten.
+    """
 
 
 class DeviceWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is said of a device."""
+    """Properties of a device."""
 
     platform: str = ""
+    """Platform of the device."""
     active: bool = True
-    """False: nothing is sent there."""
+    """If false, nothing is sent to the device."""
 
 
 class PreferencePage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that one recipient has said."""
+    """All preferences of one recipient."""
 
     items: tuple[Preference, ...]
+    """The preferences."""
 
 
 class PreferenceWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether they want it."""
+    """A recipient's preference for a category on a channel."""
 
     allowed: bool
+    """True if notifications may be sent."""
 
 
 class SuppressionQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All, those of a channel, or those of one address on a channel."""
+    """Selects suppressions and a page of them."""
 
     channel: Channel | None = None
+    """Channel of the suppressions. If omitted, all channels."""
     address: str | None = None
-    """Needs `channel`."""
+    """Suppressed address. Requires `channel`. If omitted, all addresses."""
     limit: int = 50
     cursor: str | None = None
 
 
 class SuppressionPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By channel and address; `cursor` asks for what follows, and is left out at the end."""
+    """A page of suppressions, ordered by channel and address."""
 
     items: tuple[Suppression, ...]
+    """Suppressions of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Omitted on the last page."""
 
 
 class SuppressionWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which address, and what of."""
+    """A suppression to add."""
 
     channel: Channel
+    """Channel of the address."""
     address: str
+    """Address to suppress."""
     category: str = "*"
-    """`*`: nothing at all goes there any more."""
+    """Category to suppress. `*` suppresses all categories."""
     why: str = ""
+    """Reason for the suppression."""
 
 
 class SuppressionPlace(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which one. One for `*` and one for a category are two."""
+    """Identifies a suppression. Suppressions of `*` and of a category are separate."""
 
     channel: Channel
+    """Channel of the address."""
     address: str
+    """Suppressed address."""
     category: str = "*"
+    """Suppressed category, or `*`."""
 
 
 class TenantQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which page."""
+    """Selects a page."""
 
     limit: int = 50
     cursor: str | None = None
@@ -791,47 +938,54 @@ class Tenant(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
 
 
 class TenantPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By name; `cursor` asks for what follows, null is the end."""
+    """A page of tenants, ordered by name."""
 
     items: tuple[Tenant, ...]
+    """Tenants of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Null on the last page."""
 
 
 class NewTenant(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tenant to be made."""
+    """Properties of a new tenant."""
 
     name: str
 
 
 class KeyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whose keys, and which page."""
+    """Selects API keys and a page of them."""
 
     tenant: str | None = None
-    """Only of this tenant; left out: of all."""
+    """Tenant whose keys are listed. If omitted, the keys of all tenants are."""
     limit: int = 50
     cursor: str | None = None
 
 
 class KeyPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By id; `cursor` asks for what follows, null is the end."""
+    """A page of API keys, ordered by id."""
 
     items: tuple[ApiKey, ...]
+    """Keys of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Null on the last page."""
 
 
 class KeyOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A key to be made."""
+    """Properties of a new API key."""
 
     name: str
-    """What it is for: whoever finds it in a list should know whom to ask."""
+    """Purpose of the key, for people who find it in a list."""
     scopes: tuple[Scope, ...]
-    """What it may do; `admin` includes all others."""
+    """Permissions of the key. `admin` includes all others."""
     tenant: str | None = None
-    """Whose it is; left out: the caller's own."""
+    """Tenant that the key belongs to. If omitted, the caller's tenant."""
     expires_at: datetime | None = None
-    """Left out: it does not end by itself."""
+    """Time at which the key expires. If omitted, it never expires."""
     rate_per_second: float | None = None
-    """Requests on average, from 0.001; 0: no limit, left out: as the service is set."""
+    """Average number of requests per second that are allowed, at least 0.001, or 0 for no limit.
+
+    If omitted, the service's default applies.
+    """
 
 
 class NewKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -842,16 +996,17 @@ class NewKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RotateOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """How long the old key stays good beside the new one."""
+    """Options for the rotation of an API key."""
 
     overlap_ms: int = 86400000
+    """Time for which the old key stays valid beside the new one, in milliseconds."""
 
 
 class AuditQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which chain, and which page of it."""
+    """Selects a chain of the audit trail and a page of it."""
 
     shared: bool = False
-    """What was done to what is no tenant's own: policies, providers, tenants, purges."""
+    """If true, lists actions on resources that all tenants share: policies, providers, tenants and purges."""
     limit: int = 50
     cursor: str | None = None
 
