@@ -118,7 +118,7 @@ class Call(Struct, kw_only=True, gc=False):
         return self.service.front(self.caller.tenant)
 
     async def note(self, action: str, target: str = "", **detail: Any) -> None:
-        """Records an action in the audit trail before its execution. Raises if the entry cannot be written."""
+        """Records an action in the audit trail before it happens. Raises if the entry cannot be written."""
         await self.service.trail.note(self.caller, action, target, detail)
 
 

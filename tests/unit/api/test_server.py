@@ -152,7 +152,7 @@ async def test_an_idle_connection_is_closed_without_a_word_after_a_while() -> No
 
 @pytest.mark.usefixtures("look_often")
 async def test_who_never_reads_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_ANSWER_S", 0.05)
+    monkeypatch.setattr(module, "_MAX_WRITE_S", 0.05)
     app = Answers()
     app.body = b"x" * 20_000_000
     async with serving(app) as (server, connect):
