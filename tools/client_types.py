@@ -75,7 +75,7 @@ class Module:
 
     def _service_type(self, kind: type[Struct] | type[Enum]) -> str:
         """Returns the name of a type that only the service has, after writing it to the types module."""
-        assert self._types_module is not None, "the types module has its own way"
+        assert self._types_module is not None, "TypesModule overrides this method"
         self._types_module.write(kind)
         return self.use(TYPES_MODULE, kind.__name__)
 

@@ -123,7 +123,7 @@ def generate(routes: Iterable[Route]) -> dict[str, str]:
     for route in routes:
         if not route.scopes:
             continue  # called by providers, recipients and probes, without an API key
-        if route.raw:  # the method is handwritten, in client/batches.py; the answer's type is not
+        if route.raw:  # the method is handwritten in client/batches.py, but the response type is generated
             types_module.write(route.answer)
         else:
             subjects.setdefault(route.tag, []).append(route)
@@ -145,12 +145,12 @@ def _items_of(route: Route) -> Any:
 
 
 def _needs_none(default: Any) -> bool:
-    """Returns True if the parameter's default is None instead: the value is mutable or too long to read."""
+    """Returns True if the parameter defaults to None, because its value is mutable or too long to read."""
     return isinstance(default, (Struct, dict, list)) or (isinstance(default, tuple) and bool(default))
 
 
 def _pieces(path: str) -> Iterator[str]:
-    """`/a/{id}/b` → `/a/`, `{id}`, `/b`."""
+    """Splits a path at its parameters: `/a/{id}/b` yields `/a/`, `{id}` and `/b`."""
     while "{" in path:
         before, _, path = path.partition("{")
         inside, _, path = path.partition("}")

@@ -39,12 +39,12 @@ class AdminRetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             min_length=1,
             max_length=1000,
             pattern="^[^\\x00]*[^\\x00\\s][^\\x00]*$",
-            examples=["Customer support request: the provider was away"],
+            examples=["Customer support request: the provider was down"],
         ),
     ]
     """Reason for the retry. Stored with the notification and in the audit trail."""
     force_provider: Annotated[Text, Meta(examples=["AWS_SNS"])] | None = None
-    """Id of the only provider that is tried. If omitted, the route decides."""
+    """Id of the only provider that is tried. If omitted, the provider is chosen as usual."""
 
 
 class AdminRetried(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -76,7 +76,7 @@ class PurgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, r
     keys_days: Days | None = None
     """Minimum age of idempotency keys, in days."""
     dry_run: bool = False
-    """If true, nothing is removed and the response has the number of notifications that would be."""
+    """If true, nothing is removed, and the response only has the number of notifications that would be."""
 
 
 class Purged(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -127,8 +127,9 @@ async def retry_notification(call: Call, id: str, body: AdminRetryBody) -> Admin
 async def purge(call: Call, body: PurgeBody) -> Purged:
     """Purge old records of all tenants.
 
-    Removes notifications that have ended and idempotency keys, once they reach their age. If `complete` is
-    false in the response, the time limit of the request was reached; repeat the request to continue.
+    Removes idempotency keys and ended notifications that have reached the given or configured age. If
+    `complete` is false in the response, the time limit of the request was reached; repeat the request to
+    continue.
     """
     retention = _retention(body, call.service.engine.settings.upkeep.retention)
     time = asyncio.get_running_loop().time

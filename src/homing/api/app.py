@@ -155,7 +155,7 @@ class App:
                 break
         else:
             needed = " or ".join(scope.value for scope in route.scopes)
-            raise ApiError("FORBIDDEN", f"this API key lacks the scope {needed}")
+            raise ApiError("FORBIDDEN", f"this API key needs the scope {needed}")
         if wait_ms := await gatekeeper.admit(caller):
             seconds = str(-(-wait_ms // 1000))
             raise ApiError(

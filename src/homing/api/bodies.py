@@ -10,7 +10,7 @@ from homing.api.answers import ApiError
 
 Receive = Callable[[], Awaitable[Any]]
 Hold = Callable[[int], None]
-"""Reserves this many more bytes of memory. Raises if the limit of all requests together is exceeded."""
+"""Function that reserves this many more bytes. Raises if all requests together would exceed the limit."""
 
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _UNCOUNTED_BYTES = 64 * 1024

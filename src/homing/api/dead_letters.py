@@ -49,7 +49,8 @@ class ResendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     why: Why = ""
     """Reason that is stored with the notification."""
     provider: Annotated[Text, Meta(examples=["sns"])] | None = None
-    """Id of the only provider that is tried, without failover. If omitted, the route decides."""
+    """Id of the only provider that is tried, without failover. If omitted, the provider is chosen as usual.
+    """
 
 
 class Resent(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -69,7 +70,10 @@ class BulkFilter(Chosen, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     statuses: Annotated[tuple[Status, ...], Meta(min_length=1, max_length=10)] = (Status.FAILED,)
     """Statuses to select. By default, only dead letters (`failed`)."""
     acknowledged: bool | None = None
-    """If set, selects only acknowledged or only unacknowledged ones. Dead letters default to unacknowledged.
+    """If set, selects only acknowledged or only unacknowledged notifications.
+
+    If omitted, selects unacknowledged dead letters, or notifications of both kinds if other statuses are
+    given.
     """
 
     def chosen(self) -> Filter:
@@ -89,7 +93,7 @@ class BulkBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, re
     why: Why = ""
     """Reason that is stored with each notification."""
     dry_run: bool = False
-    """If true, nothing is changed and the response has the number of matching notifications."""
+    """If true, nothing is changed, and the response only has the number of matching notifications."""
     rate_per_second: Annotated[float, Meta(ge=SLOWEST_PER_SECOND, le=100_000)] | None = None
     """Maximum number of notifications per second. If omitted, there is no limit."""
 

@@ -75,7 +75,7 @@ def _subject(tag: str, document: Doc) -> Iterator[str]:
 def _operation(method: str, path: str, operation: Doc, document: Doc) -> Iterator[str]:
     name = escape(operation["operationId"])
     found = escape(f"{method} {path} {operation['summary']} {operation['operationId']}".lower())
-    scopes = re.findall(r"Needs the scope (.*)\.$", operation.get("description", ""))
+    scopes = re.findall(r"Requires the scope (.*)\.$", operation.get("description", ""))
     scope = f"<span class=scope>{escape(scopes[0].replace('`', ''))}</span>" if scopes else ""
     yield f'<section class=operation id="{name}" data-find="{found}"><details><summary>'
     yield f"{scope}<span class='method {method}'>{method.upper()}</span>"

@@ -81,9 +81,9 @@ class Sent(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"
     queue_name: Annotated[str | None, Meta(examples=["homing-standard"])] = None
     """Queue that the notifications are in."""
     duplicate: bool = False
-    """True if nothing new was accepted: the idempotency key is known, or the deduplication window applies."""
+    """True if nothing new was accepted, because of the idempotency key or the deduplication window."""
     provider_message_id: str | None = None
-    """The provider's id of the message. Set after a synchronous send."""
+    """Message id assigned by the provider. Set after a synchronous send."""
     delivered_at: datetime | None = None
     """Time of delivery. Set after a synchronous send that was delivered."""
 

@@ -110,7 +110,7 @@ def _operation(route: Route, by_kind: Mapping[str, Any], components: Mapping[str
     if route.scopes:
         operation["security"] = [{"key": []}]
         needs = " or ".join(f"`{scope.value}`" for scope in route.scopes)
-        operation["description"] = f"{operation.get('description', '')} Needs the scope {needs}.".strip()
+        operation["description"] = f"{operation.get('description', '')} Requires the scope {needs}.".strip()
     if bodies := route.bodies or ({route.body_type: route.body} if route.body is not None else {}):
         operation["requestBody"] = {
             "required": not route.body_optional,

@@ -60,7 +60,7 @@ class PolicyList(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RuleWritten(RuleKeys, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A complete rule. Fields that it omits come from the preset."""
+    """A custom rule. Policy fields that are omitted come from the preset."""
 
     policy: PolicyFields = PolicyFields()
     """Policy fields that the rule sets."""

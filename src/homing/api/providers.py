@@ -37,11 +37,11 @@ class BreakerPhase(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
     AUTO = "auto"
-    """Automatic control: the breaker opens and closes by the outcomes of sends."""
+    """Automatic control: the breaker opens and closes according to the outcomes of sends."""
 
 
 class BreakerOrder(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """State to set a breaker to. It stays in force until it is set to `auto`."""
+    """New state of a breaker. It stays in force until the state is set to `auto`."""
 
     phase: BreakerPhase
     """State of the breaker. `auto` returns it to automatic control."""

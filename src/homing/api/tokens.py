@@ -117,7 +117,7 @@ class Tokens:
     def _verify(self, token: str, issuer: Issuer, key: Any) -> Mapping[str, Any]:
         """Returns the claims after checking signature, audience and times. Raises if a check fails.
 
-        The library cannot check the times, because it would use the system clock.
+        The times are checked here, because the library would use the system clock.
         """
         claims: dict[str, Any] = jwt.decode(
             token,
@@ -243,7 +243,7 @@ def _check_secret(issuer: Issuer, where: str) -> None:
     least = _SECRET_BYTES[issuer.algorithm]
     if "-----BEGIN" in issuer.key or issuer.key.lstrip().startswith(("ssh-", "ecdsa-", "{")):
         raise ConfigError(
-            f"{where}.key", f"is a public key, but {issuer.algorithm} needs a shared secret; check algorithm"
+            f"{where}.key", f"looks like a public key; {issuer.algorithm} needs a shared secret"
         )
     if len(issuer.key.encode()) < least:
         raise ConfigError(

@@ -46,7 +46,7 @@ class OneClick(Struct, frozen=True, rename={"said": _FIELD}):
 
 @routes.get("/unsubscribe/{token}", errors=("INVALID_LINK",))
 async def show_unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
-    """Show a page that asks for confirmation.
+    """Show the unsubscribe page, which asks for confirmation.
 
     Opening the page changes nothing, because link scanners and previews open it too.
     """
@@ -69,9 +69,9 @@ async def show_unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
 async def unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
     """Unsubscribe from one category with one click.
 
-    Mail programs post `List-Unsubscribe=One-Click` as a form of either kind. The page's button does the same.
-    The body may have at most 1 KiB and no other field. Any other body gets 400 and changes nothing. Repeating
-    the request is harmless. Other categories are not affected.
+    Mail programs post `List-Unsubscribe=One-Click` as a URL-encoded or multipart form. The page's button does
+    the same. The body may have at most 1 KiB and no other field. Any other body gets 400 and changes nothing.
+    Repeating the request is harmless. Other categories are not affected.
     """
     unsubscribing = call.service.engine.unsubscribing
     found = await unsubscribing.subscription(token)
@@ -97,7 +97,7 @@ async def _note(call: Call, found: Subscription) -> None:
 def is_one_click(content_type: str, body: bytes) -> bool:
     """Returns True if the body is a form with the one field of RFC 8058 and nothing else.
 
-    Takes time in proportion to the size of both. Anyone can call this, so no general MIME parser is used.
+    The running time is linear in the size of both. Anyone can call this, so no general MIME parser is used.
     """
     if len(body) > _MAX_BODY_BYTES:
         return False

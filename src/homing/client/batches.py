@@ -42,11 +42,11 @@ class SyncBatches(SyncBase):
     """
 
     def send_batch(self, requests: Sequence[SendRequest]) -> BatchResult:
-        """Sends up to 10,000 requests in one call."""
+        """Send up to 10,000 notifications in one call."""
         return self._send([_ENCODER.encode(request) for request in requests])
 
     def send_many(self, requests: Iterable[SendRequest]) -> Iterator[BatchItem]:
-        """Sends any number of requests in bounded memory and yields the result of each, in order."""
+        """Send any number of notifications in bounded memory. Yields the result of each, in order."""
         chunk, first = _Chunk(), 0
         for request in requests:
             line = _ENCODER.encode(request)
@@ -67,13 +67,13 @@ class AsyncBatches(AsyncBase):
     """The asyncio version of `SyncBatches`."""
 
     async def send_batch(self, requests: Sequence[SendRequest]) -> BatchResult:
-        """Sends up to 10,000 requests in one call."""
+        """Send up to 10,000 notifications in one call."""
         return await self._send([_ENCODER.encode(request) for request in requests])
 
     async def send_many(
         self, requests: Iterable[SendRequest] | AsyncIterable[SendRequest]
     ) -> AsyncIterator[BatchItem]:
-        """Sends any number of requests in bounded memory and yields the result of each, in order."""
+        """Send any number of notifications in bounded memory. Yields the result of each, in order."""
         chunk, first = _Chunk(), 0
         async for request in _each(requests):
             line = _ENCODER.encode(request)

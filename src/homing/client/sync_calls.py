@@ -498,8 +498,8 @@ class SyncCalls(SyncBase):
     ) -> Purged:
         """Purge old records of all tenants.
 
-        Removes notifications that have ended and idempotency keys, once they reach their age. If
-        `complete` is false in the response, the time limit of the request was reached; repeat the
+        Removes idempotency keys and ended notifications that have reached the given or configured age.
+        If `complete` is false in the response, the time limit of the request was reached; repeat the
         request to continue.
         """
         return self._request(

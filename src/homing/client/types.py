@@ -88,9 +88,9 @@ class Sent(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"
     queue_name: str | None = None
     """Queue that the notifications are in."""
     duplicate: bool = False
-    """True if nothing new was accepted: the idempotency key is known, or the deduplication window applies."""
+    """True if nothing new was accepted, because of the idempotency key or the deduplication window."""
     provider_message_id: str | None = None
-    """The provider's id of the message. Set after a synchronous send."""
+    """Message id assigned by the provider. Set after a synchronous send."""
     delivered_at: datetime | None = None
     """Time of delivery. Set after a synchronous send that was delivered."""
 
@@ -357,8 +357,10 @@ class BulkFilter(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     statuses: tuple[Status, ...] = (Status.FAILED,)
     """Statuses to select. By default, only dead letters (`failed`)."""
     acknowledged: bool | None = None
-    """If set, selects only acknowledged or only unacknowledged ones. Dead letters default to
-    unacknowledged.
+    """If set, selects only acknowledged or only unacknowledged notifications.
+
+    If omitted, selects unacknowledged dead letters, or notifications of both kinds if other statuses
+    are given.
     """
 
 
@@ -372,7 +374,7 @@ class BulkBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="ca
     why: str = ""
     """Reason that is stored with each notification."""
     dry_run: bool = False
-    """If true, nothing is changed and the response has the number of matching notifications."""
+    """If true, nothing is changed, and the response only has the number of matching notifications."""
     rate_per_second: float | None = None
     """Maximum number of notifications per second. If omitted, there is no limit."""
 
@@ -390,7 +392,9 @@ class ResendBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     """Reason that is stored with the notification."""
     provider: str | None = None
-    """Id of the only provider that is tried, without failover. If omitted, the route decides."""
+    """Id of the only provider that is tried, without failover. If omitted, the provider is chosen as
+    usual.
+    """
 
 
 class Resent(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -416,7 +420,7 @@ class AdminRetryBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     reason: str
     """Reason for the retry. Stored with the notification and in the audit trail."""
     force_provider: str | None = None
-    """Id of the only provider that is tried. If omitted, the route decides."""
+    """Id of the only provider that is tried. If omitted, the provider is chosen as usual."""
 
 
 class AdminRetried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -448,7 +452,7 @@ class PurgeBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     keys_days: float | None = None
     """Minimum age of idempotency keys, in days."""
     dry_run: bool = False
-    """If true, nothing is removed and the response has the number of notifications that would be."""
+    """If true, nothing is removed, and the response only has the number of notifications that would be."""
 
 
 class Purged(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -634,7 +638,7 @@ class Simulation(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
 
 
 class RuleWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A complete rule. Fields that it omits come from the preset."""
+    """A custom rule. Policy fields that are omitted come from the preset."""
 
     tenant: str = "*"
     type: str = "*"
@@ -723,7 +727,7 @@ class BreakerPhase(StrEnum):
 
 
 class BreakerOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State to set a breaker to. It stays in force until it is set to `auto`."""
+    """New state of a breaker. It stays in force until the state is set to `auto`."""
 
     phase: BreakerPhase
     """State of the breaker. `auto` returns it to automatic control."""
