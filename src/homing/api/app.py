@@ -56,15 +56,15 @@ class App:
             await _handle_other_protocol(scope, receive, send)
             return
         request = self._request(scope)
-        seen = [(watcher, watcher.began(scope["headers"])) for watcher in self._watchers]
+        observed = [(watcher, watcher.began(scope["headers"])) for watcher in self._watchers]
         try:
             answer, body = await self._respond(request, scope, receive)
         finally:
             self.under_way.end(request)
         await send(_start(answer, body, request.id))
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-        if seen or log.isEnabledFor(logging.INFO):
-            self._log(request, scope["method"], answer.status, seen)
+        if observed or log.isEnabledFor(logging.INFO):
+            self._log(request, scope["method"], answer.status, observed)
 
     def _request(self, scope: Mapping[str, Any]) -> Request:
         task = asyncio.current_task()
@@ -122,14 +122,16 @@ class App:
             return ApiError("REQUEST_TIMEOUT", message, headers=_CLOSE)
         return ApiError("TIMEOUT", f"the request took longer than {settings.answer_ms} ms; try again")
 
-    def _log(self, request: Request, method: str, status: int, seen: Sequence[tuple[Watcher, Any]]) -> None:
+    def _log(
+        self, request: Request, method: str, status: int, observed: Sequence[tuple[Watcher, Any]]
+    ) -> None:
         """Reports a request to the watchers and logs one line.
 
         The line has no path parameters, query or body, because these may contain personal data.
         """
         took_s = request.task.get_loop().time() - request.began
         route = request.route
-        for watcher, began in seen:
+        for watcher, began in observed:
             watcher.ended(began, route.handler.__name__ if route else "", method, status, took_s)
         log.info(
             "%s %s %d %.1f ms %s",

@@ -80,7 +80,7 @@ def _operation(method: str, path: str, operation: Doc, document: Doc) -> Iterato
     yield f'<section class=operation id="{name}" data-find="{found}"><details><summary>'
     yield f"{scope}<span class='method {method}'>{method.upper()}</span>"
     yield f"<span class=path>{escape(path)}</span>"
-    yield f"<span class=said>{_prose(operation['summary'])}</span></summary><div class=inside>"
+    yield f"<span class=about>{_prose(operation['summary'])}</span></summary><div class=inside>"
     if description := operation.get("description"):
         yield f"<p>{_prose(description)}</p>"
     yield from _parameters(operation["parameters"])
@@ -99,12 +99,12 @@ def _operation(method: str, path: str, operation: Doc, document: Doc) -> Iterato
 def _parameters(parameters: Iterable[Doc]) -> Iterator[str]:
     rows = [
         (
-            f"<code>{escape(one['name'])}</code>{_needed(one['required'])}",
-            escape(one["in"]),
-            _kind(one["schema"]),
-            _meaning(one["schema"], one.get("description", "")),
+            f"<code>{escape(parameter['name'])}</code>{_needed(parameter['required'])}",
+            escape(parameter["in"]),
+            _kind(parameter["schema"]),
+            _meaning(parameter["schema"], parameter.get("description", "")),
         )
-        for one in parameters
+        for parameter in parameters
     ]
     if rows:
         yield "<h3>Parameters</h3>"
@@ -130,7 +130,8 @@ def _errors(codes: Mapping[str, Any]) -> Iterator[str]:
     yield '<h2 id=errors>Errors</h2><p>Every error is <code>{"error": {"code", "message", "field"?, '
     yield '"notificationId"?}}</code>. The code is for programs, the message for people.</p>'
     rows = [
-        (f"<code>{escape(code)}</code>", str(one.status), _prose(one.meaning)) for code, one in codes.items()
+        (f"<code>{escape(code)}</code>", str(known.status), _prose(known.meaning))
+        for code, known in codes.items()
     ]
     yield _table(("code", "status", "meaning"), rows)
 
@@ -175,6 +176,6 @@ def _json(value: Any) -> str:
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{one}</th>" for one in heads)
+    head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

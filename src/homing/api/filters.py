@@ -37,7 +37,7 @@ class Chosen(
     reason: Reason | None = None
     """Reason for the current status."""
     error_code: Text | None = None
-    """Error code of the last attempt."""
+    """Most recent error code, from an attempt or a receipt."""
     created_from: Annotated[datetime, Meta(tz=True)] | None = None
     """Earliest time of acceptance, inclusive."""
     created_until: Annotated[datetime, Meta(tz=True)] | None = None

@@ -81,8 +81,8 @@ def _refs(value: Any) -> Iterator[str]:
             yield ref.rpartition("/")[2]
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _refs(one)
+        for item in value:
+            yield from _refs(item)
 
 
 def _kinds(routes: Iterable[Route]) -> list[Any]:
@@ -117,7 +117,7 @@ def _operation(route: Route, by_kind: Mapping[str, Any], components: Mapping[str
             "content": {name: {"schema": by_kind[repr(kind)]} for name, kind in bodies.items()},
         }
         if route.examples:
-            examples = {str(number): {"value": one} for number, one in enumerate(route.examples, 1)}
+            examples = {str(number): {"value": body} for number, body in enumerate(route.examples, 1)}
             operation["requestBody"]["content"][next(iter(bodies))]["examples"] = examples
     return operation
 
@@ -134,10 +134,15 @@ def _parameters(
         known = components[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         required = set(known.get("required", ()))
         for name, own in known["properties"].items():
-            one: dict[str, Any] = {"name": name, "in": "query", "required": name in required, "schema": own}
+            parameter: dict[str, Any] = {
+                "name": name,
+                "in": "query",
+                "required": name in required,
+                "schema": own,
+            }
             if own.get("type") == "array":
-                one |= {"style": "form", "explode": False}
-            found.append(one)
+                parameter |= {"style": "form", "explode": False}
+            found.append(parameter)
     for name, kind in route.headers.items():
         schema = {"type": "string", "description": kind} if isinstance(kind, str) else by_kind[repr(kind)]
         found.append({"name": name, "in": "header", "required": False, "schema": schema})

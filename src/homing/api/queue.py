@@ -68,7 +68,7 @@ class DelayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     """Selects an attempt, and the retry settings by a base delay or by a notification's properties."""
 
     attempt: Annotated[int, Meta(ge=0, le=1000, examples=[2])]
-    """Number of the failed attempt."""
+    """Number of the failed attempt, from 1. The delay for 0 is 0."""
     delay_ms: DelayMs | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 

@@ -176,4 +176,4 @@ class Table:
                 methods[route.method] = route
                 return
         known.append((shape, {route.method: route}))
-        known.sort(key=lambda one: sum(part[:1] == "{" for part in one[0]))  # fewest parameters first
+        known.sort(key=lambda entry: sum(part[:1] == "{" for part in entry[0]))  # fewest parameters first

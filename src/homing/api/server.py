@@ -61,7 +61,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True):
 class Connection(HttpToolsProtocol):
     """One client connection, with limits on the size and duration of its requests.
 
-    `look` enforces the time limits. It is called about once a second for every connection:
+    `enforce_timeouts` enforces the time limits. It is called about once a second for every connection:
 
     - A head must arrive within `head_s`. On a new connection the time starts at once, later with the first
       byte of the head or of line breaks before it, but never before the previous response is complete.
@@ -80,10 +80,10 @@ class Connection(HttpToolsProtocol):
     stuck_since: float | None = None
     """Loop time since which written data has been waiting to be read. None if the write buffer is empty."""
 
-    def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.headers = []
-        self._most = most
+        self._max_connections = max_connections
         self._head_bytes = 0
         """Size of the current, incomplete head. Can be too large by up to one piece."""
         self._in_message = False
@@ -97,7 +97,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.waits_since = self.loop.time()
-        if len(self.connections) > self._most:
+        if len(self.connections) > self._max_connections:
             self.refuse(503, "OVERLOADED", "too many connections are open; try again in a second")
 
     def data_received(self, data: bytes) -> None:
@@ -207,7 +207,7 @@ class Connection(HttpToolsProtocol):
         if self.pipeline or self.transport.is_closing():
             super().on_response_complete()
             return
-        # Same as in uvicorn, but without a keep-alive timer per connection: `look` enforces that limit.
+        # Same as in uvicorn, but without a keep-alive timer per connection: `enforce_timeouts` enforces that limit.
         self.server_state.total_requests += 1
         self.flow.resume_reading()
         self.idle_since = self.loop.time()
@@ -239,7 +239,7 @@ class Connection(HttpToolsProtocol):
             return not self._in_message  # in a body, the request was already answered
         return self._in_message and not self.pipeline and not self.cycle.response_started
 
-    def look(self, now: float, head_s: float, idle_s: float) -> None:
+    def enforce_timeouts(self, now: float, head_s: float, idle_s: float) -> None:
         """Closes the connection if it is idle for too long, or if the client sends or reads too slowly."""
         if self.idle_since is not None and now - self.idle_since > idle_s:
             self.transport.close()
@@ -287,7 +287,7 @@ class Server(uvicorn.Server):
     def __init__(self, app: Any, settings: ServerSettings) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(Connection, most=settings.max_connections),  # type: ignore[arg-type]
+            http=partial(Connection, max_connections=settings.max_connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
@@ -312,7 +312,7 @@ class Server(uvicorn.Server):
             self._swept_at = now
             for connection in list(self.server_state.connections):
                 if isinstance(connection, Connection):
-                    connection.look(now, self._head_s, self._idle_s)
+                    connection.enforce_timeouts(now, self._head_s, self._idle_s)
         return await super().on_tick(counter)
 
     @property

@@ -86,10 +86,10 @@ async def add_suppression(call: Call, body: SuppressionWritten) -> Answer[Suppre
     too.
     """
     await call.note("suppression.add", category=body.category, channel=body.channel.value, why=body.why)
-    made = await call.front.recipients.suppress(
+    suppression = await call.front.recipients.suppress(
         body.channel, body.address, category=body.category, why=body.why, who=call.caller.who
     )
-    return Answer(made, 201)
+    return Answer(suppression, 201)
 
 
 @routes.delete("/suppressions", scope=Scope.MANAGE, status=204, errors=("NOT_FOUND",))

@@ -35,7 +35,7 @@ class PreparedRequest(Struct, frozen=True, kw_only=True):
 
 
 class Retries(Struct, frozen=True, kw_only=True):
-    """How often a repeatable request is tried, and how long the client waits in between."""
+    """Limits on the retries of a repeatable request."""
 
     attempts: int = 4
     """Total number of tries, including the first."""
@@ -49,7 +49,7 @@ class Retries(Struct, frozen=True, kw_only=True):
     def wait_s(
         self, request: PreparedRequest, attempt: int, result: Response | ServiceUnreachable, u: float
     ) -> float | None:
-        """Returns how long to wait before the next attempt, or None if there is none.
+        """Returns how long to wait before the next attempt, or None if the request is not retried.
 
         The wait is at least the response's Retry-After. `u` in [0, 1) spreads the retries of many clients.
         """

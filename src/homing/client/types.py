@@ -111,7 +111,7 @@ class NotificationQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, r
     reason: Reason | None = None
     """Reason for the current status."""
     error_code: str | None = None
-    """Error code of the last attempt."""
+    """Most recent error code, from an attempt or a receipt."""
     created_from: datetime | None = None
     """Earliest time of acceptance, inclusive."""
     created_until: datetime | None = None
@@ -273,7 +273,7 @@ class DelayQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     """Selects an attempt, and the retry settings by a base delay or by a notification's properties."""
 
     attempt: int
-    """Number of the failed attempt."""
+    """Number of the failed attempt, from 1. The delay for 0 is 0."""
     delay_ms: int | None = None
     """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
 
@@ -316,7 +316,7 @@ class DeadLetterQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     reason: Reason | None = None
     """Reason for the current status."""
     error_code: str | None = None
-    """Error code of the last attempt."""
+    """Most recent error code, from an attempt or a receipt."""
     created_from: datetime | None = None
     """Earliest time of acceptance, inclusive."""
     created_until: datetime | None = None
@@ -349,7 +349,7 @@ class BulkFilter(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     reason: Reason | None = None
     """Reason for the current status."""
     error_code: str | None = None
-    """Error code of the last attempt."""
+    """Most recent error code, from an attempt or a receipt."""
     created_from: datetime | None = None
     """Earliest time of acceptance, inclusive."""
     created_until: datetime | None = None
