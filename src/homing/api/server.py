@@ -207,7 +207,7 @@ class Connection(HttpToolsProtocol):
         if self.pipeline or self.transport.is_closing():
             super().on_response_complete()
             return
-        # Same as in uvicorn, but without a keep-alive timer per connection: `enforce_timeouts` enforces that limit.
+        # Same as in uvicorn, but without its keep-alive timer: `enforce_timeouts` replaces it.
         self.server_state.total_requests += 1
         self.flow.resume_reading()
         self.idle_since = self.loop.time()

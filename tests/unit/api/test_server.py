@@ -499,8 +499,8 @@ async def test_half_a_head_after_a_request_has_its_time_from_the_answer_on() -> 
         await app.asked.wait()
         connection = only_connection(server)
         much_later = asyncio.get_running_loop().time() + 1_000
-        connection.look(much_later, 10, 10)
-        connection.look(much_later + 9, 10, 10)
+        connection.enforce_timeouts(much_later, 10, 10)
+        connection.enforce_timeouts(much_later + 9, 10, 10)
         app.may_answer.set()
         assert (await answered(reader))[0] == 200
         writer.write(ASK[10:])
