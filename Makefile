@@ -96,7 +96,7 @@ else
 endif
 	@touch $@
 
-client: $(STAMP) ## Write the Python client's calls and the REST reference's tables anew, from the routes
+client: $(STAMP) ## Regenerate the Python client and the tables of the REST reference from the routes
 	@$(BIN)/python tools/make_client.py
 	@$(BIN)/python tools/make_reference.py
 

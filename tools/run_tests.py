@@ -24,14 +24,14 @@ NO_TESTS = 5
 TOO_LOW = 2
 """The exit code of `coverage report` if the coverage is below the given percentage."""
 CLOSING_S = 30
-"""Time for pytest to close what its tests have opened, in seconds."""
+"""Time for pytest to close the resources of its tests, in seconds."""
 SELECTING = ("-k", "-m", "--lf", "--last-failed", "--deselect", "--ignore", "tests/")
 """Arguments that run only some of the tests. Their coverage is not judged."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A folder under tests/. The durations are those of a machine with two cores that does nothing else."""
+    """A folder under tests/. The usual duration is for an otherwise idle machine with two cores."""
 
     name: str
     about: str
@@ -40,7 +40,7 @@ class Suite:
 
 SUITES = (
     Suite("unit", "every module by itself, with the coverage of core and engine", "about 4 minutes"),
-    Suite("conformance", "what every store and every provider must do alike", "about 1 minute"),
+    Suite("conformance", "the contract that every store and every provider must meet", "about 1 minute"),
     Suite("integration", "SQLite, PostgreSQL, HTTP and SMTP, with real servers", "about 3 minutes"),
     Suite("acceptance", "whole programs: the command line, the service, kill -9, outages", "about 2 minutes"),
     Suite("simulation", "the engine in simulated time, with crashes and planted bugs", "about 2 minutes"),
@@ -61,7 +61,7 @@ class Result:
 
 
 class Interrupted(Exception):
-    """Raised on SIGINT or SIGTERM, with its number. The summary is printed before the script ends."""
+    """Raised on SIGINT or SIGTERM, with the signal number. The summary is printed before the script ends."""
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         for number, suite in enumerate(chosen, 1):
-            _say(
+            _print(
                 f"=== suite {number} of {len(chosen)}: {suite.name} ({suite.about}); usually {suite.usually}"
             )
             results.append(_run(suite, options.jobs, options.pytest))
@@ -86,7 +86,11 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run all test suites and print a summary.")
-    parser.add_argument("--jobs", default="auto", help="test processes, as pytest-xdist's -n; 0: only one")
+    parser.add_argument(
+        "--jobs",
+        default="auto",
+        help="number of test processes, as for pytest-xdist's -n; 0 runs all tests in one process",
+    )
     names = [suite.name for suite in SUITES]
     parser.add_argument("--suites", nargs="*", choices=names, help="only these suites; default: all of them")
     parser.add_argument("pytest", nargs="*", help="further arguments for pytest, after --")
@@ -137,7 +141,7 @@ def _result(name: str, code: int, counts: Path, seconds: float) -> Result:
 def _coverage(*, judged: bool) -> Result:
     """Prints the branch coverage of core and engine. Fails if it is too low."""
     if not judged:
-        return Result("coverage", note="not judged, as only some tests were selected")
+        return Result("coverage", note="not judged, because only some tests were selected")
     began = time.monotonic()
     report = ["report", f"--include={COVERED}", f"--fail-under={COVERAGE_PERCENT}"]
     code = _call([sys.executable, "-m", "coverage", *report])
@@ -152,7 +156,7 @@ def _call(command: list[str]) -> int:
     try:
         return process.wait()
     except Interrupted as interrupted:
-        if interrupted.args != (signal.SIGINT,):  # a terminal sends that one to the command itself
+        if interrupted.args != (signal.SIGINT,):  # the terminal sends SIGINT to the command itself
             process.send_signal(signal.SIGINT)
         try:
             process.wait(CLOSING_S)  # pytest stops the servers that it has started
@@ -175,10 +179,10 @@ def _summarize(results: list[Result]) -> None:
     skipped, seconds = sum(one.skipped for one in results), sum(one.seconds for one in results)
     print(f"{'total':<12} {passed:>7} {failed:>7} {skipped:>8} {seconds:>8.0f}")
     wrong = [one.name for one in results if one.problem]
-    _say(f"FAILED: {', '.join(wrong)}" if wrong else "All suites passed.")
+    _print(f"FAILED: {', '.join(wrong)}" if wrong else "All suites passed.")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 

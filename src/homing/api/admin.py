@@ -1,4 +1,4 @@
-"""What only an administrator does: one more attempt by hand, and purging."""
+"""Routes for administrators: retrying a notification by hand, and purging old records."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from homing.core.modes import MODE_INFO
 routes = Routes("Administration")
 
 _DAY_MS = 86_400_000
-_PURGE_S = 20
-"""A purge that takes longer goes on with the next request: an answer has to come."""
+_PURGE_LIMIT_S = 20
+"""Time limit of one purge request. The caller repeats the request to continue."""
 
 Days = Annotated[float, Meta(ge=0, le=36_500)]
 Override = Annotated[
-    Literal["true"], Meta(description="Must be `true`: this goes beyond what the policy allows.")
+    Literal["true"], Meta(description="Must be `true`, to confirm that the policy's limits may be exceeded.")
 ]
 
 
 class AdminRetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Why it is tried again, and where."""
+    """Reason for the retry, and optionally the provider to use."""
 
     reason: Annotated[
         str,
@@ -39,47 +39,57 @@ class AdminRetryBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             min_length=1,
             max_length=1000,
             pattern="^[^\\x00]*[^\\x00\\s][^\\x00]*$",
-            examples=["Customer support request: the provider was away"],
+            examples=["Customer support request: the provider was down"],
         ),
     ]
-    """Kept with the notification and in the audit trail."""
+    """Reason for the retry. Stored with the notification and in the audit trail."""
     force_provider: Annotated[Text, Meta(examples=["AWS_SNS"])] | None = None
-    """It goes there and nowhere else."""
+    """Id of the only provider that is tried. If omitted, the provider is chosen as usual."""
 
 
 class AdminRetried(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The attempt is granted and due now."""
+    """Confirmation that the notification is due for another attempt now."""
 
     success: bool
     notification_id: str
     retry_attempt_id: Annotated[str, Meta(examples=["018d0c7e-5a00-7000-8000-000000000001:4"])]
-    """The notification's id and the number that the attempt will have."""
+    """The notification's id, a colon and the number of the upcoming attempt."""
     status: Literal["queued"]
     estimated_delivery_time: datetime
-    """By the latency goal of its mode."""
+    """Expected delivery time, according to the latency goal of the notification's mode."""
 
 
 class PurgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """What is to go: older than `days` whatever its status, or by status; left out: as configured."""
+    """Minimum ages of the records to remove: one for every status (`days`), or one per status.
+
+    Ages that are omitted come from the service's retention settings.
+    """
 
     days: Days | None = None
+    """Minimum age in days, for every status. Cannot be combined with the other ages."""
     delivered_days: Days | None = None
+    """Minimum age of delivered notifications, in days."""
     sent_days: Days | None = None
+    """Minimum age of sent notifications, in days."""
     others_days: Days | None = None
+    """Minimum age of notifications that ended in any other status, in days."""
     keys_days: Days | None = None
-    """Of idempotency keys."""
+    """Minimum age of idempotency keys, in days."""
     dry_run: bool = False
-    """Only say how many notifications it would be."""
+    """If true, nothing is removed, and the response only has the number of notifications that would be."""
 
 
 class Purged(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What was removed, of all tenants. Statistics keep counting it."""
+    """Numbers of removed records, across all tenants. Statistics still include the removed notifications."""
 
     removed: Mapping[str, int]
-    """By kind: `notifications`, `keys`, `receipts`; with `dryRun`, how many notifications it would be."""
+    """Number of removed records by kind: `notifications`, `keys` and `receipts`.
+
+    With `dryRun`, the number of notifications that would be removed.
+    """
     dry_run: bool
     complete: bool
-    """False: there is more, and time was up. Ask again."""
+    """False if the time limit was reached before everything was removed. Repeat the request to continue."""
 
 
 @routes.post(
@@ -89,17 +99,20 @@ class Purged(Struct, frozen=True, kw_only=True, rename="camel"):
     headers={"X-Admin-Override": Override},
 )
 async def retry_notification(call: Call, id: str, body: AdminRetryBody) -> AdminRetried:
-    """Try one notification again now, with one attempt granted if none is left.
+    """Retry a notification now.
 
-    A synchronous one is never tried again, and one that was resent lives on in its successor.
+    Grants one more attempt if none is left. Synchronous notifications and notifications that were already
+    resent cannot be retried.
     """
     if call.headers.get("x-admin-override", "").strip().lower() != "true":
         raise ApiError(
-            "FORBIDDEN", "X-Admin-Override: true is missing; say that this is meant", field="X-Admin-Override"
+            "FORBIDDEN",
+            "X-Admin-Override: is missing; send X-Admin-Override: true to confirm the retry",
+            field="X-Admin-Override",
         )
     await call.front.get(id)
     await call.note("notification.retry", id, why=body.reason, provider=body.force_provider)
-    found = await _retried(call, id, body)
+    found = await _retry(call, id, body)
     goal = timedelta(milliseconds=MODE_INFO[found.mode].latency_goal_ms)
     return AdminRetried(
         success=True,
@@ -112,50 +125,52 @@ async def retry_notification(call: Call, id: str, body: AdminRetryBody) -> Admin
 
 @routes.post("/admin/purge", scope=Scope.ADMIN, body_optional=True)
 async def purge(call: Call, body: PurgeBody) -> Purged:
-    """Remove what has ended and is past its age, of all tenants, in small steps.
+    """Purge old records of all tenants.
 
-    `complete` is false where there is more than could be removed in the time of one request.
+    Removes idempotency keys and ended notifications that have reached the given or configured age. If
+    `complete` is false in the response, the time limit of the request was reached; repeat the request to
+    continue.
     """
     retention = _retention(body, call.service.engine.settings.upkeep.retention)
     time = asyncio.get_running_loop().time
-    ends_at = time() + _PURGE_S
-    late = False
+    ends_at = time() + _PURGE_LIMIT_S
+    out_of_time = False
 
-    def is_late(so_far: Mapping[str, int]) -> bool:
-        nonlocal late
-        late = time() > ends_at
-        return late
+    def is_out_of_time(so_far: Mapping[str, int]) -> bool:
+        nonlocal out_of_time
+        out_of_time = time() > ends_at
+        return out_of_time
 
     if not body.dry_run:
         await call.note("purge.run", "", days=body.days)
-    removed = await call.front.purge(retention, is_late, dry_run=body.dry_run)
-    return Purged(removed=removed, dry_run=body.dry_run, complete=not late)
+    removed = await call.front.purge(retention, is_out_of_time, dry_run=body.dry_run)
+    return Purged(removed=removed, dry_run=body.dry_run, complete=not out_of_time)
 
 
-async def _retried(call: Call, id: str, body: AdminRetryBody) -> Notification:
+async def _retry(call: Call, id: str, body: AdminRetryBody) -> Notification:
     try:
         return await call.front.retry(id, who=call.caller.who, why=body.reason, provider=body.force_provider)
     except InvalidRequest as error:
         if error.field != "provider":
             raise
-        told = error.message.removeprefix("provider: ")
-        raise ApiError("INVALID_REQUEST", f"forceProvider: {told}", field="forceProvider") from None
+        problem = error.message.removeprefix("provider: ")
+        raise ApiError("INVALID_REQUEST", f"forceProvider: {problem}", field="forceProvider") from None
 
 
-def _retention(body: PurgeBody, usual: Retention) -> Retention:
+def _retention(body: PurgeBody, configured: Retention) -> Retention:
     by_status = (body.delivered_days, body.sent_days, body.others_days, body.keys_days)
     if body.days is not None and any(days is not None for days in by_status):
         raise ApiError(
-            "INVALID_REQUEST", "days: and an age by status are both given; give one of them", field="days"
+            "INVALID_REQUEST", "days: set either days or the ages by status, not both", field="days"
         )
 
-    def age_ms(days: float | None, otherwise_ms: int) -> int:
-        asked = body.days if days is None else days
-        return otherwise_ms if asked is None else int(asked * _DAY_MS)
+    def age_ms(days: float | None, configured_ms: int) -> int:
+        requested = body.days if days is None else days
+        return configured_ms if requested is None else int(requested * _DAY_MS)
 
     return Retention(
-        delivered_ms=age_ms(body.delivered_days, usual.delivered_ms),
-        sent_ms=age_ms(body.sent_days, usual.sent_ms),
-        others_ms=age_ms(body.others_days, usual.others_ms),
-        keys_ms=age_ms(body.keys_days, usual.keys_ms),
+        delivered_ms=age_ms(body.delivered_days, configured.delivered_ms),
+        sent_ms=age_ms(body.sent_days, configured.sent_ms),
+        others_ms=age_ms(body.others_days, configured.others_ms),
+        keys_ms=age_ms(body.keys_days, configured.keys_ms),
     )

@@ -1,4 +1,4 @@
-"""All routes of the service, in the order of its description."""
+"""Every route of the service, in the order in which the OpenAPI document lists them."""
 
 from __future__ import annotations
 
@@ -48,4 +48,5 @@ SUBJECTS = (
 
 @cache
 def all_routes() -> tuple[Route, ...]:
+    """Returns every route, subject by subject."""
     return tuple(route for subject in SUBJECTS for route in subject.routes.all)

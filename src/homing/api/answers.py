@@ -1,4 +1,4 @@
-"""What a route answers with: values, other statuses, and errors in one shape."""
+"""What a route returns or raises: a value, a value with its own status and headers, or an error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _T = TypeVar("_T")
 
 
 class Answer(Struct, Generic[_T], frozen=True):
-    """A value with a status or headers of its own. Bytes and None are sent as they are."""
+    """A response with its own status, headers or content type.
+
+    The value is encoded as JSON, except that bytes are sent unchanged and None means no body.
+    """
 
     value: _T
     status: int = 200
@@ -20,30 +23,32 @@ class Answer(Struct, Generic[_T], frozen=True):
 
 
 class Items(Struct, Generic[_T], frozen=True):
-    """A list that is whole: there is no further page."""
+    """A complete list, without further pages."""
 
     items: tuple[_T, ...]
 
 
 class ErrorDetail(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What went wrong, to what, and what to do."""
+    """Description of an error."""
 
     code: Annotated[str, Meta(pattern="^[A-Z][A-Z_]+$", examples=["INVALID_REQUEST"])]
-    """One of the codes of the reference's table."""
+    """Error code, for programs. The reference lists all codes."""
     message: Annotated[str, Meta(examples=["recipient.email: is empty; email needs it"])]
+    """Description of the problem and how to fix it, for people."""
     field: Annotated[str | None, Meta(examples=["recipient.email"])] = None
-    """Which part of the request is not acceptable."""
+    """Part of the request that was rejected. Omitted if the error is not about one part."""
     notification_id: str | None = None
+    """Id of the notification that the error is about, for example of a failed synchronous send."""
 
 
 class ErrorBody(Struct, frozen=True, kw_only=True):
-    """Every error has this shape."""
+    """Body of every error response."""
 
     error: ErrorDetail
 
 
 class ApiError(Exception):
-    """A request that this service refuses by itself, before or beside the engine."""
+    """An error response that the API itself decides on. Errors of the engine have their own classes."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The ASGI application: find the route, let the caller in, read, do, answer."""
+"""The ASGI application: finds the route, checks the caller, reads the body and calls the handler."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _COMMON = [
     (b"referrer-policy", b"no-referrer"),
 ]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{8,64}")
-_NOT_IN_HEADERS = re.compile(r"[^ -~]")
+_NOT_PRINTABLE = re.compile(r"[^ -~]")
 _CLOSE = {"Connection": "close"}
 
 
 class App:
-    """Serves one `Service` over the routes it is given."""
+    """Serves the given routes for one `Service`."""
 
     def __init__(
         self, service: Service, routes: Iterable[Route], *, chance: Chance, watchers: Sequence[Watcher] = ()
@@ -53,22 +53,22 @@ class App:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
-            await _refuse_protocol(scope, receive, send)
+            await _handle_other_protocol(scope, receive, send)
             return
         request = self._request(scope)
-        seen = [(watcher, watcher.began(scope["headers"])) for watcher in self._watchers]
+        observed = [(watcher, watcher.began(scope["headers"])) for watcher in self._watchers]
         try:
-            answer, body = await self._answered(request, scope, receive)
+            answer, body = await self._respond(request, scope, receive)
         finally:
             self.under_way.end(request)
         await send(_start(answer, body, request.id))
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-        if seen or log.isEnabledFor(logging.INFO):
-            self._tell(request, scope["method"], answer.status, seen)
+        if observed or log.isEnabledFor(logging.INFO):
+            self._log(request, scope["method"], answer.status, observed)
 
     def _request(self, scope: Mapping[str, Any]) -> Request:
         task = asyncio.current_task()
-        assert task is not None, "the server runs each request as one"
+        assert task is not None, "the server runs each request in a task"
         now = task.get_loop().time()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         id = headers.get("x-request-id")
@@ -76,23 +76,23 @@ class App:
             id = f"{self._series}-{next(self._numbers):x}"
         return Request(id, task, headers, now, now + self._read_s)
 
-    async def _answered(
+    async def _respond(
         self, request: Request, scope: Mapping[str, Any], receive: Receive
     ) -> tuple[Answer[Any], bytes]:
-        """The answer and its bytes, whatever happens."""
+        """Returns the response and its encoded body. Every exception becomes an error response."""
         try:
             self.under_way.begin(request)
-            answer = await self._done(request, scope, receive)
+            answer = await self._handle(request, scope, receive)
             return answer, _body(answer)
         except asyncio.CancelledError:
             if not request.given_up:
                 raise
             request.task.uncancel()
-            return self._refused(request, self._too_slow(request))
+            return self._error_response(request, self._timeout_error(request))
         except Exception as error:
-            return self._refused(request, error)
+            return self._error_response(request, error)
 
-    async def _done(self, request: Request, scope: Mapping[str, Any], receive: Receive) -> Answer[Any]:
+    async def _handle(self, request: Request, scope: Mapping[str, Any], receive: Receive) -> Answer[Any]:
         route, params = self._table.find(scope["method"], sent_path(scope))
         request.route = route
         if route.scopes:
@@ -111,22 +111,27 @@ class App:
         result = await route.handler(call, **arguments(route, call, params))
         return result if isinstance(result, Answer) else Answer(result, route.status)
 
-    def _refused(self, request: Request, error: Exception) -> tuple[Answer[Any], bytes]:
+    def _error_response(self, request: Request, error: Exception) -> tuple[Answer[Any], bytes]:
         answer = answer_to(error, request.id)
         return answer, _body(answer)
 
-    def _too_slow(self, request: Request) -> ApiError:
+    def _timeout_error(self, request: Request) -> ApiError:
         settings = self.service.settings
         if request.reading:
-            said = f"the body did not arrive within {settings.read_ms} ms"
-            return ApiError("REQUEST_TIMEOUT", said, headers=_CLOSE)
-        return ApiError("TIMEOUT", f"no answer within {settings.answer_ms} ms; try again")
+            message = f"the body did not arrive within {settings.read_ms} ms"
+            return ApiError("REQUEST_TIMEOUT", message, headers=_CLOSE)
+        return ApiError("TIMEOUT", f"the request took longer than {settings.answer_ms} ms; try again")
 
-    def _tell(self, request: Request, method: str, status: int, seen: Sequence[tuple[Watcher, Any]]) -> None:
-        """A line for each request, without values that a recipient could be in: no path, query or body."""
+    def _log(
+        self, request: Request, method: str, status: int, observed: Sequence[tuple[Watcher, Any]]
+    ) -> None:
+        """Reports a request to the watchers and logs one line.
+
+        The line has no path parameters, query or body, because these may contain personal data.
+        """
         took_s = request.task.get_loop().time() - request.began
         route = request.route
-        for watcher, began in seen:
+        for watcher, began in observed:
             watcher.ended(began, route.handler.__name__ if route else "", method, status, took_s)
         log.info(
             "%s %s %d %.1f ms %s",
@@ -144,7 +149,7 @@ class App:
         if caller is None:
             raise ApiError(
                 "UNAUTHORIZED",
-                "no valid key; send Authorization: Bearer KEY",
+                "no valid API key; send Authorization: Bearer KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         for scope in route.scopes:
@@ -152,25 +157,27 @@ class App:
                 break
         else:
             needed = " or ".join(scope.value for scope in route.scopes)
-            raise ApiError("FORBIDDEN", f"this key may not do that; it needs the scope {needed}")
+            raise ApiError("FORBIDDEN", f"this API key needs the scope {needed}")
         if wait_ms := await gatekeeper.admit(caller):
             seconds = str(-(-wait_ms // 1000))
             raise ApiError(
                 "RATE_LIMITED",
-                f"the rate of this key is used up; come again in {seconds} s",
+                f"this API key has exceeded its rate limit; retry in {seconds} s",
                 headers={"Retry-After": seconds},
             )
         return caller
 
     async def _read(self, request: Request, route: Route, receive: Receive) -> bytes:
         headers, settings = request.headers, self.service.settings
-        said = headers.get("content-type", "")
-        if said != "application/json":
-            said = said.partition(";")[0].strip().lower()
-        if said not in (route.bodies or _JSON) and not (route.raw and not route.bodies):
+        media_type = headers.get("content-type", "")
+        if media_type != "application/json":
+            media_type = media_type.partition(";")[0].strip().lower()
+        accepts_any = route.raw and not route.bodies
+        if media_type not in (route.bodies or _JSON) and not accepts_any:
+            supported = " or ".join(route.bodies or _JSON[:1])
             raise ApiError(
                 "UNSUPPORTED_MEDIA_TYPE",
-                f"Content-Type: {said!r} is not understood; send {' or '.join(route.bodies or _JSON[:1])}",
+                f"Content-Type: {media_type!r} is not supported; send {supported}",
                 field="Content-Type",
             )
         limit = route.most_bytes or (settings.batch_bytes if route.large else settings.body_bytes)
@@ -186,7 +193,7 @@ def _body(answer: Answer[Any]) -> bytes:
 
 def _start(answer: Answer[Any], body: bytes, id: str) -> dict[str, Any]:
     headers = [*_COMMON, (b"x-request-id", id.encode("ascii"))]
-    if answer.status != 204:  # which has none by definition
+    if answer.status != 204:  # a 204 response must not have a Content-Length
         headers.append((b"content-length", b"%d" % len(body)))
     if answer.value is not None:
         headers.append((b"content-type", answer.content_type.encode("latin-1")))
@@ -196,12 +203,12 @@ def _start(answer: Answer[Any], body: bytes, id: str) -> dict[str, Any]:
 
 
 def _safe(value: str) -> bytes:
-    """Whoever wrote it: it cannot end its header and begin another."""
-    return _NOT_IN_HEADERS.sub("?", value).encode("ascii")
+    """Returns a header value without line breaks and control characters, so that it cannot inject headers."""
+    return _NOT_PRINTABLE.sub("?", value).encode("ascii")
 
 
-async def _refuse_protocol(scope: Mapping[str, Any], receive: Receive, send: Any) -> None:
-    """Start and stop are the server's own; other protocols than HTTP are not spoken here."""
+async def _handle_other_protocol(scope: Mapping[str, Any], receive: Receive, send: Any) -> None:
+    """Completes lifespan events without doing anything, and closes WebSockets."""
     if scope["type"] == "lifespan":
         while True:
             message = await receive()

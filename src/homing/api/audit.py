@@ -1,4 +1,4 @@
-"""The audit trail: who did what. It can be read; nothing here or elsewhere changes or deletes it."""
+"""The route that reads the audit trail. No route changes or deletes entries."""
 
 from __future__ import annotations
 
@@ -17,22 +17,29 @@ routes = Routes("Audit")
 
 
 class AuditQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Which chain, and which page of it."""
+    """Selects a chain of the audit trail and a page of it."""
 
     shared: bool = False
-    """What was done to what is no tenant's own: policies, providers, tenants, purges."""
+    """If true, lists actions on resources that all tenants share: policies, providers, tenants and purges."""
     limit: Limit = 50
     cursor: (
-        Annotated[str, Meta(pattern="^[0-9]{12}$", description="Of the page before: what follows it.")] | None
+        Annotated[
+            str,
+            Meta(
+                pattern="^[0-9]{12}$",
+                description="Cursor from the previous page. If omitted, the first page is returned.",
+            ),
+        ]
+        | None
     ) = None
 
 
 @routes.get("/audit", scope=Scope.ADMIN)
 async def list_audit(call: Call, query: AuditQuery) -> AuditPage:
-    """What was done in the caller's tenant, newest first.
+    """List the audit trail of the caller's tenant, newest first.
 
-    Each entry was written before what it tells of was done, and carries the hash of the one before it:
-    `homing audit verify` checks them all.
+    Each entry is written before its action is executed, and contains the hash of the previous entry.
+    `homing audit verify` checks the whole chain.
     """
     chain = EVERY_TENANT if query.shared else call.caller.tenant
     return await call.service.engine.audit.list(chain, cursor=query.cursor, limit=query.limit)

@@ -1,4 +1,4 @@
-"""Many requests at once: each is accepted or refused by itself."""
+"""The batch route: accepts many send requests in one call, each of them separately."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ routes = Routes("Notifications")
 
 MOST_ITEMS = 10_000
 _NDJSON = "application/x-ndjson"
-_MOST_COMMAS = 50 * MOST_ITEMS
-"""Keeps an array of very many very small things from becoming as many objects."""
+_MAX_COMMAS = 50 * MOST_ITEMS
+"""Limit that keeps an array of very many tiny values from being decoded into as many objects."""
 _RAW_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ITEM = msgspec.json.Decoder(SendRequest)
 
@@ -34,47 +34,58 @@ BatchKey = Annotated[
         min_length=1,
         max_length=249,
         pattern="^[ -~]+$",
-        description="Of each request without one of its own, with `:` and its place in the batch.",
+        description="Idempotency key of the batch. A request without its own key gets `KEY:INDEX`.",
     ),
 ]
 Array = Annotated[
     tuple[Any, ...],
     Meta(
         max_length=MOST_ITEMS,
-        description="Each a `SendRequest`. What is not one is rejected in its place; the others are taken.",
+        description="Each item is a `SendRequest`. Invalid items are rejected; the others are accepted.",
         extra_json_schema={"items": {"anyOf": [{"$ref": "#/components/schemas/SendRequest"}, {}]}},
     ),
 ]
-Lines = Annotated[str, Meta(description="One request a line, as JSON.")]
+Lines = Annotated[str, Meta(description="One JSON-encoded `SendRequest` per line.")]
 
 
 class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of one request of a batch: queued with its ids, or rejected with what is wrong."""
+    """Result of one request of a batch: queued, with its ids, or rejected, with an error."""
 
     index: int
-    """Its place in the batch, from 0."""
+    """Zero-based position of the request in the batch."""
     status: Literal["queued", "rejected"]
+    """`queued` if the request is stored and will be delivered, otherwise `rejected`."""
     batch_id: str | None = None
+    """Id shared by all notifications of the request. Set if the request was queued."""
     notification_id: str | None = None
-    """Where there is exactly one."""
+    """Id of the notification. Set if the request produced exactly one."""
     notification_ids: tuple[str, ...] = ()
+    """Ids of all notifications that the request produced."""
     queue_name: str | None = None
+    """Queue that the notifications are in. Set if the request was queued."""
     duplicate: bool = False
+    """True if the request was already accepted before, so that nothing new was queued."""
     field: str | None = None
+    """Rejected field of the request. Set if the request was rejected because of one field."""
     code: str | None = None
+    """Error code. Set if the request was rejected."""
     message: str | None = None
+    """Error message. Set if the request was rejected."""
 
 
 class BatchResult(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What became of all of them, in their order."""
+    """Results of a batch."""
 
     accepted: int
+    """Number of requests that were queued."""
     rejected: int
+    """Number of requests that were rejected."""
     results: tuple[BatchItem, ...]
+    """Result of each request, in the order of the batch."""
 
 
 class MalformedItem(InvalidRequest):
-    """An item that cannot be read as a request."""
+    """An item of a batch that cannot be parsed as a send request."""
 
     code = "MALFORMED_REQUEST"
 
@@ -94,12 +105,13 @@ class MalformedItem(InvalidRequest):
     ),
 )
 async def send_batch(call: Call) -> BatchResult:
-    """Accept up to 10,000 requests: a JSON array, or one request a line.
+    """Send up to 10,000 notifications in one call.
 
-    Each is accepted or rejected by itself; what is answered as `queued` is on disk. A request's own
-    `idempotencyKey` holds for it; a key in the header is each other request's, with `:` and its place.
-    Should the store go away midway, those that were not stored any more are rejected with its code.
-    Synchronous requests are for one at a time.
+    The body is a JSON array or one request per line. Each request is accepted or rejected separately.
+    Requests reported as `queued` are on disk. A request's own `idempotencyKey` takes precedence; otherwise
+    the request gets the key of the header, followed by `:` and its zero-based index. If the store fails
+    midway, the requests that were not stored are rejected with the store's error code. Synchronous requests
+    are rejected.
     """
     key, language = header(call, "Idempotency-Key", BatchKey), header(call, "Accept-Language", AcceptLanguage)
     items = _items(call)
@@ -108,22 +120,22 @@ async def send_batch(call: Call) -> BatchResult:
         async for result in call.front.submit_many(_requests(items, key, language)):
             results.append(_outcome(len(results), result))
     except StoreError as error:
-        if not any(one.status == "queued" for one in results):
-            raise  # nothing was stored: all of it may be sent again
-        missed, told = range(len(results), len(items)), store_problem(error)
-        results += [BatchItem(index=n, status="rejected", code=error.code, message=told) for n in missed]
-    accepted = sum(one.status == "queued" for one in results)
+        if not any(item.status == "queued" for item in results):
+            raise  # nothing was stored, so the caller can repeat the whole batch
+        missed, message = range(len(results), len(items)), store_problem(error)
+        results += [BatchItem(index=n, status="rejected", code=error.code, message=message) for n in missed]
+    accepted = sum(item.status == "queued" for item in results)
     return BatchResult(accepted=accepted, rejected=len(results) - accepted, results=tuple(results))
 
 
 def _items(call: Call) -> Sequence[bytes | msgspec.Raw]:
-    """The requests as they were sent, still to be read one by one; too many are refused before any is."""
+    """Returns the undecoded requests. Raises if there are too many, before any of them is decoded."""
     if call.headers.get("content-type", "").partition(";")[0].strip().lower() == _NDJSON:
         _check_number(call.raw.count(b"\n"))
         return [line for line in call.raw.split(b"\n") if line.strip()]
-    if call.raw.count(b",") > _MOST_COMMAS:
+    if call.raw.count(b",") > _MAX_COMMAS:
         raise ApiError(
-            "PAYLOAD_TOO_LARGE", f"an array with more than {_MOST_COMMAS} commas is to be sent as {_NDJSON}"
+            "PAYLOAD_TOO_LARGE", f"the array has more than {_MAX_COMMAS} commas; send it as {_NDJSON}"
         )
     try:
         items = _RAW_ITEMS.decode(call.raw)
@@ -140,14 +152,14 @@ def _items(call: Call) -> Sequence[bytes | msgspec.Raw]:
 def _check_number(number: int) -> None:
     if number > MOST_ITEMS:
         raise ApiError(
-            "INVALID_REQUEST", f"body: has {number} requests; allowed are {MOST_ITEMS}", field="body"
+            "INVALID_REQUEST", f"body: has {number} requests; at most {MOST_ITEMS} are allowed", field="body"
         )
 
 
 def _requests(
     items: Sequence[bytes | msgspec.Raw], key: str | None, language: str | None
 ) -> Iterator[SendRequest | InvalidRequest]:
-    """Read when their turn comes: what is wrong with one is told in its place."""
+    """Decodes the requests one at a time. Yields an error in place of each request that cannot be decoded."""
     for index, item in enumerate(items):
         try:
             request = _ITEM.decode(item)

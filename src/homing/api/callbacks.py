@@ -1,6 +1,7 @@
-"""What providers report: open addresses, each believed only where the provider's signature is on it.
+"""Routes for the providers' callbacks. They need no API key, because each callback carries a signature.
 
-The addresses of source 002 have names of their own; any other provider in the roster has `/webhooks/ID`.
+Some providers have a path of their own. All others use `/webhooks/ID`, with the provider's id in the
+settings.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ routes = Routes("Provider callbacks")
 
 ProviderId = Annotated[str, Meta(min_length=1, max_length=100, examples=["twilio"])]
 
-_MOST_BYTES = 8 * 1024 * 1024
+_MAX_BYTES = 8 * 1024 * 1024
 _ERRORS = ("UNREADABLE_CALLBACK", "INVALID_SIGNATURE", "NOT_FOUND", "PAYLOAD_TOO_LARGE", "REQUEST_TIMEOUT")
 _OPTIONS: dict[str, Any] = {
     "raw": True,
-    "most_bytes": _MOST_BYTES,
+    "most_bytes": _MAX_BYTES,
     "status": 204,
     "answers": {200: bytes},
     "errors": _ERRORS,
@@ -32,62 +33,71 @@ _OPTIONS: dict[str, Any] = {
 
 @routes.post("/webhooks/twilio/sms-status", **_OPTIONS)
 async def hear_twilio(call: Call) -> Answer[None]:
-    """Twilio's status callbacks, signed with `X-Twilio-Signature`."""
-    return await _heard(call, "twilio")
+    """Receive a status callback from Twilio, signed with `X-Twilio-Signature`."""
+    return await _receive(call, "twilio")
 
 
 @routes.post("/webhooks/sendgrid/events", **_OPTIONS)
 async def hear_sendgrid(call: Call) -> Answer[None]:
-    """SendGrid's Event Webhook, signed by ECDSA."""
-    return await _heard(call, "sendgrid")
+    """Receive events from SendGrid's Event Webhook, signed with ECDSA."""
+    return await _receive(call, "sendgrid")
 
 
 @routes.post("/webhooks/fcm/delivery-status", **_OPTIONS)
 async def hear_fcm(call: Call) -> Answer[None]:
-    """What apps report of FCM messages, signed as Standard Webhooks.
+    """Receive an app's report about an FCM message, signed as in Standard Webhooks.
 
     The body is `{messageId, event: delivered|failed, error?, deviceToken?, timestamp}`.
     """
-    return await _heard(call, "fcm")
+    return await _receive(call, "fcm")
 
 
 @routes.post("/webhooks/acs/events", **_OPTIONS)
 async def hear_acs(call: Call) -> Answer[None]:
-    """Event Grid's reports on mails of Azure Communication Services, in either schema; also its handshake."""
-    return await _heard(call, "acs")
+    """Receive email reports of Azure Communication Services from Event Grid.
+
+    Accepts both the Event Grid schema and the CloudEvents schema, and answers the subscription handshake.
+    """
+    return await _receive(call, "acs")
 
 
 @routes.options("/webhooks/acs/events", **_OPTIONS)
 async def greet_acs(call: Call) -> Answer[None]:
-    """The handshake of CloudEvents, with which Event Grid asks whether it may send."""
-    return await _heard(call, "acs")
+    """Answer the CloudEvents handshake, by which Event Grid asks for permission to send events."""
+    return await _receive(call, "acs")
 
 
 @routes.post("/webhooks/sns/notifications", **_OPTIONS)
 async def hear_sns(call: Call) -> Answer[None]:
-    """What the topics of AWS SNS post, signed by its certificate; a subscription is confirmed by itself."""
-    return await _heard(call, "sns")
+    """Receive a message from an AWS SNS topic, signed with an AWS certificate.
+
+    Subscriptions are confirmed automatically.
+    """
+    return await _receive(call, "sns")
 
 
 @routes.post("/webhooks/{provider}", **_OPTIONS)
 async def hear_provider(call: Call, provider: ProviderId) -> Answer[None]:
-    """The callbacks of any other provider, by its id."""
-    return await _heard(call, provider)
+    """Receive a callback from any other provider, identified by its id."""
+    return await _receive(call, provider)
 
 
 @routes.options("/webhooks/{provider}", **_OPTIONS)
 async def greet_provider(call: Call, provider: ProviderId) -> Answer[None]:
-    """The handshake of a provider that asks before it sends."""
-    return await _heard(call, provider)
+    """Answer the handshake of a provider that asks for permission to send callbacks."""
+    return await _receive(call, provider)
 
 
-async def _heard(call: Call, provider: str) -> Answer[Any]:
-    """An answer of 2xx means that it is in the store: a provider that gets anything else repeats it."""
+async def _receive(call: Call, provider: str) -> Answer[Any]:
+    """Passes a callback to the engine.
+
+    Responds with 2xx only after the store has it. Otherwise the provider repeats the callback.
+    """
     raw = Callback(url=call.url, headers=call.headers, body=call.raw, method=call.method)
     try:
         result = await call.service.engine.hear(provider, raw)
-    except InvalidRequest:  # nobody who asks is told which providers there are
-        raise ApiError("NOT_FOUND", "no provider of this name calls back here") from None
+    except InvalidRequest:  # the response must not reveal which providers are configured
+        raise ApiError("NOT_FOUND", "no provider with this id accepts callbacks") from None
     if not result.reply:
         return Answer(None, 204 if not result.reply_headers else 200, result.reply_headers)
     return Answer(result.reply, 200, result.reply_headers, result.reply_type)

@@ -1,4 +1,4 @@
-"""Dead letters: look, group, acknowledge, resend; one at a time, or many in the background."""
+"""Routes for dead letters: list, group, acknowledge and resend, one at a time or in bulk."""
 
 from __future__ import annotations
 
@@ -22,83 +22,96 @@ _MAY_READ = (Scope.READ, Scope.OPERATE)
 
 
 class DeadLetterQuery(Chosen, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Which dead letters: every field that is given must match."""
+    """Selects dead letters. All given fields must match."""
 
     acknowledged: bool | None = None
-    """Only those, or only the others; left out, the unacknowledged come first."""
+    """If set, lists only acknowledged or only unacknowledged dead letters. If omitted, lists both."""
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
 class GroupQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many groups."""
+    """Limits the number of groups."""
 
     limit: Limit = 50
 
 
 class AcknowledgeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """What somebody found out about it."""
+    """Optional reason for acknowledging a dead letter."""
 
     why: Why = ""
+    """Note that is stored with the notification."""
 
 
 class ResendBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Why it is sent again, and by whom."""
+    """Optional reason for a resend, and the provider to use."""
 
     why: Why = ""
+    """Reason that is stored with the notification."""
     provider: Annotated[Text, Meta(examples=["sns"])] | None = None
-    """Forces where it goes: no failover."""
+    """Id of the only provider that is tried, without failover. If omitted, the provider is chosen as usual.
+    """
 
 
 class Resent(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A resend is a new notification with the same message; the original is acknowledged and linked."""
+    """The new notification that a resend has created."""
 
     notification_id: str
-    """Of the new one."""
+    """Id of the new notification."""
     resend_of: str
+    """Id of the original notification."""
     status: Status
+    """Status of the new notification."""
 
 
 class BulkFilter(Chosen, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Which notifications: every field that is given must match."""
+    """Selects notifications. All given fields must match."""
 
     statuses: Annotated[tuple[Status, ...], Meta(min_length=1, max_length=10)] = (Status.FAILED,)
-    """Dead letters, unless others are named."""
+    """Statuses to select. By default, only dead letters (`failed`)."""
     acknowledged: bool | None = None
-    """Left out: dead letters that nobody has acknowledged."""
+    """If set, selects only acknowledged or only unacknowledged notifications.
+
+    If omitted, selects unacknowledged dead letters, or notifications of both kinds if other statuses are
+    given.
+    """
 
     def chosen(self) -> Filter:
-        """As the engine takes it."""
-        dead = self.statuses == (Status.FAILED,)
-        seen = False if dead and self.acknowledged is None else self.acknowledged
-        return self.filter(self.statuses, seen)
+        """Returns the engine's filter."""
+        dead_only = self.statuses == (Status.FAILED,)
+        acknowledged = False if dead_only and self.acknowledged is None else self.acknowledged
+        return self.filter(self.statuses, acknowledged)
 
 
 class BulkBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """A command on all that a filter finds."""
+    """A command for all notifications that match a filter."""
 
     command: Literal["acknowledge", "resend", "retry", "cancel"]
+    """What to do with each notification."""
     filter: BulkFilter = BulkFilter()
+    """Notifications to select. By default, all unacknowledged dead letters."""
     why: Why = ""
+    """Reason that is stored with each notification."""
     dry_run: bool = False
-    """Only say how many it would be."""
+    """If true, nothing is changed, and the response only has the number of matching notifications."""
     rate_per_second: Annotated[float, Meta(ge=SLOWEST_PER_SECOND, le=100_000)] | None = None
-    """At most so many; left out, as fast as it goes."""
+    """Maximum number of notifications per second. If omitted, there is no limit."""
 
 
 class BulkCount(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a dry run found: nothing was changed."""
+    """Result of a dry run. Nothing was changed."""
 
     dry_run: bool
+    """Always true."""
     matched: int
-    """Those for which the command would be possible now."""
+    """Number of matching notifications for which the command is possible now."""
 
 
 @routes.get("/dead-letters", scope=_MAY_READ)
 async def list_dead_letters(call: Call, query: DeadLetterQuery) -> Page:
     """List dead letters, unacknowledged first, then newest first.
 
-    The answer's `cursor` asks for what follows; none is the end.
+    Pass the response's `cursor` to get the next page. The last page has none.
     """
     return await dead_letters(
         call.front,
@@ -111,7 +124,10 @@ async def list_dead_letters(call: Call, query: DeadLetterQuery) -> Page:
 
 @routes.get("/dead-letters/groups", scope=_MAY_READ)
 async def group_dead_letters(call: Call, query: GroupQuery) -> Items[ErrorGroup]:
-    """Dead letters by what they died of, most first; the newest of each as an example."""
+    """Group dead letters by error, largest group first.
+
+    Each group includes its newest dead letter as an example.
+    """
     return Items(await call.front.error_groups(query.limit))
 
 
@@ -123,10 +139,11 @@ async def group_dead_letters(call: Call, query: GroupQuery) -> Items[ErrorGroup]
     errors=("COMMAND_REFUSED",),
 )
 async def bulk_dead_letters(call: Call, body: BulkBody) -> Answer[Job]:
-    """Acknowledge, resend, retry or cancel all that a filter finds.
+    """Acknowledge, resend, retry or cancel all notifications that match a filter.
 
-    With `dryRun`, 200 and how many it would be. Else 202 and a job that goes on by itself: look at
-    `/jobs/{id}`. A resend or retry stops when a breaker opens. Synchronous notifications are left alone.
+    Responds with 202 and a background job, whose progress is at `/jobs/{id}`. With `dryRun`, responds with
+    200 and the number of matching notifications instead. A resend or retry stops when a breaker opens.
+    Synchronous notifications are skipped.
     """
     command, chosen = CommandName(body.command), body.filter.chosen()
     if body.dry_run:
@@ -153,7 +170,7 @@ async def bulk_dead_letters(call: Call, body: BulkBody) -> Answer[Job]:
     errors=("NOT_FOUND", "COMMAND_REFUSED"),
 )
 async def acknowledge_dead_letter(call: Call, id: str, body: AcknowledgeBody) -> Notification:
-    """Say that somebody has looked at a dead letter."""
+    """Acknowledge a dead letter, to mark it as seen."""
     await call.front.get(id)
     await call.note("dead_letter.acknowledge", id, why=body.why)
     await call.front.acknowledge(id, who=call.caller.who, why=body.why)
@@ -168,9 +185,10 @@ async def acknowledge_dead_letter(call: Call, id: str, body: AcknowledgeBody) ->
     errors=("NOT_FOUND", "COMMAND_REFUSED"),
 )
 async def resend_dead_letter(call: Call, id: str, body: ResendBody) -> Answer[Resent]:
-    """Send it again: a new notification with the same message and all its attempts.
+    """Resend a dead letter.
 
-    The original is acknowledged and linked, and cannot be resent once more.
+    Creates a new notification with the same message and the full number of attempts. The original is
+    acknowledged and linked to the new notification, and cannot be resent again.
     """
     await call.front.get(id)
     await call.note("dead_letter.resend", id, why=body.why, provider=body.provider)

@@ -1,4 +1,4 @@
-"""The page that describes the API to people: made from the OpenAPI document, with nothing from elsewhere."""
+"""Renders the OpenAPI document as the HTML page at `/docs`, without external resources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""What the page may load: its own style and script, and nothing else."""
+"""Content-Security-Policy of the page: only its own style and script may be loaded."""
 
 _CODE = re.compile(r"`([^`]*)`")
 
@@ -23,7 +23,7 @@ Doc = Mapping[str, Any]
 
 
 def page(document: Doc, codes: Mapping[str, Any]) -> bytes:
-    """All operations, schemas and errors of the document."""
+    """Returns the page, with all operations, schemas and errors of the document."""
     info = document["info"]
     parts = [
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
@@ -34,8 +34,8 @@ def page(document: Doc, codes: Mapping[str, Any]) -> bytes:
         *_navigation(document),
         f"<main><h1>{escape(info['title'])} API <span class=soft>{escape(info['version'])}</span></h1>",
         f"<p>{_prose(info['description'])}</p>",
-        "<p>Send your key with each request: <code>Authorization: Bearer KEY</code>.",
-        " Programs read <a href=/api/v1/openapi.json>openapi.json</a>.</p>",
+        "<p>Send your API key with each request: <code>Authorization: Bearer KEY</code>.",
+        " The machine-readable version is <a href=/api/v1/openapi.json>openapi.json</a>.</p>",
         *(part for tag in document["tags"] for part in _subject(tag["name"], document)),
         *_errors(codes),
         *_schemas(document["components"]["schemas"]),
@@ -62,7 +62,7 @@ def _navigation(document: Doc) -> Iterator[str]:
                 f"{_prose(operation['summary'].rstrip('.'))}</a></li>"
             )
         yield "</ul>"
-    yield "<h2>Beside</h2><ul><li><a href=#errors>Errors</a></li>"
+    yield "<h2>Reference</h2><ul><li><a href=#errors>Errors</a></li>"
     yield "<li><a href=#schemas>Schemas</a></li></ul></nav>"
 
 
@@ -75,21 +75,21 @@ def _subject(tag: str, document: Doc) -> Iterator[str]:
 def _operation(method: str, path: str, operation: Doc, document: Doc) -> Iterator[str]:
     name = escape(operation["operationId"])
     found = escape(f"{method} {path} {operation['summary']} {operation['operationId']}".lower())
-    scopes = re.findall(r"Needs the scope (.*)\.$", operation.get("description", ""))
+    scopes = re.findall(r"Requires the scope (.*)\.$", operation.get("description", ""))
     scope = f"<span class=scope>{escape(scopes[0].replace('`', ''))}</span>" if scopes else ""
     yield f'<section class=operation id="{name}" data-find="{found}"><details><summary>'
     yield f"{scope}<span class='method {method}'>{method.upper()}</span>"
     yield f"<span class=path>{escape(path)}</span>"
-    yield f"<span class=said>{_prose(operation['summary'])}</span></summary><div class=inside>"
-    if said := operation.get("description"):
-        yield f"<p>{_prose(said)}</p>"
+    yield f"<span class=about>{_prose(operation['summary'])}</span></summary><div class=inside>"
+    if description := operation.get("description"):
+        yield f"<p>{_prose(description)}</p>"
     yield from _parameters(operation["parameters"])
     components = document["components"]["schemas"]
     if body := operation.get("requestBody"):
         for media, content in body["content"].items():
             yield f"<h3>Body <span class=soft>{escape(media)}</span></h3>"
             yield f"<p>{_kind(content['schema'])}</p>"
-            given = [one["value"] for one in content.get("examples", {}).values()]
+            given = [given["value"] for given in content.get("examples", {}).values()]
             for value in given or [example(content["schema"], components)]:
                 yield _json(value)
     yield from _responses(operation["responses"], components)
@@ -99,12 +99,12 @@ def _operation(method: str, path: str, operation: Doc, document: Doc) -> Iterato
 def _parameters(parameters: Iterable[Doc]) -> Iterator[str]:
     rows = [
         (
-            f"<code>{escape(one['name'])}</code>{_needed(one['required'])}",
-            escape(one["in"]),
-            _kind(one["schema"]),
-            _meaning(one["schema"], one.get("description", "")),
+            f"<code>{escape(parameter['name'])}</code>{_needed(parameter['required'])}",
+            escape(parameter["in"]),
+            _kind(parameter["schema"]),
+            _meaning(parameter["schema"], parameter.get("description", "")),
         )
-        for one in parameters
+        for parameter in parameters
     ]
     if rows:
         yield "<h3>Parameters</h3>"
@@ -112,23 +112,26 @@ def _parameters(parameters: Iterable[Doc]) -> Iterator[str]:
 
 
 def _responses(responses: Doc, components: Doc) -> Iterator[str]:
-    yield "<h3>Answers</h3>"
+    yield "<h3>Responses</h3>"
     rows = []
     shown: list[str] = []
     for status, answer in responses.items():
         content = next(iter(answer.get("content", {}).values()), None)
         rows.append((status, _kind(content["schema"]) if content else "–", _prose(answer["description"])))
         if content and status < "300":
-            shown.append(f"<h3>{status}, for example</h3>{_json(example(content['schema'], components))}")
+            shown.append(
+                f"<h3>Example response, {status}</h3>{_json(example(content['schema'], components))}"
+            )
     yield _table(("status", "body", "meaning"), rows)
     yield from shown
 
 
 def _errors(codes: Mapping[str, Any]) -> Iterator[str]:
     yield '<h2 id=errors>Errors</h2><p>Every error is <code>{"error": {"code", "message", "field"?, '
-    yield '"notificationId"?}}</code>; the code says what happened, the message to what and what to do.</p>'
+    yield '"notificationId"?}}</code>. The code is for programs, the message for people.</p>'
     rows = [
-        (f"<code>{escape(code)}</code>", str(one.status), _prose(one.meaning)) for code, one in codes.items()
+        (f"<code>{escape(code)}</code>", str(known.status), _prose(known.meaning))
+        for code, known in codes.items()
     ]
     yield _table(("code", "status", "meaning"), rows)
 
@@ -137,8 +140,8 @@ def _schemas(schemas: Doc) -> Iterator[str]:
     yield "<h2 id=schemas>Schemas</h2>"
     for name, schema in schemas.items():
         yield f'<div class=schema id="schema-{escape(name)}"><h3>{escape(name)}</h3>'
-        if said := schema.get("description"):
-            yield f"<p class=soft>{_prose(said)}</p>"
+        if description := schema.get("description"):
+            yield f"<p class=soft>{_prose(description)}</p>"
         needed = schema.get("required", ())
         rows = [
             (f"<code>{escape(field)}</code>{_needed(field in needed)}", _kind(own), _meaning(own))
@@ -148,13 +151,13 @@ def _schemas(schemas: Doc) -> Iterator[str]:
         yield "</div>"
 
 
-def _meaning(schema: Doc, said: str = "") -> str:
-    told = [_prose(said or schema.get("description", "")), escape(", ".join(bounds(schema)))]
-    return "<br>".join(part for part in told if part)
+def _meaning(schema: Doc, description: str = "") -> str:
+    parts = [_prose(description or schema.get("description", "")), escape(", ".join(bounds(schema)))]
+    return "<br>".join(part for part in parts if part)
 
 
 def _kind(schema: Doc) -> str:
-    """Its type, with links to the schemas that it names."""
+    """Returns a schema's type as HTML, with links to the schemas that it references."""
     return re.sub(
         r"\{(\w+)\}", lambda found: f'<a href="#schema-{found[1]}">{found[1]}</a>', escape(kind(schema))
     )
@@ -173,6 +176,6 @@ def _json(value: Any) -> str:
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    head = "".join(f"<th>{one}</th>" for one in heads)
+    head = "".join(f"<th>{name}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

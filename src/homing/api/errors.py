@@ -1,4 +1,4 @@
-"""Every error code and its status: the one table that answers, OpenAPI and reference come from."""
+"""Every error code with its HTTP status and meaning. Responses, OpenAPI and the reference use this table."""
 
 from __future__ import annotations
 
@@ -14,50 +14,73 @@ log = logging.getLogger("homing.api")
 
 
 class Code(Struct, frozen=True):
-    """One error code."""
+    """HTTP status and meaning of an error code."""
 
     status: int
     meaning: str
 
 
 CODES: Mapping[str, Code] = {
-    "MALFORMED_REQUEST": Code(400, "The request cannot be read: not JSON, a wrong type, an unknown field."),
-    "UNREADABLE_CALLBACK": Code(400, "A provider's callback cannot be read; it is to be sent again."),
-    "UNAUTHORIZED": Code(401, "No valid key or token: send Authorization: Bearer …"),
-    "INVALID_SIGNATURE": Code(401, "A callback that was not signed by who it claims to be from."),
-    "FORBIDDEN": Code(403, "The key is valid and may not do this: it lacks the scope, or the override."),
-    "NOT_FOUND": Code(404, "There is no such thing for this tenant, or no such address."),
-    "INVALID_LINK": Code(404, "An unsubscribe link that is not complete, or was not made here."),
-    "METHOD_NOT_ALLOWED": Code(405, "The address has no such method; Allow says which it has."),
+    "MALFORMED_REQUEST": Code(
+        400, "The request cannot be parsed: it is not JSON, or has a wrong type or an unknown field."
+    ),
+    "UNREADABLE_CALLBACK": Code(
+        400, "A provider's callback cannot be parsed. The provider should send it again."
+    ),
+    "UNAUTHORIZED": Code(
+        401, "The API key or token is missing or not valid. Send `Authorization: Bearer KEY`."
+    ),
+    "INVALID_SIGNATURE": Code(401, "The callback's signature is missing, wrong or too old."),
+    "FORBIDDEN": Code(
+        403, "The API key lacks the required scope, or the request lacks the required override header."
+    ),
+    "NOT_FOUND": Code(404, "The resource does not exist for this tenant, or the path does not exist."),
+    "INVALID_LINK": Code(404, "The unsubscribe link is incomplete or was not created by this service."),
+    "METHOD_NOT_ALLOWED": Code(
+        405, "The path does not support this method. The `Allow` header lists the supported ones."
+    ),
     "REQUEST_TIMEOUT": Code(408, "The request took too long to arrive."),
-    "COMMAND_REFUSED": Code(409, "Not possible in the status that it is in."),
-    "IDEMPOTENCY_CONFLICT": Code(409, "The idempotency key was used with another request."),
-    "VERSION_CONFLICT": Code(409, "Somebody else has changed it meanwhile; read it again."),
-    "PAYLOAD_TOO_LARGE": Code(413, "The body is larger than allowed, counted after decompression."),
-    "UNSUPPORTED_MEDIA_TYPE": Code(415, "The body's Content-Type or Content-Encoding is not understood."),
-    "INVALID_REQUEST": Code(422, "A field is not acceptable; `field` says which. Nothing was changed."),
-    "TEMPLATE_NOT_FOUND": Code(422, "No such template in that locale; there is no fallback to another."),
-    "TEMPLATE_FAILED": Code(422, "The template does not render with this data."),
-    "CONFIG_ERROR": Code(422, "A setting, rule or provider that is not acceptable."),
-    "RATE_LIMITED": Code(429, "The key has used up its rate; Retry-After says when to come again."),
-    "INTERNAL_ERROR": Code(500, "A defect of Homing; the log has it under the answer's X-Request-Id."),
-    "DELIVERY_FAILED": Code(502, "A synchronous send failed. It is not queued."),
-    "OVERLOADED": Code(503, "Too much is under way here; Retry-After says when to come again."),
-    "TIMEOUT": Code(503, "It took too long and was given up; repeat it with the same Idempotency-Key."),
-    "STORE_UNAVAILABLE": Code(503, "The store is away; nothing was changed. Try again."),
-    "STORE_BUSY": Code(503, "The store is locked for too long; nothing was changed. Try again."),
-    "STORE_FULL": Code(503, "The store's disk is full; nothing was changed."),
-    "STORE_READ_ONLY": Code(503, "The store cannot be written; nothing was changed."),
-    "STORE_ERROR": Code(503, "The store could not do it; nothing was changed."),
-    "SCHEMA_ERROR": Code(503, "This program and the store's schema do not fit."),
-    "DELIVERY_TIMEOUT": Code(504, "A synchronous send timed out. It is not queued."),
+    "COMMAND_REFUSED": Code(409, "The command is not possible in the resource's current status."),
+    "IDEMPOTENCY_CONFLICT": Code(409, "The idempotency key was already used with a different request."),
+    "VERSION_CONFLICT": Code(
+        409, "The resource was changed in the meantime. Read it again and repeat the change."
+    ),
+    "PAYLOAD_TOO_LARGE": Code(413, "The body is too large after decompression."),
+    "UNSUPPORTED_MEDIA_TYPE": Code(415, "The body's Content-Type or Content-Encoding is not supported."),
+    "INVALID_REQUEST": Code(422, "The field named in `field` is not valid. Nothing was changed."),
+    "TEMPLATE_NOT_FOUND": Code(
+        422, "The template does not exist in this locale. There is no fallback to another locale."
+    ),
+    "TEMPLATE_FAILED": Code(422, "The template cannot be rendered with this data."),
+    "CONFIG_ERROR": Code(422, "A setting, rule or provider is not valid."),
+    "RATE_LIMITED": Code(
+        429, "The API key has exceeded its rate limit. Retry after the time in `Retry-After`."
+    ),
+    "INTERNAL_ERROR": Code(
+        500,
+        "An unexpected error in Homing. The log has the details under the response's `X-Request-Id`.",
+    ),
+    "DELIVERY_FAILED": Code(502, "The synchronous send failed. The notification is not queued."),
+    "OVERLOADED": Code(
+        503, "The service has too many requests in progress. Retry after the time in `Retry-After`."
+    ),
+    "TIMEOUT": Code(
+        503, "The request took too long and was aborted. Repeat it with the same `Idempotency-Key`."
+    ),
+    "STORE_UNAVAILABLE": Code(503, "The store is unavailable. Nothing was changed. Try again."),
+    "STORE_BUSY": Code(503, "The store was locked for too long. Nothing was changed. Try again."),
+    "STORE_FULL": Code(503, "The store's disk is full. Nothing was changed."),
+    "STORE_READ_ONLY": Code(503, "The store is read-only. Nothing was changed."),
+    "STORE_ERROR": Code(503, "The store reported an error. Nothing was changed."),
+    "SCHEMA_ERROR": Code(503, "The store's schema does not match this version of Homing."),
+    "DELIVERY_TIMEOUT": Code(504, "The synchronous send timed out. The notification is not queued."),
 }
 
 _RETRY_AFTER = {"Retry-After": "1"}
 
 
 def answer_to(error: Exception, request_id: str = "") -> Answer[ErrorBody]:
-    """How an exception is told: the engine's errors and ours by their code, anything else as a defect."""
+    """Returns the error response for an exception. An unknown exception is logged as `INTERNAL_ERROR`."""
     if isinstance(error, ApiError):
         return refusal(error.code, error.message, field=error.field, headers=error.headers)
     if isinstance(error, StoreError) and error.code in CODES:
@@ -77,11 +100,14 @@ def answer_to(error: Exception, request_id: str = "") -> Answer[ErrorBody]:
         exc_info=error,
         extra={"request_id": request_id},
     )
-    return refusal("INTERNAL_ERROR", "Something went wrong here; the log has it under this answer's id.")
+    return refusal(
+        "INTERNAL_ERROR",
+        "an unexpected error occurred; the log has the details under this response's X-Request-Id",
+    )
 
 
 def store_problem(error: StoreError) -> str:
-    """What a caller is told of it: its own words may name hosts, files and users."""
+    """Returns a store error's public message. Its own message may contain hosts, files and user names."""
     return CODES.get(error.code, CODES["STORE_ERROR"]).meaning
 
 
@@ -93,7 +119,7 @@ def refusal(
     notification_id: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Answer[ErrorBody]:
-    """An error in the one shape that all of them have."""
+    """Returns an error response. Responses with status 503 get a Retry-After header."""
     known = CODES[code]
     detail = ErrorDetail(code=code, message=message, field=field, notification_id=notification_id)
     extra = {**(_RETRY_AFTER if known.status == 503 else {}), **(headers or {})}

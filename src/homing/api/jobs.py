@@ -1,4 +1,4 @@
-"""Bulk commands under way: how far they are, stopping them, going on with them."""
+"""Routes for the background jobs of bulk commands: list, read, stop and resume."""
 
 from __future__ import annotations
 
@@ -26,26 +26,28 @@ _MAY_READ = (Scope.READ, Scope.OPERATE)
 
 
 class JobQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many."""
+    """Limits the number of jobs."""
 
-    limit: Annotated[int, Meta(ge=1, le=100)] = 50
+    limit: Annotated[int, Meta(ge=1, le=100, description="Maximum number of items to return.")] = 50
 
 
 @routes.get("/jobs", scope=_MAY_READ)
 async def list_jobs(call: Call, query: JobQuery) -> Items[Job]:
-    """The tenant's jobs, newest first; the last hundred are kept."""
+    """List the tenant's jobs, newest first. The last hundred are kept."""
     return Items(await call.service.engine.jobs.list(call.caller.tenant, limit=query.limit))
 
 
 @routes.get("/jobs/{id}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_job(call: Call, id: JobId) -> Job:
-    """How far a job is. One whose process has ended is `interrupted`."""
+    """Retrieve a job and its progress. If the job's process has ended unexpectedly, its status is
+    `interrupted`.
+    """
     return await call.service.engine.jobs.get(call.caller.tenant, id)
 
 
 @routes.post("/jobs/{id}/stop", scope=Scope.OPERATE, errors=("NOT_FOUND",))
 async def stop_job(call: Call, id: JobId) -> Job:
-    """Stop a job at its next step, whichever process does it. One that has ended stays as it is."""
+    """Stop a job at its next step, in whichever process it runs. A job that has ended does not change."""
     await call.service.engine.jobs.get(call.caller.tenant, id)
     await call.note("job.stop", id)
     return await call.service.engine.jobs.stop(call.caller.tenant, id, who=call.caller.who)
@@ -53,7 +55,7 @@ async def stop_job(call: Call, id: JobId) -> Job:
 
 @routes.post("/jobs/{id}/resume", scope=Scope.OPERATE, errors=("NOT_FOUND", "COMMAND_REFUSED"))
 async def resume_job(call: Call, id: JobId) -> Job:
-    """Go on with a job that was stopped, failed or interrupted. Nothing is done twice."""
+    """Resume a job that was stopped, failed or interrupted. No notification is processed twice."""
     await call.service.engine.jobs.get(call.caller.tenant, id)
     await call.note("job.resume", id)
     return await call.service.engine.jobs.resume(call.caller.tenant, id, who=call.caller.who)

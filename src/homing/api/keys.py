@@ -1,4 +1,4 @@
-"""API keys: made, listed, rotated and revoked. A key itself is shown once, when it is made."""
+"""Routes for API keys: create, list, rotate and revoke. A key's text is only shown when it is created."""
 
 from __future__ import annotations
 
@@ -26,45 +26,51 @@ KeyName = Annotated[
 
 
 class KeyOrder(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A key to be made."""
+    """Properties of a new API key."""
 
     name: KeyName
-    """What it is for: whoever finds it in a list should know whom to ask."""
+    """Purpose of the key, for people who find it in a list."""
     scopes: Annotated[tuple[Scope, ...], Meta(min_length=1, max_length=20, examples=[["send", "read"]])]
-    """What it may do; `admin` includes all others."""
+    """Permissions of the key. `admin` includes all others."""
     tenant: AnyTenantName | None = None
-    """Whose it is; left out: the caller's own."""
+    """Tenant that the key belongs to. If omitted, the caller's tenant."""
     expires_at: Annotated[datetime, Meta(tz=True)] | None = None
-    """Left out: it does not end by itself."""
+    """Time at which the key expires. If omitted, it never expires."""
     rate_per_second: Annotated[float, Meta(ge=0, le=MOST_PER_SECOND)] | None = None
-    """Requests on average, from 0.001; 0: no limit, left out: as the service is set."""
+    """Average number of requests per second that are allowed, at least 0.001, or 0 for no limit.
+
+    If omitted, the service's default applies.
+    """
 
 
 class RotateOrder(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """How long the old key stays good beside the new one."""
+    """Options for the rotation of an API key."""
 
     overlap_ms: Annotated[int, Meta(ge=0, le=LONGEST_OVERLAP_MS)] = OVERLAP_MS
+    """Time for which the old key stays valid beside the new one, in milliseconds."""
 
 
 class KeyPage(Struct, frozen=True, kw_only=True, rename="camel"):
-    """By id; `cursor` asks for what follows, null is the end."""
+    """A page of API keys, ordered by id."""
 
     items: tuple[ApiKey, ...]
+    """Keys of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Null on the last page."""
 
 
 class KeyQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Whose keys, and which page."""
+    """Selects API keys and a page of them."""
 
     tenant: AnyTenantName | None = None
-    """Only of this tenant; left out: of all."""
+    """Tenant whose keys are listed. If omitted, the keys of all tenants are."""
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
 @routes.get("/keys", scope=Scope.ADMIN)
 async def list_keys(call: Call, query: KeyQuery) -> KeyPage:
-    """All keys, also those that have ended. What is shown of a key is not enough to use it."""
+    """List all API keys, including expired and revoked ones. The keys' texts are not included."""
     keys = call.service.engine.keys
     found = await keys.list(query.tenant, after=query.cursor or "", limit=query.limit + 1)
     items = found[: query.limit]
@@ -73,7 +79,11 @@ async def list_keys(call: Call, query: KeyQuery) -> KeyPage:
 
 @routes.post("/keys", scope=Scope.ADMIN, status=201, errors=("NOT_FOUND",))
 async def create_key(call: Call, body: KeyOrder) -> Answer[NewKey]:
-    """Make a key. Its `text` is what a caller sends as `Authorization: Bearer …`; it is never shown again."""
+    """Create an API key.
+
+    The response's `text` is the key that callers send as `Authorization: Bearer KEY`. It is never shown
+    again.
+    """
     tenant = body.tenant or call.caller.tenant
     await call.service.engine.tenants.get(tenant)
     await _note(call, tenant, "key.create", body.name, scopes=[scope.value for scope in body.scopes])
@@ -90,13 +100,16 @@ async def create_key(call: Call, body: KeyOrder) -> Answer[NewKey]:
 
 @routes.get("/keys/{id}", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def get_key(call: Call, id: KeyId) -> ApiKey:
-    """One key, and when it was last used."""
+    """Retrieve an API key, including the time of its last use."""
     return await call.service.engine.keys.get(id)
 
 
 @routes.post("/keys/{id}/revoke", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def revoke_key(call: Call, id: KeyId) -> ApiKey:
-    """Refuse a key: at once in the process that answers this, within five seconds in all others."""
+    """Revoke an API key.
+
+    The process that handles this request rejects the key at once, all other processes within five seconds.
+    """
     found = await call.service.engine.keys.get(id)
     await _note(call, found.tenant, "key.revoke", id, name=found.name)
     return await call.service.engine.keys.revoke(id, who=call.caller.who)
@@ -110,9 +123,9 @@ async def revoke_key(call: Call, id: KeyId) -> ApiKey:
     errors=("NOT_FOUND", "COMMAND_REFUSED"),
 )
 async def rotate_key(call: Call, id: KeyId, body: RotateOrder) -> Answer[NewKey]:
-    """Make a new key in the place of this one, which stays good for a while.
+    """Replace an API key with a new one. The old key stays valid for a while.
 
-    The new one has the same tenant, name, scopes and rate, and lives as long as the old one was made to.
+    The new key has the same tenant, name, scopes, rate limit and lifetime as the old one.
     """
     found = await call.service.engine.keys.get(id)
     await _note(call, found.tenant, "key.rotate", id, name=found.name, overlapMs=body.overlap_ms)
@@ -121,5 +134,5 @@ async def rotate_key(call: Call, id: KeyId, body: RotateOrder) -> Answer[NewKey]
 
 
 async def _note(call: Call, tenant: str, action: str, target: str, **detail: object) -> None:
-    """In the trail of the tenant whose key it is, whoever does it."""
+    """Writes an audit entry to the trail of the key's tenant, even if the caller belongs to another one."""
     await call.service.trail.note(replace(call.caller, tenant=tenant), action, target, detail)

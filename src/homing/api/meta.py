@@ -1,4 +1,4 @@
-"""The service about itself: its description, for programs and for people, its health, and its metrics."""
+"""Routes about the service itself: the OpenAPI document, the docs page, health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -24,48 +24,50 @@ _PAGE_HEADERS = {"Content-Security-Policy": docs_page.POLICY}
 
 @routes.get("/api/v1/openapi.json")
 async def get_openapi(call: Call) -> Answer[dict[str, Any]]:
-    """This description, as OpenAPI 3.1."""
+    """Retrieve this reference as an OpenAPI 3.1 document."""
     return Answer(_openapi(call.service.settings.public_url), content_type="application/json")  # type: ignore[arg-type]
 
 
 @routes.get("/healthz", answer_type="text/plain")
 async def get_health(call: Call) -> Answer[bytes]:
-    """Alive is who answers."""
+    """Liveness check: 200 while the process runs."""
     return Answer(b"ok\n", content_type="text/plain; charset=utf-8")
 
 
 @routes.get("/readyz", answers={503: Readiness})
 async def get_readiness(call: Call) -> Answer[Readiness]:
-    """Whether this process can do its work now: the store is really asked."""
+    """Readiness check: 200 if this process can do its work now, otherwise 503. Queries the store."""
     found = await call.service.engine.readiness()
     return Answer(found, 200 if found.ready else 503)
 
 
 @routes.get("/metrics", scope=Scope.ADMIN, errors=("NOT_FOUND",), answer_type="text/plain")
 async def get_metrics(call: Call) -> Answer[bytes]:
-    """What this process has counted, for Prometheus."""
+    """Retrieve this process's metrics in the Prometheus format."""
     if call.service.metrics is None:
-        raise ApiError("NOT_FOUND", "nothing is counted here: pip install 'homing[metrics]'")
+        raise ApiError(
+            "NOT_FOUND", "metrics are not enabled; install them with pip install 'homing[metrics]'"
+        )
     body, content_type = await call.service.metrics()
     return Answer(body, content_type=content_type)
 
 
 @routes.get("/docs", hidden=True)
 async def get_docs(call: Call) -> Answer[bytes]:
-    """This description, for people."""
+    """Show this reference as an HTML page."""
     body = _page(call.service.settings.public_url)
     return Answer(body, headers=_PAGE_HEADERS, content_type="text/html; charset=utf-8")
 
 
 @routes.get("/docs/docs.css", hidden=True)
 async def get_docs_style(call: Call) -> Answer[bytes]:
-    """Of the page."""
+    """Retrieve the style sheet of the docs page."""
     return Answer(_file("docs.css"), headers=_PAGE_HEADERS, content_type="text/css; charset=utf-8")
 
 
 @routes.get("/docs/docs.js", hidden=True)
 async def get_docs_script(call: Call) -> Answer[bytes]:
-    """Of the page."""
+    """Retrieve the script of the docs page."""
     return Answer(_file("docs.js"), headers=_PAGE_HEADERS, content_type="text/javascript; charset=utf-8")
 
 

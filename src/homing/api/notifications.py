@@ -1,4 +1,4 @@
-"""Sending, and what became of it."""
+"""Routes for notifications: send, list, read, explain, cancel, reschedule and resolve."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=255,
         pattern="^[ -~]+$",
-        description="The same key with the same body gets the same answer; with another, 409.",
+        description="Repeating a request with the same key and body returns the original response. "
+        "The same key with a different body returns 409.",
     ),
 ]
 AcceptLanguage = Annotated[
@@ -37,10 +38,11 @@ AcceptLanguage = Annotated[
     Meta(
         max_length=MOST_CHARACTERS,
         pattern="^[ -~]*$",
-        description="For a recipient without a locale, where the body has no acceptLanguage.",
+        description="Preferred languages of recipients without a locale. "
+        "Ignored if the body has `acceptLanguage`.",
     ),
 ]
-_ANY = (Scope.READ, Scope.SEND, Scope.OPERATE)
+_MAY_READ = (Scope.READ, Scope.SEND, Scope.OPERATE)
 _EXAMPLES = (
     {
         "recipient": {"email": "ada@example.org"},
@@ -63,75 +65,97 @@ Why = Annotated[str, Meta(max_length=1000, pattern="^[^\\x00]*$", examples=["ask
 
 
 class Sent(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What became of a request. One for several recipients or channels has several notifications."""
+    """Result of a send request, which produces one notification per recipient and channel."""
 
     notification_id: str | None = None
-    """Where there is exactly one."""
+    """Id of the notification. Set if the request produced exactly one."""
     notification_ids: tuple[str, ...]
+    """Ids of all notifications that the request produced."""
     batch_id: str
+    """Id shared by all notifications of the request."""
     status: Annotated[str, Meta(examples=["queued", "delivered"])]
-    """`queued`, or what a synchronous send ended in: `sent`, `delivered`; `purged` where it is long ago."""
+    """`queued`, or the result of a synchronous send (`sent` or `delivered`).
+
+    `purged` if the request is a duplicate and the original notification has since been deleted.
+    """
     queue_name: Annotated[str | None, Meta(examples=["homing-standard"])] = None
+    """Queue that the notifications are in."""
     duplicate: bool = False
-    """Accepted before: by its idempotency key, or all of it inside a dedup window."""
+    """True if nothing new was accepted, because of the idempotency key or the deduplication window."""
     provider_message_id: str | None = None
+    """Message id assigned by the provider. Set after a synchronous send."""
     delivered_at: datetime | None = None
+    """Time of delivery. Set after a synchronous send that was delivered."""
 
 
 class NotificationQuery(Chosen, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Which notifications: every field that is given must match."""
+    """Selects notifications. All given fields must match."""
 
     statuses: tuple[Status, ...] = ()
+    """Statuses to select. If empty, all of them."""
     acknowledged: bool | None = None
+    """If set, selects only acknowledged or only unacknowledged notifications."""
     limit: Limit = 50
     cursor: Cursor | None = None
 
 
 class RetryInfoQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Other settings to compute with; they change nothing."""
+    """Hypothetical retry settings to compute with. Nothing is changed."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Maximum number of attempts. If omitted, as in the notification's policy."""
     delay_ms: DelayMs | None = None
-    """The base delay, doubling with each attempt."""
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the delays of the notification's policy are used.
+    """
 
 
 class Attempts(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Everything that happened to one notification."""
+    """History of one notification."""
 
     notification_id: str
+    """Id of the notification."""
     attempts: tuple[Attempt, ...]
+    """All attempts, oldest first."""
     causes: tuple[Cause, ...]
-    """What changed it besides attempts: commands, receipts, the guard."""
+    """Changes other than attempts: commands, receipts and pre-send checks."""
 
 
 class CancelBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Why it is called off."""
+    """Optional reason for a cancellation."""
 
     why: Why = ""
+    """Reason that is stored with the notification."""
 
 
 class Cancelled(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What became of a cancel."""
+    """Result of a cancellation."""
 
     notification_id: str
+    """Id of the notification."""
     cancelled: bool
+    """True if the notification is cancelled."""
     requested: bool
-    """An attempt is under way; there will be no further one."""
+    """True if an attempt is in progress. It may still succeed, but no further attempt will follow."""
 
 
 class RescheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """When to try next."""
+    """New time of the next attempt."""
 
     delay_ms: DelayMs
-    """From now."""
+    """Time from now until the next attempt, in milliseconds."""
     why: Why = ""
+    """Reason that is stored with the notification."""
 
 
 class ResolveBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """What became of one in doubt."""
+    """Final status of a notification whose outcome was unknown."""
 
     status: Literal["sent", "failed"]
+    """Status that the notification gets."""
     why: Why = ""
+    """Reason that is stored with the notification."""
 
 
 @routes.post(
@@ -150,10 +174,11 @@ class ResolveBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     examples=_EXAMPLES,
 )
 async def send_notification(call: Call, body: SendRequest) -> Answer[Sent]:
-    """Accept a notification.
+    """Send a notification.
 
-    202 means that it is on disk and will be tried until it lands. A synchronous one is sent before this
-    answers: 200, 502 or 504, and it is never sent later.
+    A response of 202 means that the notification is on disk and will be attempted until it is sent or its
+    policy ends it. A synchronous notification is sent before the response, which is 200, 502 or 504. It is
+    never retried.
     """
     if "idempotency-key" in call.headers or "accept-language" in call.headers:
         key = header(call, "Idempotency-Key", IdempotencyKey)
@@ -164,36 +189,36 @@ async def send_notification(call: Call, body: SendRequest) -> Answer[Sent]:
 
 @routes.get("/notifications", scope=Scope.READ)
 async def list_notifications(call: Call, query: NotificationQuery) -> Page:
-    """Notifications, newest first.
+    """List notifications, newest first.
 
-    The answer's `cursor` asks for what follows; none is the end.
+    Pass the response's `cursor` to get the next page. The last page has none.
     """
     chosen = query.filter(query.statuses, query.acknowledged)
     return await call.front.list(chosen, limit=query.limit, cursor=query.cursor)
 
 
-@routes.get("/notifications/{id}", scope=_ANY, errors=("NOT_FOUND",))
+@routes.get("/notifications/{id}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_notification(call: Call, id: str) -> Notification:
-    """One notification, as it is now."""
+    """Retrieve a notification."""
     return await call.front.get(id)
 
 
-@routes.get("/notifications/{id}/attempts", scope=_ANY, errors=("NOT_FOUND",))
+@routes.get("/notifications/{id}/attempts", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_attempts(call: Call, id: str) -> Attempts:
-    """Every attempt, and everything else that changed it."""
+    """Retrieve a notification's history: its attempts and all other changes."""
     history = await call.front.history(id)
     return Attempts(notification_id=id, attempts=history.attempts, causes=history.causes)
 
 
-@routes.get("/notifications/{id}/explain", scope=_ANY, errors=("NOT_FOUND",))
+@routes.get("/notifications/{id}/explain", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def explain_notification(call: Call, id: str) -> ExplanationView:
-    """What happened, by which policy and why that one, and what comes next."""
+    """Explain a notification: what has happened, which policy applies and why, and what comes next."""
     return explanation_view(await call.front.explain(id))
 
 
-@routes.get("/notifications/{id}/retry-info", scope=_ANY, errors=("NOT_FOUND",))
+@routes.get("/notifications/{id}/retry-info", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_retry_info(call: Call, id: str, query: RetryInfoQuery) -> RetryInfo:
-    """Where it stands in its retries, by its policy or by the settings given."""
+    """Retrieve a notification's retry state, computed with its policy or with the given settings."""
     return await call.front.retry_info(id, query.max_attempts, delay_of(query.delay_ms))
 
 
@@ -204,9 +229,10 @@ async def get_retry_info(call: Call, id: str, query: RetryInfoQuery) -> RetryInf
     body_optional=True,
 )
 async def cancel_notification(call: Call, id: str, body: CancelBody) -> Cancelled:
-    """Cancel one that has not been sent.
+    """Cancel a notification that has not been sent.
 
-    `requested`: an attempt is under way; it may still be sent by that one, and there will be no further one.
+    If an attempt is in progress, the response has `requested: true`. That attempt may still send the
+    notification, but no further attempt will follow.
     """
     await call.note("notification.cancel", id)
     done = await call.front.cancel(id, who=call.caller.who, why=body.why)
@@ -215,7 +241,7 @@ async def cancel_notification(call: Call, id: str, body: CancelBody) -> Cancelle
 
 @routes.post("/notifications/{id}/reschedule", scope=Scope.OPERATE, errors=("NOT_FOUND", "COMMAND_REFUSED"))
 async def reschedule_notification(call: Call, id: str, body: RescheduleBody) -> Notification:
-    """Have one that waits tried later, or sooner."""
+    """Reschedule a waiting notification."""
     await call.note("notification.reschedule", id, delayMs=body.delay_ms)
     delay = timedelta(milliseconds=body.delay_ms)
     await call.front.reschedule(id, delay, who=call.caller.who, why=body.why)
@@ -224,14 +250,14 @@ async def reschedule_notification(call: Call, id: str, body: RescheduleBody) -> 
 
 @routes.post("/notifications/{id}/resolve", scope=Scope.OPERATE, errors=("NOT_FOUND", "COMMAND_REFUSED"))
 async def resolve_notification(call: Call, id: str, body: ResolveBody) -> Notification:
-    """Say what became of one in doubt."""
+    """Resolve a notification whose outcome is unknown, by setting its final status."""
     await call.note("notification.resolve", id, status=body.status)
     await call.front.resolve(id, Status(body.status), who=call.caller.who, why=body.why)
     return await call.front.get(id)
 
 
 def header(call: Call, name: str, kind: Any) -> str | None:
-    """A header of the request, where there is one; it must be as it is described."""
+    """Returns a request header, or None if it is missing. Raises `ApiError` if it does not match its type."""
     given = call.headers.get(name.lower())
     if given is None:
         return None
@@ -242,11 +268,11 @@ def header(call: Call, name: str, kind: Any) -> str | None:
 
 
 def with_headers(request: SendRequest, key: str | None, language: str | None) -> SendRequest:
-    """What the headers add; a key in both places must be the same."""
+    """Adds the headers' values to a request. Raises `ApiError` if the body has another idempotency key."""
     if key is not None and request.idempotency_key not in (None, key):
         raise ApiError(
             "INVALID_REQUEST",
-            "idempotencyKey: differs from the header Idempotency-Key; give one of them",
+            "idempotencyKey: differs from the Idempotency-Key header; send only one of them",
             field="idempotencyKey",
         )
     return replace(
@@ -257,11 +283,12 @@ def with_headers(request: SendRequest, key: str | None, language: str | None) ->
 
 
 def delay_of(delay_ms: int | None) -> timedelta | None:
+    """Converts milliseconds to a timedelta. None stays None."""
     return None if delay_ms is None else timedelta(milliseconds=delay_ms)
 
 
 def sent(result: SendResult) -> Sent:
-    """The engine's answer as the wire has it."""
+    """Converts the engine's result to the response body."""
     ids = result.notification_ids
     return Sent(
         notification_id=ids[0] if len(ids) == 1 else None,

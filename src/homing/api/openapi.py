@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description, made from the routes and from the types the engine itself uses."""
+"""Generates the OpenAPI 3.1 document from the routes and the types in their annotations."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from homing.api.routing import Route
 from homing.api.times import tell_times
 
 _REF = "#/components/schemas/{name}"
-_ALWAYS = ("INTERNAL_ERROR", "OVERLOADED", "TIMEOUT", "STORE_UNAVAILABLE")
-_BEHIND_KEY = ("UNAUTHORIZED", "FORBIDDEN", "RATE_LIMITED")
+_EVERY_ROUTE = ("INTERNAL_ERROR", "OVERLOADED", "TIMEOUT", "STORE_UNAVAILABLE")
+_WITH_KEY = ("UNAUTHORIZED", "FORBIDDEN", "RATE_LIMITED")
 _WITH_BODY = (
     "MALFORMED_REQUEST",
     "REQUEST_TIMEOUT",
@@ -26,7 +26,7 @@ _WITH_BODY = (
 
 
 def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict[str, Any]:
-    """The whole description; what is for people only is left out."""
+    """Returns the OpenAPI document. Routes that are marked as hidden are omitted."""
     routes = [route for route in routes if not route.hidden]
     kinds = _kinds(routes)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
@@ -41,23 +41,30 @@ def document(routes: Sequence[Route], *, version: str, server: str = "") -> dict
             "title": "Homing",
             "version": version,
             "summary": "Durable notification delivery",
-            "description": "An application says “tell this person this”; Homing keeps trying until it lands, "
-            "or says exactly why it did not.",
+            "description": "Homing accepts notifications from applications and keeps trying until they are "
+            "delivered, or reports exactly why they were not.",
         },
         **({"servers": [{"url": server}]} if server else {}),
         "tags": [{"name": name} for name in dict.fromkeys(route.tag for route in routes)],
         "paths": paths,
         "components": {
-            "schemas": _named_in(paths, components),
+            "schemas": _referenced(paths, components),
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": "An API key, or an admin's JWT."}
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key or an administrator's JWT.",
+                }
             },
         },
     }
 
 
-def _named_in(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that the paths name, and those that these name: a query is told field by field, not as one."""
+def _referenced(paths: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the schemas that the paths reference, directly or through other schemas.
+
+    Schemas of queries are not among them, because each of their fields is listed as a parameter.
+    """
     used: set[str] = set()
     rest = [*_refs(paths)]
     while rest:
@@ -74,8 +81,8 @@ def _refs(value: Any) -> Iterator[str]:
             yield ref.rpartition("/")[2]
         value = list(value.values())
     if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _refs(one)
+        for item in value:
+            yield from _refs(item)
 
 
 def _kinds(routes: Iterable[Route]) -> list[Any]:
@@ -91,7 +98,7 @@ def _kinds(routes: Iterable[Route]) -> list[Any]:
 
 def _operation(route: Route, by_kind: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
     head, _, rest = route.summary.partition("\n\n")
-    made: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
         "summary": " ".join(head.split()),
         "tags": [route.tag],
@@ -99,20 +106,20 @@ def _operation(route: Route, by_kind: Mapping[str, Any], components: Mapping[str
         "responses": _responses(route, by_kind),
     }
     if rest:
-        made["description"] = " ".join(rest.split())
+        operation["description"] = " ".join(rest.split())
     if route.scopes:
-        made["security"] = [{"key": []}]
+        operation["security"] = [{"key": []}]
         needs = " or ".join(f"`{scope.value}`" for scope in route.scopes)
-        made["description"] = f"{made.get('description', '')} Needs the scope {needs}.".strip()
+        operation["description"] = f"{operation.get('description', '')} Requires the scope {needs}.".strip()
     if bodies := route.bodies or ({route.body_type: route.body} if route.body is not None else {}):
-        made["requestBody"] = {
+        operation["requestBody"] = {
             "required": not route.body_optional,
             "content": {name: {"schema": by_kind[repr(kind)]} for name, kind in bodies.items()},
         }
         if route.examples:
-            examples = {str(number): {"value": one} for number, one in enumerate(route.examples, 1)}
-            made["requestBody"]["content"][next(iter(bodies))]["examples"] = examples
-    return made
+            examples = {str(number): {"value": body} for number, body in enumerate(route.examples, 1)}
+            operation["requestBody"]["content"][next(iter(bodies))]["examples"] = examples
+    return operation
 
 
 def _parameters(
@@ -127,12 +134,17 @@ def _parameters(
         known = components[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         required = set(known.get("required", ()))
         for name, own in known["properties"].items():
-            one: dict[str, Any] = {"name": name, "in": "query", "required": name in required, "schema": own}
+            parameter: dict[str, Any] = {
+                "name": name,
+                "in": "query",
+                "required": name in required,
+                "schema": own,
+            }
             if own.get("type") == "array":
-                one |= {"style": "form", "explode": False}
-            found.append(one)
-    for name, said in route.headers.items():
-        schema = {"type": "string", "description": said} if isinstance(said, str) else by_kind[repr(said)]
+                parameter |= {"style": "form", "explode": False}
+            found.append(parameter)
+    for name, kind in route.headers.items():
+        schema = {"type": "string", "description": kind} if isinstance(kind, str) else by_kind[repr(kind)]
         found.append({"name": name, "in": "header", "required": False, "schema": schema})
     return found
 
@@ -146,14 +158,14 @@ def _responses(route: Route, by_kind: Mapping[str, Any]) -> dict[str, Any]:
         elif kind is bytes and route.answer_type:
             found[str(status)]["content"] = {route.answer_type: {"schema": {"type": "string"}}}
     reads = route.body is not None or route.raw
-    codes = dict.fromkeys((*route.errors, *_ALWAYS, *(_BEHIND_KEY if route.scopes else ())))
+    codes = dict.fromkeys((*route.errors, *_EVERY_ROUTE, *(_WITH_KEY if route.scopes else ())))
     codes |= dict.fromkeys(_WITH_BODY if reads else ())
     codes |= dict.fromkeys(("MALFORMED_REQUEST", "INVALID_REQUEST") if route.query or route.params else ())
     for code in codes:
         known = CODES[code]
-        said = found.setdefault(str(known.status), {"description": "", **_error_content(by_kind)})
-        said["content"] = _with_error(said["content"], by_kind)
-        said["description"] = f"{said['description']} `{code}`: {known.meaning}".strip()
+        response = found.setdefault(str(known.status), {"description": "", **_error_content(by_kind)})
+        response["content"] = _with_error(response["content"], by_kind)
+        response["description"] = f"{response['description']} `{code}`: {known.meaning}".strip()
     return dict(sorted(found.items()))
 
 
@@ -162,7 +174,7 @@ def _error_content(by_kind: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_error(content: dict[str, Any], by_kind: Mapping[str, Any]) -> dict[str, Any]:
-    """Where the same status has a meaning of its own, either body may come."""
+    """Adds the error body to a response whose status also has a body of its own."""
     own, error = content["application/json"]["schema"], by_kind[repr(ErrorBody)]
     known = own.get("anyOf", [own])
     return content if error in known else {"application/json": {"schema": {"anyOf": [*known, error]}}}

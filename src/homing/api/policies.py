@@ -1,4 +1,4 @@
-"""Retry policies: which rules are in force, which one wins, changing them, and rehearsing an outage."""
+"""Routes for retry policies: list, explain, change and simulate."""
 
 from __future__ import annotations
 
@@ -39,87 +39,104 @@ from homing.engine.rule_views import (
 routes = Routes("Policies")
 
 RuleName = Annotated[
-    str, Meta(pattern="^[A-Za-z0-9_.:-]{1,100}$", description="The rule's name.", examples=["otp-fast"])
+    str, Meta(pattern="^[A-Za-z0-9_.:-]{1,100}$", description="Name of the rule.", examples=["otp-fast"])
 ]
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1f\\x7f]+$")]
 
-_SIMULATIONS_AT_ONCE = 2
+_MAX_SIMULATIONS = 2
 
 
 class PolicyList(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The preset and the rules over it."""
+    """The active preset and rules."""
 
     preset: str
+    """Name of the preset."""
     fallback: str
-    """The preset's rule for what none of its rules matches."""
+    """Name of the preset's rule for notifications that match none of its other rules."""
     rules: tuple[RuleView, ...]
-    """One's own; the most specific that matches wins."""
+    """Custom rules. The most specific rule that matches a notification applies."""
     preset_rules: tuple[RuleView, ...]
-    """What a rule leaves out comes from the best of these."""
+    """Rules of the preset. Fields that a custom rule omits come from the best match among these."""
 
 
 class RuleWritten(RuleKeys, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A rule whole: what it leaves out comes from the preset."""
+    """A custom rule. Policy fields that are omitted come from the preset."""
 
     policy: PolicyFields = PolicyFields()
+    """Policy fields that the rule sets."""
     why: Why = ""
+    """Reason for the change, for the history."""
 
 
 class WhyQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why it is done."""
+    """Optional reason for a change."""
 
     why: Why = ""
+    """Reason for the change, for the history."""
 
 
 class HistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far back."""
+    """Limits the number of changes."""
 
-    limit: Annotated[int, Meta(ge=1, le=500)] = 50
+    limit: Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")] = 50
 
 
 class KeysQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a notification would be matched by; the tenant is the caller's."""
+    """Properties by which rules match a notification. The tenant is the caller's."""
 
     type: Annotated[Name, Meta(examples=["order_confirmed"])] = "message"
+    """Type of the notification."""
     origin: Annotated[str, Meta(max_length=100)] = ""
+    """Origin of the notification."""
     channel: Channel = Channel.EMAIL
+    """Channel of the notification."""
     priority: Annotated[str, Meta(pattern=f"^({'|'.join(Priority)}|normal)$")] = "medium"
+    """Priority of the notification. `normal` is another name for `medium`."""
     mode: Mode | None = None
-    """None: as the type and the priority say."""
+    """Delivery mode. If omitted, it is derived from the type and the priority."""
 
 
 class DelayTable(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Every wait on the way to the dead letter, exactly."""
+    """The delays between attempts until a notification becomes a dead letter."""
 
     rule: str | None
+    """Name of the custom rule that applies. Null if none matches."""
     preset_rule: str
+    """Name of the preset's rule that applies."""
     max_attempts: int
+    """Maximum number of attempts."""
     delays: tuple[Delay, ...]
+    """Delay after each failed attempt."""
 
 
 class Simulation(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A policy, an outage and traffic. What is left out is as in force, or as the default says."""
+    """A policy, outages and traffic to simulate."""
 
     preset: Annotated[str, Meta(pattern="^(priority|simple|channel|fixed|broker)$")] | None = None
-    """None: the preset and the rules in force."""
+    """Preset to simulate. If omitted, the active preset and rules are simulated."""
     policy: PolicyFields | None = None
-    """These fields hold for everything, over the preset; the rules in force are left out then."""
+    """Policy fields that override the preset for every notification. If set, the active rules are ignored."""
     traffic: Traffic = Traffic(per_second=1.0)
+    """Notifications that are sent during the simulation."""
     outages: Annotated[tuple[Outage, ...], Meta(max_length=10)] = (Outage(),)
+    """Outages of the simulated providers."""
     providers: Annotated[int, Meta(ge=1, le=2)] = 1
-    """1: `primary` alone; 2: `primary` and, after it, `secondary`."""
+    """Number of simulated providers: `primary` alone, or `primary` with `secondary` for failover."""
     latency_ms: Annotated[int, Meta(ge=0, le=60_000)] = 200
+    """Time that a provider takes per attempt, in milliseconds."""
     rate_per_second: Annotated[float, Meta(ge=0.1, le=10_000)] | None = None
-    """The rate limit of each provider, if it has one."""
+    """Rate limit of each provider. If omitted, there is none."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1000)] = 128
+    """Maximum number of attempts in flight."""
     notifications: Annotated[int, Meta(ge=1, le=2_000)] = 1_000
-    """No more than this many are sent, whatever the traffic says."""
+    """Maximum number of notifications that are sent, regardless of the traffic."""
     seed: Annotated[int, Meta(ge=0, le=2**31)] = 1
+    """Seed of the random numbers. The same seed gives the same result."""
 
 
 @routes.get("/policies", scope=Scope.READ)
 async def list_policies(call: Call) -> PolicyList:
-    """The rules in force, and where each comes from."""
+    """List the active rules and where each comes from."""
     policies = call.front.policies
     await policies.refresh()
     book = policies.book
@@ -133,13 +150,16 @@ async def list_policies(call: Call) -> PolicyList:
 
 @routes.get("/policies/history", scope=Scope.ADMIN)
 async def policy_history(call: Call, query: HistoryQuery) -> Items[PolicyChangeView]:
-    """Who changed which rule, when and why; newest first."""
+    """List changes to the rules, newest first: who changed which rule, when and why."""
     return Items(tuple(map(change_view, await call.front.policies.changes(query.limit))))
 
 
 @routes.get("/policies/explain", scope=Scope.READ)
 async def explain_policy(call: Call, query: KeysQuery) -> PolicyExplanation:
-    """Which policy applies to such a notification, and where each of its fields comes from."""
+    """Explain which policy applies to notifications with these properties.
+
+    The response includes the source of each policy field.
+    """
     await call.front.policies.refresh()
     book = call.front.policies.book
     return explained_keys(book, *_matched(call, query), tuple(_visible(call, book)))
@@ -147,7 +167,7 @@ async def explain_policy(call: Call, query: KeysQuery) -> PolicyExplanation:
 
 @routes.get("/policies/table", scope=Scope.READ)
 async def policy_table(call: Call, query: KeysQuery) -> DelayTable:
-    """Every wait of such a notification on the way to the dead letter."""
+    """List the delays between attempts for a notification with these properties."""
     await call.front.policies.refresh()
     found = call.front.policies.book.resolve(*_matched(call, query))
     return DelayTable(
@@ -160,16 +180,19 @@ async def policy_table(call: Call, query: KeysQuery) -> DelayTable:
 
 @routes.post("/policies/simulate", scope=Scope.READ, errors=("CONFIG_ERROR",))
 async def simulate_policy(call: Call, body: Simulation) -> RehearsalReport:
-    """What would happen: the engine's own code under virtual time, with this policy, outage and traffic.
+    """Simulate a policy, outages and traffic.
 
-    Nothing is sent and nothing is changed. A rehearsal that takes too long is broken off: 422.
+    Runs the engine's own code under virtual time. Nothing is sent and nothing is changed. A simulation that
+    takes too long is aborted with 422.
     """
     simulate = call.service.simulate
     if simulate is None:
-        raise ApiError("INVALID_REQUEST", "this process has no simulator; use `homing policy simulate`")
-    if call.service.simulating >= _SIMULATIONS_AT_ONCE:
-        raise ApiError("OVERLOADED", "other simulations are under way; come again in some seconds")
-    call.service.simulating += 1  # before anything is awaited: those who ask meanwhile must see it
+        raise ApiError(
+            "INVALID_REQUEST", "simulations are not available in this process; use `homing policy simulate`"
+        )
+    if call.service.simulating >= _MAX_SIMULATIONS:
+        raise ApiError("OVERLOADED", "too many simulations are running; try again in a few seconds")
+    call.service.simulating += 1  # before the first await, so that concurrent requests see it
     try:
         with _wire_names("simulated"):
             return await simulate(await _rehearsal(call, body))
@@ -179,27 +202,27 @@ async def simulate_policy(call: Call, body: Simulation) -> RehearsalReport:
 
 @routes.get("/policies/{name}", scope=Scope.READ, errors=("NOT_FOUND",))
 async def get_policy(call: Call, name: RuleName) -> RuleView:
-    """One rule of one's own."""
+    """Retrieve a custom rule."""
     await call.front.policies.refresh()
     return rule_view(_rule(call, name), call.front.policies)
 
 
 @routes.put("/policies/{name}", scope=Scope.ADMIN, errors=("CONFIG_ERROR",))
 async def put_policy(call: Call, name: RuleName, body: RuleWritten) -> PolicyChangeView:
-    """Add or replace a rule. It holds from the next decision on, in every process."""
+    """Create or replace a custom rule. It applies from the next decision on, in every process."""
     check_line(name, "name")
     keys = {key: getattr(body, key) for key in Keys.__struct_fields__}
     policies = call.front.policies
     with _wire_names(name):
         rule = Rule(name=name, policy=body.policy.patch(), **keys)
-        await policies.check(rule)  # what is refused is not in the trail
+        await policies.check(rule)  # rejected rules must not appear in the audit trail
     await call.note("policy.set", name, why=body.why)
     return change_view(await policies.set(rule, who=call.caller.who, why=body.why))
 
 
 @routes.delete("/policies/{name}", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def delete_policy(call: Call, name: RuleName, query: WhyQuery) -> PolicyChangeView:
-    """Take a rule out, also one that the settings file has."""
+    """Delete a custom rule, including one from the settings file."""
     await call.front.policies.refresh()
     _rule(call, name)
     await call.note("policy.unset", name, why=query.why)
@@ -207,7 +230,7 @@ async def delete_policy(call: Call, name: RuleName, query: WhyQuery) -> PolicyCh
 
 
 def _visible(call: Call, book: PolicyBook) -> list[Rule]:
-    """Rules that name another tenant are nobody's business but the administrator's."""
+    """Returns the rules that the caller may see. Only administrators see other tenants' rules."""
     admin = call.caller.may(Scope.ADMIN)
     return [rule for rule in book.rules if admin or rule.tenant in ("*", call.caller.tenant)]
 
@@ -216,20 +239,20 @@ def _rule(call: Call, name: str) -> Rule:
     for rule in _visible(call, call.front.policies.book):
         if rule.name == name:
             return rule
-    raise ApiError("NOT_FOUND", f"there is no rule {name!r}; /api/v1/policies lists them")
+    raise ApiError("NOT_FOUND", f"there is no rule {name!r}; /api/v1/policies lists all rules")
 
 
 @contextmanager
 def _wire_names(rule: str) -> Iterator[None]:
-    """What the engine refuses is named as the body has it: `policy.capMs`, not `policy.NAME.cap_ms`."""
+    """Names the field of a `ConfigError` as in the request body: `policy.capMs`, not `policy.NAME.cap_ms`."""
     try:
         yield
     except ConfigError as error:
         inner = error.field.removeprefix(f"policy.{rule}.")
         own = inner in PolicyFields.__struct_fields__
         field = ".".join(camel(part) for part in (f"policy.{inner}" if own else inner).split("."))
-        told = error.message.removeprefix(f"{error.field}: ")
-        raise ApiError(error.code, f"{field}: {told}", field=field) from None
+        problem = error.message.removeprefix(f"{error.field}: ")
+        raise ApiError(error.code, f"{field}: {problem}", field=field) from None
 
 
 def _matched(call: Call, query: KeysQuery) -> tuple[Keys, Mode]:
@@ -245,7 +268,7 @@ def _matched(call: Call, query: KeysQuery) -> tuple[Keys, Mode]:
 
 
 async def _rehearsal(call: Call, body: Simulation) -> Rehearsal:
-    """The rehearsal that is asked for; raises where its parts do not fit together."""
+    """Returns the requested simulation. Raises `ConfigError` if the policy is not valid."""
     policies = call.front.policies
     await policies.refresh()
     chosen = preset_named(body.preset) if body.preset else policies.book.preset

@@ -1,4 +1,4 @@
-"""Providers as operators see them: how each is doing, a way to try one out, and its breaker by hand."""
+"""Routes for providers: list, check, send a test message and control the breaker."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ ProviderName = Annotated[str, Meta(min_length=1, max_length=100, examples=["twil
 
 
 class TestMessage(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Where a test message goes."""
+    """Destination of a test message."""
 
     address: Annotated[str, Meta(min_length=1, max_length=2000, examples=["ada@example.org"])]
+    """Address that the message is sent to."""
     channel: Channel | None = None
-    """Needed where the provider serves several."""
+    """Channel to use. Required if the provider serves several channels."""
 
 
 class BreakerPhase(StrEnum):
-    """What a breaker is to do: an operator's choice, or its own."""
+    """State of a breaker that an operator can set."""
 
     OPEN = "open"
     CLOSED = "closed"
     AUTO = "auto"
-    """Gives it back to what the outcomes of sends say."""
+    """Automatic control: the breaker opens and closes according to the outcomes of sends."""
 
 
 class BreakerOrder(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """An operator's word on a breaker. It wins until it is taken back with `auto`."""
+    """New state of a breaker. It stays in force until the state is set to `auto`."""
 
     phase: BreakerPhase
+    """State of the breaker. `auto` returns it to automatic control."""
     why: Why = ""
+    """Reason for the change."""
 
 
 _FORCED = {BreakerPhase.OPEN: Phase.OPEN, BreakerPhase.CLOSED: Phase.CLOSED, BreakerPhase.AUTO: None}
@@ -51,25 +54,25 @@ _FORCED = {BreakerPhase.OPEN: Phase.OPEN, BreakerPhase.CLOSED: Phase.CLOSED, Bre
 
 @routes.get("/providers", scope=Scope.READ)
 async def list_providers(call: Call) -> Items[ProviderView]:
-    """The providers, the routes they are on, and their breakers as they are now."""
+    """List providers, with their routes and the current state of their breakers."""
     return Items(await call.service.engine.providers())
 
 
 @routes.get("/providers/{id}", scope=Scope.READ, errors=("NOT_FOUND",))
 async def get_provider(call: Call, id: ProviderName) -> ProviderView:
-    """One provider."""
+    """Retrieve a provider."""
     return await _view(call, id)
 
 
 @routes.post("/providers/check", scope=Scope.ADMIN)
 async def check_providers(call: Call) -> Items[Health]:
-    """Ask every provider whether it is usable. Changes nothing."""
+    """Check whether every provider is usable. Nothing is changed."""
     return Items(await call.service.engine.check_providers())
 
 
 @routes.post("/providers/{id}/check", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def check_provider(call: Call, id: ProviderName) -> Health:
-    """Ask one provider whether it is usable. Changes nothing."""
+    """Check whether a provider is usable. Nothing is changed."""
     name = (await _view(call, id)).id
     (health,) = await call.service.engine.check_providers(name)
     return health
@@ -77,9 +80,10 @@ async def check_provider(call: Call, id: ProviderName) -> Health:
 
 @routes.post("/providers/{id}/test", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def test_provider(call: Call, id: ProviderName, body: TestMessage) -> Tried:
-    """Really send a test message, now, through this provider alone.
+    """Send a real test message through a provider.
 
-    Nothing is stored and nothing is tried again; breaker, rate limit and preferences are not asked.
+    The message is sent at once, without failover. Nothing is stored and nothing is retried. Breaker, rate
+    limit and preferences are ignored.
     """
     name = (await _view(call, id)).id
     channel = body.channel.value if body.channel else None
@@ -89,7 +93,7 @@ async def test_provider(call: Call, id: ProviderName, body: TestMessage) -> Trie
 
 @routes.post("/providers/{id}/breaker", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def set_breaker(call: Call, id: ProviderName, body: BreakerOrder) -> ProviderView:
-    """Open or close a provider's breaker by hand, or give it back."""
+    """Open or close a provider's breaker by hand, or return it to automatic control."""
     name = (await _view(call, id)).id
     await call.note("breaker.set", name, phase=body.phase.value, why=body.why)
     await call.service.engine.force_breaker(name, _FORCED[body.phase], who=call.caller.who, why=body.why)
@@ -100,4 +104,4 @@ async def _view(call: Call, id: str) -> ProviderView:
     for view in await call.service.engine.providers():
         if view.id == provider_id(id):
             return view
-    raise ApiError("NOT_FOUND", f"there is no provider {id!r}; /api/v1/providers lists them")
+    raise ApiError("NOT_FOUND", f"there is no provider {id!r}; /api/v1/providers lists all providers")

@@ -1,6 +1,6 @@
-"""The queue operations: reading the queue's state, and retry arithmetic over it.
+"""Routes for the queue: its state, its statistics and retry delays. None of them changes anything.
 
-Given other settings in the query they compute with them and change nothing.
+Some routes accept hypothetical retry settings in the query and compute with these instead of the policy.
 """
 
 from __future__ import annotations
@@ -28,69 +28,92 @@ _HOUR_MS = 3_600_000
 
 
 class PendingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Other settings to compute with; they change nothing."""
+    """Hypothetical retry settings to compute with. Nothing is changed."""
 
     limit: Limit = 50
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Maximum number of attempts. If omitted, as in each notification's policy."""
     delay_ms: DelayMs | None = None
-    """The base delay, doubling with each attempt."""
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the delays of each notification's policy are used.
+    """
 
 
 class WaitingQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Another base delay to compute with; it changes nothing."""
+    """Hypothetical retry delay to compute with. Nothing is changed."""
 
     limit: Limit = 50
     delay_ms: DelayMs | None = None
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the delays of each notification's policy are used.
+    """
 
 
 class ErrorsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How many groups."""
+    """Limits the number of groups."""
 
     limit: Limit = 50
 
 
 class RollUpsQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """How far back."""
+    """Time range of the sums."""
 
     since_ms: Annotated[int, Meta(ge=0, le=366 * 24 * _HOUR_MS)] = 24 * _HOUR_MS
+    """Length of the time range that ends now, in milliseconds."""
 
 
 class DelayQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """After which attempt, and by a base delay or by the policy of such a notification."""
+    """Selects an attempt, and the retry settings by a base delay or by a notification's properties."""
 
     attempt: Annotated[int, Meta(ge=0, le=1000, examples=[2])]
+    """Number of the failed attempt, from 1. The delay for 0 is 0."""
     delay_ms: DelayMs | None = None
-    """The base delay, doubling with each attempt; without it, the policy that matches the rest."""
+    """Delay after the first attempt, in milliseconds. It doubles with each further attempt.
+
+    If omitted, the policy that matches the other fields is used.
+    """
     type: Text = "message"
+    """Type of the notification."""
     origin: Annotated[str, Meta(max_length=100)] = ""
+    """Origin of the notification."""
     channel: Channel = Channel.EMAIL
+    """Channel of the notification."""
     priority: Priority = Priority.MEDIUM
+    """Priority of the notification."""
 
 
 class RetryDelay(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How long to wait after an attempt, before jitter."""
+    """Delay after an attempt, before jitter."""
 
     attempt: int
+    """Number of the failed attempt."""
     delay_ms: int
+    """Delay in milliseconds."""
     delay_minutes: float
+    """The same delay in minutes."""
 
 
 @routes.get("/queue/counts", scope=_READ)
 async def get_queue_counts(call: Call) -> dict[str, int]:
-    """How many notifications have each status."""
+    """Count notifications by status."""
     return await call.front.queue_counts()
 
 
 @routes.get("/queue/pending", scope=_READ)
 async def list_pending(call: Call, query: PendingQuery) -> Items[Notification]:
-    """What is ready to be attempted now, by its policy or by the settings given."""
+    """List notifications that are due now, according to their policies or to the given settings."""
     found = await call.front.select_pending(query.limit, query.max_attempts, delay_of(query.delay_ms))
     return Items(found)
 
 
 @routes.get("/queue/waiting", scope=_READ)
 async def list_waiting(call: Call, query: WaitingQuery) -> Items[Notification]:
-    """What waits for its next attempt after one that failed, soonest first; `nextRetryAt` says until when."""
+    """List notifications that wait for a retry, soonest first.
+
+    `nextRetryAt` is the time of the next attempt.
+    """
     front, delay = call.front, delay_of(query.delay_ms)
     found = await front.waiting(delay, limit=query.limit)
     if delay is None:
@@ -100,37 +123,37 @@ async def list_waiting(call: Call, query: WaitingQuery) -> Items[Notification]:
 
 @routes.get("/queue/statistics", scope=_READ)
 async def get_retry_statistics(call: Call) -> Items[AttemptStatistics]:
-    """Notifications by the number of attempts made."""
+    """Count notifications by the number of attempts."""
     return Items(await call.front.retry_statistics())
 
 
 @routes.get("/queue/success-by-attempt", scope=_READ)
 async def get_success_by_attempt(call: Call) -> Items[AttemptSuccess]:
-    """Of those that ended after n attempts, how many were sent. Purged ones count."""
+    """Calculate the success rate by number of attempts. Purged notifications are included."""
     return Items(await call.front.success_by_attempt())
 
 
 @routes.get("/queue/health", scope=_READ)
 async def get_queue_health(call: Call) -> HealthMetrics:
-    """Thirteen numbers that say how retrying goes."""
+    """Retrieve thirteen metrics about the health of retries."""
     return await call.front.health_metrics()
 
 
 @routes.get("/queue/errors", scope=_READ)
 async def list_error_groups(call: Call, query: ErrorsQuery) -> Items[ErrorGroup]:
-    """Dead letters by what they died of, most first."""
+    """Group dead letters by error, largest group first."""
     return Items(await call.front.error_groups(query.limit))
 
 
 @routes.get("/queue/roll-ups", scope=_READ)
 async def list_roll_ups(call: Call, query: RollUpsQuery) -> Items[RollUp]:
-    """Hourly sums by channel and provider. A purge does not touch them."""
+    """List hourly totals by channel and provider. They include purged notifications."""
     return Items(await call.front.roll_ups(timedelta(milliseconds=query.since_ms)))
 
 
 @routes.get("/queue/delay", scope=_READ)
 async def calculate_delay(call: Call, query: DelayQuery) -> RetryDelay:
-    """How long the wait after an attempt is, before jitter."""
+    """Calculate the delay after a failed attempt, before jitter."""
     front = call.front
     await front.policies.refresh()
     keys = Keys(front.tenant, query.type, query.origin, query.channel, query.priority)

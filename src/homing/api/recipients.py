@@ -1,4 +1,4 @@
-"""Recipients with their devices, and what they want to be told."""
+"""Routes for recipients, their devices and their preferences."""
 
 from __future__ import annotations
 
@@ -25,66 +25,84 @@ Token = Annotated[str, Meta(max_length=4096, pattern=_LINE, examples=["fcm-token
 Category = Annotated[str, Meta(pattern="^([A-Za-z0-9_.:/-]{1,100}|\\*)$", examples=["newsletter"])]
 OnChannel = Annotated[str, Meta(pattern="^(sms|email|push|webhook|chat|queue|\\*)$", examples=["email"])]
 PageCursor = Annotated[
-    str, Meta(max_length=4500, pattern=_LINE, description="Of the page before: what follows it.")
+    str,
+    Meta(
+        max_length=4500,
+        pattern=_LINE,
+        description="Cursor from the previous page. If omitted, the first page is returned.",
+    ),
 ]
-PageLimit = Annotated[int, Meta(ge=1, le=500, description="At most so many.")]
+PageLimit = Annotated[int, Meta(ge=1, le=500, description="Maximum number of items to return.")]
 
 
 class RecipientWritten(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """A recipient whole: what is left out is not there afterwards."""
+    """All properties of a recipient. Properties that are omitted are removed."""
 
     email: Annotated[str, Meta(examples=["ada@example.org"])] | None = None
+    """Email address."""
     phone: Annotated[str, Meta(examples=["+15550100"])] | None = None
+    """Phone number in international format."""
     url: Annotated[str, Meta(examples=["https://example.org/hook"])] | None = None
+    """URL for webhook notifications."""
     locale: Annotated[str, Meta(examples=["en-GB"])] | None = None
+    """Preferred language, as a language tag."""
     time_zone: Annotated[str, Meta(examples=["Europe/London"])] | None = None
-    """As the tz database names it."""
+    """Time zone, as a name from the tz database."""
     quiet_hours: QuietWindow | None = None
-    """None: those of the settings."""
+    """Hours in which nothing is sent. If omitted, those of the settings apply."""
     devices: Annotated[tuple[Device, ...], Meta(max_length=50)] = ()
+    """Devices for push notifications."""
     version: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
+    """Version that this change is based on. If it is no longer the newest, the response is 409.
+
+    If 0, any version is overwritten.
+    """
 
 
 class RecipientPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By id; `cursor` asks for what follows, and is left out at the end."""
+    """A page of recipients, ordered by id."""
 
     items: tuple[RecipientProfile, ...]
+    """Recipients of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Omitted on the last page."""
 
 
 class RecipientQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which page."""
+    """Selects a page."""
 
     limit: PageLimit = 50
     cursor: PageCursor | None = None
 
 
 class DeviceWritten(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """What is said of a device."""
+    """Properties of a device."""
 
     platform: Annotated[str, Meta(max_length=50, examples=["ios"])] = ""
+    """Platform of the device."""
     active: bool = True
-    """False: nothing is sent there."""
+    """If false, nothing is sent to the device."""
 
 
 class PreferencePage(Struct, frozen=True, kw_only=True):
-    """All that one recipient has said."""
+    """All preferences of one recipient."""
 
     items: tuple[Preference, ...]
+    """The preferences."""
 
 
 class PreferenceWritten(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether they want it."""
+    """A recipient's preference for a category on a channel."""
 
     allowed: bool
+    """True if notifications may be sent."""
 
 
 @routes.get("/recipients", scope=_MAY_READ)
 async def list_recipients(call: Call, query: RecipientQuery) -> RecipientPage:
-    """List recipients by id."""
+    """List recipients, ordered by id."""
     found = await call.front.recipients.list(after=query.cursor or "", limit=query.limit)
     full = len(found) == query.limit
     return RecipientPage(items=found, cursor=found[-1].id if full else None)
@@ -92,12 +110,13 @@ async def list_recipients(call: Call, query: RecipientQuery) -> RecipientPage:
 
 @routes.put("/recipients/{id}", scope=Scope.MANAGE, errors=("VERSION_CONFLICT",))
 async def put_recipient(call: Call, id: RecipientId, body: RecipientWritten) -> RecipientProfile:
-    """Write a recipient, devices included.
+    """Create or replace a recipient, including the devices.
 
-    With a `version`, only over that one. A known device that is written without `active` stays as it is.
+    If `version` is set, the recipient is replaced only if this is still its newest version. A known device
+    that is given without `active` keeps its state.
     """
     await call.note("recipient.put", id)
-    with _own_fields():
+    with _body_field_names():
         return await call.front.recipients.put(
             RecipientProfile(
                 id=id,
@@ -116,31 +135,31 @@ async def put_recipient(call: Call, id: RecipientId, body: RecipientWritten) -> 
 
 @routes.get("/recipients/{id}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_recipient(call: Call, id: RecipientId) -> RecipientProfile:
-    """One recipient with their devices."""
-    with _own_fields():
+    """Retrieve a recipient, including the devices."""
+    with _body_field_names():
         return await call.front.recipients.get(id)
 
 
 @routes.delete("/recipients/{id}", scope=Scope.MANAGE, status=204, errors=("NOT_FOUND",))
 async def delete_recipient(call: Call, id: RecipientId) -> None:
-    """Remove a recipient, their devices and preferences.
+    """Delete a recipient, including devices and preferences.
 
-    Suppressions are of addresses and stay: whoever files the address next must not write to it either.
+    Suppressions belong to addresses and are kept, even if the address is used for another recipient later.
     """
     await call.note("recipient.delete", id)
-    with _own_fields():
+    with _body_field_names():
         if not await call.front.recipients.delete(id):
             raise NotFound(f"there is no recipient {id!r}")
 
 
 @routes.put("/recipients/{id}/devices/{token}", scope=Scope.MANAGE, errors=("NOT_FOUND",))
 async def put_device(call: Call, id: RecipientId, token: Token, body: DeviceWritten) -> RecipientProfile:
-    """Add a device, or say anew whether a known one is active.
+    """Add a device, or update the state of a known one.
 
-    A new one comes first. A token that was filed for somebody else is this recipient's from then on.
+    A new device becomes the first in the list. A token that belongs to another recipient moves to this one.
     """
     await call.note("device.put", id, active=body.active)
-    with _own_fields():
+    with _body_field_names():
         return await call.front.recipients.put_device(
             id, token, platform=body.platform, active=body.active, who=call.caller.who
         )
@@ -148,37 +167,37 @@ async def put_device(call: Call, id: RecipientId, token: Token, body: DeviceWrit
 
 @routes.delete("/recipients/{id}/devices/{token}", scope=Scope.MANAGE, status=204, errors=("NOT_FOUND",))
 async def delete_device(call: Call, id: RecipientId, token: Token) -> None:
-    """Remove a device."""
+    """Delete a device."""
     await call.note("device.delete", id)
-    with _own_fields():
+    with _body_field_names():
         if not await call.front.recipients.delete_device(id, token, who=call.caller.who):
             raise NotFound(f"the recipient {id!r} has no such device")
 
 
 @routes.get("/recipients/{id}/preferences", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def list_preferences(call: Call, id: RecipientId) -> PreferencePage:
-    """What a recipient has said of categories and channels.
+    """List a recipient's preferences by category and channel.
 
-    `*` stands for all that nothing else is said of; the most specific one wins, and the category weighs more
-    than the channel. Nothing said means allowed. The recipient need not be filed; 404 where nothing is known
-    of them at all.
+    `*` matches every category or channel without a preference of its own. The most specific preference
+    applies, and the category takes precedence over the channel. Without a preference, sending is allowed. A
+    recipient can have preferences without a profile; if neither exists, the response is 404.
     """
     people = call.front.recipients
-    with _own_fields():
-        said = await people.preferences(id)
-        if not said:
-            await people.get(id)
-        return PreferencePage(items=said)
+    with _body_field_names():
+        found = await people.preferences(id)
+        if not found:
+            await people.get(id)  # raises NotFound if there is no profile either
+        return PreferencePage(items=found)
 
 
 @routes.put("/recipients/{id}/preferences/{category}/{channel}", scope=Scope.MANAGE)
 async def put_preference(
     call: Call, id: RecipientId, category: Category, channel: OnChannel, body: PreferenceWritten
 ) -> PreferencePage:
-    """Say whether a recipient wants a category on a channel; either may be `*`."""
+    """Set whether a recipient allows a category on a channel. Either may be `*`."""
     await call.note("preference.put", id, category=category, channel=channel, allowed=body.allowed)
     people = call.front.recipients
-    with _own_fields():
+    with _body_field_names():
         await people.prefer(id, category=category, channel=channel, allowed=body.allowed, who=call.caller.who)
         return PreferencePage(items=await people.preferences(id))
 
@@ -190,16 +209,16 @@ async def put_preference(
     errors=("NOT_FOUND",),
 )
 async def delete_preference(call: Call, id: RecipientId, category: Category, channel: OnChannel) -> None:
-    """Take back what was said."""
+    """Delete a preference."""
     await call.note("preference.delete", id, category=category, channel=channel)
-    with _own_fields():
+    with _body_field_names():
         if not await call.front.recipients.forget_preference(id, category=category, channel=channel):
-            raise NotFound(f"nothing is said of {category!r} on {channel!r} for the recipient {id!r}")
+            raise NotFound(f"the recipient {id!r} has no preference for {category!r} on {channel!r}")
 
 
 @contextmanager
-def _own_fields() -> Iterator[None]:
-    """Fields are named as this request has them: `email`, not `recipient.email`."""
+def _body_field_names() -> Iterator[None]:
+    """Names the field of an `InvalidRequest` as in the request body: `email`, not `recipient.email`."""
     try:
         yield
     except InvalidRequest as error:

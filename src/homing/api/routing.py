@@ -1,4 +1,4 @@
-"""Routes: an address, who may use it, and a function whose annotations say what goes in and comes out."""
+"""Routes: a path, the required scopes, and a handler whose annotations define request and response."""
 
 from __future__ import annotations
 
@@ -18,53 +18,55 @@ _PARAM = re.compile(r"\{(\w+)\}")
 
 
 class Route(Struct, frozen=True, kw_only=True):
-    """One operation."""
+    """One operation of the API."""
 
     method: str
     path: str
-    """Below the API's prefix, such as `/notifications/{id}`; absolute where `open`."""
+    """Full path, with parameters in braces, such as `/api/v1/notifications/{id}`."""
     handler: Handler
     summary: str
+    """Docstring of the handler. Its first paragraph is the summary in the OpenAPI document."""
     tag: str
+    """Subject under which the OpenAPI document lists the route."""
     scopes: tuple[Scope, ...]
-    """Any of these will do; none: everybody may, and the route looks for itself."""
+    """Scopes of which the caller needs one. If empty, the route needs no key and does its own checks."""
     status: int
     answer: Any
-    """The type of the value; None: no body."""
+    """Type of the response body. None if there is no body."""
     answer_type: str = ""
-    """The media type of an answer that is bytes."""
+    """Media type of a response body of type bytes."""
     hidden: bool = False
-    """For people: no part of the description."""
+    """True if the route is omitted from the OpenAPI document."""
     answers: Mapping[int, Any]
-    """Other successes, by status."""
+    """Types of further successful responses by status."""
     errors: tuple[str, ...]
-    """Codes beyond those that every route may answer with."""
+    """Error codes of this route, in addition to those that every route can return."""
     body: Any = None
     body_type: str = "application/json"
     body_optional: bool = False
     large: bool = False
-    """Takes as much as a batch may have."""
+    """True if the size limit for batches applies instead of the one for ordinary bodies."""
     most_bytes: int | None = None
-    """Takes so much, whatever the settings say."""
+    """Size limit of the body that overrides the settings. None if the settings apply."""
     query: type[Struct] | None = None
     params: Mapping[str, Any]
     headers: Mapping[str, Any]
-    """Request headers that it reads, each with its meaning, or with an annotated type that has it."""
+    """Request headers that the route reads, each with its description or an annotated type."""
     raw: bool = False
-    """The handler reads the body by itself, whatever its Content-Type (or one of `bodies`)."""
+    """True if the handler parses the body itself. Any Content-Type is accepted, or only those in `bodies`."""
     bodies: Mapping[str, Any] = {}
-    """Of a raw one: the media types that it takes, and what is in each."""
+    """Types of a raw route's body by accepted media type. If empty, every media type is accepted."""
     examples: tuple[Any, ...] = ()
-    """Bodies that are acceptable."""
+    """Examples of valid bodies for the OpenAPI document."""
 
     @property
     def reads(self) -> bool:
-        """Whether it looks at the body at all."""
+        """True if the route reads the body."""
         return self.raw or self.body is not None
 
 
 class Routes:
-    """The routes of one subject. Use it as a decorator: `@routes.post("/notifications/send", …)`."""
+    """The routes of one subject. Its methods are decorators: `@routes.post("/notifications/send", …)`."""
 
     def __init__(self, tag: str, *, prefix: str = "/api/v1") -> None:
         self.tag = tag
@@ -99,7 +101,9 @@ def _route(method: str, path: str, handler: Handler, tag: str, options: dict[str
     kinds = {name: p.annotation for name, p in signature.parameters.items() if name != "call"}
     body, query = kinds.pop("body", None), kinds.pop("query", None)
     named = set(_PARAM.findall(path))
-    assert named == set(kinds), f"{method} {path}: the path and {handler.__name__} name other parameters"
+    assert named == set(kinds), (
+        f"{method} {path}: the path's parameters differ from those of {handler.__name__}"
+    )
     answer = signature.return_annotation
     if get_origin(answer) is Answer:
         answer = answer.__args__[0]
@@ -124,52 +128,52 @@ def _route(method: str, path: str, handler: Handler, tag: str, options: dict[str
 
 
 class Table:
-    """Finds the route of a request: exact addresses by a look-up, the others segment by segment.
+    """Finds the route of a request: by a dict lookup if the path has no parameters, else segment by segment.
 
-    Paths are as they were sent: `%2F` is a slash inside a segment, not between two.
+    Expects undecoded paths, in which `%2F` is a slash inside a segment and not a separator.
     """
 
     def __init__(self, routes: Iterable[Route]) -> None:
-        self._exact: dict[str, dict[str, Route]] = {}
-        self._shaped: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
+        self._without_parameters: dict[str, dict[str, Route]] = {}
+        self._with_parameters: dict[int, list[tuple[tuple[str, ...], dict[str, Route]]]] = {}
         for route in routes:
             self._place(route)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """The route and the path's parameters; raises what there is to be told where there is none."""
+        """Returns the route and its path parameters. Raises `ApiError` if no route matches."""
         params: dict[str, str] = {}
-        methods = self._exact.get(path)
+        methods = self._without_parameters.get(path)
         if methods is None:
             methods, params = self._match(path)
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
             allowed = ", ".join(sorted(methods))
             raise ApiError(
-                "METHOD_NOT_ALLOWED", f"{path} has no {method}; it has {allowed}", headers={"Allow": allowed}
+                "METHOD_NOT_ALLOWED",
+                f"{path} does not support {method}; use {allowed}",
+                headers={"Allow": allowed},
             )
         return route, params
 
     def _match(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
         parts = tuple(map(unquote, path.split("/")) if "%" in path else path.split("/"))
-        for shape, methods in self._shaped.get(len(parts), ()):
+        for shape, methods in self._with_parameters.get(len(parts), ()):
             if all(own[:1] == "{" or own == given for own, given in zip(shape, parts, strict=True)):
                 pairs = zip(shape, parts, strict=True)
                 params = {own[1:-1]: given for own, given in pairs if own[:1] == "{"}
                 if all(params.values()):
                     return methods, params
-        raise ApiError(
-            "NOT_FOUND", "there is nothing at this address; /api/v1/openapi.json lists what there is"
-        )
+        raise ApiError("NOT_FOUND", "this path does not exist; /api/v1/openapi.json lists all paths")
 
     def _place(self, route: Route) -> None:
         if "{" not in route.path:
-            self._exact.setdefault(route.path, {})[route.method] = route
+            self._without_parameters.setdefault(route.path, {})[route.method] = route
             return
         shape = tuple(route.path.split("/"))
-        known = self._shaped.setdefault(len(shape), [])
+        known = self._with_parameters.setdefault(len(shape), [])
         for other, methods in known:
             if other == shape:
                 methods[route.method] = route
                 return
         known.append((shape, {route.method: route}))
-        known.sort(key=lambda one: sum(part[:1] == "{" for part in one[0]))  # the most exact first
+        known.sort(key=lambda entry: sum(part[:1] == "{" for part in entry[0]))  # fewest parameters first

@@ -1,4 +1,4 @@
-"""What a JSON schema says, in few words, and a value that fits it."""
+"""Describes JSON schemas in words and builds example values, for the docs page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Schema = Mapping[str, Any]
 
-_DEEPEST = 6
+_MAX_DEPTH = 6
 _FORMATS = {
     "date-time": "2026-01-31T12:00:00Z",
     "date": "2026-01-31",
@@ -22,20 +22,20 @@ _BOUNDS = (
     ("maxLength", "at most {} characters"),
     ("minItems", "at least {} items"),
     ("maxItems", "at most {} items"),
-    ("pattern", "like {}"),
+    ("pattern", "matches {}"),
     ("default", "default {}"),
 )
 
 
 def kind(schema: Schema) -> str:
-    """Its type; another schema that it names stands in braces."""
+    """Returns the type of a schema in words. References to other schemas are in braces."""
     if "$ref" in schema:
         return "{" + _named(schema) + "}"
     for word in ("anyOf", "oneOf"):
         if word in schema:
-            return " or ".join(dict.fromkeys(kind(one) for one in schema[word]))
+            return " or ".join(dict.fromkeys(kind(choice) for choice in schema[word]))
     if "enum" in schema:
-        return " | ".join(str(one) for one in schema["enum"])
+        return " | ".join(str(value) for value in schema["enum"])
     if "const" in schema:
         return str(schema["const"])
     found = schema.get("type", "any JSON")
@@ -49,15 +49,15 @@ def kind(schema: Schema) -> str:
 
 
 def bounds(schema: Schema) -> Iterator[str]:
-    """What a value must keep to."""
+    """Yields the limits of a schema in words."""
     for key, words in _BOUNDS:
         if key in schema and schema[key] not in (None, [], {}):
             yield words.format(schema[key])
 
 
 def example(schema: Schema, components: Schema, depth: int = 0) -> Any:
-    """A value that fits; examples that the schema gives are taken first."""
-    if depth > _DEEPEST:
+    """Returns a value that matches the schema, preferably one of the schema's own examples."""
+    if depth > _MAX_DEPTH:
         return None
     if "$ref" in schema:
         return example(components[_named(schema)], components, depth)
@@ -65,8 +65,8 @@ def example(schema: Schema, components: Schema, depth: int = 0) -> Any:
         return found[0]
     for word in ("anyOf", "oneOf"):
         if word in schema:
-            some = [one for one in schema[word] if one.get("type") != "null"]
-            return example(some[0], components, depth) if some else None
+            choices = [choice for choice in schema[word] if choice.get("type") != "null"]
+            return example(choices[0], components, depth) if choices else None
     if "enum" in schema:
         return schema["enum"][0]
     if "const" in schema:
@@ -83,12 +83,12 @@ def _object(schema: Schema, components: Schema, depth: int) -> dict[str, Any]:
     return {
         name: example(own, components, depth + 1)
         for name, own in fields.items()
-        if _telling(own, name, schema)
+        if _is_shown(own, name, schema)
     }
 
 
-def _telling(own: Schema, name: str, schema: Schema) -> bool:
-    """What may be left out is, unless an example says something."""
+def _is_shown(own: Schema, name: str, schema: Schema) -> bool:
+    """Returns True if an example includes this field: it is required or has an example of its own."""
     return name in schema.get("required", ()) or "examples" in own
 
 

@@ -1,4 +1,4 @@
-"""The HTTP server under the application: uvicorn, with bounds on what a client may make it keep or await."""
+"""The HTTP server: uvicorn, with limits on the memory and time that a client can occupy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from homing.api.answers import ErrorBody, ErrorDetail
 _HEAD_BYTES = 32 * 1024
 _MAX_HEADERS = 100
 _MAX_PIPELINED = 32
-"""Requests that may wait on a connection while an earlier one is answered."""
+"""Maximum number of requests that may wait on a connection behind the current one."""
 _PIECE_BYTES = 16 * 1024
-"""The parser gets its input in pieces of at most this size; the bounds are checked after each piece."""
+"""Maximum input of one parser call. Limits are checked between calls."""
 _FRAMING_BYTES = 32 * 1024
 _FRAMING_PER_BYTE = 8
-"""Chunk sizes, chunk extensions and trailers may have _FRAMING_BYTES, plus this many per byte of the body."""
+"""Chunk sizes, extensions and trailers may use _FRAMING_BYTES plus this many bytes per byte of the body."""
 _SWEEP_S = 1.0
-_LONGEST_ANSWER_S = 60.0
+_MAX_WRITE_S = 60.0
 _SINGLE_HEADERS = frozenset(
     (
         b"authorization",
@@ -39,63 +39,66 @@ _SINGLE_HEADERS = frozenset(
         b"transfer-encoding",
     )
 )
-"""Headers that a request may have once. Two of them could be read differently by a proxy and by Homing."""
+"""Headers that may not be repeated, because a proxy and Homing could interpret two values differently."""
 _NOT_HTTP = (400, "MALFORMED_REQUEST", "this is not HTTP")
 _HEAD_TOO_LONG = (431, "MALFORMED_REQUEST", f"the head has more than {_HEAD_BYTES} bytes")
 _TOO_MANY_HEADERS = (431, "MALFORMED_REQUEST", f"the head has more than {_MAX_HEADERS} headers")
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True):
-    """How the server treats connections."""
+    """Limits of the server's connections."""
 
     head_ms: int = 10_000
-    """How long the head of a request may take to arrive."""
+    """Maximum time for the head of a request to arrive."""
     keep_alive_ms: int = 75_000
-    """How long a connection is kept while nothing is asked on it."""
+    """Maximum time for which an idle connection is kept open."""
     max_connections: int = 4_000
+    """Maximum number of open connections. Further connections get 503."""
     stop_ms: int = 30_000
-    """How long a stop waits for requests that are under way."""
+    """Maximum time that a stop waits for requests in progress."""
 
 
 class Connection(HttpToolsProtocol):
-    """One client connection, with bounds on what it may send and on how long it may take.
+    """One client connection, with limits on the size and duration of its requests.
 
-    `look` enforces the time limits. It is called about once a second for every connection:
+    `enforce_timeouts` enforces the time limits. It is called about once a second for every connection:
 
-    - A head has `head_s` to arrive. On a new connection the time starts at once, later with the first byte of
-      the head or of line breaks before it, but never before the previous request is answered.
-    - The rest of a body that was answered before it had arrived has `head_s` as well. Until the answer, the
-      application limits how long a body may take.
-    - A connection may stay idle for `idle_s`. Any byte ends that, and the limit for a head applies instead.
-    - A client has `_LONGEST_ANSWER_S` to read what was written to it.
+    - A head must arrive within `head_s`. On a new connection the time starts at once, later with the first
+      byte of the head or of line breaks before it, but never before the previous response is complete.
+    - If a response was sent before the request's body was complete, the rest of the body must arrive within
+      `head_s` too. Before the response, the application enforces its own time limit for the body.
+    - A connection may be idle for `idle_s`. Any byte ends the idle time, and the limit for a head applies.
+    - A client must read the data that was written to it within `_MAX_WRITE_S`.
     """
 
     waits_since: float | None
-    """The loop's time since when a head, or the rest of an answered body, is awaited. None if neither is."""
+    """Loop time at which the wait for a head, or for the rest of an answered body, started. None if not
+    waiting.
+    """
     idle_since: float | None = None
-    """The loop's time of the last answer. None if the client has sent anything since, or has to."""
+    """Loop time of the last response. None if the client has sent data since, or if a body is incomplete."""
     stuck_since: float | None = None
-    """The loop's time since when written data has been waiting for the client. None if there is none."""
+    """Loop time since which written data has been waiting to be read. None if the write buffer is empty."""
 
-    def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, max_connections: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.headers = []
-        self._most = most
+        self._max_connections = max_connections
         self._head_bytes = 0
-        """Bytes of the current, incomplete head. Up to one piece too many."""
+        """Size of the current, incomplete head. Can be too large by up to one piece."""
         self._in_message = False
         """True from the end of a head until the end of its body."""
-        self._framing_room = 0
-        """Bytes that the current body may still spend on chunk sizes, chunk extensions and trailers."""
+        self._framing_budget = 0
+        """Remaining bytes that the current body may use for chunk sizes, chunk extensions and trailers."""
         self._rejection = _NOT_HTTP
         self._ends = False
-        """True if the connection ends with the answer that is under way. Further input is dropped."""
+        """True if the connection closes after the response in progress. Further input is dropped."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.waits_since = self.loop.time()
-        if len(self.connections) > self._most:
-            self.refuse(503, "OVERLOADED", "too many connections are open here; come again in a second")
+        if len(self.connections) > self._max_connections:
+            self.refuse(503, "OVERLOADED", "too many connections are open; try again in a second")
 
     def data_received(self, data: bytes) -> None:
         if self.idle_since is not None:
@@ -108,7 +111,7 @@ class Connection(HttpToolsProtocol):
             self._feed(data[start : start + _PIECE_BYTES])
 
     def _feed(self, piece: bytes) -> None:
-        """Parses one piece of input and checks the bounds that hold between two pieces."""
+        """Parses one piece of input and checks the limits."""
         if self._ends or self.transport.is_closing():
             return
         try:
@@ -121,8 +124,8 @@ class Connection(HttpToolsProtocol):
             self.refuse(*self._rejection)
             return
         if self._in_message:
-            self._framing_room -= len(piece)
-            if self._framing_room < 0:
+            self._framing_budget -= len(piece)
+            if self._framing_budget < 0:
                 self.refuse(400, "MALFORMED_REQUEST", "the body has too many chunk extensions or trailers")
         elif self.waits_since is not None:
             self._head_bytes += len(piece)
@@ -143,12 +146,12 @@ class Connection(HttpToolsProtocol):
         self.waits_since = None
         self._head_bytes = 0
         self._in_message = True
-        self._framing_room = _FRAMING_BYTES
+        self._framing_budget = _FRAMING_BYTES
         super().on_headers_complete()
         self.headers = []  # collects trailers, which are dropped; the request keeps its own list
 
     def _check_head(self) -> None:
-        """Raises _Rejected if the head is too long, ambiguous, or asks for what this server cannot do."""
+        """Raises _Rejected if the head is too long, is ambiguous or needs an unsupported feature."""
         headers = self.headers
         if self._head_bytes and self._exact_head_bytes() > _HEAD_BYTES:
             self._reject(_HEAD_TOO_LONG)
@@ -161,7 +164,7 @@ class Connection(HttpToolsProtocol):
             self._check_repeated()
         coding = named.get(b"transfer-encoding")
         if coding is not None and (coding.lower() != b"chunked" or self.parser.get_http_version() != "1.1"):
-            self._reject(_malformed("Transfer-Encoding: only chunked is understood, and only in HTTP/1.1"))
+            self._reject(_malformed("Transfer-Encoding: only chunked is supported, and only in HTTP/1.1"))
         if self.parser.should_upgrade():
             self._check_upgrade(named)
 
@@ -176,25 +179,27 @@ class Connection(HttpToolsProtocol):
             seen.add(name)
 
     def _check_upgrade(self, named: Mapping[bytes, bytes]) -> None:
-        """The parser takes what follows such a head for another protocol, so it must not have a body."""
+        """Rejects upgrade requests with a body, because the parser treats the following bytes as another
+        protocol.
+        """
         has_body = b"transfer-encoding" in named or named.get(b"content-length", b"0").strip(b"0") != b""
         if has_body or b"upgrade" not in named:
             self._reject(_malformed("Upgrade and CONNECT are not supported; send the request without them"))
 
     def _reject(self, rejection: tuple[int, str, str]) -> NoReturn:
-        """Makes the parser stop; `_feed` then refuses the request."""
+        """Stops the parser, so that `_feed` refuses the request."""
         self._rejection = rejection
         raise _Rejected
 
     def on_body(self, body: bytes) -> None:
-        self._framing_room += (1 + _FRAMING_PER_BYTE) * len(body)
+        self._framing_budget += (1 + _FRAMING_PER_BYTE) * len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_message = False
         if self.cycle.response_complete and not self.transport.is_closing():
-            # The rest of a body that had been answered before: the connection is idle again.
+            # The response was sent before the body ended: only now is the connection idle.
             self.waits_since = None
             self.idle_since = self.loop.time()
 
@@ -202,16 +207,17 @@ class Connection(HttpToolsProtocol):
         if self.pipeline or self.transport.is_closing():
             super().on_response_complete()
             return
-        # As uvicorn does it, but without its keep-alive timer: `look` has one timer for all connections.
+        # Same as in uvicorn, but without its keep-alive timer: `enforce_timeouts` replaces it.
         self.server_state.total_requests += 1
         self.flow.resume_reading()
         self.idle_since = self.loop.time()
 
     def refuse(self, status: int, code: str, message: str) -> None:
-        """Answers without the application, and ends the connection.
+        """Responds without the application and closes the connection.
 
-        If an earlier request still waits for its answer, the client would take this one for it. So only that
-        request is answered, and then the connection ends. If several wait, it ends at once.
+        If an earlier request still waits for its response, the client would mistake this response for that
+        one. In that case the earlier request is answered before the connection closes. If several requests
+        wait, the connection closes at once.
         """
         if self._is_answering() and not self._in_message and not self.pipeline:
             self.cycle.keep_alive = False
@@ -230,15 +236,15 @@ class Connection(HttpToolsProtocol):
 
     def _may_answer(self) -> bool:
         if not self._is_answering():
-            return not self._in_message  # otherwise this request was answered before its body ended
+            return not self._in_message  # in a body, the request was already answered
         return self._in_message and not self.pipeline and not self.cycle.response_started
 
-    def look(self, now: float, head_s: float, idle_s: float) -> None:
-        """Ends the connection if it is idle for too long, or if its client sends or reads too slowly."""
+    def enforce_timeouts(self, now: float, head_s: float, idle_s: float) -> None:
+        """Closes the connection if it is idle for too long, or if the client sends or reads too slowly."""
         if self.idle_since is not None and now - self.idle_since > idle_s:
             self.transport.close()
         if self.waits_since is not None:
-            if self._is_answering():  # a head that follows an unanswered request: it has time afterwards
+            if self._is_answering():  # a pipelined head: its time starts after the response
                 self.waits_since = now
             elif now - self.waits_since > head_s:
                 self.waits_since = None
@@ -247,7 +253,7 @@ class Connection(HttpToolsProtocol):
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now
-        elif now - self.stuck_since > _LONGEST_ANSWER_S:
+        elif now - self.stuck_since > _MAX_WRITE_S:
             self.transport.abort()
 
     def _end_waiting(self) -> None:
@@ -258,7 +264,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _Rejected(Exception):
-    """Raised inside a parser callback to stop the parser; `Connection._rejection` has the answer."""
+    """Raised inside a parser callback to stop the parser. `Connection._rejection` has the response."""
 
 
 def _malformed(message: str) -> tuple[int, str, str]:
@@ -275,13 +281,13 @@ def _refusal(status: int, code: str, message: str) -> bytes:
 class Server(uvicorn.Server):
     """Serves an application on sockets that are already bound, until `stop` is called.
 
-    Signals are the business of whoever runs it.
+    It installs no signal handlers.
     """
 
     def __init__(self, app: Any, settings: ServerSettings) -> None:
         config = uvicorn.Config(
             app,
-            http=partial(Connection, most=settings.max_connections),  # type: ignore[arg-type]
+            http=partial(Connection, max_connections=settings.max_connections),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             access_log=False,
@@ -306,30 +312,30 @@ class Server(uvicorn.Server):
             self._swept_at = now
             for connection in list(self.server_state.connections):
                 if isinstance(connection, Connection):
-                    connection.look(now, self._head_s, self._idle_s)
+                    connection.enforce_timeouts(now, self._head_s, self._idle_s)
         return await super().on_tick(counter)
 
     @property
     def under_way(self) -> int:
-        """Requests that are being answered."""
+        """Number of requests in progress."""
         return len(self.server_state.tasks)
 
     def stop(self, *, hard: bool = False) -> None:
-        """No new connections; what is under way ends, or (`hard`) does not."""
+        """Stops accepting connections. Waits for requests in progress, or aborts them if `hard`."""
         self.should_exit = True
         self.force_exit = self.force_exit or hard
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens; raises OSError where it cannot be had."""
+    """Returns a listening socket. Raises OSError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(2048)
-        made.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(2048)
+        listener.setblocking(False)
     except BaseException:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener

@@ -1,4 +1,4 @@
-"""Addresses that must not be written to."""
+"""Routes for suppressions: addresses to which nothing may be sent."""
 
 from __future__ import annotations
 
@@ -25,43 +25,52 @@ Address = Annotated[
 
 
 class SuppressionPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By channel and address; `cursor` asks for what follows, and is left out at the end."""
+    """A page of suppressions, ordered by channel and address."""
 
     items: tuple[Suppression, ...]
+    """Suppressions of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Omitted on the last page."""
 
 
 class SuppressionQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All, those of a channel, or those of one address on a channel."""
+    """Selects suppressions and a page of them."""
 
     channel: Channel | None = None
+    """Channel of the suppressions. If omitted, all channels."""
     address: Address | None = None
-    """Needs `channel`."""
+    """Suppressed address. Requires `channel`. If omitted, all addresses."""
     limit: PageLimit = 50
     cursor: PageCursor | None = None
 
 
 class SuppressionWritten(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which address, and what of."""
+    """A suppression to add."""
 
     channel: Channel
+    """Channel of the address."""
     address: Address
+    """Address to suppress."""
     category: Category = EVERY_CATEGORY
-    """`*`: nothing at all goes there any more."""
+    """Category to suppress. `*` suppresses all categories."""
     why: Annotated[str, Meta(max_length=500, pattern="^[^\\x00-\\x1f\\x7f\\x85\\u2028\\u2029]*$")] = ""
+    """Reason for the suppression."""
 
 
 class SuppressionPlace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which one. One for `*` and one for a category are two."""
+    """Identifies a suppression. Suppressions of `*` and of a category are separate."""
 
     channel: Channel
+    """Channel of the address."""
     address: Address
+    """Suppressed address."""
     category: Category = EVERY_CATEGORY
+    """Suppressed category, or `*`."""
 
 
 @routes.get("/suppressions", scope=(Scope.READ, Scope.MANAGE))
 async def list_suppressions(call: Call, query: SuppressionQuery) -> SuppressionPage:
-    """List addresses that must not be written to."""
+    """List suppressed addresses."""
     found = await call.front.recipients.suppressions(
         query.channel, query.address, after=query.cursor or "", limit=query.limit
     )
@@ -71,20 +80,21 @@ async def list_suppressions(call: Call, query: SuppressionQuery) -> SuppressionP
 
 @routes.post("/suppressions", scope=Scope.MANAGE, status=201)
 async def add_suppression(call: Call, body: SuppressionWritten) -> Answer[Suppression]:
-    """Suppress an address on a channel: in one category, or (`*`) in all.
+    """Suppress an address on a channel, in one category or in all of them (`*`).
 
-    What is on its way is skipped too: it is looked at before every attempt.
+    Suppressions are checked before every attempt, so notifications that were already accepted are skipped
+    too.
     """
     await call.note("suppression.add", category=body.category, channel=body.channel.value, why=body.why)
-    made = await call.front.recipients.suppress(
+    suppression = await call.front.recipients.suppress(
         body.channel, body.address, category=body.category, why=body.why, who=call.caller.who
     )
-    return Answer(made, 201)
+    return Answer(suppression, 201)
 
 
 @routes.delete("/suppressions", scope=Scope.MANAGE, status=204, errors=("NOT_FOUND",))
 async def lift_suppression(call: Call, query: SuppressionPlace) -> None:
-    """Lift one suppression."""
+    """Remove a suppression."""
     await call.note("suppression.lift", category=query.category, channel=query.channel.value)
     if not await call.front.recipients.lift(query.channel, query.address, category=query.category):
-        raise NotFound("there is no such suppression")
+        raise NotFound("this address is not suppressed on this channel in this category")

@@ -1,4 +1,4 @@
-"""Templates: what messages say, per tenant, beside those of the project's folder."""
+"""Routes for a tenant's own templates. Templates in the project's folder are shared by all tenants."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Version = Annotated[int, Meta(ge=1, le=999_999_999)]
 class TemplateWritten(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """A template whole."""
+    """All properties of a template."""
 
     locales: Annotated[
         WrittenLocales,
@@ -52,73 +52,85 @@ class TemplateWritten(
             examples=[{"en-US": {"email": {"subject": "Order {{ number }}", "text": "Hello {{ name }}"}}}],
         ),
     ]
-    """Every declared locale, each with the same channels and parts."""
+    """Parts of the template by locale and channel. All declared locales need the same channels and parts."""
     sample: Annotated[dict[str, Any], Meta(examples=[{"name": "Ada", "number": 4711}])] = field(
         default_factory=dict
     )
-    """The data that it is tried with; it must render with it."""
+    """Sample data. The template must render with it."""
     version: Annotated[int, Meta(ge=0, le=999_999_999)] = 0
-    """The one that was read: 409 where it is no longer the newest. 0: over whatever is there."""
+    """Version that this change is based on. If it is no longer the newest, the response is 409.
+
+    If 0, any version is overwritten.
+    """
 
 
 class TemplateDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A template to be checked; all of it left out: check what there is."""
+    """A draft of a template to check. If `locales` is omitted, all existing templates are checked."""
 
     key: TemplateKey = "draft"
+    """Key of the template."""
     locales: WrittenLocales = field(default_factory=dict)
+    """Parts of the template by locale and channel."""
     sample: dict[str, Any] = field(default_factory=dict)
+    """Sample data. The template must render with it."""
 
 
 class TemplatePage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """By key; `cursor` asks for what follows, and is left out at the end."""
+    """A page of templates, ordered by key."""
 
     items: tuple[TemplateSummary, ...]
+    """Templates of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Omitted on the last page."""
 
 
 class TemplateQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which page."""
+    """Selects a page."""
 
     limit: PageLimit = 50
     cursor: PageCursor | None = None
 
 
 class TemplateDeleted(Struct, frozen=True, kw_only=True):
-    """What is no longer in force."""
+    """The deleted template."""
 
     key: str
+    """Key of the template."""
     version: int
-    """By which it can be restored."""
+    """Last version, by which the template can be restored."""
 
 
 class TemplateHistory(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Newest first; `cursor` asks for what is older, and is left out at the end."""
+    """A page of a template's versions, newest first."""
 
     items: tuple[TemplateVersion, ...]
+    """Versions of this page."""
     cursor: int | None = None
+    """Cursor of the next page. Omitted on the last page."""
 
 
 class TemplateHistoryQuery(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which page of a template's versions."""
+    """Selects a page of a template's versions."""
 
-    limit: Annotated[int, Meta(ge=1, le=100)] = 20
+    limit: Annotated[int, Meta(ge=1, le=100, description="Maximum number of items to return.")] = 20
     cursor: Version | None = None
+    """Cursor from the previous page. If omitted, the first page is returned."""
 
 
 class PreviewWanted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In which locale, for which channel, with which data."""
+    """Locale, channel and data of a preview."""
 
     locale: Locale | None = None
-    """As a recipient prefers it; left out: the tenant's default."""
+    """Preferred locale of the recipient. If omitted, the tenant's default."""
     channel: Channel | None = None
-    """Left out: all that it has."""
+    """Channel to render. If omitted, all channels of the template."""
     data: Annotated[dict[str, Any], Meta(examples=[{"name": "Ada", "number": 4711}])] | None = None
-    """Left out: its sample."""
+    """Data to render with. If omitted, the template's sample data."""
 
 
 @routes.get("/templates", scope=_MAY_READ)
 async def list_templates(call: Call, query: TemplateQuery) -> TemplatePage:
-    """List templates by key: the tenant's own, and those of the folder that all tenants have."""
+    """List templates, ordered by key: the tenant's own and the shared ones from the folder."""
     found = await call.front.templates.list(after=query.cursor or "", limit=query.limit)
     full = len(found) == query.limit
     return TemplatePage(items=found, cursor=found[-1].key if full else None)
@@ -126,9 +138,10 @@ async def list_templates(call: Call, query: TemplateQuery) -> TemplatePage:
 
 @routes.post("/templates/check", scope=_MAY_READ, body_optional=True)
 async def check_templates(call: Call, body: TemplateDraft) -> CheckReport:
-    """Check a draft, or (without a body) everything that the tenant can send.
+    """Check a draft or, without a body, all templates that the tenant can use.
 
-    Each must compile, be there in every declared locale with the same parts, and render with its sample.
+    Each template must compile, exist in every declared locale with the same parts, and render with its sample
+    data.
     """
     if not body.locales:
         return await call.front.templates.check()
@@ -138,7 +151,7 @@ async def check_templates(call: Call, body: TemplateDraft) -> CheckReport:
 
 @routes.get("/templates/{key}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_template(call: Call, key: TemplateKey) -> Template:
-    """One template with all its locales and parts, as it is in force."""
+    """Retrieve the active version of a template, with all its locales and parts."""
     return await call.front.templates.get(key)
 
 
@@ -148,10 +161,11 @@ async def get_template(call: Call, key: TemplateKey) -> Template:
     errors=("VERSION_CONFLICT", "TEMPLATE_FAILED"),
 )
 async def put_template(call: Call, key: TemplateKey, body: TemplateWritten) -> Template:
-    """Write a template whole, as a new version.
+    """Create or replace a template, as a new version.
 
-    It is checked first, as a deployment is, and refused with all that is wrong. It wins over the folder's of
-    the same key. Sends that are accepted from then on use it, in other processes within two seconds.
+    The template is checked first. If the check fails, the response lists all problems and nothing is changed.
+    The template takes precedence over a shared one with the same key. Notifications that are accepted
+    afterwards use it, in other processes within two seconds.
     """
     await call.note("template.put", key)
     template = Template(key=key, locales=_locales(body.locales), sample=body.sample, version=body.version)
@@ -160,9 +174,9 @@ async def put_template(call: Call, key: TemplateKey, body: TemplateWritten) -> T
 
 @routes.delete("/templates/{key}", scope=Scope.MANAGE, errors=("NOT_FOUND",))
 async def delete_template(call: Call, key: TemplateKey) -> TemplateDeleted:
-    """Take the tenant's own template out of force; it can be restored by its version.
+    """Delete one of the tenant's own templates. It can be restored by its version.
 
-    The folder's of the same key is in force again.
+    If there is a shared template with the same key, it becomes active again.
     """
     version = await _own_version(call, key)
     await call.note("template.delete", key)
@@ -177,7 +191,7 @@ async def delete_template(call: Call, key: TemplateKey) -> TemplateDeleted:
     errors=("NOT_FOUND", "TEMPLATE_NOT_FOUND", "TEMPLATE_FAILED"),
 )
 async def preview_template(call: Call, key: TemplateKey, body: PreviewWanted) -> Preview:
-    """How a template reads. Nothing is sent or stored."""
+    """Render a preview of a template. Nothing is sent or stored."""
     return await call.front.templates.preview(key, locale=body.locale, channel=body.channel, data=body.data)
 
 
@@ -185,7 +199,7 @@ async def preview_template(call: Call, key: TemplateKey, body: PreviewWanted) ->
 async def list_template_versions(
     call: Call, key: TemplateKey, query: TemplateHistoryQuery
 ) -> TemplateHistory:
-    """The versions of a tenant's own template; the last hundred are kept."""
+    """List the versions of one of the tenant's own templates. The last hundred are kept."""
     await _own_version(call, key)
     found = await call.front.templates.versions(key, before=query.cursor or 0, limit=query.limit)
     full = len(found) == query.limit
@@ -194,7 +208,7 @@ async def list_template_versions(
 
 @routes.get("/templates/{key}/versions/{version}", scope=_MAY_READ, errors=("NOT_FOUND",))
 async def get_template_version(call: Call, key: TemplateKey, version: Version) -> Template:
-    """A template as it was then: what a notification's `templateVersion` was made from."""
+    """Retrieve an earlier version of a template, for example that of a notification's `templateVersion`."""
     await _own_version(call, key)
     return await call.front.templates.version(key, version)
 
@@ -205,13 +219,13 @@ async def get_template_version(call: Call, key: TemplateKey, version: Version) -
     errors=("NOT_FOUND", "TEMPLATE_FAILED"),
 )
 async def restore_template(call: Call, key: TemplateKey, version: Version) -> Template:
-    """Write an earlier version anew, as the newest; also of a template that was deleted."""
+    """Restore an earlier version as the newest one. Works for deleted templates too."""
     await call.note("template.restore", key, version=version)
     return await call.front.templates.restore(key, version, who=call.caller.who)
 
 
 async def _own_version(call: Call, key: str) -> int:
-    """The one in force of the tenant's own; what was deleted is not there, though it can be restored."""
+    """Returns the active version of the tenant's own template. Raises `NotFound` if there is none."""
     found = await call.front.templates.get(key)
     if found.origin is not TemplateOrigin.OWN:
         raise NotFound(f"the tenant has no template {key!r} of its own")

@@ -1,4 +1,4 @@
-"""Tenants: whose keys are let in."""
+"""Routes for tenants: create, list, disable and enable."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ TenantName = Annotated[
         max_length=63,
         pattern=TENANT_PATTERN,
         examples=["acme"],
-        description="Small letters, digits, `.`, `_` and `-`.",
+        description="Name of the tenant: lowercase letters, digits, `.`, `_` and `-`.",
     ),
 ]
 AnyTenantName = Annotated[Text, Meta(examples=["acme"])]
-"""Tenants of the library may be called otherwise."""
+"""Name of an existing tenant. Tenants created through the library can have other characters."""
 
 
 class NewTenant(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """A tenant to be made."""
+    """Properties of a new tenant."""
 
     name: TenantName
 
 
 class TenantPage(Struct, frozen=True, kw_only=True, rename="camel"):
-    """By name; `cursor` asks for what follows, null is the end."""
+    """A page of tenants, ordered by name."""
 
     items: tuple[Tenant, ...]
+    """Tenants of this page."""
     cursor: str | None = None
+    """Cursor of the next page. Null on the last page."""
 
 
 class TenantQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """Which page."""
+    """Selects a page."""
 
     limit: Limit = 50
     cursor: Cursor | None = None
@@ -51,9 +53,9 @@ class TenantQuery(Struct, frozen=True, kw_only=True, rename="camel", forbid_unkn
 
 @routes.get("/tenants", scope=Scope.ADMIN)
 async def list_tenants(call: Call, query: TenantQuery) -> TenantPage:
-    """All tenants, by name.
+    """List all tenants, ordered by name.
 
-    Also those that nobody made: the default one, and those that have sent something by the library.
+    Includes the default tenant and those that have only sent notifications through the library.
     """
     found = await call.service.engine.tenants.list(after=query.cursor or "", limit=query.limit + 1)
     items = found[: query.limit]
@@ -62,23 +64,23 @@ async def list_tenants(call: Call, query: TenantQuery) -> TenantPage:
 
 @routes.post("/tenants", scope=Scope.ADMIN, status=201, errors=("VERSION_CONFLICT",))
 async def create_tenant(call: Call, body: NewTenant) -> Answer[Tenant]:
-    """Make a tenant. It can do nothing before it has a key."""
+    """Create a tenant. It needs an API key before it can do anything."""
     await call.note("tenant.create", body.name)
     return Answer(await call.service.engine.tenants.create(body.name, who=call.caller.who), 201)
 
 
 @routes.get("/tenants/{name}", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def get_tenant(call: Call, name: AnyTenantName) -> Tenant:
-    """One tenant, and how many keys were made for it."""
+    """Retrieve a tenant, including the number of its API keys."""
     return await call.service.engine.tenants.get(name)
 
 
 @routes.post("/tenants/{name}/disable", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def disable_tenant(call: Call, name: AnyTenantName) -> Tenant:
-    """Refuse a tenant's keys and tokens.
+    """Disable a tenant: reject its API keys and tokens.
 
-    At once in the process that answers this, within five seconds in all others. What was accepted before is
-    delivered all the same.
+    The process that handles this request rejects them at once, all other processes within five seconds.
+    Notifications that were already accepted are still delivered.
     """
     await call.note("tenant.disable", name)
     return await call.service.engine.tenants.disable(name, who=call.caller.who)
@@ -86,6 +88,6 @@ async def disable_tenant(call: Call, name: AnyTenantName) -> Tenant:
 
 @routes.post("/tenants/{name}/enable", scope=Scope.ADMIN, errors=("NOT_FOUND",))
 async def enable_tenant(call: Call, name: AnyTenantName) -> Tenant:
-    """Let a tenant's keys in again."""
+    """Enable a disabled tenant: accept its API keys and tokens again."""
     await call.note("tenant.enable", name)
     return await call.service.engine.tenants.enable(name, who=call.caller.who)

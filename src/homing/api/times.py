@@ -1,4 +1,4 @@
-"""Times in the description: which fields are times, and how one is written."""
+"""Marks the time fields in the OpenAPI document, with their format and pattern."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ _PATTERN = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{
 
 
 def tell_times(kinds: Iterable[Any], components: Mapping[str, Any]) -> None:
-    """Marks every field that is a time, with what is really taken: a format is only a hint to many readers.
+    """Adds the date-time format and a pattern to every time field in the component schemas.
 
-    msgspec marks those alone that must have a zone; all that the service gives or takes have one.
+    The pattern states exactly what the service accepts, because many tools treat the format as a hint only.
+    msgspec itself marks only fields that require a time zone, but all times of the service have one.
     """
     seen: set[Any] = set()
     for info in inspect.multi_type_info(kinds):
         for struct in _structs(info, seen):
             for field in struct.fields:
-                if any(isinstance(one, inspect.DateTimeType) for one in _choices(field.type)):
+                if any(isinstance(choice, inspect.DateTimeType) for choice in _choices(field.type)):
                     _mark(components[struct.cls.__name__]["properties"][field.encode_name])
 
 
 def _structs(info: inspect.Type, seen: set[Any]) -> Iterator[inspect.StructType]:
-    """The structs in a type, each once."""
+    """Yields the structs in a type that are not in `seen`, and adds them to it."""
     match info:
         case inspect.StructType(cls=kind, fields=fields) if kind not in seen:
             seen.add(kind)
@@ -32,8 +33,8 @@ def _structs(info: inspect.Type, seen: set[Any]) -> Iterator[inspect.StructType]
             for field in fields:
                 yield from _structs(field.type, seen)
         case inspect.UnionType(types=types):
-            for one in types:
-                yield from _structs(one, seen)
+            for choice in types:
+                yield from _structs(choice, seen)
         case inspect.CollectionType(item_type=item) | inspect.VarTupleType(item_type=item):
             yield from _structs(item, seen)
         case inspect.DictType(value_type=value):
@@ -47,8 +48,8 @@ def _choices(info: inspect.Type) -> Iterator[inspect.Type]:
         case inspect.Metadata(type=inner):
             yield from _choices(inner)
         case inspect.UnionType(types=types):
-            for one in types:
-                yield from _choices(one)
+            for choice in types:
+                yield from _choices(choice)
         case _:
             yield info
 

@@ -1,4 +1,4 @@
-"""Admins' tokens: JWTs of issuers that the settings name, each with one key and one algorithm."""
+"""Verifies JWTs of the issuers in the settings, each with one key and one algorithm."""
 
 from __future__ import annotations
 
@@ -26,40 +26,48 @@ _PUBLIC_KEY_ALGORITHMS = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
-_LEAST_RSA_BITS = 2_048
+_MIN_RSA_BITS = 2_048
 _REQUIRED = ("exp", "iat", "aud", "iss", "sub")
 _HEADER_FIELDS = frozenset({"alg", "typ", "kid"})
-"""All others (jwk, jku, x5u, x5c, crit …) ask to be verified with something that the token brings along."""
+"""Header fields that a token may have. Others (jwk, jku, x5u, x5c, crit …) would let the token choose its
+key.
+"""
 _TYPES = ("jwt", "at+jwt")
 _KEY_ID = re.compile(r"[\w.=-]{1,200}", re.ASCII)
 _SUBJECT = re.compile(r"[^\x00-\x20\x7f-\x9f]{1,200}")
 
 
 class Issuer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whose tokens are believed, and what they may do. `key` is the secret or public key itself."""
+    """A trusted issuer of tokens, and the permissions of its tokens."""
 
     issuer: str
+    """Required value of the `iss` claim."""
     audience: str
+    """Required value of the `aud` claim."""
     algorithm: str
-    """The only one that counts, whatever a token says of itself."""
+    """The only accepted signature algorithm."""
     key: str
+    """Shared secret, or public key in PEM form."""
     tenant: str = ""
-    """Whose all its tokens are; or:"""
+    """Tenant of all tokens of this issuer. Set either this or `tenant_claim`."""
     tenant_claim: str = ""
-    """the claim that names the tenant."""
+    """Name of the claim that contains the tenant."""
     scopes: tuple[str, ...] = ()
-    """What all its tokens may do; or:"""
+    """Scopes of all tokens of this issuer. Set either this or `scope_claim`."""
     scope_claim: str = ""
-    """the claim that lists their scopes, as a list or with blanks between them."""
+    """Name of the claim that contains the scopes, as a list or separated by spaces."""
     leeway_ms: int = 30_000
-    """How far its clock may be off."""
+    """Tolerated difference between the issuer's clock and ours."""
 
     def __repr__(self) -> str:
         return f"Issuer({self.issuer!r}, …)"
 
 
 def issuers(tables: Iterable[Mapping[str, Any]], reveal: Callable[[str, str], str]) -> tuple[Issuer, ...]:
-    """From the settings' tables `[[service.jwt]]`; `reveal` (field, given) reads env:NAME and file:PATH."""
+    """Reads and checks the issuers in the settings' `[[service.jwt]]` tables.
+
+    `reveal(field, value)` resolves `env:NAME` and `file:PATH`. Raises `ConfigError` if a table is not valid.
+    """
     found: list[Issuer] = []
     for index, table in enumerate(tables):
         where = f"service.jwt[{index}]"
@@ -71,7 +79,7 @@ def issuers(tables: Iterable[Mapping[str, Any]], reveal: Callable[[str, str], st
 
 
 class Tokens:
-    """Verifies tokens. Everything about how is in the settings; a token can only fit, or not."""
+    """Verifies tokens. Keys and algorithms come from the settings only, never from the token."""
 
     def __init__(self, issuers: Iterable[Issuer], clock: Clock) -> None:
         self._clock = clock
@@ -81,32 +89,35 @@ class Tokens:
             self._issuers.setdefault((one.issuer, one.algorithm), []).append((one, prepared))
 
     def caller(self, token: str) -> Caller | None:
-        """Whose token it is; None: nobody's. The tenant is as the token says: it may be disabled."""
+        """Returns the token's caller, or None if the token is not valid. Does not check if the tenant is
+        enabled.
+        """
         try:
             return self._caller(token)
-        except (_Refused, jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
-            # What the library says may quote the token; what we say does not.
+        except (_InvalidToken, jwt.PyJWTError, ValueError, OverflowError, RecursionError) as error:
+            # The library's messages may quote the token, so only the exception's type is logged.
             log.info(
-                "a token was refused: %s", error if isinstance(error, _Refused) else type(error).__name__
+                "a token was rejected: %s",
+                error if isinstance(error, _InvalidToken) else type(error).__name__,
             )
             return None
 
     def _caller(self, token: str) -> Caller:
         if len(token) > LONGEST_TOKEN or not token.isascii():
-            raise _Refused("it is too long, or not ASCII")
-        algorithm, issuer = _named(token)
+            raise _InvalidToken("it is too long or not ASCII")
+        algorithm, issuer = _algorithm_and_issuer(token)
         for one, key in self._issuers.get((issuer, algorithm), ()):
             try:
-                claims = self._verified(token, one, key)
+                claims = self._verify(token, one, key)
             except jwt.PyJWTError:
-                continue  # an issuer that changes its key has two for a while
+                continue  # during a key rotation, an issuer has two entries
             return _caller(claims, one)
-        raise _Refused("no issuer, audience, algorithm and key in the settings fit it")
+        raise _InvalidToken("no configured issuer matches its issuer, audience, algorithm and signature")
 
-    def _verified(self, token: str, issuer: Issuer, key: Any) -> Mapping[str, Any]:
-        """The claims of a token that the issuer has signed for us and that holds now.
+    def _verify(self, token: str, issuer: Issuer, key: Any) -> Mapping[str, Any]:
+        """Returns the claims after checking signature, audience and times. Raises if a check fails.
 
-        Times are checked here and not by the library, which would ask the machine's clock.
+        The times are checked here, because the library would use the system clock.
         """
         claims: dict[str, Any] = jwt.decode(
             token,
@@ -123,41 +134,41 @@ class Tokens:
         )
         now, leeway = self._clock.now_ms() / 1000, issuer.leeway_ms / 1000
         if _time(claims, "exp") + leeway <= now:
-            raise _Refused("it has expired")
+            raise _InvalidToken("it has expired")
         for name in ("iat", "nbf"):
             if name in claims and _time(claims, name) - leeway > now:
-                raise _Refused(f"its {name} is in the future")
+                raise _InvalidToken(f"its {name} is in the future")
         return claims
 
 
-class _Refused(Exception):
-    """A token that is not accepted; what is said of it contains nothing of it."""
+class _InvalidToken(Exception):
+    """The token is not valid. The message never contains parts of the token."""
 
 
-def _named(token: str) -> tuple[str, str]:
-    """(algorithm, issuer) that a token claims: by these its key is found, and then has to fit."""
+def _algorithm_and_issuer(token: str) -> tuple[str, str]:
+    """Returns the algorithm and issuer that a token claims. They select the key for the verification."""
     header = jwt.get_unverified_header(token)
     if unknown := set(header) - _HEADER_FIELDS:
-        raise _Refused(f"its header has {len(unknown)} fields that are not allowed")
+        raise _InvalidToken(f"its header has {len(unknown)} fields that are not allowed")
     algorithm, kind, key_id = header.get("alg"), header.get("typ", "JWT"), header.get("kid", "-")
     if not isinstance(kind, str) or kind.lower() not in _TYPES:
-        raise _Refused("its type is another")
+        raise _InvalidToken("its typ is not JWT")
     if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
-        raise _Refused("its kid is not plain")
+        raise _InvalidToken("its kid has characters that are not allowed")
     claims = jwt.decode(token, options={"verify_signature": False})
     issuer = claims.get("iss")
     if not isinstance(algorithm, str) or not isinstance(issuer, str):
-        raise _Refused("its algorithm or issuer is missing")
+        raise _InvalidToken("its algorithm or issuer is missing")
     return algorithm, issuer
 
 
 def _caller(claims: Mapping[str, Any], issuer: Issuer) -> Caller:
     subject = claims["sub"]
     if not isinstance(subject, str) or not _SUBJECT.fullmatch(subject):
-        raise _Refused("its sub is not a plain name")
+        raise _InvalidToken("its sub is not a valid name")
     tenant = claims.get(issuer.tenant_claim) if issuer.tenant_claim else issuer.tenant
     if not isinstance(tenant, str) or not tenant:
-        raise _Refused("the claim that names its tenant is missing")
+        raise _InvalidToken("its tenant claim is missing")
     return Caller(
         tenant=tenant,
         who=f"jwt:{subject}",
@@ -172,17 +183,17 @@ def _scopes(claims: Mapping[str, Any], issuer: Issuer) -> frozenset[Scope]:
     given = claims.get(issuer.scope_claim)
     names = given.split(" ") if isinstance(given, str) else given
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise _Refused("the claim that lists its scopes is missing")
+        raise _InvalidToken("its scope claim is missing")
     found = frozenset(scope for scope in Scope if scope.value in names)
     if not found:
-        raise _Refused("none of its scopes is one of ours")
+        raise _InvalidToken("it has none of Homing's scopes")
     return found
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float:
     at = claims[name]
     if isinstance(at, bool) or not isinstance(at, (int, float)) or not isfinite(at):
-        raise _Refused(f"its {name} is not a time")
+        raise _InvalidToken(f"its {name} is not a time")
     return float(at)
 
 
@@ -206,11 +217,13 @@ def _issuer(table: Mapping[str, Any], where: str) -> Issuer:
 
 def _check(issuer: Issuer, where: str) -> None:
     if bool(issuer.tenant) == bool(issuer.tenant_claim):
-        raise ConfigError(f"{where}.tenant", "or tenant_claim is to be given, one of them")
+        raise ConfigError(f"{where}.tenant", "set either tenant or tenant_claim, and not both")
     if bool(issuer.scopes) == bool(issuer.scope_claim):
-        raise ConfigError(f"{where}.scopes", "or scope_claim is to be given, one of them")
+        raise ConfigError(f"{where}.scopes", "set either scopes or scope_claim, and not both")
     if not 0 <= issuer.leeway_ms <= 300_000:
-        raise ConfigError(f"{where}.leeway_ms", f"is {issuer.leeway_ms}; allowed are 0 to 300000 (5 minutes)")
+        raise ConfigError(
+            f"{where}.leeway_ms", f"is {issuer.leeway_ms}; it must be from 0 to 300000 (5 minutes)"
+        )
     try:
         if issuer.scopes:
             scopes_from(issuer.scopes)
@@ -222,17 +235,19 @@ def _check(issuer: Issuer, where: str) -> None:
         _check_public_key(issuer, where)
     else:
         allowed = ", ".join((*_SECRET_BYTES, *_PUBLIC_KEY_ALGORITHMS))
-        raise ConfigError(f"{where}.algorithm", f"is {issuer.algorithm!r}; allowed are {allowed}")
+        raise ConfigError(f"{where}.algorithm", f"is {issuer.algorithm!r}; use one of {allowed}")
 
 
 def _check_secret(issuer: Issuer, where: str) -> None:
-    """Long enough, and not a public key, which is no secret."""
+    """Raises `ConfigError` if the secret is too short or looks like a public key."""
     least = _SECRET_BYTES[issuer.algorithm]
     if "-----BEGIN" in issuer.key or issuer.key.lstrip().startswith(("ssh-", "ecdsa-", "{")):
-        raise ConfigError(f"{where}.key", f"is not a secret, and {issuer.algorithm} needs one; see algorithm")
+        raise ConfigError(
+            f"{where}.key", f"looks like a public key; {issuer.algorithm} needs a shared secret"
+        )
     if len(issuer.key.encode()) < least:
         raise ConfigError(
-            f"{where}.key", f"is too short: {issuer.algorithm} needs {least} random bytes at least"
+            f"{where}.key", f"is too short; {issuer.algorithm} needs at least {least} random bytes"
         )
 
 
@@ -241,11 +256,12 @@ def _check_public_key(issuer: Issuer, where: str) -> None:
         raise ConfigError(f"{where}.key", "must be a public key in PEM form, such as file:issuer.pem")
     if "PRIVATE KEY" in issuer.key:
         raise ConfigError(
-            f"{where}.key", "is a private key; give the public one, and keep that one away from here"
+            f"{where}.key",
+            "is a private key; use the public key, and remove the private one from this machine",
         )
     try:
         key = get_default_algorithms()[issuer.algorithm].prepare_key(issuer.key)
     except (jwt.PyJWTError, ValueError, TypeError):
         raise ConfigError(f"{where}.key", f"is not a public key for {issuer.algorithm}") from None
-    if issuer.algorithm[:2] in ("RS", "PS") and key.key_size < _LEAST_RSA_BITS:
-        raise ConfigError(f"{where}.key", f"has {key.key_size} bits; RSA needs {_LEAST_RSA_BITS} at least")
+    if issuer.algorithm[:2] in ("RS", "PS") and key.key_size < _MIN_RSA_BITS:
+        raise ConfigError(f"{where}.key", f"has {key.key_size} bits; RSA needs at least {_MIN_RSA_BITS}")

@@ -1,4 +1,4 @@
-"""One-click unsubscribe (RFC 8058), for recipients: without a key, by the link alone."""
+"""Routes for one-click unsubscribe (RFC 8058). Recipients need no API key, only the link."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORM, _MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 _MAX_BODY_BYTES = 1024
 _FIELD, _VALUE = ONE_CLICK
 _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")
-"""The characters of RFC 2046."""
+"""A multipart boundary, as defined in RFC 2046."""
 _DISPOSITION = re.compile(
     rf"(?i:content-disposition:[ \t]*form-data[ \t]*;[ \t]*name=)(?:\"{_FIELD}\"|{_FIELD})[ \t]*"
 )
@@ -39,14 +39,17 @@ _STYLE = (
 
 
 class OneClick(Struct, frozen=True, rename={"said": _FIELD}):
-    """What a mail program posts."""
+    """Form that a mail program posts."""
 
     said: Literal["One-Click"]
 
 
 @routes.get("/unsubscribe/{token}", errors=("INVALID_LINK",))
 async def show_unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
-    """A page that asks whether it is meant. It changes nothing: programs that look at links come here too."""
+    """Show the unsubscribe page, which asks for confirmation.
+
+    Opening the page changes nothing, because link scanners and previews open it too.
+    """
     found = await call.service.engine.unsubscribing.subscription(token)
     form = (
         '<form method="post">'
@@ -66,9 +69,9 @@ async def show_unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
 async def unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
     """Unsubscribe from one category with one click.
 
-    Mail programs post `List-Unsubscribe=One-Click` as a form of either kind. The page's button does the same.
-    The body may have 1 KiB and no other field. Any other body gets 400 and changes nothing. Repeating the
-    request is harmless. Other categories are not changed.
+    Mail programs post `List-Unsubscribe=One-Click` as a URL-encoded or multipart form. The page's button does
+    the same. The body may have at most 1 KiB and no other field. Any other body gets 400 and changes nothing.
+    Repeating the request is harmless. Other categories are not affected.
     """
     unsubscribing = call.service.engine.unsubscribing
     found = await unsubscribing.subscription(token)
@@ -78,14 +81,14 @@ async def unsubscribe(call: Call, token: LinkToken) -> Answer[bytes]:
             f"{_FIELD}: is missing, or is not the only field; post {_FIELD}={_VALUE} as a form",
             field=_FIELD,
         )
-    if await unsubscribing.changes(found):  # a click that is repeated for ever is noted once
+    if await unsubscribing.changes(found):  # repeated clicks must not fill the audit trail
         await _note(call, found)
     await unsubscribing.unsubscribe(token)
     return _page("Unsubscribed", f"<p>You will get no more {_what(found)}.</p>")
 
 
 async def _note(call: Call, found: Subscription) -> None:
-    """There is no caller: the recipient themselves did it."""
+    """Writes an audit entry in the name of the recipient."""
     who = Caller(tenant=found.tenant, who="recipient", scopes=frozenset())
     detail = {"category": found.category, "channel": found.channel.value}
     await call.service.trail.note(who, "recipient.unsubscribe", found.recipient_id or "", detail)
@@ -94,7 +97,7 @@ async def _note(call: Call, found: Subscription) -> None:
 def is_one_click(content_type: str, body: bytes) -> bool:
     """Returns True if the body is a form with the one field of RFC 8058 and nothing else.
 
-    Takes time in proportion to the size of both. Anyone can call this, so no general MIME parser is used.
+    The running time is linear in the size of both. Anyone can call this, so no general MIME parser is used.
     """
     if len(body) > _MAX_BODY_BYTES:
         return False
@@ -109,7 +112,7 @@ def is_one_click(content_type: str, body: bytes) -> bool:
 
 
 def _boundary(parameters: str) -> str:
-    """Returns the boundary in the parameters of a Content-Type, or an empty text if there is no valid one."""
+    """Returns the boundary in a Content-Type's parameters, or an empty string if there is no valid one."""
     for parameter in parameters.split(";"):
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "boundary":
@@ -142,7 +145,7 @@ def _what(found: Subscription) -> str:
 
 
 def _page(title: str, body: str) -> Answer[bytes]:
-    """Small and plain: no script, nothing from elsewhere."""
+    """Returns a small HTML page without scripts or external resources."""
     text = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'

@@ -304,7 +304,7 @@ def test_nothing_of_a_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     forged = raw({"alg": "HS256"}, {**CLAIMS, "sub": "secret-subject"}, b"wrong")
     assert tokens().caller(forged) is None
     assert tokens().caller(raw({"alg": "HS256", "jku": "secret-address"}, CLAIMS)) is None
-    assert "a token was refused" in caplog.text
+    assert "a token was rejected" in caplog.text
     assert "secret" not in caplog.text
     assert forged not in caplog.text
 

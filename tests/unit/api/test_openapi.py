@@ -55,7 +55,7 @@ def test_every_operation_says_what_it_does_and_which_scope_it_needs() -> None:
     for method, path, operation in operations():
         assert operation["summary"], (method, path)
         if "security" in operation:
-            assert "Needs the scope" in operation["description"]
+            assert "Requires the scope" in operation["description"]
             assert {"401", "403", "429"} <= set(operation["responses"])
 
 

@@ -152,7 +152,7 @@ async def test_an_idle_connection_is_closed_without_a_word_after_a_while() -> No
 
 @pytest.mark.usefixtures("look_often")
 async def test_who_never_reads_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_ANSWER_S", 0.05)
+    monkeypatch.setattr(module, "_MAX_WRITE_S", 0.05)
     app = Answers()
     app.body = b"x" * 20_000_000
     async with serving(app) as (server, connect):
@@ -499,8 +499,8 @@ async def test_half_a_head_after_a_request_has_its_time_from_the_answer_on() -> 
         await app.asked.wait()
         connection = only_connection(server)
         much_later = asyncio.get_running_loop().time() + 1_000
-        connection.look(much_later, 10, 10)
-        connection.look(much_later + 9, 10, 10)
+        connection.enforce_timeouts(much_later, 10, 10)
+        connection.enforce_timeouts(much_later + 9, 10, 10)
         app.may_answer.set()
         assert (await answered(reader))[0] == 200
         writer.write(ASK[10:])

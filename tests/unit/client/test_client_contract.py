@@ -22,8 +22,8 @@ from homing import SendRequest
 from homing.api.all_routes import all_routes
 from homing.api.openapi import document
 from homing.client import AsyncClient, Client
-from homing.client.asking import Ask
-from homing.client.wire import Reply, Wire
+from homing.client.requests import PreparedRequest
+from homing.client.transport import Response, Transport
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = document(all_routes(), version="0")
@@ -85,17 +85,19 @@ def test_a_method_asks_for_what_the_service_describes(name: str, monkeypatch: py
         assert set(msgspec.json.decode(asked.body)) == set(schema["properties"])
 
 
-def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> Ask:
+def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> PreparedRequest:
     """What a method sends when each of its parameters is given."""
-    seen: list[Ask] = []
+    seen: list[PreparedRequest] = []
 
     def exchange(
-        wire: Wire, method: str, target: str, headers: Mapping[str, str], body: bytes | None
-    ) -> Reply:
-        seen.append(Ask(method=method, target=target, headers=headers, body=body, repeatable=False))
+        transport: Transport, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Response:
+        seen.append(
+            PreparedRequest(method=method, target=target, headers=headers, body=body, repeatable=False)
+        )
         raise Asked
 
-    monkeypatch.setattr(Wire, "exchange", exchange)
+    monkeypatch.setattr(Transport, "exchange", exchange)
     method = getattr(Client("http://127.0.0.1:1", "key"), name)
     parameters = inspect.signature(method, eval_str=True).parameters.values()
     given = {one.name: sample(one.annotation, one.default) for one in parameters}
@@ -144,12 +146,12 @@ def test_the_batch_is_asked_for_where_it_is(monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[tuple[str, str, str]] = []
 
     def exchange(
-        wire: Wire, method: str, target: str, headers: Mapping[str, str], body: bytes | None
-    ) -> Reply:
+        transport: Transport, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Response:
         seen.append((method, target, headers["Content-Type"]))
-        return Reply(200, {}, b'{"accepted":0,"rejected":0,"results":[]}')
+        return Response(200, {}, b'{"accepted":0,"rejected":0,"results":[]}')
 
-    monkeypatch.setattr(Wire, "exchange", exchange)
+    monkeypatch.setattr(Transport, "exchange", exchange)
     Client("http://127.0.0.1:1", "key").send_batch([SendRequest()])
     (asked,) = seen
     assert asked[:2] == (verb, path)

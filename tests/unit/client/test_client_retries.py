@@ -14,8 +14,8 @@ import trustme
 
 from homing import Content, Recipient
 from homing.client import AsyncClient, Client, RateLimited, Retries, ServiceBusy, ServiceUnreachable
-from homing.client.asking import Ask
-from homing.client.wire import Reply
+from homing.client.requests import PreparedRequest
+from homing.client.transport import Response
 from homing.core.errors import ConfigError, StoreUnavailable
 
 Answer = tuple[int, dict[str, str], bytes] | None
@@ -142,7 +142,7 @@ def test_a_service_that_is_not_there_is_unreachable(moody: Callable[..., Moody])
     server.server_close()
     with client(server, retries=Retries(attempts=1)) as one, pytest.raises(ServiceUnreachable) as error:
         one.get_queue_counts()
-    assert "no answer from 127.0.0.1" in str(error.value)
+    assert "no response from 127.0.0.1" in str(error.value)
 
 
 def test_over_tls_only_a_service_that_proves_its_name_is_asked(moody: Callable[..., Moody]) -> None:
@@ -171,11 +171,11 @@ def test_an_answer_of_something_in_between_is_told_as_it_is(moody: Callable[...,
 
 
 def test_retry_after_is_the_least_that_is_waited_and_a_long_one_ends_it() -> None:
-    asked = Ask(method="GET", target="/", headers={}, body=None, repeatable=True)
+    asked = PreparedRequest(method="GET", target="/", headers={}, body=None, repeatable=True)
     retries = Retries(attempts=4, longest_wait_s=30)
 
     def wait(attempt: int, headers: dict[str, str]) -> float | None:
-        return retries.wait_s(asked, attempt, Reply(503, headers, b""), 0.5)
+        return retries.wait_s(asked, attempt, Response(503, headers, b""), 0.5)
 
     assert wait(1, {"retry-after": "7"}) == pytest.approx(7.1)
     assert [wait(n, {}) for n in (1, 2, 3, 4)] == [
@@ -186,7 +186,7 @@ def test_retry_after_is_the_least_that_is_waited_and_a_long_one_ends_it() -> Non
     ]
     assert wait(1, {"retry-after": "31"}) is None
     assert wait(1, {"retry-after": "soon"}) == pytest.approx(0.1)
-    assert retries.wait_s(asked, 1, Reply(500, {}, b""), 0.5) is None
+    assert retries.wait_s(asked, 1, Response(500, {}, b""), 0.5) is None
 
 
 def test_settings_that_cannot_be_meant_are_refused() -> None:

@@ -1,12 +1,12 @@
 "use strict";
-// Finds operations by what is typed, and opens the one that an address names. Without it the page is whole too.
+// Filters the operations by the search text, and opens the one in the URL's fragment. The page also works without it.
 const find = document.getElementById("find");
 const entries = document.querySelectorAll("[data-find]");
 find.addEventListener("input", () => {
   const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const entry of entries) {
-    const said = entry.dataset.find;
-    entry.classList.toggle("gone", !words.every((word) => said.includes(word)));
+    const text = entry.dataset.find;
+    entry.classList.toggle("gone", !words.every((word) => text.includes(word)));
   }
 });
 function open() {

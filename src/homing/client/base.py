@@ -1,4 +1,4 @@
-"""What the calls of every subject are made with, in both kinds of client."""
+"""Base classes of the generated calls: one request, and the pages of a list, for both clients."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ _T = TypeVar("_T")
 _I = TypeVar("_I", covariant=True)
 
 
-class Paged(Protocol[_I]):
-    """A page of a list; `cursor` asks for what follows, None is the end."""
+class ItemPage(Protocol[_I]):
+    """One page of a list."""
 
     @property
     def items(self) -> tuple[_I, ...]: ...
     @property
-    def cursor(self) -> str | int | None: ...
+    def cursor(self) -> str | int | None:
+        """Cursor of the next page. None on the last page."""
 
 
-class Calling:
-    """Calls that wait for their answer."""
+class SyncBase:
+    """Base of the synchronous calls. `Client` implements `_request`."""
 
-    def _ask(
+    def _request(
         self,
         kind: type[_T],
         method: str,
@@ -36,22 +37,23 @@ class Calling:
         keyed: bool = False,
         content_type: str = "application/json",
     ) -> _T:
+        """Sends one request, with retries, and decodes the response body as `kind`."""
         raise NotImplementedError
 
-    def _pages(self, kind: type[Paged[_I]], path: str, query: Struct) -> Iterator[_I]:
-        """All of a list, page by page."""
+    def _iterate(self, kind: type[ItemPage[_I]], path: str, query: Struct) -> Iterator[_I]:
+        """Yields every item of a list and fetches each page when it is needed."""
         while True:
-            page = self._ask(kind, "GET", path, query=query)
+            page = self._request(kind, "GET", path, query=query)
             yield from page.items
             if page.cursor is None:
                 return
             query = replace(query, cursor=page.cursor)
 
 
-class AsyncCalling:
-    """The same for asyncio."""
+class AsyncBase:
+    """Base of the asyncio calls. `AsyncClient` implements `_request`."""
 
-    async def _ask(
+    async def _request(
         self,
         kind: type[_T],
         method: str,
@@ -63,11 +65,13 @@ class AsyncCalling:
         keyed: bool = False,
         content_type: str = "application/json",
     ) -> _T:
+        """Sends one request, with retries, and decodes the response body as `kind`."""
         raise NotImplementedError
 
-    async def _pages(self, kind: type[Paged[_I]], path: str, query: Struct) -> AsyncIterator[_I]:
+    async def _iterate(self, kind: type[ItemPage[_I]], path: str, query: Struct) -> AsyncIterator[_I]:
+        """Yields every item of a list and fetches each page when it is needed."""
         while True:
-            page = await self._ask(kind, "GET", path, query=query)
+            page = await self._request(kind, "GET", path, query=query)
             for item in page.items:
                 yield item
             if page.cursor is None:
