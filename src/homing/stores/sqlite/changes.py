@@ -115,7 +115,7 @@ class Book:
         self._left: dict[Queue, None] = {}
         self._events: list[Event] = []
         self._details: dict[int, tuple[Message, list[AttemptRecord]]] = {}
-        """Messages and attempts of failed notifications by seq, for the event `notification.failed`."""
+        """Messages and attempts of failed notifications by seq, for the event `NotificationFailed`."""
 
     def record(self, seq: int, change: Change, was: Queue | None = None) -> None:
         """Records one change. Must be called before the same row is changed again.
