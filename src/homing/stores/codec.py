@@ -280,7 +280,7 @@ ATTEMPT_SHARED_FIELDS = ("number", "provider", "outcome", "worker", "error_code"
 
 attempt_own = attrgetter(*ATTEMPT_OWN_FIELDS)
 attempt_shared = attrgetter(*ATTEMPT_SHARED_FIELDS)
-"""Returns the field values unconverted. `plain` converts them to columns."""
+"""Both return an attempt's values unconverted. `to_column` converts them."""
 
 
 def cause_columns(record: CauseRecord) -> tuple[Column, ...]:

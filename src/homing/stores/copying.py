@@ -132,7 +132,7 @@ class Begun(Struct, frozen=True):
     """A copy that has been checked and can start or resume."""
 
     identity: str
-    """Fingerprint of the source's data, from `Source.identity`."""
+    """Fingerprint of the source's data, from `CopySource.identity`."""
     counts: Mapping[str, int]
     """Number of records in the source, per part name."""
     progress: Mapping[str, Progress] | None

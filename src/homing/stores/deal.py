@@ -2,7 +2,7 @@
 
 Each turn takes one row. This makes the shares equal, and tenants with more rows share the capacity that the
 others leave unused. To need few statements, rows are fetched in bulk ahead of the turns: the generator
-`Deal.run` yields the rows it needs, and the store that drives it fetches them from its database.
+`FairShare.run` yields the fetches it needs, and the store that drives it reads the rows from its database.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Deal:
         """Deals as many full rounds as possible in which every tenant gets a row.
 
         The result is the same as that of single turns, but faster. Returns no rows if some tenant has several
-        queues, or none could be completed.
+        queues, or no full round is possible.
         """
         tenants = [self._tenants[tenant] for _, tenant in waiting]
         if any(len(turns.queues) != 1 for turns in tenants):

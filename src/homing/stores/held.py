@@ -20,10 +20,7 @@ Found = tuple[int, StoredRow]
 """(seq, row)."""
 
 _MAX_ROWS = 20_000
-"""Limit of the cache, so that rows that are never settled do not accumulate.
-
-Fewer rows are ever in flight.
-"""
+"""Limit of the cache, far above the rows in flight. Rows that are never settled must not accumulate."""
 
 
 class Held:

@@ -1,6 +1,6 @@
 """Loads the numbered, forward-only migrations in `sql/<dialect>/0001_name.sql`, `0002_…`.
 
-A released migration is never edited. A later one amends it, in a way that the previous release's code can
+The SQL of a released migration is never edited. A later one amends it, in a way that the previous release can
 work with. A line `-- runs with: 3` in a migration declares that code which knows the migrations up to 3 works
 with the resulting schema. Without that line, only code that knows this migration does. A line
 `-- outside a transaction` is for statements that PostgreSQL cannot run in a transaction, above all the

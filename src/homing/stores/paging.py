@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 PAGE_BYTES = 8 * 1024 * 1024
-"""Limit of the messages' total size in one page. The page's cursor leads to the rest. A page always holds at
-least one message, however large."""
+"""Limit of the messages' total size in one page.
+
+The page's cursor leads to the rest. A page holds at least one message, however large.
+"""
 
 
 def that_fit(sizes: Iterable[int]) -> int:

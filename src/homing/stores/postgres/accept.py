@@ -27,7 +27,7 @@ from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.rows import queue_of
 from homing.stores.postgres.statements import Tx, columns_of
 
-_TAKE_KEYS = """
+_INSERT_KEYS = """
 INSERT INTO homing.requests (tenant, idempotency_key, fingerprint, batch_id, ids, created_at)
 SELECT u.tenant, u.idempotency_key, u.fingerprint, u.batch_id, '{}', $5::bigint
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
@@ -41,12 +41,12 @@ SELECT r.tenant, r.idempotency_key, r.fingerprint, r.batch_id, r.ids::text[]
 FROM unnest($1::text[], $2::text[]) AS u(tenant, idempotency_key)
 JOIN homing.requests AS r ON r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
 """
-_ANSWERED = """
+_WRITE_REQUEST_IDS = """
 UPDATE homing.requests AS r SET ids = u.ids::uuid[]
 FROM unnest($1::text[], $2::text[], $3::text[]) AS u(tenant, idempotency_key, ids)
 WHERE r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
 """
-_TAKE_DEDUPS = """
+_INSERT_DEDUPS = """
 INSERT INTO homing.dedups AS d (tenant, dedup_key, id)
 SELECT u.tenant, u.dedup_key, u.id
 FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
@@ -54,7 +54,7 @@ ORDER BY u.tenant, u.dedup_key
 ON CONFLICT (tenant, dedup_key) DO UPDATE SET dedup_key = excluded.dedup_key
 RETURNING tenant, dedup_key, id::text, accepted_at
 """
-_KEEP_DEDUPS = """
+_UPDATE_DEDUPS = """
 UPDATE homing.dedups AS d SET id = u.id, accepted_at = $4::bigint
 FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
 WHERE d.tenant = u.tenant AND d.dedup_key = u.dedup_key
@@ -163,10 +163,10 @@ class _Intake:
             there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
-            await tx.rows(_ANSWERED, *columns_of(rows, 3))
+            await tx.rows(_WRITE_REQUEST_IDS, *columns_of(rows, 3))
         if self.new_dedups:
             rows = [(*key, id) for key, id in self.new_dedups.items()]
-            await tx.rows(_KEEP_DEDUPS, *columns_of(rows, 3), tx.now)
+            await tx.rows(_UPDATE_DEDUPS, *columns_of(rows, 3), tx.now)
         return there
 
     async def _write_rows(self) -> frozenset[str]:
@@ -198,9 +198,9 @@ class _Intake:
         return frozenset()
 
     async def _write_each(self) -> frozenset[str]:
-        """Writes the new rows one by one, in one statement if possible.
+        """Writes the new rows without grouping them, in one statement if possible.
 
-        The messages need a statement of their own if some ids may be stored already, or if events need them.
+        The messages need a separate statement if some ids may be stored already, or if events need them.
         """
         await self.before()
         tx, there = self.tx, frozenset[str]()
@@ -242,7 +242,7 @@ class _Intake:
         for _ in range(_MAX_TRIES):
             if not rows:
                 break
-            taken = await self.tx.rows(_TAKE_KEYS, *columns_of(rows, 4), self.tx.now)
+            taken = await self.tx.rows(_INSERT_KEYS, *columns_of(rows, 4), self.tx.now)
             self.taken |= {(tenant, key) for tenant, key in taken}
             rows = [row for row in rows if row[:2] not in self.taken]
             if not rows:
@@ -266,7 +266,7 @@ class _Intake:
                     first.setdefault((submission.tenant, new.dedup_key), new.id)
         rows = [(*key, id) for key, id in sorted(first.items())]
         if rows:
-            for tenant, key, id, accepted_at in await self.tx.rows(_TAKE_DEDUPS, *columns_of(rows, 3)):
+            for tenant, key, id, accepted_at in await self.tx.rows(_INSERT_DEDUPS, *columns_of(rows, 3)):
                 if accepted_at is not None:
                     self.dedups[tenant, key] = (id, accepted_at)
 
@@ -297,7 +297,7 @@ async def accept(
 ) -> tuple[Acceptance, ...]:
     """Stores each submission completely, or returns the earlier result for its idempotency key.
 
-    `sure`: the ids are known to be new, so the lookup is skipped. Raises `Repeated` if one is not new. No
+    `sure`: the ids are known to be new, so the lookup is skipped. Raises `DuplicateIds` if one is not new. No
     lock that others may have to wait for (keys, new queues) is taken before `before` returns.
     """
     intake = _Intake(tx, batch, sure, before)

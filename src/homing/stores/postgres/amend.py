@@ -23,7 +23,7 @@ _MESSAGES = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint
 async def amend(
     tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int
 ) -> AmendResult:
-    """Applies the command to the notifications that allow it. The result names the others, too."""
+    """Applies the command to the notifications that allow it. The result also lists the others."""
     if isinstance(target, Filter):
         asked = Asked(await _find_matching(tx, tenant, target, command, limit))
     else:

@@ -25,7 +25,7 @@ _SUPPORTED = "asyncpg, psycopg, SQLAlchemy or Django"
 
 
 class Caller(Speaks, Protocol):
-    """Adapts a caller's connection to `Speaks`."""
+    """Adapts a caller's connection to `SqlConnection`."""
 
     blocking: ClassVar[bool]
     """True if the library is synchronous. Its methods then never wait for an event loop."""

@@ -47,7 +47,7 @@ NOW = "SELECT homing.now_ms(), NULL"
 _NOW_BESIDE = f"{NOW} FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
 _NOW_AND_NUMBERS = "SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1))"
 # The driver looks up array types once per connection. Using them here makes it do so in advance.
-_WHO = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
+_SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
 _LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _READING = f"{_WRITING} READ ONLY"
@@ -59,7 +59,7 @@ Action = Callable[[Tx], Awaitable[R]]
 async def alone_with(tx: Tx, lock: str) -> None:
     """Takes a lock exclusively.
 
-    Waits for all transactions that share it (`beside`); new ones have to wait.
+    Waits for all transactions that hold it in shared mode (`beside`). New ones wait until this one ends.
     """
     await tx.one(_LOCK_EXCLUSIVELY, f"{tx.schema} {lock}")
 
@@ -79,7 +79,7 @@ async def _set_up(connection: Any) -> None:
 
     With a pooler, the reported server pid is not real.
     """
-    if await connection.fetchval(_WHO, [], [], []) == connection.get_server_pid():
+    if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
         await connection.execute(_SESSION_PLANNING)
         connection.is_ours = True
 
@@ -153,7 +153,7 @@ class Database:
         """Runs the action in a new transaction, and again after a deadlock or serialization failure.
 
         `timed`: read the time first, which needs an existing schema. `beside`: name of a lock to hold in
-        shared mode (see `alone_with`). `patient`: if False, wait only briefly for locks and then raise
+        shared mode (see `lock_exclusively`). `patient`: if False, wait only briefly for locks and then raise
         `StoreBusy`. `numbers`: how many seqs to reserve for new rows.
         """
         begin = [_READING if read_only else _WRITING, *([] if patient else [_SHORT_LOCK_TIMEOUT])]
@@ -183,7 +183,7 @@ class Database:
         raise AssertionError("unreachable")
 
     async def look(self, action: Action[R]) -> R:
-        """Runs an action that is a single reading statement, without BEGIN and COMMIT. `Tx.now` is 0."""
+        """Runs an action that is a single reading statement, without BEGIN and COMMIT. Its `tx.now` is 0."""
         connection = None
         try:
             connection = await self._acquire()

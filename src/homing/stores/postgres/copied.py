@@ -30,7 +30,7 @@ _UUIDS = {"dedups": ("id",), "receipts": ("notification_id",)}
 _COPIES = "SELECT source, ended_at IS NOT NULL FROM homing.copies"
 _BEGIN = "INSERT INTO homing.copies (source, began_at) VALUES ($1, homing.now_ms())"
 _PROGRESS = "SELECT part, after, number FROM homing.copied_parts"
-_KEEP = """
+_WRITE_PROGRESS = """
 INSERT INTO homing.copied_parts AS p (part, after, number) VALUES ($1, $2, $3)
 ON CONFLICT (part) DO UPDATE SET after = excluded.after, number = excluded.number
 WHERE p.number < excluded.number
@@ -39,7 +39,7 @@ _END = "UPDATE homing.copies SET ended_at = homing.now_ms() WHERE source = $1"
 _WORKERS = "SELECT worker FROM homing.leads WHERE lead_until > homing.now_ms() ORDER BY worker"
 _NEWEST = "SELECT max({column}) FROM homing.{table}"
 _SET_SEQUENCE = "SELECT setval({sequence}, $1::bigint)"
-_NUMBERED = (
+_SEQUENCES = (
     ("messages", "seq", "'homing.seqs'"),
     ("receipts", "number", "pg_get_serial_sequence('homing.receipts', 'number')"),
     ("outbox", "number", "pg_get_serial_sequence('homing.outbox', 'number')"),
@@ -48,7 +48,7 @@ _NUMBERED = (
 
 
 class PostgresTarget:
-    """A `Target` that writes to PostgreSQL.
+    """A `CopyTarget` that writes to PostgreSQL.
 
     `open` migrates the schema. Workers cannot open the store until the copy is complete.
     """
@@ -71,10 +71,10 @@ class PostgresTarget:
     async def take(self, part: Part, records: Sequence[Record], progress: Progress) -> None:
         async def write(tx: Tx) -> None:
             if part is NOTIFICATIONS:
-                await _take_notifications(tx, records)
+                await _write_notifications(tx, records)
             else:
                 await _insert(tx, part.name, part.fields, [_converted(part, record) for record in records])
-            if await tx.run(_KEEP, part.name, encode(progress.after), progress.number) != 1:
+            if await tx.run(_WRITE_PROGRESS, part.name, encode(progress.after), progress.number) != 1:
                 raise StoreError(f"Another copy to {self.where} is in progress; stop one of them.")
 
         await self._database.do(write)
@@ -91,7 +91,7 @@ class PostgresTarget:
 
     async def end(self, source: str) -> None:
         async def finish(tx: Tx) -> None:
-            for table, column, sequence in _NUMBERED:
+            for table, column, sequence in _SEQUENCES:
                 newest = await tx.one(_NEWEST.format(table=table, column=column))
                 if newest is not None:
                     await tx.one(_SET_SEQUENCE.format(sequence=sequence), newest)
@@ -129,7 +129,7 @@ class PostgresTarget:
                 )
 
 
-async def _take_notifications(tx: Tx, records: Sequence[Record]) -> None:
+async def _write_notifications(tx: Tx, records: Sequence[Record]) -> None:
     """Writes notifications to `messages`, and their states to `live` or `settled`."""
     queues = await tx.queues.find(tx, {queue_of(row) for _, row, _ in records})
     messages: list[Record] = []

@@ -17,7 +17,7 @@ _SUCCESSFUL = frozenset({Status.SENT, Status.DELIVERED})
 _FEW_ROWS = 20_000
 """Up to this many rows with the wanted statuses, the query starts from the states."""
 _RARE_FACTOR = 20
-"""It also does so if at most one row in this many has one of the wanted statuses."""
+"""The query also starts from the states if at most one row in this many has one of the wanted statuses."""
 _COUNTS = """
 SELECT coalesce(sum(count) FILTER (WHERE status = ANY($2::text[])), 0), coalesce(sum(count), 0)
 FROM homing.all_tallies WHERE tenant = $1

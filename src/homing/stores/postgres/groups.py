@@ -49,8 +49,8 @@ class Together(Generic[P, R]):
     async def _work(self) -> None:
         """Runs the waiting calls in groups.
 
-        If a group fails or would have to wait for a lock, each of its calls is run alone, so that one call
-        does not fail or delay the others.
+        If a group fails or would have to wait for a lock, each of its calls is run alone, so that no call
+        makes the others fail or wait.
         """
         while self._waiting:
             calls, self._waiting = self._waiting[:_MAX_GROUPED_CALLS], self._waiting[_MAX_GROUPED_CALLS:]

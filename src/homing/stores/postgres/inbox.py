@@ -9,7 +9,7 @@ from homing.core.model import AmendResult, Command
 from homing.stores.postgres import accept, amend
 from homing.stores.postgres.statements import Tx
 
-_TAKE = """
+_LEASE_ENTRIES = """
 WITH due AS MATERIALIZED (
     SELECT number FROM homing.inbox WHERE lease_until <= $1 ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED
 )
@@ -46,7 +46,7 @@ async def take(tx: Tx, limit: int, lease_ms: int) -> tuple[Enqueued, ...]:
             why=why,
         )
         for number, kind, tenant, id_, about, request, failed, error, most, who, why in await tx.rows(
-            _TAKE, tx.now, limit, lease_ms
+            _LEASE_ENTRIES, tx.now, limit, lease_ms
         )
     ]
     return tuple(sorted(found, key=lambda entry: entry.number))

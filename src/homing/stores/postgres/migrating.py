@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS homing.schema_versions (
     runs_with  integer NOT NULL
 )
 """
-_APPLIED = """
+_RECORD_APPLIED = """
 INSERT INTO homing.schema_versions (version, name, applied_at, runs_with)
 VALUES ($1, $2, floor(extract(epoch FROM now()) * 1000)::bigint, $3)
 """
@@ -135,7 +135,7 @@ async def _apply_outside_transaction(database: Database, migration: Migration) -
 
 
 async def _record_applied(tx: Tx, migration: Migration) -> None:
-    await tx.run(_APPLIED, migration.version, migration.name, migration.runs_with)
+    await tx.run(_RECORD_APPLIED, migration.version, migration.name, migration.runs_with)
 
 
 def _statements(script: str) -> Iterator[str]:

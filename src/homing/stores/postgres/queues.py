@@ -30,8 +30,8 @@ _NAMED = "SELECT id, lane, tenant, outlet FROM homing.queues WHERE id = ANY($1::
 class Queues:
     """The numbers of queues. A number is never changed or reused, so a cached one stays valid.
 
-    A queue created by a transaction is not valid elsewhere until the commit. `Tx.made` holds it until then,
-    and it is added to the cache afterwards.
+    A queue created by a transaction is not valid elsewhere until the commit. `PostgresTransaction.made` holds
+    it until then, and it is added to the cache afterwards.
     """
 
     def __init__(self) -> None:

@@ -118,7 +118,7 @@ async def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str
 async def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
     """Returns waiting notifications, the earliest due first.
 
-    If `ready` is True, only those that are due now. If False, only those due later. If None, both.
+    `ready` selects those due now (True), those due later (False) or both (None).
     """
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
@@ -170,7 +170,7 @@ async def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, .
 
 
 async def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
-    """Returns the earliest time of a last attempt among the retrying notifications, or None without any."""
+    """Returns the earliest time of a last attempt among the retrying notifications, if any."""
     whose, parameters = _tenant_condition(tenant, 1)
     at: int | None = await tx.one(OLDEST_RETRY.format(whose=whose), *parameters)
     return views.when(at)

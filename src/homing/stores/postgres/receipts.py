@@ -2,8 +2,8 @@
 
 A receipt could be kept at the same moment as the settlement it waits for commits. Neither transaction would
 see the other, and the receipt would be forgotten. So every transaction that may make an attempt known (of
-settlements or receipts) holds the lock `RECEIPTS` in shared mode. A call that has kept a receipt tries it
-again in a second transaction that holds the lock exclusively. By then all earlier transactions have
+settlements or receipts) holds the lock `RECEIPTS_LOCK` in shared mode. A call that has kept a receipt tries
+it again in a second transaction that holds the lock exclusively. By then all earlier transactions have
 committed, and every later one finds the kept receipt.
 """
 
@@ -25,7 +25,7 @@ from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
 from homing.stores.postgres.statements import Record, Tx, columns_of
 
 RECEIPTS = "receipts"
-_NEW = """
+_INSERT_NEW = """
 INSERT INTO homing.receipts (provider, event_id, provider_message_id, notification_id, attempt, received_at)
 SELECT e.provider, e.event_id, e.message_id, e.notification_id::uuid, e.attempt, $6
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::integer[])
@@ -34,7 +34,7 @@ ORDER BY e.provider, e.event_id
 ON CONFLICT (provider, event_id) DO NOTHING
 RETURNING provider, event_id
 """
-_KEEP = """
+_WRITE_KEPT = """
 UPDATE homing.receipts AS r SET kept = e.kept
 FROM unnest($1::text[], $2::text[], $3::text[]) AS e (provider, event_id, kept)
 WHERE r.provider = e.provider AND r.event_id = e.event_id
@@ -67,19 +67,19 @@ FROM unnest($1::text[], $2::text[]) AS e (provider, event_id)
 JOIN homing.receipts AS r ON r.provider = e.provider AND r.event_id = e.event_id
 WHERE r.kept IS NOT NULL ORDER BY r.number FOR UPDATE OF r
 """
-_KEPT = """
+_KEPT_EVENTS = """
 SELECT r.provider, r.event_id
 FROM unnest($1::text[], $2::text[]) AS e (provider, event_id)
 JOIN homing.receipts AS r ON r.provider = e.provider AND r.event_id = e.event_id
 WHERE r.kept IS NOT NULL
 """
-_TAKEN = "UPDATE homing.receipts SET kept = NULL WHERE number = ANY($1::bigint[])"
-_RANKS = """
+_MARK_APPLIED = "UPDATE homing.receipts SET kept = NULL WHERE number = ANY($1::bigint[])"
+_UPDATE_RANKS = """
 UPDATE homing.attempts AS a SET receipt_rank = r.rank
 FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS r (seq, change, rank)
 WHERE a.seq = r.seq AND a.change = r.change
 """
-_LEARNED = """
+_UPDATE_MESSAGE_IDS = """
 UPDATE homing.attempts AS a SET provider_message_id = r.message_id
 FROM unnest($1::bigint[], $2::integer[], $3::text[]) AS r (seq, change, message_id)
 WHERE a.seq = r.seq AND a.change = r.change AND a.provider_message_id IS NULL
@@ -116,11 +116,11 @@ async def take(tx: Tx, batch: Sequence[Receipt]) -> tuple[ReceiptResult, list[_E
         else:
             unchanged.append(receipt.event_id)
     if kept:
-        await tx.rows(_KEEP, *columns_of(kept, 3))
+        await tx.rows(_WRITE_KEPT, *columns_of(kept, 3))
     await _write(tx, desk, book)
     waiting: list[_EventKey] = [(provider, id) for provider, id, _ in kept]
     if repeated:
-        waiting += [(provider, id) for provider, id in await tx.rows(_KEPT, *columns_of(repeated, 2))]
+        waiting += [(provider, id) for provider, id in await tx.rows(_KEPT_EVENTS, *columns_of(repeated, 2))]
     return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned)), waiting
 
 
@@ -154,7 +154,7 @@ async def _take_kept(tx: Tx, found: Sequence[Record]) -> list[_Kept]:
     taken = [(number, receipt) for number, receipt in early if desk.can_apply(receipt)]
     for _, receipt in taken:
         desk.apply(receipt)
-    await tx.rows(_TAKEN, [number for number, _ in taken])
+    await tx.rows(_MARK_APPLIED, [number for number, _ in taken])
     await _write(tx, desk, book)
     return taken
 
@@ -166,7 +166,7 @@ async def _insert_new(tx: Tx, batch: Sequence[Receipt]) -> set[_EventKey]:
     ]
     if not rows:
         return set()
-    return {(provider, id) for provider, id in await tx.rows(_NEW, *columns_of(rows, 5), tx.now)}
+    return {(provider, id) for provider, id in await tx.rows(_INSERT_NEW, *columns_of(rows, 5), tx.now)}
 
 
 async def _prepare(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
@@ -205,9 +205,11 @@ async def _write(tx: Tx, desk: Desk, book: Book) -> None:
     if desk.changed:
         await write_rows(tx, desk.changed)
     if desk.ranked:
-        await tx.rows(_RANKS, *columns_of([(*place, rank) for place, rank in desk.ranked.items()], 3))
+        await tx.rows(_UPDATE_RANKS, *columns_of([(*place, rank) for place, rank in desk.ranked.items()], 3))
     if desk.learned:
-        await tx.rows(_LEARNED, *columns_of([(*place, id) for place, id in desk.learned.items()], 3))
+        await tx.rows(
+            _UPDATE_MESSAGE_IDS, *columns_of([(*place, id) for place, id in desk.learned.items()], 3)
+        )
     await book.write()
     await write_puts(tx, desk.puts)
     await take_early(tx, desk.learned_of())  # terminates, because each round adds a message id permanently

@@ -55,7 +55,7 @@ _MOVED = _for_both(_MOVE)
 
 
 async def rows_by_id(tx: Tx, ids: Collection[str], *, lock: bool = False) -> dict[str, Found]:
-    """Returns the existing rows with these ids, of any tenant, by id. `lock`: lock them first."""
+    """Returns the existing rows with these ids, of any tenant, by id. Locks them first if `lock` is True."""
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
     if not lock:
         return {found[1].id: found for found in rows_from(await tx.rows(_BY_ID, wanted))} if wanted else {}
@@ -65,7 +65,7 @@ async def rows_by_id(tx: Tx, ids: Collection[str], *, lock: bool = False) -> dic
 
 
 async def rows_by_seq(tx: Tx, seqs: Collection[int], *, lock: bool = False) -> dict[int, StoredRow]:
-    """Returns the existing rows with these seqs, in their order. `lock`: lock them first."""
+    """Returns the existing rows with these seqs, in their order. Locks them first if `lock` is True."""
     wanted = sorted(set(seqs))
     if not wanted:
         return {}

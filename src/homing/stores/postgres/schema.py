@@ -12,17 +12,17 @@ MIGRATIONS = migrations("postgres")
 OLDEST = 140000
 """The oldest supported `server_version_num`."""
 _EXISTS = "SELECT to_regclass($1::text) IS NOT NULL"
-_STANDING = """
+_READ_STATE = """
 SELECT coalesce(max(version), 0), coalesce(max(runs_with), 0) FROM homing.schema_versions
 """
-_HALF_COPIED = "SELECT EXISTS (SELECT 1 FROM homing.copies WHERE ended_at IS NULL)"
+_COPY_IS_INCOMPLETE = "SELECT EXISTS (SELECT 1 FROM homing.copies WHERE ended_at IS NULL)"
 
 
 async def standing_of(tx: Tx) -> Standing:
     """Returns the state of the schema."""
     if not await tx.one(_EXISTS, in_schema("homing.schema_versions", tx.schema)):
         return Standing()
-    [(version, runs_with)] = await tx.rows(_STANDING)
+    [(version, runs_with)] = await tx.rows(_READ_STATE)
     return Standing(version, runs_with)
 
 
@@ -41,5 +41,5 @@ async def check_version(tx: Tx, where: str) -> None:
 
 async def check_whole(tx: Tx, where: str) -> None:
     """Raises `SchemaError` if a copy into the schema is incomplete."""
-    if await tx.one(_EXISTS, in_schema("homing.copies", tx.schema)) and await tx.one(_HALF_COPIED):
+    if await tx.one(_EXISTS, in_schema("homing.copies", tx.schema)) and await tx.one(_COPY_IS_INCOMPLETE):
         raise SchemaError(f"{where} holds an incomplete copy. Run the same `homing db copy` again.")

@@ -20,7 +20,7 @@ from homing.stores.postgres.statements import Batch, Tx
 
 _WRITTEN = tuple(name for name in SETTLED if name != "seq")
 # Columns that every settlement resets, because the lease ends.
-_ALWAYS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
+_RESET_COLUMNS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
 # A row is written only if the stored row has not changed since it was read or cached.
 _UNCHANGED = "s.seq = u.seq AND s.changes = u.changes - 1"
 
@@ -34,7 +34,7 @@ WAITS_ON = Batch(
     f"""
 UPDATE homing.live AS s
 SET {", ".join(f"{name} = {_written(name)}" for name in _WRITTEN)},
-    {", ".join(f"{name} = {value}" for name, value in _ALWAYS.items())}
+    {", ".join(f"{name} = {value}" for name, value in _RESET_COLUMNS.items())}
 FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 """,  # noqa: S608
     SETTLED,
@@ -42,7 +42,7 @@ FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 
 
 def _moved(name: str) -> str:
-    return _ALWAYS.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
+    return _RESET_COLUMNS.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
 
 
 ENDS = Batch(

@@ -77,7 +77,7 @@ from homing.stores.postgres.statements import Speaks, Tx
 R = TypeVar("R")
 
 _LATE_COMMITS_MS = 60_000
-"""A lease may become visible this long after its time, because its transaction commits late."""
+"""A reclaim looks this far behind the previous one, because a transaction may commit its lease late."""
 
 
 class PostgresStore:

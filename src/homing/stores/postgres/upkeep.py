@@ -26,7 +26,7 @@ SELECT seq, tenant, attempts FROM homing.settled
 WHERE status = $1 AND updated_at <= $2
 ORDER BY updated_at LIMIT $3 FOR UPDATE SKIP LOCKED
 """
-_PURGED = """
+_RECORD_PURGED = """
 INSERT INTO homing.ledger (hour_at, tenant, channel, provider, before, attempts_before, number, purged)
 SELECT $5, u.tenant, '', '', u.status, u.attempts, u.number, u.number
 FROM unnest($1::text[], $2::text[], $3::integer[], $4::integer[]) AS u (tenant, status, attempts, number)
@@ -104,7 +104,7 @@ async def _purge(tx: Tx, retention: Retention, limit: int) -> int:
         for table in _NOTIFICATION_TABLES:
             await tx.run(f"DELETE FROM homing.{table} WHERE seq = ANY($1::bigint[])", removed)  # noqa: S608
         cells = [(*cell, number) for cell, number in purged.items()]
-        await tx.run(_PURGED, *columns_of(cells, 4), tx.now - tx.now % HOUR_MS)
+        await tx.run(_RECORD_PURGED, *columns_of(cells, 4), tx.now - tx.now % HOUR_MS)
     return len(removed)
 
 

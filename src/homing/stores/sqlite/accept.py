@@ -16,11 +16,11 @@ from homing.stores.sqlite.changes import Book
 from homing.stores.sqlite.statements import Insert, Tx, insert
 
 NEW_ROWS = Insert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)
-_MESSAGES = insert("homing_messages", ("seq", "message"))
-_REQUESTS = insert(
+_INSERT_MESSAGES = insert("homing_messages", ("seq", "message"))
+_INSERT_REQUESTS = insert(
     "homing_requests", ("tenant", "idempotency_key", "fingerprint", "batch_id", "ids", "created_at")
 )
-_DEDUPS = insert(
+_UPSERT_DEDUPS = insert(
     "homing_dedups",
     ("tenant", "dedup_key", "id", "accepted_at"),
     " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at",
@@ -120,14 +120,14 @@ class _Intake:
         tx = self.tx
         if self.rows:
             NEW_ROWS.run(tx, self.rows)
-            _MESSAGES.run(tx, self.messages)
+            _INSERT_MESSAGES.run(tx, self.messages)
             for kind in self.kinds.values():
                 self.book.record_all(((kind.seq, kind.change),), kind.number)
             self.book.write()
         if self.new_requests:
-            _REQUESTS.run(tx, self.new_requests)
+            _INSERT_REQUESTS.run(tx, self.new_requests)
         if self.new_dedups:
-            _DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
+            _UPSERT_DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
 
     def _repeated(self, submission: Submission) -> bool:
         """Returns True if the whole submission is stored already, judging by its first id."""

@@ -18,7 +18,7 @@ from homing.stores.sqlite.receipts import MUTABLE
 from homing.stores.sqlite.rows import rows_by_id
 from homing.stores.sqlite.statements import Many, Tx, json_row
 
-_COPIES = Many(
+_COPY_MESSAGES = Many(
     "INSERT INTO homing_messages (seq, message) SELECT c.column1, m.message FROM (VALUES ",
     2,
     ") AS c CROSS JOIN homing_messages AS m ON m.seq = c.column2",
@@ -27,7 +27,7 @@ _PAGE_ROWS = 1000
 
 
 def amend(tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int) -> AmendResult:
-    """Applies the command to the notifications that allow it. The result names the others, too."""
+    """Applies the command to the notifications that allow it. The result also lists the others."""
     if isinstance(target, Filter):
         asked = Asked(_find_matching(tx, tenant, target, command, limit))
     else:
@@ -62,7 +62,7 @@ def _apply(tx: Tx, possible: Sequence[Found], command: Command) -> tuple[tuple[s
             copies.append((last, seq))
     MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in possible})
     NEW_ROWS.run(tx, new)
-    _COPIES.run(tx, copies)
+    _COPY_MESSAGES.run(tx, copies)
     book.write()
     return tuple(applied), tuple(requested)
 

@@ -46,24 +46,26 @@ _FAILED = Status.FAILED
 _EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
 """Stands in for the message in events that do not contain it."""
 
-_TALLIES = insert(
+_UPSERT_TALLIES = insert(
     "homing_tallies",
     ("tenant", "status", "attempts", "count"),
     " ON CONFLICT DO UPDATE SET count = count + excluded.count",
 )
-_ROLL_UPS = insert(
+_UPSERT_ROLL_UPS = insert(
     "homing_roll_ups",
     ("hour_at", "tenant", "channel", "provider", *SUMS),
     " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
 )
-_ATTEMPTS = InsertJson("homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS))
-_CAUSES = insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
-_EVENTS = insert(
+_INSERT_ATTEMPTS = InsertJson(
+    "homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS)
+)
+_INSERT_CAUSES = insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
+_INSERT_EVENTS = insert(
     "homing_outbox",
     ("id", "name", "tenant", "at", "notification_id", "payload"),
     " ON CONFLICT DO NOTHING",
 )
-_ENTERED = insert(
+_UPSERT_ENTERED_QUEUES = insert(
     "homing_queues",
     ("lane", "tenant", "outlet", "next_due_at"),
     " ON CONFLICT DO UPDATE SET next_due_at = excluded.next_due_at"
@@ -79,7 +81,7 @@ LEFT = Many(
     3,
     ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
 )
-_PUTS = insert(
+_UPSERT_REGISTRY = insert(
     "homing_registry",
     ("tenant", "kind", "key", "value", "version", "updated_at", "updated_by"),
     " ON CONFLICT DO UPDATE SET value = json_patch(value, excluded.value),"
@@ -174,10 +176,10 @@ class Book:
         """Writes everything that was recorded."""
         tx = self._tx
         alike = {(change, *map(plain, shared)): owns for (change, shared), owns in self._attempts.items()}
-        _ATTEMPTS.run(tx, alike)
-        _CAUSES.run(tx, self._causes)
+        _INSERT_ATTEMPTS.run(tx, alike)
+        _INSERT_CAUSES.run(tx, self._causes)
         LEFT.run(tx, list(self._left))
-        _ENTERED.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
+        _UPSERT_ENTERED_QUEUES.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
         self._write_tallies()
         self._write_sums()
         write_events(tx, self._events)
@@ -191,7 +193,7 @@ class Book:
                 cells[left] = cells.get(left, 0) - kind.number
             entered = (tenant, after.value, attempts)
             cells[entered] = cells.get(entered, 0) + kind.number
-        _TALLIES.run(self._tx, [(*cell, number) for cell, number in cells.items() if number])
+        _UPSERT_TALLIES.run(self._tx, [(*cell, number) for cell, number in cells.items() if number])
 
     def _write_sums(self) -> None:
         hour_at = self._tx.now - self._tx.now % HOUR_MS
@@ -201,7 +203,7 @@ class Book:
                 total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))
                 for name, number in kind.sums.items():
                     total[name] += number * kind.number
-        _ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
+        _UPSERT_ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
         if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:
@@ -218,7 +220,7 @@ def write_events(tx: Tx, events: Iterable[Event]) -> None:
     """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
     rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
     if rows:
-        _EVENTS.run(tx, rows)
+        _INSERT_EVENTS.run(tx, rows)
 
 
 def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -> None:
@@ -229,7 +231,7 @@ def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -> None
         before, writes = merged.get(place, ({}, 0))
         merged[place] = ({**before, **put.value}, writes + 1)
     rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in merged.items()]
-    _PUTS.run(tx, rows)
+    _UPSERT_REGISTRY.run(tx, rows)
 
 
 def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:

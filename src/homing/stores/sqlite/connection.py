@@ -37,7 +37,7 @@ def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
             path,
             timeout=busy_timeout_ms / 1000,
             isolation_level=None,
-            check_same_thread=False,  # another thread opens the connection than the one that uses it
+            check_same_thread=False,  # the thread that opens the connection is not the one that uses it
             cached_statements=_CACHED_STATEMENTS,
         )
         try:

@@ -38,7 +38,7 @@ FROM homing_notifications
 
 
 class SqliteSource:
-    """A `Source` that reads an SQLite file. It writes nothing to the file."""
+    """A `CopySource` that reads an SQLite file. It writes nothing to the file."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)

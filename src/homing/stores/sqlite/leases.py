@@ -97,16 +97,16 @@ SELECT json_group_array(seq) FROM (
   ORDER BY at, id LIMIT ?2)
 """
 LEASED = Update(LEASED_FIELDS)
-_EXTENDED = Update(("lease_until", "provider", "outlet", "failures_here"))
+_UPDATE_EXTENDED = Update(("lease_until", "provider", "outlet", "failures_here"))
 LOOKED_AT = Many(
     f"UPDATE homing_queues SET served = q.column4, next_due_at = {NEXT_DUE} FROM (VALUES ",  # noqa: S608
     4,
     ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
 )
-_TURNS = insert(
+_UPSERT_TURNS = insert(
     "homing_turns", ("lane", "tenant", "served"), " ON CONFLICT DO UPDATE SET served = excluded.served"
 )
-_SERVED = """
+_UPSERT_SERVED = """
 INSERT INTO homing_counters (name, value) VALUES ('served', ?)
 ON CONFLICT DO UPDATE SET value = excluded.value
 """
@@ -162,7 +162,7 @@ def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[s
         if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
             held.add(one.id)
             written[seq] = (row.lease_until, row.provider, row.outlet, row.failures_here)
-    _EXTENDED.run(tx, written)
+    _UPDATE_EXTENDED.run(tx, written)
     return frozenset(held)
 
 
@@ -232,8 +232,8 @@ def _write_turns(tx: Tx, deals: Sequence[Deal]) -> None:
     lanes = {deal: queue.lane for deal in deals for queue in deal.looked()}
     turns = [(lanes[deal], tenant, served) for deal in deals for tenant, served in deal.served()]
     if turns:
-        _TURNS.run(tx, turns)
-        tx.run(_SERVED, deals[-1].serial)
+        _UPSERT_TURNS.run(tx, turns)
+        tx.run(_UPSERT_SERVED, deals[-1].serial)
 
 
 def _next_due_at(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> int | None:

@@ -119,7 +119,7 @@ def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | Non
 def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
     """Returns waiting notifications, the earliest due first.
 
-    If `ready` is True, only those that are due now. If False, only those due later. If None, both.
+    `ready` selects those due now (True), those due later (False) or both (None).
     """
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
@@ -168,7 +168,7 @@ def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
 
 
 def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
-    """Returns the earliest time of a last attempt among the retrying notifications, or None without any."""
+    """Returns the earliest time of a last attempt among the retrying notifications, if any."""
     at: int | None = tx.one(_OLDEST_RETRY, tenant)
     return views.when(at)
 

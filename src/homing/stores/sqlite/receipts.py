@@ -41,7 +41,7 @@ SELECT json_group_array(json_array(
   a.seq, a.change, a.receipt_rank, json_array({", ".join(f"a.{f}" for f in ATTEMPT_FIELDS)})))
 FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a ON a.seq = j.value
 """  # noqa: S608
-_EARLY = """
+_EARLY_RECEIPTS = """
 SELECT json_group_array(json_array(number, json(kept))) FROM (
   SELECT r.number, r.kept
   FROM json_each(?1) AS j
@@ -57,16 +57,16 @@ SELECT json_group_array(json_array(number, json(kept))) FROM (
     ON r.notification_id = n.id AND r.kept IS NOT NULL AND r.notification_id IS NOT NULL
   ORDER BY 1)
 """
-_RECEIPTS = insert(
+_INSERT_RECEIPTS = insert(
     "homing_receipts",
     ("provider", "event_id", "provider_message_id", "notification_id", "received_at", "kept"),
 )
-_RANKS = Many(
+_UPDATE_RANKS = Many(
     "UPDATE homing_attempts SET receipt_rank = r.column3 FROM (VALUES ",
     3,
     ") AS r WHERE seq = r.column1 AND change = r.column2",
 )
-_LEARNED = Many(
+_UPDATE_MESSAGE_IDS = Many(
     "UPDATE homing_attempts SET provider_message_id = r.column3 FROM (VALUES ",
     3,
     ") AS r WHERE seq = r.column1 AND change = r.column2 AND provider_message_id IS NULL",
@@ -93,15 +93,15 @@ def _prepare(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
 
 def _write(tx: Tx, desk: Desk, book: Book) -> None:
     MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in desk.changed.items()})
-    _RANKS.run(tx, [(*place, rank) for place, rank in desk.ranked.items()])
-    _LEARNED.run(tx, [(*place, message) for place, message in desk.learned.items()])
+    _UPDATE_RANKS.run(tx, [(*place, rank) for place, rank in desk.ranked.items()])
+    _UPDATE_MESSAGE_IDS.run(tx, [(*place, message) for place, message in desk.learned.items()])
     book.write()
     write_puts(tx, desk.puts)
     take_early(tx, desk.learned_of())  # terminates, because each round adds a message id permanently
 
 
 def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
-    """Applies each receipt once, or keeps it if its attempt is not known yet."""
+    """Applies each receipt once, or keeps the receipt if its attempt is not known yet."""
     known_events = set(
         _decode_known_events(tx.one(_KNOWN_EVENTS, encode([(r.provider, r.event_id) for r in batch])))
     )
@@ -122,7 +122,7 @@ def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
         else:
             unchanged.append(receipt.event_id)
         new.append((*event, receipt.provider_message_id, receipt.notification_id, tx.now, kept))
-    _RECEIPTS.run(tx, new)
+    _INSERT_RECEIPTS.run(tx, new)
     _write(tx, desk, book)
     return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
 
@@ -131,7 +131,7 @@ def take_early(tx: Tx, seqs: Sequence[int]) -> None:
     """Applies the kept receipts of these notifications, whose attempts or message ids have become known."""
     if not seqs or not tx.one("SELECT EXISTS (SELECT 1 FROM homing_receipts WHERE kept IS NOT NULL)"):
         return
-    kept = _decode_early(tx.one(_EARLY, encode(seqs)))
+    kept = _decode_early(tx.one(_EARLY_RECEIPTS, encode(seqs)))
     early = [(number, receipt.current()) for number, receipt in kept]
     if not early:
         return

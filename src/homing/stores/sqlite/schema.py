@@ -14,7 +14,7 @@ from homing.stores.migrate import Standing, check, migrations, pending
 
 MIGRATIONS = migrations("sqlite")
 
-_TABLES = (
+_CREATE_TABLES = (
     """
 CREATE TABLE IF NOT EXISTS homing_schema (
     version    INTEGER PRIMARY KEY,
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS homing_migrations (
 )
 _EXISTS = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
 _NEWEST = "SELECT coalesce(max(version), 0) FROM {table}"
-_APPLIED = "INSERT INTO homing_migrations (version, name, applied_at) VALUES (?, ?, ?)"
+_RECORD_APPLIED = "INSERT INTO homing_migrations (version, name, applied_at) VALUES (?, ?, ?)"
 _COPY_FROM_SCHEMA = """
 INSERT OR IGNORE INTO homing_migrations (version, name, applied_at)
 SELECT version, name, applied_at FROM homing_schema
@@ -65,13 +65,13 @@ def migrate(cursor: sqlite3.Cursor, where: str, now: int) -> tuple[str, ...]:
     missing = pending(MIGRATIONS, standing_of(cursor), where)
     if not missing:
         return ()
-    for table in _TABLES:
+    for table in _CREATE_TABLES:
         cursor.execute(table)
     cursor.execute(_COPY_FROM_SCHEMA)
     for migration in missing:
         for statement in _statements(migration.sql):
             cursor.execute(statement)
-        cursor.execute(_APPLIED, (migration.version, migration.name, now))
+        cursor.execute(_RECORD_APPLIED, (migration.version, migration.name, now))
     needed = max(migration.runs_with for migration in MIGRATIONS)
     cursor.execute(_ADD_REQUIRED, (needed,))
     cursor.execute(_REMOVE_NOT_REQUIRED, (needed,))

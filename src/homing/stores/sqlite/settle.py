@@ -25,7 +25,7 @@ SETTLED = Update(SETTLED_FIELDS, " AND homing_notifications.changes = {changes} 
 def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
     """Applies settlements in their order and returns the result of each.
 
-    Raises `Again` if a cached row has changed in the database since its claim.
+    Raises `RetryTransaction` if a cached row has changed in the database since its claim.
     """
     found = _find_rows(tx, batch, held)
     book = Book(tx)

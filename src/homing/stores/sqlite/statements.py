@@ -16,7 +16,7 @@ from typing import Any
 from homing.stores.codec import JSON_FIELDS, ROW_FIELDS, Column, encode
 
 _ROWS_PER_STATEMENT = (128, 64, 32, 16, 8, 4, 2, 1)
-"""Allowed sizes. There are few, so that the prepared statements stay in SQLite's cache."""
+"""Possible numbers of rows per statement. They are few, so that the prepared statements stay in the cache."""
 _MIN_INSERT_GROUP_ROWS = 32
 """If groups have at least this many rows on average, one INSERT per group is faster than one per row."""
 _MIN_UPDATE_GROUP_ROWS = 8
@@ -30,7 +30,7 @@ class Tx:
     __slots__ = ("cursor", "now", "subscribed")
 
     def __init__(self, cursor: sqlite3.Cursor, now: int, subscribed: Collection[str] = ()) -> None:
-        """`now` is its time in epoch milliseconds, `subscribed` the names of the events to publish."""
+        """`now` is the transaction's time in epoch milliseconds, `subscribed` the events to publish."""
         self.cursor = cursor
         self.now = now
         self.subscribed = subscribed
@@ -106,7 +106,7 @@ class Insert:
 
 
 class InsertJson:
-    """Like `Insert`, but with one statement per group of any size. Suited to rows with few own columns.
+    """Like `GroupedInsert`, but with one statement per group of any size. For rows with few own columns.
 
     The own columns are bound as one JSON text, which SQLite decodes without holding the interpreter lock.
     """
@@ -165,14 +165,14 @@ class Update:
         )
 
     def run(self, tx: Tx, rows: Mapping[int, tuple[Column, ...]]) -> int:
-        """Updates rows, given as seq → values in the order of the fields. Returns the number updated."""
+        """Updates rows and returns their number. `rows` maps seqs to values in the order of the fields."""
         groups: dict[tuple[Column, ...], list[int]] = {}
         for seq, columns in rows.items():
             groups.setdefault(columns, []).append(seq)
         return self.run_alike(tx, groups)
 
     def run_alike(self, tx: Tx, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
-        """Updates rows, given as values in the order of the fields → seqs. Returns the number updated."""
+        """Updates rows and returns their number. `groups` maps values to the seqs that get them."""
         if len(groups) > 1 + sum(map(len, groups.values())) // _MIN_UPDATE_GROUP_ROWS:
             return self.each.run(tx, [(seq, *columns) for columns, seqs in groups.items() for seq in seqs])
         return sum([tx.run(self.alike, *columns, encode(seqs)) for columns, seqs in groups.items()])
@@ -181,7 +181,7 @@ class Update:
 def json_row(alias: str, last: str = ROW_FIELDS[-1]) -> str:
     """Returns SQL for one notification as `[seq, [fields in the order of ROW_FIELDS]]`.
 
-    Fields after `last` are left out, see `json_unnumbered`.
+    Fields after `last` are left out, see `json_row_without_seq`.
     """
     return f"json_array({alias}.seq, {json_unnumbered(alias, last)})"
 

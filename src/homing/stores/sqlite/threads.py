@@ -35,7 +35,7 @@ _MAX_GROUPED_CALLS = 256
 class Again(Exception):
     """Raised by a call whose cached rows are out of date.
 
-    It has dropped them: undo the call and run it again.
+    The call has dropped those rows. It must be undone and run again.
     """
 
 

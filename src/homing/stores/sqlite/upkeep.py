@@ -26,7 +26,7 @@ SELECT json_group_array(json_array(seq, tenant, attempts)) FROM (
   WHERE status = ?1 AND updated_at <= ?2 AND due_at IS NULL AND lease_until IS NULL
   ORDER BY updated_at LIMIT ?3)
 """
-_PURGED = insert(
+_RECORD_PURGED = insert(
     "homing_tallies",
     ("tenant", "status", "attempts", "count", "purged"),
     " ON CONFLICT DO UPDATE SET count = count + excluded.count, purged = purged + excluded.purged",
@@ -125,7 +125,7 @@ def _purge(tx: Tx, retention: Retention, limit: int) -> int:
         seqs = encode(removed)
         for table in _NOTIFICATION_TABLES:
             tx.run(f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))", seqs)  # noqa: S608
-        _PURGED.run(tx, [(*cell, -number, number) for cell, number in purged.items()])
+        _RECORD_PURGED.run(tx, [(*cell, -number, number) for cell, number in purged.items()])
     return len(removed)
 
 
