@@ -55,7 +55,7 @@ New = tuple[str, str, str, Message, Kind]
 
 
 def shared_columns(row: Row, queue: int) -> tuple[Any, ...]:
-    """Returns the values of `_MESSAGE` and `_STATE`, which rows of one kind share."""
+    """Returns the values that rows of one kind share: first those of the message, then those of the state."""
     return (*_of_message(message_columns(row, "")), *new_columns(0, row, queue)[1:])
 
 
