@@ -79,7 +79,7 @@ def check(known: Sequence[Migration], standing: Standing, where: str) -> None:
     newest = known[-1].version
     if standing.runs_with > newest:
         raise SchemaError(
-            f"{where} has schema version {standing.version}, which needs a Homing that knows version "
-            f"{standing.runs_with}; this one knows only up to {newest}. Upgrade Homing here, or restore a "
-            "copy of the store from before the migration."
+            f"{where} has schema version {standing.version}, which needs a release of Homing with schema "
+            f"version {standing.runs_with} or newer; this release has {newest}. Upgrade Homing here, or "
+            "restore a backup of the store from before the migration."
         )

@@ -52,7 +52,7 @@ def translated(error: Exception, where: str) -> Exception:
         case exceptions.QueryCanceledError() | exceptions.LockNotAvailableError():
             return StoreBusy(f"{where} took too long. Nothing was changed; try again.")
         case _ if isinstance(error, RACES):
-            return StoreBusy(f"{where} is contended. Nothing was changed; try again.")
+            return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
         case _ if isinstance(error, _LOGIN_ERRORS):
             return StoreError(f"{where} rejected the login; check the user, password and database.")
         case _ if lost_connection(error):

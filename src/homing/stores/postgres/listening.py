@@ -18,23 +18,23 @@ INBOX = "inbox"
 """Payload of a NOTIFY about a new inbox entry. The payload is empty if notifications were accepted."""
 
 
-async def listening(address: Address, channel: str, heard: Callable[[str], None]) -> None:
+async def listening(address: Address, channel: str, on_payload: Callable[[str], None]) -> None:
     """Listens on a separate connection until cancelled and reconnects if it breaks.
 
-    Calls `heard` with the payload of each NOTIFY.
+    Calls `on_payload` with the payload of each NOTIFY.
     """
     while True:
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-            await _listen(address, channel, heard)
+            await _listen(address, channel, on_payload)
         await asyncio.sleep(_RECONNECT_DELAY_S)
 
 
-async def _listen(address: Address, channel: str, heard: Callable[[str], None]) -> None:
+async def _listen(address: Address, channel: str, on_payload: Callable[[str], None]) -> None:
     disconnected = asyncio.Event()
     connection = await asyncpg.connect(address.url, statement_cache_size=0, timeout=30)
 
     def on_notify(connection: Any, pid: int, channel: str, payload: object) -> None:
-        heard(str(payload))
+        on_payload(str(payload))
 
     def on_disconnect(*_: Any) -> None:
         disconnected.set()
@@ -43,7 +43,7 @@ async def _listen(address: Address, channel: str, heard: Callable[[str], None]) 
         connection.add_termination_listener(on_disconnect)
         await connection.add_listener(channel, on_notify)
         for payload in ("", INBOX):  # work may have arrived before the listener was added
-            heard(payload)
+            on_payload(payload)
         await disconnected.wait()
     finally:
         connection.terminate()

@@ -1,6 +1,6 @@
 """The PostgreSQL implementation of the store port.
 
-Each method is one transaction unless it says otherwise.
+Each method is one transaction unless its docstring says otherwise.
 """
 
 from __future__ import annotations
