@@ -148,7 +148,7 @@ def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_ur
         there = _kill_after(cli, command, postgres_url, least)
         refused = cli("db", "check", "--store", postgres_url)
         assert refused.code == 4
-        assert "a copy that has not ended" in refused.err
+        assert "an incomplete copy" in refused.err
     result = cli.ok(*command, "--json")
     assert f"going on: {there:,} of" in result.err
     assert result.json["copied"] + there == sum(result.json["records"].values())
@@ -210,7 +210,7 @@ def test_a_store_that_has_data_of_its_own_is_left_alone(cli: Cli, postgres_url: 
     in_store(PostgresStore(postgres_url), lambda store: store.accept([mine]))
     result = cli("db", "copy", str(path), postgres_url)
     assert result.code == 4
-    assert "has data of its own" in result.err
+    assert "already holds data" in result.err
     assert len(in_store(PostgresStore(postgres_url), everyone)) == 1
 
 

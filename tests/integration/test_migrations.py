@@ -164,7 +164,7 @@ async def test_a_file_is_refused_by_a_program_that_is_too_old_for_it(
     store = await sqlite_store(path, monkeypatch, newer)
     await store.migrate()
     await store.close()
-    with pytest.raises(SchemaError, match=rf"needs a Homing that knows version {len(newer)}.*Upgrade Homing"):
+    with pytest.raises(SchemaError, match=rf"with schema version {len(newer)} or newer.*Upgrade Homing"):
         await sqlite_store(path, monkeypatch, SQLITE)
 
 
@@ -220,7 +220,7 @@ async def test_a_schema_is_refused_by_a_program_that_is_too_old_for_it(
     store = await postgres_store(postgres_url, monkeypatch, newer)
     await store.migrate()
     await store.close()
-    with pytest.raises(SchemaError, match=rf"needs a Homing that knows version {len(newer)}.*Upgrade Homing"):
+    with pytest.raises(SchemaError, match=rf"with schema version {len(newer)} or newer.*Upgrade Homing"):
         await postgres_store(postgres_url, monkeypatch, POSTGRES)
 
 

@@ -1,9 +1,8 @@
-"""Rows, messages and records as columns, and back.
+"""Converts rows, messages and records to database columns and back.
 
-Reading: a row comes as one JSON array in the order of `ROW_FIELDS` and is decoded straight into a `Row`.
-Writing: each set of columns that a transition writes has its tuple of names and, next to it, the function
-that takes those values from a row in the same order. `holds`, `engagement` and the message are
-JSON.
+A row is read as one JSON array in the order of `ROW_FIELDS` and decoded directly into a `Row`. For writing,
+each set of columns that a transition changes has a tuple of names and, next to it, the function that returns
+those values of a row in the same order. `holds`, `engagement` and the message are stored as JSON.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ JSON_FIELDS = frozenset({"holds", "engagement"})
 
 
 class StoredRow(Row, array_like=True, gc=False):
-    """A `Row` that is read from a JSON array. Nothing in it leads back to it, so `gc` need not look."""
+    """A `Row` decoded from a JSON array. It cannot be part of a reference cycle, so `gc` is off."""
 
 
 class StoredAttempt(AttemptRecord, frozen=True, array_like=True, kw_only=True, gc=False):
-    """An `AttemptRecord` that is read from a JSON array."""
+    """An `AttemptRecord` decoded from a JSON array."""
 
 
 class StoredCause(CauseRecord, frozen=True, array_like=True, kw_only=True, gc=False):
-    """A `CauseRecord` that is read from a JSON array."""
+    """A `CauseRecord` decoded from a JSON array."""
 
 
 ATTEMPT_FIELDS: tuple[str, ...] = AttemptRecord.__struct_fields__
 CAUSE_FIELDS: tuple[str, ...] = CauseRecord.__struct_fields__
 
 _encoder = msgspec.json.Encoder()
-# Not strict, because SQL has no booleans: 0 and 1 stand for them.
+# Not strict, because SQLite stores booleans as 0 and 1.
 decode_rows = msgspec.json.Decoder(list[tuple[int, StoredRow]], strict=False).decode
 decode_unnumbered = msgspec.json.Decoder(list[StoredRow], strict=False).decode
 decode_attempts = msgspec.json.Decoder(list[tuple[int, StoredAttempt]]).decode
@@ -54,16 +53,16 @@ decode_value = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class KeptReceipt(Receipt, frozen=True, kw_only=True):
-    """A receipt as it is kept until its attempt is known, also by earlier versions of Homing.
+    """A stored receipt that waits until its attempt is known.
 
-    Those wrote two flags instead of the outcome.
+    Earlier versions of Homing stored the two legacy flags instead of `outcome`.
     """
 
     legacy_at_fault: bool = msgspec.field(name="recipient_at_fault", default=False)
     legacy_dead: bool = msgspec.field(name="address_dead", default=False)
 
     def current(self) -> Receipt:
-        """The receipt with its outcome."""
+        """Returns the receipt with `outcome` set, derived from the legacy flags if necessary."""
         if self.outcome is None and self.legacy_dead:
             return replace(self, outcome=OutcomeKind.DEAD_ADDRESS)
         if self.outcome is None and self.legacy_at_fault:
@@ -72,12 +71,12 @@ class KeptReceipt(Receipt, frozen=True, kw_only=True):
 
 
 def encode(value: object) -> str:
-    """Anything as JSON text."""
+    """Encodes a value as JSON text."""
     return _encoder.encode(value).decode()
 
 
 OWN_FIELDS = ("id", "batch_id", "address")
-"""What a new row has for itself."""
+"""Fields that differ between the new rows of a batch."""
 SHARED_FIELDS = (
     "tenant",
     "lane",
@@ -110,14 +109,16 @@ SHARED_FIELDS = (
     "worker",
     "resend_of",
 )
-"""What it usually has in common with others of its batch. All further fields have their defaults."""
+"""Fields that the new rows of a batch usually share. All other fields of a new row have their defaults."""
 
 
 def own_columns(row: Row) -> tuple[Column, ...]:
+    """Returns the values of `OWN_FIELDS`."""
     return (row.id, row.batch_id, row.address)
 
 
 def shared_columns(row: Row) -> tuple[Column, ...]:
+    """Returns the values of `SHARED_FIELDS`."""
     # `_value_` because `.value` is a descriptor call, and this runs for every row of every batch.
     return (
         row.tenant,
@@ -166,10 +167,11 @@ LEASED_FIELDS = (
     "worker",
     "overdue",
 )
-"""What a claim or reclaim changes."""
+"""Fields that a claim or reclaim changes."""
 
 
 def leased_columns(row: Row) -> tuple[Column, ...]:
+    """Returns the values of `LEASED_FIELDS`."""
     return (
         row.status._value_,
         row.token,
@@ -214,16 +216,19 @@ SETTLED_FIELDS = (
     "bounce_min_ms",
     "bounce_max_ms",
 )
-"""What a settlement changes."""
+"""Fields that a settlement changes."""
 KEPT_FIELDS = frozenset({"bounce_always", "bounce_min_ms", "bounce_max_ms"})
-"""Those of them of which NULL leaves what is stored: a claim does not read them, so that the row of a
-settlement without an attempt does not have them."""
+"""Settled fields whose stored value stays if the new value is NULL.
+
+A claim does not read these fields, so a settlement without an attempt has no values for them.
+"""
 
 
-_FLAGS = {None: None, False: 0, True: 1}
+_OPTIONAL_FLAG_COLUMNS = {None: None, False: 0, True: 1}
 
 
 def settled_columns(row: Row) -> tuple[Column, ...]:
+    """Returns the values of `SETTLED_FIELDS`."""
     return (
         row.provider,
         row.outlet,
@@ -249,7 +254,7 @@ def settled_columns(row: Row) -> tuple[Column, ...]:
         row.sent_at,
         row.delivered_at,
         row.failed_at,
-        _FLAGS[row.bounce_always],
+        _OPTIONAL_FLAG_COLUMNS[row.bounce_always],
         row.bounce_min_ms,
         row.bounce_max_ms,
     )
@@ -260,30 +265,31 @@ _FIXED = frozenset(
     {*_IDENTITY, "address", "attempts_before", "max_attempts", "created_at", "send_at", "resend_of"}
 )
 MUTABLE_FIELDS = tuple(name for name in ROW_FIELDS if name not in _FIXED)
-"""What any transition at all can change: for commands and receipts, which are rare."""
+"""Every field that some transition can change. Commands and receipts, which are rare, write all of them."""
 
 
 def mutable_columns(row: Row) -> tuple[Column, ...]:
+    """Returns the values of `MUTABLE_FIELDS`."""
     return tuple(plain(getattr(row, name)) for name in MUTABLE_FIELDS)
 
 
 ATTEMPT_OWN_FIELDS = ("started_at", "latency_ms", "provider_message_id")
 ATTEMPT_SHARED_FIELDS = ("number", "provider", "outcome", "worker", "error_code", "error")
-"""What the attempts of one batch usually have in common."""
+"""Fields that the attempts of one batch usually share."""
 
 
 attempt_own = attrgetter(*ATTEMPT_OWN_FIELDS)
 attempt_shared = attrgetter(*ATTEMPT_SHARED_FIELDS)
-"""As they are: `plain` makes columns of them."""
+"""Both return an attempt's values unconverted. `to_column` converts them."""
 
 
 def cause_columns(record: CauseRecord) -> tuple[Column, ...]:
-    """In the order of `CAUSE_FIELDS`."""
+    """Returns the values of `CAUSE_FIELDS`."""
     return tuple(plain(getattr(record, name)) for name in CAUSE_FIELDS)
 
 
 def plain(value: Any) -> Column:
-    """One value as a column."""
+    """Converts one value to a column: an enum to its value, a bool to 0 or 1, a dict to JSON."""
     if isinstance(value, Enum):
         value = value.value
     elif isinstance(value, bool):
@@ -295,5 +301,5 @@ def plain(value: Any) -> Column:
 
 
 def first_ms(at: datetime) -> int:
-    """The first whole millisecond that is not before `at`."""
+    """Converts a time to epoch milliseconds, rounded up."""
     return -((_EPOCH - at) // timedelta(milliseconds=1))

@@ -1,7 +1,8 @@
-"""Moving everything from one store to another: in pages, resumable, and counted at the end.
+"""Copies all data from one store to another, page by page, and compares the record counts at the end.
 
-The target writes each page and how far it has come in one transaction. So whenever a copy ends (a kill, a
-power cut, a lost connection), the next one goes on where the last page was committed, and nothing is doubled.
+The target writes each page together with the progress in one transaction. If a copy is interrupted (by a
+kill, a power cut or a lost connection), the next run resumes after the last committed page. Nothing is copied
+twice.
 """
 
 from __future__ import annotations
@@ -15,24 +16,28 @@ from homing.core.errors import StoreError
 from homing.stores.codec import ATTEMPT_FIELDS, CAUSE_FIELDS, ROW_FIELDS
 
 Record = Sequence[Any]
-"""One record, in the order of its part's fields."""
+"""Values of one record, in the order of its part's fields."""
 Key = tuple[Any, ...]
+"""Values of a part's key fields."""
 Told = Callable[[int, str], None]
-"""Hears how many records are there so far, and of which part the last ones were."""
+"""Receives the number of records copied so far and the name of the part that the last ones belong to."""
 
 _HOUR_KEY = ("hour_at", "tenant", "channel", "provider")
 _SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounced")
 
 
 class Part(Struct, frozen=True):
-    """One kind of record. `key` are the first of its fields, and the order in which it is copied."""
+    """One kind of record that is copied."""
 
     name: str
     key: tuple[str, ...]
+    """Fields that identify a record. Records are copied in the order of these fields."""
     rest: tuple[str, ...]
+    """All other fields."""
 
     @property
     def fields(self) -> tuple[str, ...]:
+        """All fields, the key fields first."""
         return (*self.key, *self.rest)
 
 
@@ -54,80 +59,100 @@ PARTS = (
     Part("registry", ("tenant", "kind", "key"), ("value", "version", "updated_at", "updated_by")),
     Part("breakers", ("provider",), ("version", "breaker")),
 )
-"""Everything that lasts. Leads, rate limits and whose turn it is are of the moment, and begin anew."""
+"""All durable data, in the order of copying.
+
+Leader leases, rate limit buckets and fairness turns are not copied. They start empty in the target.
+"""
 
 
 class Progress(Struct, frozen=True):
-    """How far a part has come: the key of its last record, and how many there are."""
+    """How much of one part has been copied."""
 
     after: Key | None = None
+    """Key of the last copied record. None before the first page."""
     number: int = 0
+    """Number of copied records."""
 
 
 class Source(Protocol):
-    """A store that is copied from. All of it is read at one moment."""
+    """A store that is copied from. All reads see one snapshot."""
 
     where: str
+    """Name of the store for messages, without credentials."""
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
 
     async def identity(self) -> str:
-        """The same for the same data in the same state; a copy goes on only where it is the same."""
+        """Returns a fingerprint of the store's data.
+
+        A copy is resumed only if the fingerprint is unchanged.
+        """
 
     async def at_work(self) -> tuple[str, ...]:
-        """Workers that hold something of the store right now."""
+        """Returns the workers that currently hold a lease in the store."""
 
     async def counts(self) -> Mapping[str, int]:
-        """Part → how many records."""
+        """Returns the number of records per part name."""
 
     async def page(self, part: Part, after: Key | None, limit: int) -> Sequence[Record]:
-        """The records that follow that key. The fields of a notification are (seq, row, message)."""
+        """Returns at most `limit` records that follow the key `after`, or the first ones if it is None.
+
+        A record of `NOTIFICATIONS` is `(seq, row, message)`.
+        """
 
 
 class Target(Protocol):
     """A store that is copied to."""
 
     where: str
+    """Name of the store for messages, without credentials."""
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
 
     async def begin(self, source: str) -> Mapping[str, Progress] | None:
-        """How far a copy of this source has come; None: it is there already. Raises for other data."""
+        """Starts or resumes the copy of the source with this identity.
+
+        Returns the progress per part name, or None if the copy is already complete. Raises `StoreError` if
+        the target holds other data.
+        """
 
     async def take(self, part: Part, records: Sequence[Record], progress: Progress) -> None:
-        """Writes a page and how far it has come, both or neither."""
+        """Writes a page and the new progress in one transaction."""
 
-    async def counts(self) -> Mapping[str, int]: ...
+    async def counts(self) -> Mapping[str, int]:
+        """Returns the number of records per part name."""
 
     async def end(self, source: str) -> None:
-        """The copy is whole: workers may use the store."""
+        """Marks the copy as complete. Workers may use the store from now on."""
 
 
 class Begun(Struct, frozen=True):
-    """A copy that is about to go on from where it is."""
+    """A copy that has been checked and can start or resume."""
 
     identity: str
+    """Fingerprint of the source's data, from `CopySource.identity`."""
     counts: Mapping[str, int]
-    """What the source has."""
+    """Number of records in the source, per part name."""
     progress: Mapping[str, Progress] | None
-    """None: the copy was whole before."""
+    """Progress per part name. None if an earlier run has completed the copy."""
 
     @property
     def total(self) -> int:
+        """Number of records in the source."""
         return sum(self.counts.values())
 
     @property
     def there(self) -> int:
-        """How much is in the target already."""
+        """Number of records that the target already holds."""
         if self.progress is None:
             return self.total
         return sum(progress.number for progress in self.progress.values())
 
 
 class Copying:
-    """A source and a target, open while the context is."""
+    """Copies a source to a target. Both stores are open inside the `async with` block."""
 
     def __init__(self, source: Source, target: Target, *, page: int) -> None:
         self._source = source
@@ -149,17 +174,23 @@ class Copying:
 
     @property
     def where(self) -> str:
-        """The target, as it may be shown."""
+        """Name of the target for messages, without credentials."""
         return self._target.where
 
     async def begin(self) -> Begun:
-        """Looks at both sides; raises where one of them is in use, or the target has data of its own."""
+        """Checks both stores and returns the state of the copy.
+
+        Raises `StoreError` if one of the stores is in use or the target holds other data.
+        """
         await _refuse_while_at_work(self._source)
         identity = await self._source.identity()
         return Begun(identity, await self._source.counts(), await self._target.begin(identity))
 
     async def go_on(self, begun: Begun, *, heard: Told) -> int:
-        """Copies what is not there yet, and compares the counts of both sides; how many were copied."""
+        """Copies the missing records, compares the counts of both stores and completes the copy.
+
+        Returns the number of records copied by this run. Raises `StoreError` if the counts differ.
+        """
         if begun.progress is None:
             return 0
         copied = 0
@@ -181,8 +212,8 @@ async def _refuse_while_at_work(source: Source) -> None:
     if workers:
         names = ", ".join(workers[:3]) + (" and others" if len(workers) > 3 else "")
         raise StoreError(
-            f"{source.where} is in use by {names}. Stop all workers and senders, wait until what they hold "
-            "is free (a minute at most after a clean stop), and copy again."
+            f"{source.where} is in use by {names}. Stop all workers and senders, wait until their leases "
+            "have ended (at most a minute after a clean stop), and copy again."
         )
 
 
@@ -194,6 +225,6 @@ def _compare(expected: Mapping[str, int], found: Mapping[str, int], source: str,
     ]
     if wrong:
         raise StoreError(
-            f"The copy is not whole ({'; '.join(wrong)}). Was one of them in use meanwhile? "
+            f"The copy is incomplete ({'; '.join(wrong)}). One of the stores may have been in use. "
             f"Empty {target} and copy again."
         )

@@ -1,8 +1,8 @@
-"""Who gets the room of a claim: the tenants of a lane in turn, the one served longest ago first.
+"""Shares the capacity of a claim fairly: the tenants of a lane take turns, the least recently served first.
 
-Dealing one row at a time is what makes the shares equal and lets those who have more share what the others
-leave. Rows are fetched in bulk ahead of the dealing, so that it costs few statements: the dealing asks for
-them (it yields what it wants), and whoever drives it fetches, from whichever database, and goes on.
+Each turn takes one row. This makes the shares equal, and tenants with more rows share the capacity that the
+others leave unused. To need few statements, rows are fetched in bulk ahead of the turns: the generator
+`FairShare.run` yields the fetches it needs, and the store that drives it reads the rows from its database.
 """
 
 from __future__ import annotations
@@ -19,27 +19,31 @@ from homing.core.outlets import OutletRoom
 Due = tuple[int, str, int]
 """(due_at, id, seq) of a row."""
 START: Due = (-1, "", 0)
-_LEAST = 8
-_MOST = 4096
-"""Rows fetched of one queue at once: bounds the memory, not the claim."""
+"""Position before the first row of a queue."""
+_MIN_FETCH_ROWS = 8
+_MAX_FETCH_ROWS = 4096
+"""Limit of rows per queue and fetch. It bounds the memory; a claim can fetch several times."""
 
 
 class DueQueue(Struct):
-    """A tenant's rows at one outlet of a lane, as far as they are due."""
+    """The due rows of one tenant at one outlet of a lane."""
 
     lane: str
     tenant: str
     outlet: str
     served: int
+    """Serial number of the queue's last turn. Higher means more recent."""
     after: Due = START
     """The last row that was fetched."""
     rows: deque[Due] = field(default_factory=deque)
+    """Rows that were fetched but not yet dealt."""
     looked: bool = False
+    """True if rows were fetched for this claim."""
     more: bool = True
-    """There may be rows beyond those that were fetched."""
+    """False if the last fetch reached the end of the due rows."""
 
     def fill(self, rows: Sequence[Due], limit: int) -> None:
-        """Takes what a fetch of at most `limit` rows has found."""
+        """Adds the result of a fetch of at most `limit` rows."""
         self.rows.extend(rows)
         self.looked = True
         self.more = len(rows) == limit
@@ -47,22 +51,26 @@ class DueQueue(Struct):
             self.after = rows[-1]
 
 
-class _Turns(Struct):
-    """One tenant of a lane, with its queues by (served, outlet)."""
+class _TenantTurns(Struct):
+    """The turns of one tenant of a lane."""
 
     tenant: str
     served: int
+    """Serial number of the tenant's last turn."""
     room: int
+    """Rows that the tenant may still get in this claim."""
     queues: list[tuple[int, str]]
+    """Heap of the tenant's queues as (served, outlet)."""
     took: bool = False
+    """True if the tenant got a row in this claim."""
 
 
 Wanted = tuple[Sequence[DueQueue], int]
-"""Queues, and how many further rows are to be fetched into each of them (`DueQueue.fill`)."""
+"""Queues, and the maximum number of rows to fetch into each of them with `DueQueue.fill`."""
 
 
 class Deal:
-    """The dealing of one lane."""
+    """Shares the capacity of one lane between its tenants, for one claim."""
 
     def __init__(
         self,
@@ -72,33 +80,34 @@ class Deal:
         turns: Mapping[str, int],
         serial: int,
     ) -> None:
+        """`turns` is the serial number of each tenant's last turn, `serial` the last serial number in use."""
         self._left = room.slots
         self._outlets = outlets
         self._queues = {(queue.tenant, queue.outlet): queue for queue in queues}
-        self._tenants: dict[str, _Turns] = {}
+        self._tenants: dict[str, _TenantTurns] = {}
         self.serial = serial
-        """Counts what was dealt since the store was made: the higher, the later."""
+        """Serial number of the last turn. It increases by one per row, over all claims."""
         for queue in queues:
             if outlets.left(queue.outlet) > 0:
-                self._line_up(queue, turns, room)
+                self._add_queue(queue, turns, room)
 
     def run(self) -> Generator[Wanted, None, list[Due]]:
-        """Yields what it wants fetched; returns the rows dealt, in their order."""
-        line = [(turns.served, turns.tenant) for turns in self._tenants.values()]
-        heapify(line)
-        yield from self._look_ahead(line)
+        """Yields the fetches it needs and returns the chosen rows in the order of their turns."""
+        waiting = [(turns.served, turns.tenant) for turns in self._tenants.values()]
+        heapify(waiting)
+        yield from self._fetch_ahead(waiting)
         dealt: list[Due] = []
-        singly = 0
-        while self._left > 0 and line:
-            if not singly:
-                rounds = self._whole_rounds(sorted(line))
+        single_turns = 0  # turns to take one by one before whole rounds are tried again
+        while self._left > 0 and waiting:
+            if not single_turns:
+                rounds = self._deal_whole_rounds(sorted(waiting))
                 if rounds:
                     dealt += rounds
-                    line = self._still_in_line()
+                    waiting = self._waiting_tenants()
                     continue
-                singly = len(line)
-            singly -= 1
-            turns = self._tenants[heappop(line)[1]]
+                single_turns = len(waiting)
+            single_turns -= 1
+            turns = self._tenants[heappop(waiting)[1]]
             row = yield from self._serve(turns)
             if row is None:
                 continue
@@ -106,30 +115,37 @@ class Deal:
             self._left -= 1
             turns.room -= 1
             if turns.room > 0 and turns.queues:
-                heappush(line, (turns.served, turns.tenant))
+                heappush(waiting, (turns.served, turns.tenant))
         return dealt
 
     def looked(self) -> list[DueQueue]:
-        """Queues whose rows were looked at: what is known of them may have changed."""
+        """Returns the queues from which rows were fetched.
+
+        Their `served` and next due time may have changed.
+        """
         return [queue for queue in self._queues.values() if queue.looked]
 
     def served(self) -> list[tuple[str, int]]:
-        """Tenants that got something, and when."""
+        """Returns (tenant, serial number of its last turn) for each tenant that got a row."""
         return [(turns.tenant, turns.served) for turns in self._tenants.values() if turns.took]
 
-    def _line_up(self, queue: DueQueue, served: Mapping[str, int], room: LaneRoom) -> None:
+    def _add_queue(self, queue: DueQueue, served: Mapping[str, int], room: LaneRoom) -> None:
         turns = self._tenants.get(queue.tenant)
         if turns is None:
-            room_here = room.tenant_room.get(queue.tenant, room.tenant_slots)
-            if room_here <= 0:
+            tenant_room = room.tenant_room.get(queue.tenant, room.tenant_slots)
+            if tenant_room <= 0:
                 return
-            turns = _Turns(queue.tenant, served.get(queue.tenant, 0), room_here, [])
+            turns = _TenantTurns(queue.tenant, served.get(queue.tenant, 0), tenant_room, [])
             self._tenants[queue.tenant] = turns
         heappush(turns.queues, (queue.served, queue.outlet))
 
-    def _whole_rounds(self, line: Sequence[tuple[int, str]]) -> list[Due]:
-        """As many rounds at once as nobody drops out of: the same as dealing one by one, but faster."""
-        tenants = [self._tenants[tenant] for _, tenant in line]
+    def _deal_whole_rounds(self, waiting: Sequence[tuple[int, str]]) -> list[Due]:
+        """Deals as many full rounds as possible in which every tenant gets a row.
+
+        The result is the same as that of single turns, but faster. Returns no rows if some tenant has several
+        queues, or no full round is possible.
+        """
+        tenants = [self._tenants[tenant] for _, tenant in waiting]
         if any(len(turns.queues) != 1 for turns in tenants):
             return []
         queues = [self._queues[turns.tenant, turns.queues[0][1]] for turns in tenants]
@@ -153,17 +169,17 @@ class Deal:
         self._left -= rounds * len(tenants)
         return [queue.rows.popleft() for _ in range(rounds) for queue in queues]
 
-    def _still_in_line(self) -> list[tuple[int, str]]:
-        line = [
+    def _waiting_tenants(self) -> list[tuple[int, str]]:
+        waiting = [
             (turns.served, turns.tenant)
             for turns in self._tenants.values()
             if turns.room > 0 and turns.queues
         ]
-        heapify(line)
-        return line
+        heapify(waiting)
+        return waiting
 
-    def _serve(self, turns: _Turns) -> Generator[Wanted, None, Due | None]:
-        """The oldest due row of the tenant's outlet that was served longest ago."""
+    def _serve(self, turns: _TenantTurns) -> Generator[Wanted, None, Due | None]:
+        """Returns the oldest due row of the tenant's least recently served outlet, or None without a row."""
         while turns.queues:
             outlet = turns.queues[0][1]
             queue = self._queues[turns.tenant, outlet]
@@ -183,23 +199,23 @@ class Deal:
     def _has_row(self, queue: DueQueue, room: int) -> Generator[Wanted, None, bool]:
         if not queue.rows and queue.more:
             tenants = max(1, len(self._tenants))
-            share = max(_LEAST, -(-self._left // tenants), self._left // 4)
-            yield (queue,), min(share, self._left, room, self._outlets.left(queue.outlet), _MOST)
+            share = max(_MIN_FETCH_ROWS, -(-self._left // tenants), self._left // 4)
+            yield (queue,), min(share, self._left, room, self._outlets.left(queue.outlet), _MAX_FETCH_ROWS)
         return bool(queue.rows)
 
-    def _look_ahead(self, line: Sequence[tuple[int, str]]) -> Generator[Wanted, None, None]:
-        """Wants, in one statement, about what the tenants that come first will get."""
-        if self._left <= 0 or not line:
+    def _fetch_ahead(self, waiting: Sequence[tuple[int, str]]) -> Generator[Wanted, None, None]:
+        """Yields one fetch of about as many rows as the first tenants will get."""
+        if self._left <= 0 or not waiting:
             return
-        first = [self._tenants[tenant] for _, tenant in sorted(line)[: self._left]]
+        first = [self._tenants[tenant] for _, tenant in sorted(waiting)[: self._left]]
         queues = [self._queues[turns.tenant, outlet] for turns in first for _, outlet in turns.queues]
         queues = queues[: max(self._left, 1)]
         share = -(-self._left // len(queues))
         if len(queues) > 1:
-            share = min(self._left, max(_LEAST, share + share // 4))
-        yield queues, min(share, _MOST)
+            share = min(self._left, max(_MIN_FETCH_ROWS, share + share // 4))
+        yield queues, min(share, _MAX_FETCH_ROWS)
 
 
 def _provider(outlet: str) -> str:
-    """Whose room the outlet draws on besides its own."""
+    """Returns the provider of an outlet. The outlet uses the provider's capacity in addition to its own."""
     return outlet.partition("@")[0]

@@ -1,4 +1,4 @@
-"""Applying receipts to notifications that a store has read, and collecting what it then has to write."""
+"""Applies receipts to notifications that a store has read, and collects the changes it must write."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from homing.core.receipts import absorb, attempt_of
 from homing.core.rows import Change, Row, receive, standing_of
 
 Owners = dict[tuple[str, str], int]
-"""(provider, provider message id) → seq."""
+"""Maps (provider, provider message id) to the seq of the notification."""
 Place = tuple[int, int]
-"""(seq, change) of an attempt."""
+"""Key of an attempt: (seq of its notification, change number)."""
 
 
 class File(Struct):
-    """One notification with its attempts, and what was heard about each of them."""
+    """One notification with its attempts and the rank of the last receipt for each attempt.
+
+    `changes`, `ranks` and `attempts` are parallel lists.
+    """
 
     seq: int
     row: Row
     recipient: Recipient = field(default_factory=Recipient)
-    """Needed only where a receipt has effects on the reference data."""
+    """Set only if a receipt has effects on the reference data."""
     changes: list[int] = field(default_factory=list)
+    """Change numbers, the second part of each attempt's key."""
     ranks: list[int] = field(default_factory=list)
+    """Highest receipt rank applied to each attempt so far."""
     attempts: list[AttemptRecord] = field(default_factory=list)
 
 
 class Desk:
-    """Everything that receipts of one call do, before any of it is written."""
+    """Applies the receipts of one call in memory. The store writes the collected changes afterwards."""
 
     def __init__(
         self,
@@ -41,31 +46,37 @@ class Desk:
         now: int,
         record: Callable[[int, Change], None],
     ) -> None:
-        """`named` are seqs by notification id; `record` takes note of each change."""
+        """`files` is keyed by seq, `named` maps notification ids to seqs.
+
+        `record` is called with each change.
+        """
         self._files = files
         self._named = named
         self._owners = owners
         self._now = now
         self._record = record
         self.changed: dict[int, Row] = {}
+        """Rows to write, by seq."""
         self.ranked: dict[Place, int] = {}
+        """New receipt ranks to write, by attempt."""
         self.learned: dict[Place, str] = {}
-        """Message ids that the attempts themselves never came back with."""
+        """Provider message ids to write, by attempt. A receipt supplied them because the attempt had none."""
         self.puts: list[RegistryPut] = []
+        """Registry entries to write, for example suppressions."""
 
     def can_apply(self, receipt: Receipt) -> bool:
-        """False: its message is unknown so far, or its notification is under way."""
+        """Returns False if the receipt's attempt is not known yet or its notification is being sent."""
         file = self._file(receipt)
         if file is None or file.row.status is Status.SENDING:
             return False
         return attempt_of(receipt, file.attempts) is not None
 
     def apply(self, receipt: Receipt) -> bool:
-        """False: it changes nothing."""
+        """Applies a receipt for which `can_apply` is True. Returns False if it changes nothing."""
         file = self._file(receipt)
         index = attempt_of(receipt, file.attempts) if file is not None else None
-        assert file is not None, "only what can be applied gets here"
-        assert index is not None, "only what can be applied gets here"
+        assert file is not None, "can_apply was False for this receipt"
+        assert index is not None, "can_apply was False for this receipt"
         self._learn(file, receipt, index)
         verdict = absorb(standing_of(file.row, file.attempts, file.ranks, index, self._now), receipt)
         if verdict is None:
@@ -78,7 +89,7 @@ class Desk:
         return True
 
     def learned_of(self) -> list[int]:
-        """The notifications of which a message is known by now that was not before."""
+        """Returns the seqs of the notifications with an entry in `learned`."""
         return list(dict.fromkeys(seq for seq, _ in self.learned))
 
     def _file(self, receipt: Receipt) -> File | None:

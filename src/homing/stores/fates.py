@@ -1,4 +1,4 @@
-"""What became of each settlement of a batch."""
+"""The result of each settlement in a batch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from homing.core.model import Settlement, SettleResult
 
 
 class Fate(Enum):
-    """What became of a settlement."""
+    """The result of one settlement."""
 
     APPLIED = 0
     STALE = 1
+    """Not applied, because the row has a newer token or has changed."""
     MISSING = 2
+    """Not applied, because the notification does not exist."""
 
 
 _id = attrgetter("id")
-# Looked up once, as in `core.rows`.
+# Module-level names, because an enum member lookup is slow and this code runs for every settlement.
 APPLIED, STALE, MISSING = Fate.APPLIED, Fate.STALE, Fate.MISSING
 
 
 def result_of(batch: Sequence[Settlement], fates: Sequence[Fate]) -> SettleResult:
-    """Ids by fate."""
+    """Groups the ids of a batch by their result. `fates` has one element per settlement."""
     if fates.count(APPLIED) == len(batch):
         return SettleResult(tuple(map(_id, batch)))
 

@@ -1,9 +1,10 @@
-"""The rows that this process has leased, as its claims left them.
+"""Cache of the rows that this process has leased, as they were after the claim.
 
-A settlement mostly comes from the process that claimed, and then nothing has to be read again to apply it:
-the row is as it was, unless its `changes` say otherwise. Whoever uses a row from here makes sure of that when
-it writes. What is not here, or no longer right, is read from the store, so forgetting costs time only. Rows
-are kept only once their claim is committed: what was rolled back, another process may lease otherwise and
+Most settlements come from the process that claimed the row, so the row need not be read again to apply them.
+The write checks the row's `changes` counter and has no effect if another process has changed the row. A row
+that is not cached, or no longer current, is read from the store, so a cache miss only costs time.
+
+Rows are cached only after their claim is committed. After a rollback, another process may lease the same row
 under the same token.
 """
 
@@ -18,18 +19,19 @@ from homing.stores.codec import StoredRow
 Found = tuple[int, StoredRow]
 """(seq, row)."""
 
-_MOST = 20_000
-"""Rows kept: more than a process ever has under way, or what it never settled would add up."""
+_MAX_ROWS = 20_000
+"""Limit of the cache, far above the rows in flight. Rows that are never settled must not accumulate."""
 
 
 class Held:
-    """Rows by id. A row is given out once: whoever applies a settlement changes it."""
+    """Leased rows by id. `take` removes a row, because applying a settlement modifies it."""
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = _MAX_ROWS) -> None:
         self._most = most
         self._rows: dict[str, Found] = {}
 
     def keep(self, rows: Iterable[Found]) -> None:
+        """Adds rows. If the cache exceeds its limit, the oldest rows are dropped until it is half full."""
         self._rows.update({found[1].id: found for found in rows})
         if len(self._rows) > self._most:
             oldest = list(islice(self._rows, len(self._rows) - self._most // 2))
@@ -37,7 +39,10 @@ class Held:
                 del self._rows[id]
 
     def take(self, batch: Iterable[Settlement]) -> dict[str, Found]:
-        """The rows that these settlements are about, by id; only those leased with the same token."""
+        """Removes and returns the rows of these settlements, by id.
+
+        Rows with a different token are dropped.
+        """
         taken, pop = {}, self._rows.pop
         for settlement in batch:
             id = settlement.id

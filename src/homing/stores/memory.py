@@ -1,8 +1,8 @@
-"""The store in memory: for tests, for the simulator, and for trying things out.
+"""The in-memory store, for tests, the simulator and experiments.
 
-It keeps every promise of the port except to outlive its process. Its clock is handed in, so whoever
-holds the clock holds time. No method awaits anything, and what cannot be written is found out before
-anything is changed, so each is one transaction by itself.
+It fulfills the whole store port, except that the data is lost when the process ends. Its clock is an
+argument, so a test can control the time. No method awaits anything, and each checks its input before it
+changes anything, so every call is atomic.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         self._subscribed: frozenset[str] = frozenset()
 
     async def open(self) -> None:
-        """There is nothing to connect to."""
+        """Does nothing: there is no connection."""
 
     async def close(self) -> None:
-        """What it holds lasts as long as the object."""
+        """Does nothing: the data exists as long as the object."""
 
     async def migrate(self) -> tuple[str, ...]:
         return ()
@@ -67,11 +67,11 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     def subscribe(self, names: Collection[str]) -> None:
         self._subscribed = frozenset(names)
 
-    # The line -----------------------------------------------------------------------------------
+    # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         if tx is not None:
-            raise StoreError("The memory store has no transactions that a send could join.")
+            raise StoreError("The memory store has no transactions to join; send without a connection.")
         now = self._clock.now_ms()
         encoded = [[encode_message(new.message) for new in submission.notifications] for submission in batch]
         for submission in batch:
@@ -122,7 +122,9 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         now = self._clock.now_ms()
         for settlement in batch:
-            assert may_settle(Status.SENDING, settlement.status), f"nothing settles as {settlement.status}"
+            assert may_settle(Status.SENDING, settlement.status), (
+                f"{settlement.status} cannot be the status of a settlement"
+            )
             check_puts(settlement.puts)
         applied: list[str] = []
         stale: list[str] = []
@@ -250,7 +252,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         for new in submission.notifications:
             kept = self._kept.get(new.id)
             if kept is not None and kept.row.batch_id != submission.batch_id:
-                raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
+                raise StoreError(f"The id {new.id} already belongs to another request; ids must be new.")
 
     def _store(self, new: NewNotification, submission: Submission, message: bytes, now: int) -> Kept:
         change = rows.new_row(new, submission, now)
@@ -274,7 +276,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         return True
 
     def _amend(self, kept: Kept, command: Command, now: int) -> bool:
-        """Applies a command that is possible; True: it takes effect when the attempt ends."""
+        """Applies an allowed command. Returns True if it takes effect only after the current attempt."""
         was = place_of(kept.row)
         change = rows.command(kept.row, command, now)
         assert change is not None, "only a command that is possible gets here"
@@ -287,7 +289,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         return command.name is CommandName.CANCEL and kept.row.status is Status.SENDING
 
     def _receive(self, kept: Kept, receipt: Receipt, index: int, now: int) -> bool:
-        """Applies a receipt about the attempt at this index; False: it changes nothing."""
+        """Applies a receipt to the attempt at this index. Returns False if it changes nothing."""
         learned = self._receipts.learn(kept, receipt, index)
         verdict = self._receipts.verdict(kept, receipt, index, now)
         if verdict is not None:
@@ -301,7 +303,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         return verdict is not None
 
     def _receive_early(self, kept: Kept, now: int) -> None:
-        """What was kept for this notification, as far as it can be told by now which attempt it is about."""
+        """Applies the kept receipts of this notification whose attempt is now known."""
         for receipt in self._receipts.early(kept):
             index = attempt_of(receipt, kept.attempts)
             if index is None:
@@ -310,7 +312,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
                 self._receive(kept, receipt, index, now)
 
     def _commit(self, kept: Kept, change: Change, was: Place) -> None:
-        """All that follows from a change, together with it."""
+        """Records a change: schedule, counts and events."""
         if change.attempt is not None:
             kept.attempts += (change.attempt,)
         if change.cause is not None:

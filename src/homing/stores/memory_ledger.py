@@ -1,4 +1,4 @@
-"""What follows from every change in the memory store: counts, hourly sums, and events for the relay."""
+"""Counts, hourly sums and the outbox of the memory store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from homing.core.views import when
 HOUR_MS = 3_600_000
 
 _Cells = dict[tuple[str, int], int]
-"""(status, attempts) → how many. By the status's value, which hashes faster: every change counts here."""
+"""Counts by (status value, attempts). The value hashes faster than the enum member."""
 _ORDER = {status.value: number for number, status in enumerate(Status)}
 
 
@@ -41,7 +41,7 @@ class Ledger:
                 hour[name] = hour.get(name, 0) + number
 
     def purge(self, row: Row) -> None:
-        """A purge removed this row: statistics go on counting it."""
+        """Moves a purged row from the current counts to the purged ones."""
         _add(self._cells[row.tenant], row.status, row.attempts, -1)
         _add(self._purged.setdefault(row.tenant, {}), row.status, row.attempts, 1)
 
@@ -63,7 +63,7 @@ class Ledger:
         )
 
     def roll_ups(self, tenant: str | None, since: int) -> tuple[RollUp, ...]:
-        """The hours that end after `since`, oldest first."""
+        """Returns the sums of the hours that end after `since`, the oldest first."""
         keys = [
             key for key in self._hours if key[0] + HOUR_MS > since and (tenant is None or key[1] == tenant)
         ]
@@ -77,7 +77,7 @@ class Ledger:
 
 
 class Outbox:
-    """Unpublished events in the order in which they were committed."""
+    """Unpublished events in the order of their commits."""
 
     def __init__(self) -> None:
         self._events: dict[int, bytes] = {}
@@ -91,7 +91,7 @@ class Outbox:
         return len(self._events)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Appends events; one whose id waits already is the same event told again."""
+        """Appends events. An event whose id is already there is a repetition and is skipped."""
         for id, encoded in [(event.id, msgpack.encode(event)) for event in events]:
             if id in self._numbers:
                 continue
@@ -101,7 +101,7 @@ class Outbox:
             heappush(self._free, self._last)
 
     def lease(self, limit: int, lease_until: int, now: int) -> tuple[Event, ...]:
-        """The oldest events that nobody else holds."""
+        """Leases the oldest events that no relay holds and returns them."""
         while self._leased and self._leased[0][0] <= now:
             heappush(self._free, heappop(self._leased)[1])
         taken: list[Event] = []

@@ -1,4 +1,4 @@
-"""The reading half of the memory store, and the state that it reads."""
+"""The read methods of the memory store, and the rows that they read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MemoryReads:
         self._clock = clock
         self._kept: dict[str, Kept] = {}
         self._ids: dict[str, list[str]] = {}
-        """Sorted ids of each tenant; those that were purged go when they outnumber the others."""
+        """Sorted ids of each tenant. Purged ids are removed once they outnumber the others."""
         self._purged_ids: dict[str, int] = {}
         self._keys = Keys()
         self._schedule = Schedule(self._kept)
@@ -87,7 +87,7 @@ class MemoryReads:
         for kept in self._of(tenant):
             row = kept.row
             if row.status is Status.FAILED:
-                # A text may name the recipient; where there is a code, that tells them apart.
+                # An error text may contain the recipient, so errors with a code are grouped by the code.
                 key = (row.reason or "", row.error_code or "", "" if row.error_code else row.last_error or "")
                 groups.setdefault(key, []).append(row)
         most_first = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
@@ -120,12 +120,12 @@ class MemoryReads:
         }
 
     def _find(self, tenant: str, id: str) -> Kept | None:
-        """Another tenant's notification is not there, as far as this one can tell."""
+        """Returns the notification, or None if it does not exist or belongs to another tenant."""
         kept = self._kept.get(id)
         return kept if kept is not None and kept.row.tenant == tenant else None
 
     def _of(self, tenant: str) -> Iterator[Kept]:
-        """A tenant's notifications, oldest first."""
+        """Returns a tenant's notifications, the oldest first."""
         for id in self._ids.get(tenant, ()):
             kept = self._kept.get(id)
             if kept is not None:
@@ -135,7 +135,7 @@ class MemoryReads:
         id, tenant = kept.row.id, kept.row.tenant
         self._kept[id] = kept
         ids = self._ids.setdefault(tenant, [])
-        if not ids or id > ids[-1]:  # ids rise with time, so this is nearly always so
+        if not ids or id > ids[-1]:  # the usual case, as ids increase with time
             ids.append(id)
         else:
             insort(ids, id)
@@ -154,7 +154,7 @@ decode_message = msgpack.Decoder(Message).decode
 
 
 def matcher(filter: Filter) -> Callable[[Row], bool]:
-    """Whether a row has everything that the filter names. `created_until` itself is outside."""
+    """Returns a function that tests whether a row matches the filter. `created_until` is exclusive."""
     wanted = {
         name: value
         for name in ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
@@ -180,7 +180,7 @@ def _microseconds(at: datetime | None) -> int | None:
 
 
 def _page(found: Sequence[Kept], limit: int) -> Page:
-    """As many as the limit and the bytes of a page allow."""
+    """Returns the notifications, as many as the limit and the maximum size of a page allow."""
     items = tuple(map(_show, found[: min(limit, that_fit(len(kept.message) for kept in found))]))
     return Page(items=items, cursor=items[-1].id if items and len(items) < len(found) else None)
 
@@ -192,7 +192,7 @@ def _show(kept: Kept) -> Notification:
 
 
 def _part_with(row: Row) -> None:
-    """The reader has the row's own dict now; from here on the row has another."""
+    """Copies the row's dict, because a reader now holds the original."""
     row.engagement = dict(row.engagement)
 
 

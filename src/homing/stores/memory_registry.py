@@ -1,4 +1,4 @@
-"""Reference data and what workers share, in memory."""
+"""Registry entries and shared worker state of the memory store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from homing.core.ports import Clock, Taken, Want
 
 
 class _Filed(Struct, frozen=True):
-    """An entry as it is held: encoded, so that no reader can alter it."""
+    """A stored entry. The value is encoded, so that no reader can change it."""
 
     value: bytes
     version: int
@@ -29,7 +29,7 @@ class _Filed(Struct, frozen=True):
 
 
 class _Drawer(Struct):
-    """The entries of one kind that one tenant has; `keys` are sorted."""
+    """One tenant's entries of one kind. `keys` is sorted."""
 
     filed: dict[str, _Filed]
     keys: list[str]
@@ -97,7 +97,7 @@ class MemoryRegistry:
         return number
 
     def _write(self, puts: Iterable[RegistryPut]) -> None:
-        """Writes that belong to a settlement or receipt: their fields over those that are there."""
+        """Merges the registry entries of settlements or receipts into the stored ones. New fields win."""
         for put in puts:
             drawer = self._drawers.get((put.tenant, put.kind))
             filed = drawer.filed.get(put.key) if drawer else None
@@ -145,7 +145,7 @@ class MemoryRegistry:
         return taken
 
     def _forget_full(self, until: int, limit: int) -> None:
-        """Buckets of recipients that have been full for long."""
+        """Removes recipients' rate limit buckets that have been full for a long time."""
         first, end = RECIPIENT_BUCKETS
         full = (key for key, bucket in self._buckets.items() if first <= key < end and bucket.at < until)
         for key in list(islice(full, limit)):
@@ -161,7 +161,7 @@ class MemoryRegistry:
 
 
 def check_puts(puts: Iterable[RegistryPut]) -> None:
-    """Raises where one of them cannot be written, before anything is changed."""
+    """Raises if one of the entries cannot be written. Called before anything is changed."""
     for put in puts:
         msgpack.encode(put.value)
 

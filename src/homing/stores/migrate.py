@@ -1,9 +1,10 @@
-"""Numbered migrations, forward only: `sql/<dialect>/0001_name.sql`, `0002_…`, in the package itself.
+"""Loads the numbered, forward-only migrations in `sql/<dialect>/0001_name.sql`, `0002_…`.
 
-A migration that a release has carried is never edited: the next one amends it, and does so in a way that
-the code of the release before can live with. It says so in a line of its own, `-- runs with: 3`: code that
-knows the migrations up to 3 works on the result. Without that line only code that knows this one does.
-`-- outside a transaction` is for what PostgreSQL does in no other way, above all an index on a big table.
+The SQL of a released migration is never edited. A later one amends it, in a way that the previous release can
+work with. A line `-- runs with: 3` in a migration declares that code which knows the migrations up to 3 works
+with the resulting schema. Without that line, only code that knows this migration does. A line
+`-- outside a transaction` is for statements that PostgreSQL cannot run in a transaction, above all the
+concurrent creation of an index on a large table.
 """
 
 from __future__ import annotations
@@ -21,33 +22,36 @@ _OUTSIDE = re.compile(r"^-- outside a transaction$", re.MULTILINE)
 
 
 class Migration(Struct, frozen=True):
-    """One step of the schema; `version` is its number."""
+    """One step of the schema."""
 
     version: int
+    """Number of the migration, from 1."""
     name: str
     sql: str
 
     @property
     def runs_with(self) -> int:
-        """The version that code must know at least to work on the result."""
-        said = _RUNS_WITH.search(self.sql)
-        return int(said[1]) if said else self.version
+        """The lowest version that code must know to work with the resulting schema."""
+        declared = _RUNS_WITH.search(self.sql)
+        return int(declared[1]) if declared else self.version
 
     @property
     def outside_transaction(self) -> bool:
+        """True if each statement of the migration must be committed separately."""
         return _OUTSIDE.search(self.sql) is not None
 
 
 class Standing(Struct, frozen=True):
-    """Where a store's schema stands; all 0: there is none yet."""
+    """The state of a store's schema. Both numbers are 0 if the store has no schema yet."""
 
     version: int = 0
+    """The newest applied migration."""
     runs_with: int = 0
-    """The highest `runs_with` of all that was applied."""
+    """The highest `runs_with` of all applied migrations."""
 
 
 def migrations(dialect: str) -> tuple[Migration, ...]:
-    """All migrations of a dialect, in order."""
+    """Loads all migrations of a dialect, in order."""
     folder = resources.files("homing.stores") / "sql" / dialect
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".sql")), key=lambda f: f.name)
     found = []
@@ -61,17 +65,21 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
 
 
 def pending(known: Sequence[Migration], standing: Standing, where: str) -> tuple[Migration, ...]:
-    """What is still to be applied to a store; nothing, where newer code has applied more than this knows."""
+    """Returns the migrations that are still to be applied to a store.
+
+    Returns none if newer code has applied migrations that this program does not know. Raises `SchemaError` if
+    this program is too old for the schema.
+    """
     check(known, standing, where)
     return tuple(migration for migration in known if migration.version > standing.version)
 
 
 def check(known: Sequence[Migration], standing: Standing, where: str) -> None:
-    """Raises `SchemaError` for a schema that this program is too old for."""
+    """Raises `SchemaError` if this program is too old for the schema."""
     newest = known[-1].version
     if standing.runs_with > newest:
         raise SchemaError(
-            f"{where} has schema version {standing.version}, which needs a Homing that knows version "
-            f"{standing.runs_with}; this one knows only up to {newest}. Upgrade Homing here, or restore a "
-            "copy of the store from before the migration."
+            f"{where} has schema version {standing.version}, which needs a release of Homing with schema "
+            f"version {standing.runs_with} or newer; this release has {newest}. Upgrade Homing here, or "
+            "restore a backup of the store from before the migration."
         )

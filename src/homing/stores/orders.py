@@ -1,4 +1,4 @@
-"""Commands, before and after a store carries them out: whom they are possible for, and what is answered."""
+"""Sorts the notifications that a command targets by whether the command is allowed, and builds its result."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ Found = tuple[int, StoredRow]
 
 
 class Asked(Struct):
-    """What a command was asked for, by whether it is possible there."""
+    """The notifications that a command targets, by whether their status allows it."""
 
     possible: list[Found] = field(default_factory=list)
+    """Rows that the command can be applied to."""
     refused: dict[str, Status] = field(default_factory=dict)
+    """Ids whose status does not allow the command, with that status."""
     missing: list[str] = field(default_factory=list)
+    """Ids that do not exist or belong to another tenant."""
 
     def check_new_ids(self, command: Command) -> None:
-        """A resend needs an id for each of the notifications it makes."""
+        """Raises `ValueError` if a resend lacks the id of a notification that it is to create."""
         for _, row in self.possible if command.name is CommandName.RESEND else ():
             if row.id not in command.new_ids:
                 raise ValueError(f"a resend of {row.id} needs an id for the new notification")
 
     def answer(self, command: Command, applied: Sequence[str], requested: Sequence[str]) -> AmendResult:
+        """Builds the result of the command, given the ids it was applied to and those where it is pending."""
         resends = self.possible if command.name is CommandName.RESEND else ()
         return AmendResult(
             applied=tuple(applied),
@@ -40,7 +44,7 @@ class Asked(Struct):
 
 
 def sort_out(ids: Sequence[str], found: Mapping[str, Found], tenant: str, command: Command) -> Asked:
-    """Each id once; another tenant's is missing."""
+    """Sorts the targeted ids, each once. An id of another tenant counts as missing."""
     asked = Asked()
     for id in dict.fromkeys(ids):
         if id not in found or found[id][1].tenant != tenant:
@@ -53,5 +57,5 @@ def sort_out(ids: Sequence[str], found: Mapping[str, Found], tenant: str, comman
 
 
 def allows(row: Row, command: Command) -> bool:
-    """Whether the command is possible in the state that the row is in."""
+    """Returns True if the row's status allows the command."""
     return after_command(command, row.status, mode=row.mode, resent=row.resent_as is not None) is not None

@@ -1,15 +1,18 @@
-"""How much one page may hold: one of messages with attachments must not fill its reader's memory."""
+"""Limits the size of a page, so that messages with attachments do not fill the reader's memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 PAGE_BYTES = 8 * 1024 * 1024
-"""Of messages. A page ends where it has as much, and its cursor asks for the rest; one always fits."""
+"""Limit of the messages' total size in one page.
+
+The page's cursor leads to the rest. A page holds at least one message, however large.
+"""
 
 
 def that_fit(sizes: Iterable[int]) -> int:
-    """How many messages of these sizes a page holds."""
+    """Returns how many messages of these sizes, in bytes, fit into one page."""
     number = total = 0
     for size in sizes:
         if number and total + size > PAGE_BYTES:

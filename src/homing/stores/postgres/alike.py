@@ -1,9 +1,9 @@
-"""New rows that begin to wait, as one statement: what most of them share goes to the server once.
+"""Inserts a batch of new rows with one statement and sends values that the rows share only once.
 
-Rows of one batch are mostly alike: those of one kind differ only in their id, batch, address and message. A
-column goes as one value where all rows have the same, else as one text, which costs driver and server a
-fraction of what an array costs them: texts as lines, numbers as the literal of an array. The server numbers
-the rows itself, in the order in which they come.
+Most rows of a batch are similar: rows of one kind differ only in id, batch, address and message. A column is
+sent as one value if all rows have the same value. Otherwise it is sent as one text, which costs the driver
+and the server a fraction of what an array does: texts as lines, numbers as an array literal. The server
+assigns the seqs in the order of the rows.
 """
 
 from __future__ import annotations
@@ -26,24 +26,28 @@ _OWN = ("id", "batch_id", "address", "message")
 _MESSAGE = {name: kind for name, kind in MESSAGE.items() if name not in _OWN}
 _STATE = {name: kind for name, kind in NEW.items() if name != "seq"}
 _of_message = itemgetter(*(number for number, name in enumerate(MESSAGE) if name in _MESSAGE))
-_FEW = 8
-"""Fewer rows of several kinds share nothing: there is little to save, and every shape has to be prepared."""
+_MIN_SHARING_ROWS = 8
+"""With fewer rows of several kinds, shared values are not detected.
+
+Little would be saved, and each combination of shared columns is another statement to prepare.
+"""
 
 _Form = Literal["one", "lines", "literal", "array"]
 _Shape = tuple[_Form, ...]
-"""How each column goes: the own ones, those of the message, those of the state."""
+"""The form in which each column is sent: first the own columns, then those of the message and the state."""
 
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Kind(Struct):
-    """New rows that differ only in what is their own."""
+    """A set of new rows that differ only in id, batch, address and message."""
 
     change: Change
-    """Of the first of them."""
+    """The change that creates the first of the rows."""
     columns: tuple[Any, ...] = ()
-    """All that they share: `shared_columns`."""
+    """The values that all these rows share, from `shared_columns`."""
     number: int = 0
+    """Number of rows."""
 
 
 New = tuple[str, str, str, Message, Kind]
@@ -51,12 +55,12 @@ New = tuple[str, str, str, Message, Kind]
 
 
 def shared_columns(row: Row, queue: int) -> tuple[Any, ...]:
-    """In the order of `_MESSAGE` and `_STATE`."""
+    """Returns the values that rows of one kind share: first those of the message, then those of the state."""
     return (*_of_message(message_columns(row, "")), *new_columns(0, row, queue)[1:])
 
 
 async def insert(tx: Tx, rows: Sequence[New], kinds: Sequence[Kind], last: str) -> None:
-    """Writes new rows that all wait or are leased, counts them, and runs the query `last`."""
+    """Inserts new rows that are all waiting or leased, counts them, and runs the query `last`."""
     book = Book(tx)
     for kind in kinds:
         book.record(0, kind.change, kind.number)
@@ -66,10 +70,10 @@ async def insert(tx: Tx, rows: Sequence[New], kinds: Sequence[Kind], last: str) 
     parameters: list[Any] = []
     for own in (ids, batches, addresses):
         _add(forms, parameters, own, "text")
-    forms.append("lines")  # JSON has no line breaks but those between its texts
+    forms.append("lines")  # encoded JSON contains no line breaks
     parameters.append(written)
     shared = [len(set(column)) == 1 for column in zip(*(kind.columns for kind in kinds), strict=True)]
-    few = 1 < len(rows) < _FEW and len(kinds) > 1
+    few = 1 < len(rows) < _MIN_SHARING_ROWS and len(kinds) > 1
     for number, (type_, same) in enumerate(zip(_TYPES, shared, strict=True)):
         if same and not few:
             forms.append("one")
@@ -84,7 +88,7 @@ _TYPES = (*_MESSAGE.values(), *_STATE.values())
 
 
 def _add(forms: list[_Form], parameters: list[Any], column: Sequence[Any], kind: str) -> None:
-    """One column in the cheapest form that can hold it."""
+    """Adds a column in the cheapest form that can represent its values."""
     form: _Form
     value: Any
     if kind not in ("text", "uuid"):
@@ -99,7 +103,11 @@ def _add(forms: list[_Form], parameters: list[Any], column: Sequence[Any], kind:
 
 @lru_cache(maxsize=256)
 def _statement(forms: _Shape, ledger: tuple[bool, ...], last: str) -> str:
-    """The rows are numbered before both tables get them, or, where all states are alike, on their way."""
+    """Builds the INSERT statement for columns in these forms.
+
+    The seqs are assigned in a separate step before the inserts, or while inserting the messages if all rows
+    have the same state.
+    """
     kinds = ("uuid", "text", "text", "text", *_TYPES)
     given, chosen = [], []
     for number, (kind, form) in enumerate(zip(kinds, forms, strict=True), 1):

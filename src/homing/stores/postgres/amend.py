@@ -1,4 +1,4 @@
-"""amend: commands of operators and callers, on ids or on whatever a filter finds."""
+"""Applies the commands of operators and callers to notifications, selected by ids or by a filter."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from homing.stores.postgres.new_rows import MESSAGES, messages_of, numbered, sta
 from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
 from homing.stores.postgres.statements import Tx, run_together
 
-_PAGE = 1000
+_PAGE_ROWS = 1000
 _MESSAGES = "SELECT seq, message FROM homing.messages WHERE seq = ANY($1::bigint[])"
 
 
 async def amend(
     tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int
 ) -> AmendResult:
-    """Applies the command wherever it is possible, and says what became of the others."""
+    """Applies the command to the notifications that allow it. The result also lists the others."""
     if isinstance(target, Filter):
-        asked = Asked(await _that_match(tx, tenant, target, command, limit))
+        asked = Asked(await _find_matching(tx, tenant, target, command, limit))
     else:
         asked = sort_out(target, await rows_by_id(tx, target, lock=True), tenant, command)
     asked.check_new_ids(command)
@@ -36,7 +36,7 @@ async def amend(
 async def _apply(
     tx: Tx, possible: Sequence[Found], command: Command
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(ids it was applied to, ids where it takes effect when the attempt ends)."""
+    """Returns the ids that the command was applied to, and those where it takes effect after the attempt."""
     if not possible:
         return (), ()
     book = Book(tx)
@@ -44,19 +44,19 @@ async def _apply(
     requested: list[str] = []
     for seq, row in possible:
         change = commanded(row, command, tx.now)
-        assert change is not None, "only a command that is possible gets here"
+        assert change is not None, "the row does not allow this command"
         book.record(seq, change)
         waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
         (requested if waits else applied).append(row.id)
     await write_rows(tx, dict(possible))
     if command.name is CommandName.RESEND:
-        await _send_again(tx, possible, command, book)
+        await _resend(tx, possible, command, book)
     await book.write()
     return tuple(applied), tuple(requested)
 
 
-async def _send_again(tx: Tx, originals: Sequence[Found], command: Command, book: Book) -> None:
-    """New notifications with the messages of these."""
+async def _resend(tx: Tx, originals: Sequence[Found], command: Command, book: Book) -> None:
+    """Creates new notifications with the messages of the originals."""
     found = await tx.rows(_MESSAGES, [seq for seq, _ in originals])
     messages = {int(seq): str(message) for seq, message in found}
     changes = [resent(row, command, tx.now) for _, row in originals]
@@ -67,8 +67,8 @@ async def _send_again(tx: Tx, originals: Sequence[Found], command: Command, book
         book.record(seq, change)
 
 
-async def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, limit: int) -> list[Found]:
-    """The oldest that the filter finds and the command is possible for."""
+async def _find_matching(tx: Tx, tenant: str, filter: Filter, command: Command, limit: int) -> list[Found]:
+    """Locks and returns the oldest rows that match the filter and allow the command, at most `limit`."""
     statuses = [s for s in COMMANDS[command.name] if not filter.statuses or s in filter.statuses]
     possible: list[Found] = []
     if not statuses:
@@ -76,10 +76,10 @@ async def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, lim
     matching = await query(tx, tenant, filter, statuses)
     page = matching
     while len(possible) < limit:
-        size = min(_PAGE, limit - len(possible))
+        size = min(_PAGE_ROWS, limit - len(possible))
         chosen = page.limited("m.id", size)
         found = await tx.rows(f"SELECT m.seq, m.id::text {chosen.text}", *chosen.parameters)
-        # Read again under the lock: another may have changed some of them since.
+        # Another transaction may have changed some rows before they were locked.
         rows = await rows_by_seq(tx, [seq for seq, _ in found], lock=True)
         for seq, _ in found:
             row = rows.get(seq)

@@ -1,8 +1,8 @@
-"""Joining a caller's own transaction, whichever library its connection is from.
+"""Joins a caller's own transaction, on a connection of any supported library.
 
-asyncpg, psycopg (both kinds), SQLAlchemy (connections and sessions, both kinds) and Django: all that is
-needed of them is SQL text and parameters. What fails inside is undone alone, to a savepoint: the caller's
-transaction goes on as it was, and who owns it commits or rolls back.
+These are asyncpg, psycopg, SQLAlchemy (connections and sessions) and Django, synchronous or asynchronous. If
+Homing's part fails, it is undone to a savepoint and the caller's transaction stays usable. The caller commits
+or rolls back.
 """
 
 from __future__ import annotations
@@ -19,35 +19,37 @@ from homing.stores.postgres.statements import Record, Speaks
 
 R = TypeVar("R")
 
-_PLACE = re.compile(r"\$(\d+)")
-_NO_TRANSACTION = "This connection has no transaction to join: {hint}."
-_KNOWN = "asyncpg, psycopg, SQLAlchemy or Django"
+_PLACEHOLDER = re.compile(r"\$(\d+)")
+_NO_TRANSACTION = "This connection has no transaction to join; {hint}."
+_SUPPORTED = "asyncpg, psycopg, SQLAlchemy or Django"
 
 
 class Caller(Speaks, Protocol):
-    """A caller's connection, spoken to in one way."""
+    """Adapts a caller's connection to `SqlConnection`."""
 
     blocking: ClassVar[bool]
-    """It is used on the thread that it belongs to; its answers need no event loop."""
+    """True if the library is synchronous. Its methods then never wait for an event loop."""
 
     def __init__(self, connection: Any) -> None: ...
 
     async def check(self) -> None:
-        """Raises where there is no transaction to join."""
+        """Raises `StoreError` if there is no transaction to join."""
 
 
 async def join(given: object, action: Callable[[Speaks], Coroutine[Any, Any, R]], where: str) -> R:
     """Runs the action inside the caller's transaction."""
     if not isinstance(given, CallersConnection):
-        return await _inside(_kind(given)(given), action, where)
-    kind, connection = _kind(given.connection), given.connection
+        return await _run_in_savepoint(_adapter_for(given)(given), action, where)
+    kind, connection = _adapter_for(given.connection), given.connection
     if not kind.blocking:
-        raise StoreError("An async connection belongs to an event loop; use it with Homing, not SyncHoming.")
-    result: R = await given.run(lambda: _driven(_inside(kind(connection), action, where)))
+        raise StoreError(
+            "An async connection cannot be used with SyncHoming; use Homing, or a sync connection."
+        )
+    result: R = await given.run(lambda: _run_without_loop(_run_in_savepoint(kind(connection), action, where)))
     return result
 
 
-async def _inside(caller: Caller, action: Callable[[Speaks], Awaitable[R]], where: str) -> R:
+async def _run_in_savepoint(caller: Caller, action: Callable[[Speaks], Awaitable[R]], where: str) -> R:
     await caller.check()
     try:
         await caller.fetch("SAVEPOINT homing")
@@ -61,30 +63,30 @@ async def _inside(caller: Caller, action: Callable[[Speaks], Awaitable[R]], wher
     except HomingError:
         raise
     except Exception as error:
-        raise _translated(error, where) from error
+        raise _translate_error(error, where) from error
     return result
 
 
-def _driven(work: Coroutine[Any, Any, R]) -> R:
-    """Runs a coroutine that waits for nothing, without an event loop."""
+def _run_without_loop(work: Coroutine[Any, Any, R]) -> R:
+    """Runs a coroutine that never suspends, without an event loop."""
     try:
         work.send(None)
     except StopIteration as end:
         result: R = end.value
         return result
     work.close()
-    raise AssertionError("a blocking connection made somebody wait")
+    raise AssertionError("a coroutine on a blocking connection was suspended")
 
 
-def _kind(connection: object) -> type[Caller]:
-    """The way to speak to this connection. Its library is loaded, or it could not be here."""
-    for module, names, kind in _KINDS:
+def _adapter_for(connection: object) -> type[Caller]:
+    """Returns the adapter class for a connection. Only libraries that are already imported are considered."""
+    for module, names, kind in _ADAPTERS:
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(connection, tuple(getattr(loaded, name) for name in names)):
             return kind
     raise StoreError(
         f"connection is a {type(connection).__module__}.{type(connection).__qualname__}; "
-        f"give one of {_KNOWN} to the store's own database."
+        f"pass one of {_SUPPORTED} to the store's own database."
     )
 
 
@@ -106,7 +108,7 @@ class _Asyncpg:
 
 
 class _Psycopg:
-    """psycopg begins a transaction by itself at the first statement, unless it is in autocommit."""
+    """psycopg itself begins a transaction at the first statement, unless it is in autocommit mode."""
 
     blocking: ClassVar[bool] = True
 
@@ -118,7 +120,7 @@ class _Psycopg:
 
     async def fetch(self, sql: str, *parameters: Any) -> Sequence[Record]:
         with self._connection.cursor(row_factory=_tuples()) as cursor:
-            cursor.execute(*_formatted(sql, parameters))
+            cursor.execute(*_to_percent_style(sql, parameters))
             found: Sequence[Record] = cursor.fetchall() if cursor.description else ()
             return found
 
@@ -134,13 +136,13 @@ class _PsycopgAsync:
 
     async def fetch(self, sql: str, *parameters: Any) -> Sequence[Record]:
         async with self._connection.cursor(row_factory=_tuples()) as cursor:
-            await cursor.execute(*_formatted(sql, parameters))
+            await cursor.execute(*_to_percent_style(sql, parameters))
             found: Sequence[Record] = await cursor.fetchall() if cursor.description else ()
             return found
 
 
-class _Alchemy:
-    """A Connection, or a Session (of which the connection is taken); SQLAlchemy begins by itself."""
+class _SqlAlchemy:
+    """A SQLAlchemy Connection, or the connection of a Session. SQLAlchemy itself begins the transaction."""
 
     blocking: ClassVar[bool] = True
 
@@ -148,15 +150,17 @@ class _Alchemy:
         self._connection = given.connection() if _is_session(given) else given
 
     async def check(self) -> None:
-        _check_alchemy(self._connection)
+        _check_sqlalchemy(self._connection)
 
     async def fetch(self, sql: str, *parameters: Any) -> Sequence[Record]:
-        result = self._connection.exec_driver_sql(*_styled(sql, parameters, self._connection.dialect))
+        result = self._connection.exec_driver_sql(
+            *_adapt_placeholders(sql, parameters, self._connection.dialect)
+        )
         found: Sequence[Record] = result.fetchall() if result.returns_rows else ()
         return found
 
 
-class _AlchemyAsync:
+class _SqlAlchemyAsync:
     blocking: ClassVar[bool] = False
 
     def __init__(self, given: Any) -> None:
@@ -166,10 +170,12 @@ class _AlchemyAsync:
     async def check(self) -> None:
         if _is_session(self._given):
             self._connection = await self._given.connection()
-        _check_alchemy(self._connection)
+        _check_sqlalchemy(self._connection)
 
     async def fetch(self, sql: str, *parameters: Any) -> Sequence[Record]:
-        result = await self._connection.exec_driver_sql(*_styled(sql, parameters, self._connection.dialect))
+        result = await self._connection.exec_driver_sql(
+            *_adapt_placeholders(sql, parameters, self._connection.dialect)
+        )
         found: Sequence[Record] = result.fetchall() if result.returns_rows else ()
         return found
 
@@ -182,25 +188,25 @@ class _Django:
 
     async def check(self) -> None:
         if self._connection.vendor != "postgresql":
-            raise StoreError(f"connection is to {self._connection.vendor}, the store is in PostgreSQL.")
+            raise StoreError(f"connection is to {self._connection.vendor}, but the store is in PostgreSQL.")
         if not self._connection.in_atomic_block:
             raise StoreError(_NO_TRANSACTION.format(hint="open one with `transaction.atomic()`"))
 
     async def fetch(self, sql: str, *parameters: Any) -> Sequence[Record]:
         with self._connection.cursor() as cursor:
-            cursor.execute(*_formatted(sql, parameters))
+            cursor.execute(*_to_percent_style(sql, parameters))
             found: Sequence[Record] = cursor.fetchall() if cursor.description else ()
             return found
 
 
-_KINDS: tuple[tuple[str, tuple[str, ...], type[Caller]], ...] = (
+_ADAPTERS: tuple[tuple[str, tuple[str, ...], type[Caller]], ...] = (
     ("asyncpg", ("Connection",), _Asyncpg),
     ("asyncpg.pool", ("PoolConnectionProxy",), _Asyncpg),
     ("psycopg", ("Connection",), _Psycopg),
     ("psycopg", ("AsyncConnection",), _PsycopgAsync),
-    ("sqlalchemy.engine", ("Connection",), _Alchemy),
-    ("sqlalchemy.orm", ("Session", "scoped_session"), _Alchemy),
-    ("sqlalchemy.ext.asyncio", ("AsyncConnection", "AsyncSession", "async_scoped_session"), _AlchemyAsync),
+    ("sqlalchemy.engine", ("Connection",), _SqlAlchemy),
+    ("sqlalchemy.orm", ("Session", "scoped_session"), _SqlAlchemy),
+    ("sqlalchemy.ext.asyncio", ("AsyncConnection", "AsyncSession", "async_scoped_session"), _SqlAlchemyAsync),
     ("django.db.backends.base.base", ("BaseDatabaseWrapper",), _Django),
     ("django.utils.connection", ("ConnectionProxy",), _Django),
 )
@@ -212,12 +218,12 @@ def _check_psycopg(connection: Any) -> None:
         raise StoreError(_NO_TRANSACTION.format(hint="open one with `connection.transaction()`"))
 
 
-def _check_alchemy(connection: Any) -> None:
+def _check_sqlalchemy(connection: Any) -> None:
     if connection.dialect.name != "postgresql":
-        raise StoreError(f"connection is to {connection.dialect.name}, the store is in PostgreSQL.")
+        raise StoreError(f"connection is to {connection.dialect.name}, but the store is in PostgreSQL.")
     options = connection.get_execution_options() if hasattr(connection, "get_execution_options") else {}
     if options.get("isolation_level") == "AUTOCOMMIT":
-        raise StoreError(_NO_TRANSACTION.format(hint="it is in AUTOCOMMIT"))
+        raise StoreError(_NO_TRANSACTION.format(hint="use an isolation level other than AUTOCOMMIT"))
 
 
 def _is_session(given: Any) -> bool:
@@ -225,41 +231,41 @@ def _is_session(given: Any) -> bool:
 
 
 def _tuples() -> Any:
-    from psycopg.rows import tuple_row  # whatever the caller's own rows look like
+    from psycopg.rows import tuple_row  # the caller's connection may have another row factory
 
     return tuple_row
 
 
-def _styled(sql: str, parameters: tuple[Any, ...], dialect: Any) -> tuple[Any, ...]:
-    """For the driver below SQLAlchemy."""
+def _adapt_placeholders(sql: str, parameters: tuple[Any, ...], dialect: Any) -> tuple[Any, ...]:
+    """Converts the placeholders to the style of SQLAlchemy's driver."""
     if dialect.paramstyle == "numeric_dollar":
         return sql, parameters
-    return _formatted(sql, parameters)
+    return _to_percent_style(sql, parameters)
 
 
-def _formatted(sql: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`$1` as `%s`. Without parameters the text is taken as it is, per cents included."""
+def _to_percent_style(sql: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Converts `$1` to `%s`. Without parameters, drivers use the text as it is, including percent signs."""
     if not parameters:
         return (sql,)
-    text, order = _translation(sql)
+    text, order = _translate_placeholders(sql)
     return text, tuple(parameters[place] for place in order)
 
 
 @lru_cache(maxsize=256)
-def _translation(sql: str) -> tuple[str, tuple[int, ...]]:
-    order = tuple(int(place) - 1 for place in _PLACE.findall(sql))
-    return _PLACE.sub("%s", sql.replace("%", "%%")), order
+def _translate_placeholders(sql: str) -> tuple[str, tuple[int, ...]]:
+    order = tuple(int(place) - 1 for place in _PLACEHOLDER.findall(sql))
+    return _PLACEHOLDER.sub("%s", sql.replace("%", "%%")), order
 
 
-def _translated(error: Exception, where: str) -> HomingError:
-    """A store error for what the caller's driver raised, by its SQLSTATE."""
+def _translate_error(error: Exception, where: str) -> HomingError:
+    """Returns the store error for an error of the caller's driver, by its SQLSTATE."""
     candidates = (error, getattr(error, "orig", None), error.__cause__)
-    said = next((state for one in candidates if (state := _sqlstate(one))), "")
-    if said[:2] in ("08", "57"):
-        return StoreUnavailable(f"{where} cannot be reached through this connection ({said}).")
-    if said in ("42P01", "3F000", "42703", "42883"):
-        return SchemaError(f"The database of this connection has no Homing schema: is it {where}?")
-    return StoreError(f"{where}: {type(error).__name__} {said}".rstrip())
+    sqlstate = next((state for one in candidates if (state := _sqlstate(one))), "")
+    if sqlstate[:2] in ("08", "57"):
+        return StoreUnavailable(f"{where} cannot be reached through this connection ({sqlstate}).")
+    if sqlstate in ("42P01", "3F000", "42703", "42883"):
+        return SchemaError(f"The database of this connection has no Homing schema; connect to {where}.")
+    return StoreError(f"{where}: {type(error).__name__} {sqlstate}".rstrip())
 
 
 def _sqlstate(error: object) -> str:

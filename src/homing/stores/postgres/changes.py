@@ -1,6 +1,7 @@
-"""What every change of a row brings with it, collected over a call and written at once.
+"""Records what follows from changes of rows: counts, hourly sums, attempts, causes and events.
 
-Counts, hourly sums, attempts, causes and events: all in the transaction of the change itself.
+The records of one call are collected and written together, in the transaction that changes the rows. Counts
+and sums are first appended to the ledger and later folded into the tallies and roll-ups.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ _KEY = ("hour_at", "tenant", "channel", "provider")
 SUMS = tuple(name for name in RollUp.__struct_fields__ if name not in _KEY)
 
 _Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
-"""(tenant, channel, provider, status and attempts before and after, without an attempt, bounced).
+"""What the counts of a change depend on.
 
-All that counts need."""
+(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
+bounced).
+"""
 
-_NOTHING_SAID = Message(recipient=Recipient(), content=Content())
-"""For events that do not carry the message."""
+_EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
+"""Stands in for the message in events that do not contain it."""
 
 _LEDGER = {
     "hour_at": "bigint",
@@ -129,31 +132,34 @@ SELECT count(*) FROM taken
 
 
 class _Kind(Struct):
-    """Changes that count alike, and how many there were."""
+    """Changes that have the same effect on the counts."""
 
     sums: Mapping[str, int]
+    """What each of them adds to the hourly sums."""
     number: int = 0
+    """Number of changes."""
 
 
 class Book:
-    """Takes note of changes. `write` comes last, when the rows themselves are written."""
+    """Collects the changes of one call. Call `write` last, after or together with the writing of the rows."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
         self._kinds: dict[_Signature, _Kind] = {}
         self._attempts: list[tuple[Any, ...]] = []
         self._causes: list[tuple[Any, ...]] = []
-        self._told: list[tuple[int, Change]] = []
+        self._with_events: list[tuple[int, Change]] = []
+        """Changes that publish events, by seq."""
 
     def record(self, seq: int, change: Change, number: int = 1) -> None:
-        """One change, right after it was made (a later one changes the same row again).
+        """Records one change. Must be called before the same row is changed again.
 
-        `number`: so many of the same kind, none of which has anything to tell but that it counts.
+        The change stands for `number` changes that have the same effect on the counts and no other effect.
         """
         self.record_all(((seq, change),), number)
 
     def record_all(self, changes: Iterable[tuple[int, Change]], number: int = 1) -> None:
-        """Changes of different rows."""
+        """Records changes of different rows. Each stands for `number` changes, see `record`."""
         kinds, attempts, subscribed = self._kinds, self._attempts, self._tx.subscribed
         for seq, change in changes:
             row, attempt, cause = change.row, change.attempt, change.cause
@@ -180,12 +186,15 @@ class Book:
             if cause is not None:
                 self._causes.append((seq, row.changes, *map(_clean, cause_columns(cause))))
             if subscribed and tells(change, subscribed):
-                self._told.append((seq, replace(change, row=copy(row))))
+                self._with_events.append((seq, replace(change, row=copy(row))))
 
     async def write(self, *others: Write, last: str = "") -> Sequence[Record]:
-        """Everything that was noted, together with `others`; what the query `last` says."""
+        """Writes everything that was recorded together with `others`.
+
+        Returns the result of the query `last`.
+        """
         tx = self._tx
-        events = await self._events() if self._told else []
+        events = await self._events() if self._with_events else []
         writes = [
             *others,
             (WRITE_ATTEMPTS, self._attempts),
@@ -196,7 +205,7 @@ class Book:
         return await run_together(tx, writes, last)
 
     def ledger(self) -> Iterable[tuple[Any, ...]]:
-        """What `WRITE_LEDGER` writes of it."""
+        """Yields the rows for `WRITE_LEDGER`."""
         hour_at = self._tx.now - self._tx.now % HOUR_MS
         for signature, kind in self._kinds.items():
             tenant, channel, provider, before, attempts_before, after, attempts_after, *_ = signature
@@ -214,15 +223,15 @@ class Book:
             )
 
     async def _events(self) -> list[Event]:
-        tx, dossiers = self._tx, dict[int, tuple[Message, list[AttemptRecord]]]()
+        tx, details = self._tx, dict[int, tuple[Message, list[AttemptRecord]]]()
         if NOTIFICATION_FAILED in tx.subscribed:
-            failed = {seq for seq, change in self._told if change.row.status is Status.FAILED}
+            failed = {seq for seq, change in self._with_events if change.row.status is Status.FAILED}
             if failed:
                 attempts, messages = await attempts_of(tx, failed), await messages_of(tx, failed)
-                dossiers = {seq: (messages[seq], attempts[seq]) for seq in failed}
+                details = {seq: (messages[seq], attempts[seq]) for seq in failed}
         events: list[Event] = []
-        for seq, change in self._told:
-            message, made = dossiers.get(seq, (_NOTHING_SAID, []))
+        for seq, change in self._with_events:
+            message, made = details.get(seq, (_EMPTY_MESSAGE, []))
             if change.attempt is not None:
                 made.append(change.attempt)
             events += events_of(change, tx.subscribed, message, made)
@@ -230,14 +239,14 @@ class Book:
 
 
 async def write_events(tx: Tx, events: Iterable[Event]) -> None:
-    """To the outbox; one whose id waits there already is the same event told again."""
+    """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
     rows = [_event_columns(event) for event in events]
     if rows:
         await _WRITE_EVENTS.run(tx, rows)
 
 
 async def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -> None:
-    """Reference data that a settlement or receipt brings: its fields over those that are there."""
+    """Merges the registry entries of settlements or receipts into the stored ones. New fields win."""
     merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
     for put in puts:
         place = (put.tenant, put.kind, put.key)
@@ -249,7 +258,7 @@ async def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -
 
 
 async def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:
-    """The attempts of each of these rows, in their order."""
+    """Returns the attempts of each of these rows, in their order, by seq."""
     found: dict[int, list[AttemptRecord]] = {seq: [] for seq in seqs}
     for seq, *fields in await tx.rows(_ATTEMPTS_OF, list(seqs)):
         found[seq].append(msgspec.convert(fields, StoredAttempt))
@@ -257,12 +266,15 @@ async def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRe
 
 
 async def messages_of(tx: Tx, seqs: Collection[int]) -> dict[int, Message]:
-    """The messages of these rows."""
+    """Returns the messages of these rows, by seq."""
     return {seq: decode_message(text) for seq, text in await tx.rows(_MESSAGES_OF, list(seqs))}
 
 
 async def fold(tx: Tx, limit: int = 50_000) -> int:
-    """Moves ledger rows into the tallies and roll-ups; how many. One process at a time, the others pass."""
+    """Moves ledger rows into the tallies and roll-ups and returns their number.
+
+    Returns 0 without waiting if another process is folding.
+    """
     if not await tx.one(
         "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))", f"homing fold {tx.schema}"
     ):
@@ -272,12 +284,12 @@ async def fold(tx: Tx, limit: int = 50_000) -> int:
 
 
 def _event_columns(event: Event) -> tuple[Any, ...]:
-    """In the order of `_EVENTS`."""
+    """Returns the values of `_EVENTS`."""
     return event.id, event.name, event.tenant, event.at, event.notification_id, encode(event.payload)
 
 
 def _attempt_columns(seq: int, change: int, attempt: AttemptRecord) -> tuple[Any, ...]:
-    """In the order of `ATTEMPTS`."""
+    """Returns the values of `ATTEMPTS`."""
     return (
         seq,
         change,

@@ -1,4 +1,4 @@
-"""claim: what is due where, and who gets it."""
+"""Claims due rows: finds the queues with due rows, shares the capacity fairly and leases the chosen rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from homing.stores.postgres.queues import Queue
 from homing.stores.postgres.statements import Record, Tx
 
 _QUEUES_PER_LANE = 2000
-"""Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
+"""Limit of due queues that one claim considers per lane. The least recently served queues go first."""
 
-_AHEAD = 8
-"""Rows that a sweep takes along from each due queue, where there was little of late: that spares a fetch."""
-_FEW = 16
-"""Queues, of which it is worth while."""
+_PREFETCHED_ROWS = 8
+"""Rows that a sweep also fetches from each due queue, if the last claim found little. This saves a query."""
+_MAX_PREFETCH_QUEUES = 16
+"""If the last claim found more queues with rows, the next sweep fetches no rows."""
 _FIRST_AFTER_NOW = """(
     SELECT l.due_at FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at > {now}
     ORDER BY l.due_at LIMIT 1)"""
@@ -40,8 +40,8 @@ SELECT c.now, w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="c.now")}, coalesc
 FROM (SELECT homing.now_ms() AS now OFFSET 0) AS c
 LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue{{joined}}
 """  # noqa: S608
-_PLACE = 5
-"""So many columns of a sweep are about the queue."""
+_QUEUE_COLUMNS = 5
+"""Number of columns in a sweep's result that describe the queue. Those of the row follow."""
 SWEEP = _SWEEP.format(more="", joined="")
 LOOK = f"""
 SELECT w.queue, (
@@ -59,7 +59,7 @@ LEFT JOIN LATERAL (
   SELECT {selected_for_claim("m", "s")}
   FROM (
     SELECT {_CLAIMED_COLUMNS} FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at <= c.now
-    ORDER BY l.due_at, l.seq LIMIT {_AHEAD}
+    ORDER BY l.due_at, l.seq LIMIT {_PREFETCHED_ROWS}
     FOR UPDATE SKIP LOCKED) AS s
   JOIN homing.messages AS m ON m.seq = s.seq) AS r ON w.due_at <= c.now""",  # noqa: S608
 )
@@ -74,8 +74,8 @@ CROSS JOIN LATERAL (
 JOIN homing.messages AS m ON m.seq = s.seq
 """  # noqa: S608
 _DUE_AT = 2 + CLAIMED.index("due_at")
-# Whose turn it is matters little enough that nobody waits for it: who is just being served by another worker
-# gets that worker's time.
+# A turn is not important enough to wait for its lock. If another worker serves a queue at the same time, the
+# queue keeps that worker's value.
 TURNS = """
 WITH u AS (SELECT * FROM unnest($1::integer[], $2::bigint[]) AS u(queue, served)),
 free AS (
@@ -91,18 +91,21 @@ ON CONFLICT (queue) DO NOTHING
 """
 
 
-class _Place(Struct):
+class _WaitingQueue(Struct):
     """A queue with waiting rows."""
 
     queue: int
+    """Number of the queue."""
     first_at: int | None
+    """Due time of its first row. None if there is no such row any more."""
     next_at: int | None
-    """The first due time after now."""
+    """The first due time after now. None if no row is due later."""
     served: int
+    """Serial number of its last turn. Higher means more recent."""
 
 
 class _Claiming:
-    """One claim: what is due where, who gets the room, and what was taken."""
+    """State of one claim."""
 
     def __init__(self, tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> None:
         self.tx = tx
@@ -111,58 +114,64 @@ class _Claiming:
         self.leased = leased
         self.outlets = OutletRoom(request.outlet_room, request.outlet_slots)
         self.fetched: dict[int, Record] = {}
+        """Fetched and locked rows by seq."""
         self.ahead: dict[int, list[Record]] = {}
-        """Queue → the due rows that a sweep took along: all of them, where they are fewer than it may."""
+        """Due rows that a sweep has fetched, by queue. Fewer than `_PREFETCHED_ROWS` are all there are."""
         self.served: dict[int, int] = {}
+        """New serial numbers of the queues' last turns, by queue."""
 
     async def run(self) -> ClaimBatch:
+        """Finds, chooses and leases due rows."""
         tx = self.tx
-        places = await self._places()
+        places = await self._find_queues()
         names = await tx.queues.names(tx, [place.queue for place in places])
-        dealt = await self._deal(places, names)
-        self.lookout.quiet = len(dealt) < _AHEAD and len(places) <= _FEW
+        dealt = await self._choose_rows(places, names)
+        self.lookout.quiet = len(dealt) < _PREFETCHED_ROWS and len(places) <= _MAX_PREFETCH_QUEUES
         claims = await self._lease(dealt, names)
         if self.served:
             await tx.rows(TURNS, list(self.served), list(self.served.values()))
         return ClaimBatch(claims=claims, now=tx.now, next_due_at=self._next_due_at(places, names))
 
-    async def _places(self) -> list[_Place]:
-        """Where rows wait, by a look at everything or only where some were known to be; and the time."""
+    async def _find_queues(self) -> list[_WaitingQueue]:
+        """Returns the queues with waiting rows and sets the transaction's time.
+
+        Sweeps all queues, or reads only those with a low-water mark if a sweep is not due.
+        """
         tx, lookout = self.tx, self.lookout
         if lookout.pace.due():
-            takes = lookout.quiet
+            prefetch = lookout.quiet
             with lookout.pace.sweep():
-                records = await tx.rows(SWEEP_AND_TAKE if takes else SWEEP)
+                records = await tx.rows(SWEEP_AND_TAKE if prefetch else SWEEP)
             tx.now = records[0][0]
-            if takes:
-                records = self._put_aside(records)
-            found = [_Place(*place) for _, *place in records if place[0] is not None]
+            if prefetch:
+                records = self._split_off_rows(records)
+            found = [_WaitingQueue(*place) for _, *place in records if place[0] is not None]
             lookout.swept({place.queue: place.first_at for place in found if place.first_at is not None})
             return found
         tx.now = await tx.one(NOW)
         known = lookout.begin(tx.now)
-        found = [_Place(queue, at, at, 0) for queue, at in lookout.later(tx.now).items()]
+        found = [_WaitingQueue(queue, at, at, 0) for queue, at in lookout.later(tx.now).items()]
         if known:
             for record in await tx.rows(LOOK, list(known), list(known.values()), tx.now):
-                place = _Place(*record)
+                place = _WaitingQueue(*record)
                 lookout.mark(place.queue, place.first_at)
                 found.append(place)
         return found
 
-    def _put_aside(self, records: Sequence[Record]) -> list[Record]:
-        """The rows that came along with a sweep; what is left is one record for each queue."""
-        swept: dict[int, Record] = {}
+    def _split_off_rows(self, records: Sequence[Record]) -> list[Record]:
+        """Moves the rows in a sweep's result to `ahead` and returns one record per queue."""
+        queues: dict[int, Record] = {}
         for record in records:
-            place, row = record[:_PLACE], record[_PLACE:]
+            place, row = record[:_QUEUE_COLUMNS], record[_QUEUE_COLUMNS:]
             queue = place[1]
-            swept[queue] = place
+            queues[queue] = place
             rows = self.ahead.setdefault(queue, [])
             if row[0] is not None:
                 rows.append(row)
-        return list(swept.values())
+        return list(queues.values())
 
-    async def _deal(self, places: Sequence[_Place], names: dict[int, Queue]) -> list[Due]:
-        lanes: dict[str, list[_Place]] = {}
+    async def _choose_rows(self, places: Sequence[_WaitingQueue], names: dict[int, Queue]) -> list[Due]:
+        lanes: dict[str, list[_WaitingQueue]] = {}
         for place in places:
             if place.first_at is not None and place.first_at <= self.tx.now and place.queue in names:
                 lanes.setdefault(names[place.queue][0], []).append(place)
@@ -180,17 +189,17 @@ class _Claiming:
                 turns[tenant] = max(turns.get(tenant, 0), place.served)
                 numbers[tenant, outlet] = place.queue
             deal = Deal(room, self.outlets, queues, turns, serial)
-            dealt += await self._run(deal, numbers)
+            dealt += await self._run_deal(deal, numbers)
             serial = deal.serial
-            if len(due) > 1:  # with one queue alone there are no turns to take
+            if len(due) > 1:  # a single queue needs no turns
                 self.served |= {numbers[q.tenant, q.outlet]: q.served for q in deal.looked()}
         return dealt
 
-    async def _run(self, deal: Deal, numbers: dict[tuple[str, str], int]) -> list[Due]:
-        dealing = deal.run()
+    async def _run_deal(self, deal: Deal, numbers: dict[tuple[str, str], int]) -> list[Due]:
+        fetches = deal.run()
         while True:
             try:
-                queues, limit = next(dealing)
+                queues, limit = next(fetches)
             except StopIteration as end:
                 dealt: list[Due] = end.value
                 return dealt
@@ -198,7 +207,7 @@ class _Claiming:
 
     async def _fetch(self, queues: Sequence[DueQueue], limit: int, numbers: list[int]) -> None:
         found: dict[int, list[Due]] = {number: [] for number in numbers}
-        records = self._taken_along(numbers, limit)
+        records = self._take_prefetched(numbers, limit)
         if records is None:
             after = [queue.after for queue in queues]
             records = await self.tx.rows(
@@ -218,10 +227,10 @@ class _Claiming:
             if rows:
                 self.lookout.mark(number, rows[0][0])
 
-    def _taken_along(self, numbers: list[int], limit: int) -> Sequence[Record] | None:
-        """The first due rows of these queues, if a sweep has brought enough of each; None: fetch them."""
+    def _take_prefetched(self, numbers: list[int], limit: int) -> Sequence[Record] | None:
+        """Returns the first due rows of these queues, or None if the sweep has not fetched enough of each."""
         ahead = [self.ahead.pop(number, None) for number in numbers]
-        if any(rows is None or limit > len(rows) == _AHEAD for rows in ahead):
+        if any(rows is None or limit > len(rows) == _PREFETCHED_ROWS for rows in ahead):
             return None
         return [row for rows in ahead if rows is not None for row in rows[:limit]]
 
@@ -235,8 +244,8 @@ class _Claiming:
         messages = decode_messages([record[-1] for record in records])
         return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in dealt])
 
-    def _next_due_at(self, places: Iterable[_Place], names: dict[int, Queue]) -> int | None:
-        """The earliest time after now at which a row is due where the request gave room."""
+    def _next_due_at(self, places: Iterable[_WaitingQueue], names: dict[int, Queue]) -> int | None:
+        """Returns the earliest due time after now among the queues for which the request has capacity."""
         times = []
         for place in places:
             if place.next_at is None or place.queue not in names:
@@ -251,5 +260,5 @@ class _Claiming:
 
 
 async def claim(tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> ClaimBatch:
-    """Leases due rows within the room that the request gives; `leased` are the rows themselves."""
+    """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
     return await _Claiming(tx, request, lookout, leased).run()

@@ -1,4 +1,4 @@
-"""Rows from what PostgreSQL returns: as columns in the order of `ROW_FIELDS`, converted all at once."""
+"""Converts database records to rows and messages, all records of a query at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _decode_counts = msgspec.json.Decoder(dict[str, int]).decode
 decode_message = msgspec.json.Decoder(Message).decode
 _decode_messages = msgspec.json.Decoder(list[Message]).decode
 
-_OF_MESSAGE = frozenset(
+_MESSAGE_FIELDS = frozenset(
     [
         "id",
         "tenant",
@@ -40,43 +40,46 @@ _OF_MESSAGE = frozenset(
 
 _LAST_CLAIMED = ROW_FIELDS.index("holds")
 CLAIMED = ROW_FIELDS[3:_LAST_CLAIMED]
-"""What a claim reads of a row, besides `holds` and its queue, the first three fields."""
+"""Fields of a row that a claim reads, besides `holds` and the first three, which identify the queue."""
 
 
 def _column(name: str, message: str, state: str, queue: str) -> str:
-    alias = queue if name in ("lane", "outlet") else message if name in _OF_MESSAGE else state
+    alias = queue if name in ("lane", "outlet") else message if name in _MESSAGE_FIELDS else state
     return f"{alias}.{name}::text" if name in _AS_TEXT else f"{alias}.{name}"
 
 
 def selected(message: str, state: str, queue: str) -> str:
-    """The select list of a row, `seq` first, from these aliases of messages, live or settled, and queues."""
+    """Returns the select list of a row, `seq` first.
+
+    The arguments are the aliases of `messages`, of `live` or `settled`, and of `queues`.
+    """
     columns = (_column(name, message, state, queue) for name in ROW_FIELDS)
     return ", ".join((f"{message}.seq", *columns))
 
 
 def selected_for_claim(message: str, state: str) -> str:
-    """The select list of a row that is to be claimed: (seq, queue, …, holds, message)."""
+    """Returns the select list of a row to be claimed: (seq, queue, …, holds, message)."""
     columns = (_column(name, message, state, "") for name in CLAIMED)
     return ", ".join((f"{state}.seq", f"{state}.queue", *columns, f"{state}.holds", f"{message}.message"))
 
 
 SELECTED = selected("r", "r", "r")
-"""The select list of a row, from `homing.rows AS r`."""
+"""Select list of a row from `homing.rows AS r`."""
 
 
 def rows_from(records: Iterable[Record]) -> list[Found]:
-    """Rows from records that begin with the columns of `selected`."""
+    """Converts records whose first columns are those of `selected`."""
     found: list[Found] = msgspec.convert([_values(record) for record in records], list[Found])
     return found
 
 
 def decode_messages(texts: Iterable[str]) -> list[Message]:
-    """The same of many, at once."""
+    """Decodes many messages at once."""
     return _decode_messages(f"[{','.join(texts)}]")
 
 
 def rows_to_claim(records: Iterable[Record], names: Mapping[int, Queue]) -> list[Found]:
-    """Rows from records with the columns of `selected_for_claim`."""
+    """Converts records with the columns of `selected_for_claim`. `names` holds the queues by number."""
     values: list[tuple[int, tuple[Any, ...]]] = []
     for record in records:
         holds = () if record[-2] is None else (_decode_counts(record[-2]),)
@@ -89,7 +92,7 @@ _WIDTH = 1 + len(ROW_FIELDS)
 
 
 def _values(record: Record) -> tuple[int, list[Any]]:
-    """(seq, the fields in their order)."""
+    """Returns (seq, field values in the order of `ROW_FIELDS`)."""
     values = list(record[:_WIDTH])
     holds, engagement = values[_HOLDS], values[_ENGAGEMENT]
     values[_HOLDS] = _decode_counts(holds) if holds else {}

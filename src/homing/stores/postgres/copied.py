@@ -1,4 +1,7 @@
-"""A PostgreSQL database as the target of a copy: pages by COPY, each with how far it has come."""
+"""A PostgreSQL database as the target of a copy.
+
+Each page is written with COPY, together with the progress.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from homing.stores.postgres.statements import Tx
 _decode_key = json.Decoder(tuple[str | int, ...]).decode
 _TIMEOUT_S = 120.0
 _TABLES = {"notifications": "messages"}
-"""Part → the table that has one row for each of its records, where the names differ."""
+"""Tables that hold one row per record of a part, by part name, if the two names differ."""
 _UUIDS = {"dedups": ("id",), "receipts": ("notification_id",)}
-_UNDER_WAY = "SELECT source, ended_at IS NOT NULL FROM homing.copies"
+_COPIES = "SELECT source, ended_at IS NOT NULL FROM homing.copies"
 _BEGIN = "INSERT INTO homing.copies (source, began_at) VALUES ($1, homing.now_ms())"
 _PROGRESS = "SELECT part, after, number FROM homing.copied_parts"
-_KEEP = """
+_WRITE_PROGRESS = """
 INSERT INTO homing.copied_parts AS p (part, after, number) VALUES ($1, $2, $3)
 ON CONFLICT (part) DO UPDATE SET after = excluded.after, number = excluded.number
 WHERE p.number < excluded.number
@@ -35,17 +38,20 @@ WHERE p.number < excluded.number
 _END = "UPDATE homing.copies SET ended_at = homing.now_ms() WHERE source = $1"
 _WORKERS = "SELECT worker FROM homing.leads WHERE lead_until > homing.now_ms() ORDER BY worker"
 _NEWEST = "SELECT max({column}) FROM homing.{table}"
-_GO_ON = "SELECT setval({sequence}, $1::bigint)"
-_NUMBERED = (
+_SET_SEQUENCE = "SELECT setval({sequence}, $1::bigint)"
+_SEQUENCES = (
     ("messages", "seq", "'homing.seqs'"),
     ("receipts", "number", "pg_get_serial_sequence('homing.receipts', 'number')"),
     ("outbox", "number", "pg_get_serial_sequence('homing.outbox', 'number')"),
 )
-"""(table, column, sequence): new numbers follow the copied ones."""
+"""(table, column, sequence) of the sequences that must continue after the copied numbers."""
 
 
 class PostgresTarget:
-    """A `Target`. Migrates the schema when it is opened; workers find it closed until the copy has ended."""
+    """A `CopyTarget` that writes to PostgreSQL.
+
+    `open` migrates the schema. Workers cannot open the store until the copy is complete.
+    """
 
     def __init__(self, url: str) -> None:
         self._database = Database(read_address(url), timeout_s=_TIMEOUT_S)
@@ -65,11 +71,11 @@ class PostgresTarget:
     async def take(self, part: Part, records: Sequence[Record], progress: Progress) -> None:
         async def write(tx: Tx) -> None:
             if part is NOTIFICATIONS:
-                await _take_notifications(tx, records)
+                await _write_notifications(tx, records)
             else:
                 await _insert(tx, part.name, part.fields, [_converted(part, record) for record in records])
-            if await tx.run(_KEEP, part.name, encode(progress.after), progress.number) != 1:
-                raise StoreError(f"Another copy to {self.where} is under way; let one of them end.")
+            if await tx.run(_WRITE_PROGRESS, part.name, encode(progress.after), progress.number) != 1:
+                raise StoreError(f"Another copy to {self.where} is in progress; stop one of them.")
 
         await self._database.do(write)
 
@@ -85,10 +91,10 @@ class PostgresTarget:
 
     async def end(self, source: str) -> None:
         async def finish(tx: Tx) -> None:
-            for table, column, sequence in _NUMBERED:
+            for table, column, sequence in _SEQUENCES:
                 newest = await tx.one(_NEWEST.format(table=table, column=column))
                 if newest is not None:
-                    await tx.one(_GO_ON.format(sequence=sequence), newest)
+                    await tx.one(_SET_SEQUENCE.format(sequence=sequence), newest)
             await tx.run(_END, source)
             await tx.run("DELETE FROM homing.copied_parts")
             await tx.script("ANALYZE homing.messages, homing.live, homing.settled, homing.attempts")
@@ -96,13 +102,14 @@ class PostgresTarget:
         await self._database.do(finish)
 
     async def _begin(self, tx: Tx, source: str) -> Mapping[str, Progress] | None:
-        known = dict(cast("Sequence[tuple[str, bool]]", await tx.rows(_UNDER_WAY)))
+        known = dict(cast("Sequence[tuple[str, bool]]", await tx.rows(_COPIES)))
         if known.get(source):
             return None
         if known and source not in known and not all(known.values()):
             raise StoreError(
-                f"{self.where} holds a part of another source, or the source has changed since that copy "
-                f"began. Empty it (DROP SCHEMA {tx.schema} CASCADE) and copy again with everything stopped."
+                f"{self.where} holds an incomplete copy of another source, or the source has changed since "
+                "that copy began. Stop all workers and senders, empty the target "
+                f"(DROP SCHEMA {tx.schema} CASCADE) and copy again."
             )
         if source in known:
             return {part: _progress(after, number) for part, after, number in await tx.rows(_PROGRESS)}
@@ -117,20 +124,20 @@ class PostgresTarget:
         for table in ("messages", "ledger", *(_TABLES.get(part.name, part.name) for part in PARTS)):
             if await tx.one(f"SELECT EXISTS (SELECT 1 FROM homing.{table})"):  # noqa: S608
                 raise StoreError(
-                    f"{self.where} has data of its own ({table}). A copy needs an empty store: name another "
+                    f"{self.where} already holds data ({table}). A copy needs an empty store; name another "
                     "database or another schema (?schema=NAME)."
                 )
 
 
-async def _take_notifications(tx: Tx, records: Sequence[Record]) -> None:
-    """Each to `messages`, and its state to where its status belongs."""
+async def _write_notifications(tx: Tx, records: Sequence[Record]) -> None:
+    """Writes notifications to `messages`, and their states to `live` or `settled`."""
     queues = await tx.queues.find(tx, {queue_of(row) for _, row, _ in records})
     messages: list[Record] = []
     live: list[Record] = []
     settled: list[Record] = []
     for seq, row, message in records:
         if not is_id(row.id):
-            raise StoreError(f"The notification {row.id} cannot be copied: PostgreSQL needs UUIDs as ids.")
+            raise StoreError(f"The notification {row.id} cannot be copied; PostgreSQL needs UUIDs as ids.")
         messages.append((seq, *map(_clean, message_columns(row, message))))
         state = tuple(map(_clean, state_columns(seq, row, queues[queue_of(row)])))
         (live if row.status in LIVE else settled).append(state)

@@ -1,4 +1,4 @@
-"""Whether a server, a schema, a role and a clock are such that Homing can work with them."""
+"""Checks whether Homing can work with a server, its schema, its role and its clock."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from homing.stores.migrate import pending
 from homing.stores.postgres.schema import MIGRATIONS, OLDEST, standing_of
 from homing.stores.postgres.statements import Tx
 
-_MOST_SKEW_MS = 2_000
+_MAX_SKEW_MS = 2_000
 _SERVER = "SELECT current_setting('server_version_num')::integer, current_setting('server_version')"
-# Row-level security lets the owner pass, its members, and who has BYPASSRLS; others would see nothing.
+# Row-level security does not apply to the owner's role, its members and roles with BYPASSRLS. All other roles
+# would see no rows.
 _ROLE = """
 SELECT current_user::text,
   coalesce(bool_and(pg_has_role(current_user, c.relowner, 'USAGE')), true) OR r.rolbypassrls,
@@ -30,7 +31,7 @@ _NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
 
 async def examine(tx: Tx, where: str, now_ms: int) -> tuple[Finding, ...]:
-    """Server, schema, role and clock, each with what to do where it does not do."""
+    """Returns a finding for each of server, schema, role and clock, with advice if there is a problem."""
     return (await _server(tx), await _schema(tx, where), await _role(tx), await _clock(tx, now_ms))
 
 
@@ -58,12 +59,12 @@ async def _role(tx: Tx) -> Finding:
     if not granted:
         advice = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {tx.schema} TO {role}"
     elif not unconfined:
-        advice = f"row-level security hides all rows from {role}: make it a member of the tables' owner"
+        advice = f"row-level security hides all rows from {role}; make it a member of the tables' owner"
     return Finding(name="role", ok=not advice, detail=detail, advice=advice)
 
 
 async def _clock(tx: Tx, now_ms: int) -> Finding:
     skew_ms = (await tx.one(_NOW)) - now_ms
-    ok = abs(skew_ms) <= _MOST_SKEW_MS
-    advice = "" if ok else "the server's clock decides; set one of the two, or times in logs will not fit"
+    ok = abs(skew_ms) <= _MAX_SKEW_MS
+    advice = "" if ok else "synchronize the clocks; Homing uses the server's, so times in logs will differ"
     return Finding(name="clock", ok=ok, detail=f"{skew_ms:+,} ms from here", advice=advice)

@@ -1,4 +1,4 @@
-"""A Filter as SQL, by the way that leads to the fewest rows: from the messages, or from the states."""
+"""Translates a `Filter` into SQL that starts from the messages or the states, whichever reads fewer rows."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from homing.core.states import LIVE, WAITING
 from homing.stores.codec import Column, first_ms, plain
 from homing.stores.postgres.statements import Tx
 
-_OF_MESSAGE = ("channel", "type", "batch_id", "address")
-_OF_STATE = ("provider", "reason", "error_code")
-_GOOD_ENDS = frozenset({Status.SENT, Status.DELIVERED})
-_FEW = 20_000
-_RARE = 20
-"""One of so many, or fewer."""
-_HOW_MANY = """
+_MESSAGE_FIELDS = ("channel", "type", "batch_id", "address")
+_STATE_FIELDS = ("provider", "reason", "error_code")
+_SUCCESSFUL = frozenset({Status.SENT, Status.DELIVERED})
+_FEW_ROWS = 20_000
+"""Up to this many rows with the wanted statuses, the query starts from the states."""
+_RARE_FACTOR = 20
+"""The query also starts from the states if at most one row in this many has one of the wanted statuses."""
+_COUNTS = """
 SELECT coalesce(sum(count) FILTER (WHERE status = ANY($2::text[])), 0), coalesce(sum(count), 0)
 FROM homing.all_tallies WHERE tenant = $1
 """
 
 
 class Query(Struct, frozen=True):
-    """FROM and WHERE of a SELECT over messages `m`, and its parameters."""
+    """The FROM and WHERE clauses of a SELECT over messages `m`, and their parameters."""
 
     text: str
     parameters: tuple[Column, ...]
 
     def beyond(self, condition: str, value: Column) -> Query:
-        """With one more condition; `{}` in it stands for the value."""
+        """Returns the query with one more condition, in which `{}` stands for the value."""
         place = f"${len(self.parameters) + 1}"
         return Query(f"{self.text} AND {condition.format(place)}", (*self.parameters, value))
 
     def limited(self, order: str, limit: int) -> Query:
-        """The first so many in this order."""
+        """Returns the query for the first `limit` rows in this order."""
         place = f"${len(self.parameters) + 1}"
         return Query(f"{self.text} ORDER BY {order} LIMIT {place}", (*self.parameters, limit))
 
 
 async def query(tx: Tx, tenant: str, filter: Filter, statuses: Collection[Status]) -> Query:
-    """What the filter finds among these statuses (none: all). `created_until` itself is outside.
+    """Builds the query for a filter, restricted to these statuses. No statuses means all.
 
-    Statuses are written out: only so does PostgreSQL see that an index of the rare ones covers them.
+    `created_until` is exclusive. The statuses are literals, not parameters, because otherwise PostgreSQL
+    cannot use a partial index for them.
     """
     wanted = frozenset(statuses)
     if filter.batch_id is None and await _are_few(tx, tenant, wanted):
@@ -52,8 +54,8 @@ async def query(tx: Tx, tenant: str, filter: Filter, statuses: Collection[Status
         text = f"FROM homing.messages AS m{_states_joined(filter, wanted)}"
     found = Query(f"{text} WHERE m.tenant = $1", (tenant,))
     if wanted:
-        found = Query(f"{found.text} AND s.status IN ({_named(wanted)})", found.parameters)
-    for alias, names in (("m", _OF_MESSAGE), ("s", _OF_STATE)):
+        found = Query(f"{found.text} AND s.status IN ({_literals(wanted)})", found.parameters)
+    for alias, names in (("m", _MESSAGE_FIELDS), ("s", _STATE_FIELDS)):
         for name in names:
             value = getattr(filter, name)
             if value is not None:
@@ -69,19 +71,22 @@ async def query(tx: Tx, tenant: str, filter: Filter, statuses: Collection[Status
 
 
 async def _are_few(tx: Tx, tenant: str, statuses: frozenset[Status]) -> bool:
-    """Whether it is cheaper to look at all rows of these statuses than at the messages in their order.
+    """Returns True if reading all rows with these statuses is cheaper than scanning the messages by id.
 
-    In the order of ids, those that went well would all be passed over to find the few others.
+    A scan by id would read all the successful notifications to find the few others.
     """
-    if not statuses or statuses & _GOOD_ENDS:
+    if not statuses or statuses & _SUCCESSFUL:
         return False
-    [(number, total)] = await tx.rows(_HOW_MANY, tenant, [status.value for status in statuses])
-    return bool(number <= _FEW or number * _RARE <= total)
+    [(number, total)] = await tx.rows(_COUNTS, tenant, [status.value for status in statuses])
+    return bool(number <= _FEW_ROWS or number * _RARE_FACTOR <= total)
 
 
 def _states_alone(statuses: frozenset[Status]) -> str:
-    """The tenant's rows of these statuses by their own indexes. OFFSET 0: found first, joined afterwards."""
-    columns = ", ".join(f"l.{name}" for name in ("seq", "status", "acknowledged_at", *_OF_STATE))
+    """Returns a subquery for the tenant's rows with these statuses, by the indexes of the state tables.
+
+    OFFSET 0 makes the planner run the subquery before the join.
+    """
+    columns = ", ".join(f"l.{name}" for name in ("seq", "status", "acknowledged_at", *_STATE_FIELDS))
     parts = []
     if statuses & WAITING:
         parts.append(
@@ -93,21 +98,21 @@ def _states_alone(statuses: frozenset[Status]) -> str:
             f"SELECT {columns} FROM homing.live AS l WHERE l.lease_until IS NOT NULL AND l.tenant = $1"  # noqa: S608
         )
     if statuses - LIVE:
-        ended = f"l.tenant = $1 AND l.status IN ({_named(statuses - LIVE)})"
+        ended = f"l.tenant = $1 AND l.status IN ({_literals(statuses - LIVE)})"
         parts.append(f"SELECT {columns} FROM homing.settled AS l WHERE {ended}")  # noqa: S608
     return f"({' UNION ALL '.join(parts)} OFFSET 0)"
 
 
 def _states_joined(filter: Filter, statuses: frozenset[Status]) -> str:
-    """The join with the table that holds these statuses; none where nothing asks for a state."""
+    """Returns the join with the table that holds these statuses, or "" if the filter needs no state."""
     if statuses:
         table = "live" if statuses <= LIVE else "states" if statuses & LIVE else "settled"
-    elif filter.acknowledged is not None or any(getattr(filter, name) is not None for name in _OF_STATE):
+    elif filter.acknowledged is not None or any(getattr(filter, name) is not None for name in _STATE_FIELDS):
         table = "states"
     else:
         return ""
     return f" JOIN homing.{table} AS s ON s.seq = m.seq"
 
 
-def _named(statuses: frozenset[Status]) -> str:
+def _literals(statuses: frozenset[Status]) -> str:
     return ", ".join(f"'{status.value}'" for status in sorted(statuses))

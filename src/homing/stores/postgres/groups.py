@@ -1,4 +1,4 @@
-"""Group commit: calls that come while a transaction is under way share the next one."""
+"""Group commit: calls that arrive while a transaction is in progress share the next transaction."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from homing.core.errors import StoreBusy
 P = TypeVar("P")
 R = TypeVar("R")
 
-_GROUP = 64
-"""Calls in one transaction at most: bounds how long the first of them waits for the last."""
+_MAX_GROUPED_CALLS = 64
+"""Limit of calls per transaction. It bounds how long the first call waits for the last."""
 
 
 class Together(Generic[P, R]):
-    """Does the same for the parts of several callers; a caller that goes away has no effect on the others."""
+    """Runs the same action for several callers in one transaction.
+
+    A cancelled caller does not affect others.
+    """
 
     def __init__(self, action: Callable[[Sequence[P], bool], Awaitable[Sequence[R]]]) -> None:
-        """`action` gives one result for each part, in their order, from one transaction.
+        """`action` runs one transaction and returns one result per part, in the same order.
 
-        Its second argument says whether it may wait for what another transaction holds.
+        Its second argument is True if the transaction may wait for locks that another one holds.
         """
         self._action = action
         self._waiting: list[tuple[P, asyncio.Future[R]]] = []
@@ -29,6 +32,7 @@ class Together(Generic[P, R]):
         self._alone: set[asyncio.Task[None]] = set()
 
     async def do(self, part: P) -> R:
+        """Runs the action for this part, together with the parts of other callers, and returns its result."""
         answer: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self._waiting.append((part, answer))
         if self._working is None or self._working.done():
@@ -36,16 +40,20 @@ class Together(Generic[P, R]):
         return await answer
 
     async def finish(self) -> None:
-        """Waits for what is under way."""
+        """Waits for the calls in progress."""
         if self._working is not None:
             await self._working
         while self._alone:
             await asyncio.wait(self._alone)
 
     async def _work(self) -> None:
-        """One of a group may be at fault, or have to wait: then each goes on alone, and holds up nobody."""
+        """Runs the waiting calls in groups.
+
+        If a group fails or would have to wait for a lock, each of its calls is run alone, so that no call
+        makes the others fail or wait.
+        """
         while self._waiting:
-            calls, self._waiting = self._waiting[:_GROUP], self._waiting[_GROUP:]
+            calls, self._waiting = self._waiting[:_MAX_GROUPED_CALLS], self._waiting[_MAX_GROUPED_CALLS:]
             try:
                 results = await self._action([part for part, _ in calls], False)
             except Exception as error:
@@ -70,7 +78,7 @@ class Together(Generic[P, R]):
 
 
 def _resolve(answer: asyncio.Future[R], result: R | None, error: Exception | None) -> None:
-    if answer.done():  # whoever asked has gone
+    if answer.done():  # the caller was cancelled
         return
     if error is not None:
         answer.set_exception(error)

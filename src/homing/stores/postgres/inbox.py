@@ -1,4 +1,4 @@
-"""The inbox that `homing.enqueue` and the operators' functions write to."""
+"""Reads the inbox that the SQL functions (`homing.enqueue` and those for operators) write to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from homing.core.model import AmendResult, Command
 from homing.stores.postgres import accept, amend
 from homing.stores.postgres.statements import Tx
 
-_TAKE = """
+_LEASE_ENTRIES = """
 WITH due AS MATERIALIZED (
     SELECT number FROM homing.inbox WHERE lease_until <= $1 ORDER BY number LIMIT $2 FOR UPDATE SKIP LOCKED
 )
@@ -17,8 +17,8 @@ UPDATE homing.inbox AS i SET lease_until = $1 + $3 FROM due WHERE i.number = due
 RETURNING i.number, i.kind, i.tenant, i.id::text, i.notification_id::text, i.request, i.already_failed,
     i.last_error, i.max_retries, i.who, i.why
 """
-_LEAVE = "DELETE FROM homing.inbox WHERE number = ANY($1::bigint[]) RETURNING number"
-_TOLD = """
+_REMOVE = "DELETE FROM homing.inbox WHERE number = ANY($1::bigint[]) RETURNING number"
+_WRITE_SCHEDULE = """
 WITH new AS (
     SELECT retry - 1 AS retry, delay_ms FROM unnest($1::bigint[]) WITH ORDINALITY AS u(delay_ms, retry)
 ), gone AS (
@@ -30,7 +30,7 @@ ON CONFLICT (retry) DO UPDATE SET delay_ms = excluded.delay_ms WHERE s.delay_ms 
 
 
 async def take(tx: Tx, limit: int, lease_ms: int) -> tuple[Enqueued, ...]:
-    """Leases the oldest entries."""
+    """Leases the oldest entries that are not leased and returns them in their order."""
     found = [
         Enqueued(
             number=number,
@@ -46,15 +46,18 @@ async def take(tx: Tx, limit: int, lease_ms: int) -> tuple[Enqueued, ...]:
             why=why,
         )
         for number, kind, tenant, id_, about, request, failed, error, most, who, why in await tx.rows(
-            _TAKE, tx.now, limit, lease_ms
+            _LEASE_ENTRIES, tx.now, limit, lease_ms
         )
     ]
     return tuple(sorted(found, key=lambda entry: entry.number))
 
 
 async def accept_taken(tx: Tx, batch: Sequence[Intaken]) -> int:
-    """Accepts what is still there, and removes it; what another worker has taken in is left alone."""
-    mine = await _leave(tx, [one.number for one in batch])
+    """Accepts the submissions of inbox entries, removes the entries and returns their number.
+
+    Entries that another worker has already removed are skipped.
+    """
+    mine = await _remove(tx, [one.number for one in batch])
     kept = [one for one in batch if one.number in mine]
     answers = await accept.accept(tx, [one.submission for one in kept])
     conflicts = [
@@ -67,20 +70,27 @@ async def accept_taken(tx: Tx, batch: Sequence[Intaken]) -> int:
 
 
 async def amend_taken(tx: Tx, number: int, tenant: str, id_: str, command: Command) -> AmendResult | None:
-    """Gives the command, if nobody else did."""
-    if not await _leave(tx, [number]):
+    """Removes the inbox entry and applies its command.
+
+    Returns None if another worker has removed it already.
+    """
+    if not await _remove(tx, [number]):
         return None
     return await amend.amend(tx, tenant, [id_], command, 1)
 
 
 async def remove(tx: Tx, numbers: Sequence[int]) -> None:
-    await _leave(tx, numbers)
+    """Removes inbox entries."""
+    await _remove(tx, numbers)
 
 
 async def tell_schedule(tx: Tx, delays_ms: Sequence[int]) -> None:
-    """Written only where it differs: every worker tells the same."""
-    await tx.rows(_TOLD, list(delays_ms))
+    """Writes the retry delays for the SQL functions.
+
+    Unchanged rows are skipped, as all workers write the same.
+    """
+    await tx.rows(_WRITE_SCHEDULE, list(delays_ms))
 
 
-async def _leave(tx: Tx, numbers: Sequence[int]) -> set[int]:
-    return {number for (number,) in await tx.rows(_LEAVE, sorted(numbers))}
+async def _remove(tx: Tx, numbers: Sequence[int]) -> set[int]:
+    return {number for (number,) in await tx.rows(_REMOVE, sorted(numbers))}

@@ -1,4 +1,4 @@
-"""Leases: how they are written, and reclaim and extend."""
+"""Writes, takes over and extends leases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from homing.stores.postgres.rows import leased_by_id, queue_of
 from homing.stores.postgres.statements import Batch, Tx
 
 _STATE_COLUMNS = ", ".join(f"l.{name}" for name in STATE)
-# The columns come from the locked rows themselves: joined, `live` would be read as it was before the lock.
+# The columns come from the locked rows. A join with `live` would return them as they were before the lock.
 PASSED = f"""
 WITH lost AS (
   SELECT l.lease_until AS at, {_STATE_COLUMNS} FROM homing.live AS l
@@ -68,11 +68,11 @@ FROM {{rows}} WHERE s.seq = u.seq
 
 
 _in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
-"""Waiting rows that are alike in this are leased alike, and count alike."""
+"""Waiting rows with equal values of these fields get the same column values and are counted together."""
 
 
 async def lease_rows(tx: Tx, rows: Sequence[Found], worker: str, lease_ms: int) -> None:
-    """Leases waiting rows, and writes that."""
+    """Leases waiting rows and writes the leases."""
     alike: dict[tuple[object, ...], list[Found]] = {}
     for found in rows:
         alike.setdefault(_in_common(found[1]), []).append(found)
@@ -88,9 +88,9 @@ async def lease_rows(tx: Tx, rows: Sequence[Found], worker: str, lease_ms: int) 
 async def reclaim_passed(
     tx: Tx, worker: str, limit: int, lease_ms: int, since: int, leased: list[Found]
 ) -> ClaimBatch:
-    """Takes expired leases, and waiting rows whose deadline passed, whatever passed first, first.
+    """Leases rows whose lease has expired and waiting rows whose deadline has passed, the earliest first.
 
-    Only what passed after `since`.
+    Considers only leases and deadlines that ended after `since`. `leased` is filled with the leased rows.
     """
     records = await tx.rows(PASSED, tx.now, max(0, limit), since)
     if not records:
@@ -108,7 +108,7 @@ async def reclaim_passed(
 
 
 async def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-    """Prolongs leases whose token still matches; the ids still held."""
+    """Extends the leases whose token still matches and returns their ids."""
     found = await leased_by_id(tx, [lease.id for lease in leases])
     held: dict[str, tuple[int, Row]] = {}
     for one in leases:
@@ -128,7 +128,7 @@ async def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> froze
 
 
 def _leased(row: Row) -> tuple[Any, ...]:
-    """In the order of `_LEASED`, `seq` left out."""
+    """Returns the values of `_LEASED`, without `seq`."""
     return (
         row.updated_at,
         row.lease_until,

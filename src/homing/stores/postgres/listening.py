@@ -1,4 +1,4 @@
-"""Hearing from PostgreSQL that something was accepted. Losing every word of it only costs time."""
+"""Receives PostgreSQL's notifications (LISTEN/NOTIFY) about new work. A lost one only delays the work."""
 
 from __future__ import annotations
 
@@ -11,37 +11,39 @@ import asyncpg
 
 from homing.stores.postgres.names import Address
 
-_AGAIN_S = 1.0
-"""Between two tries to connect."""
+_RECONNECT_DELAY_S = 1.0
 
 
 INBOX = "inbox"
-"""What is said when something was written to the inbox; nothing is said when something was accepted."""
+"""Payload of a NOTIFY about a new inbox entry. The payload is empty if notifications were accepted."""
 
 
-async def listening(address: Address, channel: str, heard: Callable[[str], None]) -> None:
-    """Listens on a connection of its own until it is cancelled; one that breaks is made anew."""
+async def listening(address: Address, channel: str, on_payload: Callable[[str], None]) -> None:
+    """Listens on a separate connection until cancelled and reconnects if it breaks.
+
+    Calls `on_payload` with the payload of each NOTIFY.
+    """
     while True:
         with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
-            await _listen(address, channel, heard)
-        await asyncio.sleep(_AGAIN_S)
+            await _listen(address, channel, on_payload)
+        await asyncio.sleep(_RECONNECT_DELAY_S)
 
 
-async def _listen(address: Address, channel: str, heard: Callable[[str], None]) -> None:
-    gone = asyncio.Event()
+async def _listen(address: Address, channel: str, on_payload: Callable[[str], None]) -> None:
+    disconnected = asyncio.Event()
     connection = await asyncpg.connect(address.url, statement_cache_size=0, timeout=30)
 
-    def told(connection: Any, pid: int, channel: str, said: object) -> None:
-        heard(str(said))
+    def on_notify(connection: Any, pid: int, channel: str, payload: object) -> None:
+        on_payload(str(payload))
 
-    def lost(*_: Any) -> None:
-        gone.set()
+    def on_disconnect(*_: Any) -> None:
+        disconnected.set()
 
     try:
-        connection.add_termination_listener(lost)
-        await connection.add_listener(channel, told)
-        for said in ("", INBOX):  # while nobody listened
-            heard(said)
-        await gone.wait()
+        connection.add_termination_listener(on_disconnect)
+        await connection.add_listener(channel, on_notify)
+        for payload in ("", INBOX):  # work may have arrived before the listener was added
+            on_payload(payload)
+        await disconnected.wait()
     finally:
         connection.terminate()

@@ -1,10 +1,10 @@
-"""What one process remembers of where it found rows last, so that it need not begin at the beginning.
+"""The low-water marks of the queues: the due time at which a claim starts to search each queue.
 
-A claimed row leaves a dead entry in the index until no transaction can see it any more. A claim that began at
-the oldest entry would walk over all of them, every time, for as long as somebody holds an old snapshot open.
-So a claim begins where the last one of this process found the first row (the low-water mark of the queue),
-and a sweep from the beginning finds what came in below: with every claim while that is cheap, and so rarely
-that it takes a twentieth of the time at most when it is not.
+A claimed row leaves a dead entry in the index until no transaction can see it any more. If every claim
+started at the oldest entry, it would have to skip all dead entries for as long as some transaction keeps an
+old snapshot. So a claim starts where this process last found the first row of the queue, its low-water mark.
+A sweep from the beginning finds rows that were added below the mark. Every claim sweeps while sweeps are
+fast. When they are slow, they are limited to a twentieth of the time.
 """
 
 from __future__ import annotations
@@ -14,57 +14,58 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-_CHEAP_S = 0.02
-_SEVERAL = 5
-"""Sweeps in a row that have to be dear before they are spared: a busy moment says little."""
-_SHARE = 20
-"""A sweep that took a second is followed by none for twenty."""
+_FAST_SWEEP_S = 0.02
+_RECENT_SWEEPS = 5
+"""Number of consecutive slow sweeps after which some are skipped. A single slow one may be a coincidence."""
+_PAUSE_FACTOR = 20
+"""The pause after a slow sweep, as a multiple of its duration."""
 
 
 class Pace:
-    """Decides when the next sweep is worth its price."""
+    """Decides when the next sweep may run."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._took: deque[float] = deque([0.0] * _SEVERAL, maxlen=_SEVERAL)
-        self._ended = float("-inf")
+        self._durations_s: deque[float] = deque([0.0] * _RECENT_SWEEPS, maxlen=_RECENT_SWEEPS)
+        self._last_ended_s = float("-inf")
 
     def due(self) -> bool:
-        """While the cheapest of the last few is cheap, always."""
-        price = min(self._took)
-        return price <= _CHEAP_S or self._clock() - self._ended >= _SHARE * price
+        """Returns True if one of the last few sweeps was fast, or the pause after a slow one is over."""
+        duration_s = min(self._durations_s)
+        return duration_s <= _FAST_SWEEP_S or self._clock() - self._last_ended_s >= _PAUSE_FACTOR * duration_s
 
     @contextmanager
     def sweep(self) -> Iterator[None]:
-        begun = self._clock()
+        """Measures the duration of the sweep inside the `with` block."""
+        started_s = self._clock()
         yield
-        self._ended = self._clock()
-        self._took.append(self._ended - begun)
+        self._last_ended_s = self._clock()
+        self._durations_s.append(self._last_ended_s - started_s)
 
 
 class Lookout:
-    """The queues that have rows, with the due time from which on there are any."""
+    """The low-water marks, as known to this process, of all queues that have waiting rows."""
 
     def __init__(self) -> None:
         self.pace = Pace()
         self.quiet = False
-        """The last claim found little, and in few queues."""
+        """True if the last claim found few rows in few queues."""
         self._marks: dict[int, int] = {}
 
     def swept(self, marks: Mapping[int, int]) -> None:
-        """A look at everything: what is not in it has no rows."""
+        """Replaces all marks after a sweep. A queue without a mark has no waiting rows."""
         self._marks = dict(marks)
 
     def begin(self, now: int) -> dict[int, int]:
-        """Queues that may have due rows, and where to begin in each."""
+        """Returns the marks of the queues that may have due rows."""
         return {queue: mark for queue, mark in self._marks.items() if mark <= now}
 
     def later(self, now: int) -> dict[int, int]:
-        """Queues whose first row is due later, and when."""
+        """Returns the marks of the queues whose first row is due after `now`."""
         return {queue: mark for queue, mark in self._marks.items() if mark > now}
 
     def mark(self, queue: int, due_at: int | None) -> None:
-        """The first row of this queue is due then; None: it has none."""
+        """Sets the mark of a queue to the due time of its first row. None means that it has no rows."""
         if due_at is None:
             self._marks.pop(queue, None)
         else:

@@ -1,7 +1,8 @@
-"""Applying migrations while others work.
+"""Applies migrations while other processes use the store.
 
-Each is a transaction of its own, and one process applies at a time. A statement that waits for a table's lock
-makes all wait that come after it; so it waits for a moment only, steps aside, and tries again.
+Each migration is one transaction, and only one process migrates at a time. A statement that waits for the
+lock of a table blocks all later statements on that table. So a migration waits only briefly for a lock, rolls
+back and tries again.
 """
 
 from __future__ import annotations
@@ -23,17 +24,16 @@ from homing.stores.postgres.queues import Queues
 from homing.stores.postgres.statements import Speaks, Tx
 
 LOCK_TIMEOUT_MS = 1_000
-"""How long the work of others may be held up by a migration that waits for its turn."""
+"""Limit of a migration's wait for a lock, and so of the time for which it blocks other transactions."""
 PATIENCE_S = 120.0
-"""How long it is tried again before somebody has to look who holds the lock."""
+"""Time for which a migration is retried before an operator must end the transactions that hold the lock."""
 _BETWEEN_TRIES_S = 0.5
-_LONGEST_S = 4 * 3600.0
-"""For the statements of one migration."""
+_STATEMENT_TIMEOUT_S = 4 * 3600.0
 
 _LOCK = "homing migrate {schema}"
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))"
 _TRY_SESSION_LOCK = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))"
-_PREPARED = """
+_CREATE_TABLE = """
 CREATE TABLE IF NOT EXISTS homing.schema_versions (
     version    integer PRIMARY KEY,
     name       text    NOT NULL,
@@ -41,14 +41,14 @@ CREATE TABLE IF NOT EXISTS homing.schema_versions (
     runs_with  integer NOT NULL
 )
 """
-_APPLIED = """
+_RECORD_APPLIED = """
 INSERT INTO homing.schema_versions (version, name, applied_at, runs_with)
 VALUES ($1, $2, floor(extract(epoch FROM now()) * 1000)::bigint, $3)
 """
 
 
 class _Waits(Enum):
-    """Somebody else migrates, or holds what has to be locked: try again."""
+    """Another process is migrating or holds a required lock. Try again later."""
 
     LATER = True
 
@@ -58,9 +58,9 @@ LATER = _Waits.LATER
 
 
 async def migrate(database: Database, where: str) -> tuple[str, ...]:
-    """Applies what is missing, one after the other; the names of what it applied.
+    """Applies the pending migrations one after the other and returns their names.
 
-    While another process migrates, it waits for that one: should it die, its lock goes with it.
+    Waits while another process is migrating. If that process dies, its lock is released.
     """
     applied: list[str] = []
     clock = asyncio.get_running_loop().time
@@ -68,19 +68,19 @@ async def migrate(database: Database, where: str) -> tuple[str, ...]:
     while True:
         step: _Step | None
         try:
-            step = await database.do(lambda tx: _next(tx, where), timed=False)
+            step = await database.do(lambda tx: _apply_next(tx, where), timed=False)
         except StoreBusy:
             if clock() >= give_up_at:
                 raise StoreBusy(
-                    f"{where}: other transactions hold the tables that a migration has to lock, for "
-                    f"{PATIENCE_S:.0f} s by now. Nothing of it was changed; end them (pg_stat_activity shows "
-                    "them) and run `homing db migrate` again."
+                    f"{where}: other transactions have held the tables that a migration must lock for "
+                    f"{PATIENCE_S:.0f} s. The migration changed nothing; end those transactions "
+                    "(pg_stat_activity shows them) and run `homing db migrate` again."
                 ) from None
             step = LATER
         if step is None:
             return tuple(applied)
         if isinstance(step, Migration) and step.outside_transaction:
-            step = await _outside(database, step)
+            step = await _apply_outside_transaction(database, step)
         if isinstance(step, Migration):
             applied.append(step.name)
             give_up_at = clock() + PATIENCE_S
@@ -88,8 +88,11 @@ async def migrate(database: Database, where: str) -> tuple[str, ...]:
             await asyncio.sleep(_BETWEEN_TRIES_S)
 
 
-async def _next(tx: Tx, where: str) -> _Step | None:
-    """The next migration, applied if that can be done in this transaction; None: there is none."""
+async def _apply_next(tx: Tx, where: str) -> _Step | None:
+    """Applies the next migration, unless it must run outside a transaction.
+
+    Returns the migration, or None if none is pending.
+    """
     if not pending(schema.MIGRATIONS, await schema.standing_of(tx), where):
         return None
     await tx.run(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}")
@@ -97,19 +100,19 @@ async def _next(tx: Tx, where: str) -> _Step | None:
         return LATER
     if not await tx.one("SELECT to_regnamespace($1::text) IS NOT NULL", tx.schema):
         await tx.run(f"CREATE SCHEMA {tx.schema}")
-    await tx.run(_PREPARED)
+    await tx.run(_CREATE_TABLE)
     missing = pending(schema.MIGRATIONS, await schema.standing_of(tx), where)
     if not missing:
         return None
     migration = missing[0]
     if not migration.outside_transaction:
-        await tx.script(migration.sql, timeout_s=_LONGEST_S)
-        await _note(tx, migration)
+        await tx.script(migration.sql, timeout_s=_STATEMENT_TIMEOUT_S)
+        await _record_applied(tx, migration)
     return migration
 
 
-async def _outside(database: Database, migration: Migration) -> _Step:
-    """Applies one that commits each of its statements, on a connection of its own that holds the lock."""
+async def _apply_outside_transaction(database: Database, migration: Migration) -> _Step:
+    """Applies a migration that commits each statement, on a separate connection that holds the lock."""
     address = database.address
     try:
         connection = await asyncpg.connect(address.url, timeout=30, statement_cache_size=0)
@@ -120,10 +123,10 @@ async def _outside(database: Database, migration: Migration) -> _Step:
             return LATER
         tx = Tx(cast(Speaks, connection), 0, address.schema, Queues())
         if migration not in pending(schema.MIGRATIONS, await schema.standing_of(tx), address.where):
-            return LATER  # another has applied it meanwhile
+            return LATER  # another process has applied it in the meantime
         for statement in _statements(migration.sql):
-            await connection.execute(in_schema(statement, address.schema), timeout=_LONGEST_S)
-        await _note(tx, migration)
+            await connection.execute(in_schema(statement, address.schema), timeout=_STATEMENT_TIMEOUT_S)
+        await _record_applied(tx, migration)
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise translated(error, address.where) from error
     finally:
@@ -131,11 +134,11 @@ async def _outside(database: Database, migration: Migration) -> _Step:
     return migration
 
 
-async def _note(tx: Tx, migration: Migration) -> None:
-    await tx.run(_APPLIED, migration.version, migration.name, migration.runs_with)
+async def _record_applied(tx: Tx, migration: Migration) -> None:
+    await tx.run(_RECORD_APPLIED, migration.version, migration.name, migration.runs_with)
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One at a time; such a migration holds no bodies of functions."""
+    """Yields the statements of a script that contains no function bodies."""
     lines = [line for line in script.splitlines() if not line.startswith("--")]
     yield from (statement for statement in "\n".join(lines).split(";") if statement.strip())

@@ -1,4 +1,4 @@
-"""Which schema, which server: what a URL says, and how statements are written for that schema."""
+"""Parses the store's URL and adapts SQL statements to the schema that it names."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from homing.core.errors import ConfigError
 
 DEFAULT_SCHEMA = "homing"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,47}")
-_WRITTEN = re.compile(r"\bhoming\.(?=[a-z_])")
+_SCHEMA_PREFIX = re.compile(r"\bhoming\.(?=[a-z_])")
 
 
 class Address(Struct, frozen=True):
-    """A database and how it is used. Its text never shows a user or a password."""
+    """A database and the options for its use. The repr contains no user and no password."""
 
     url: str
+    """The URL for the driver, without Homing's own options."""
     where: str
-    """Host and database, as errors name them."""
+    """Host and database, for messages."""
     schema: str = DEFAULT_SCHEMA
     pool_size: int = 10
+    """Limit of connections in the pool."""
     cached_statements: int = 200
-    """0: for a pooler that gives each transaction another connection."""
+    """Limit of prepared statements per connection. Must be 0 with a pooler in transaction mode."""
     listen: bool = True
-    """Whether a connection of its own waits for news (`LISTEN`)."""
+    """True if a separate connection receives notifications about new work (`LISTEN`)."""
 
     def __repr__(self) -> str:
         return f"Address({self.where!r}, schema={self.schema!r})"
 
 
 def read_address(url: str) -> Address:
-    """`schema`, `pool_size`, `cached_statements` and `listen` in the URL's query are Homing's own.
+    """Parses a PostgreSQL URL. Raises `ConfigError` if it is not valid.
 
-    Everything else there is the driver's.
+    The query parameters `schema`, `pool_size`, `cached_statements` and `listen` are Homing's own. All others
+    are passed to the driver.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("postgresql", "postgres"):
@@ -45,8 +48,8 @@ def read_address(url: str) -> Address:
     own: dict[str, Any] = {}
     rest = []
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name in _OWN:
-            own[name] = _OWN[name](name, value)
+        if name in _OPTION_PARSERS:
+            own[name] = _OPTION_PARSERS[name](name, value)
         else:
             rest.append((name, value))
     host = parts.netloc.rpartition("@")[2] or "localhost"
@@ -54,40 +57,42 @@ def read_address(url: str) -> Address:
     return Address(urlunsplit(parts._replace(query=urlencode(rest))), where, **own)
 
 
-def _plain(name: str, value: str) -> str:
+def _parse_name(name: str, value: str) -> str:
     if not _NAME.fullmatch(value):
-        raise ConfigError("store", f"has a {name} that is not a plain lower-case name of at most 48 letters")
+        raise ConfigError(
+            "store", f"has a {name} that is not a lower-case identifier of at most 48 letters, digits or _"
+        )
     return value
 
 
-def _whole(name: str, value: str) -> int:
+def _parse_integer(name: str, value: str) -> int:
     if not value.isascii() or not value.isdigit():
         raise ConfigError("store", f"has a {name} that is not a whole number")
     return int(value)
 
 
-def _least_one(name: str, value: str) -> int:
-    number = _whole(name, value)
+def _parse_positive(name: str, value: str) -> int:
+    number = _parse_integer(name, value)
     if number < 1:
         raise ConfigError("store", f"has a {name} below 1")
     return number
 
 
-def _yes(name: str, value: str) -> bool:
+def _parse_bool(name: str, value: str) -> bool:
     if value not in ("true", "false"):
         raise ConfigError("store", f"has a {name} that is neither true nor false")
     return value == "true"
 
 
-_OWN: dict[str, Callable[[str, str], object]] = {
-    "schema": _plain,
-    "pool_size": _least_one,
-    "cached_statements": _whole,
-    "listen": _yes,
+_OPTION_PARSERS: dict[str, Callable[[str, str], object]] = {
+    "schema": _parse_name,
+    "pool_size": _parse_positive,
+    "cached_statements": _parse_integer,
+    "listen": _parse_bool,
 }
 
 
 @lru_cache(maxsize=1024)
 def in_schema(sql: str, schema: str) -> str:
-    """The statement for a schema. Statements are written with the literal `homing.` before every name."""
-    return sql if schema == DEFAULT_SCHEMA else _WRITTEN.sub(f"{schema}.", sql)
+    """Replaces the literal prefix `homing.`, with which all statements are written, by the schema's name."""
+    return sql if schema == DEFAULT_SCHEMA else _SCHEMA_PREFIX.sub(f"{schema}.", sql)

@@ -1,4 +1,4 @@
-"""New rows: their numbers, and what is written of them where."""
+"""Assigns seqs to new rows and builds what is written to `messages`, `live` and `settled`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ MESSAGES_ONCE = insertion("messages", _MESSAGE, "ON CONFLICT (id) DO NOTHING RET
 STATES = {table: insertion(table, NEW) for table in ("live", "settled")}
 
 New = tuple[Change, str]
-"""A new row, and its message as JSON."""
+"""(change that creates the row, message as JSON)."""
 Numbered = tuple[int, Change, str]
-"""The same with its number."""
+"""(seq, change that creates the row, message as JSON)."""
 
 
 async def numbered(tx: Tx, new: Sequence[New]) -> list[Numbered]:
-    """By id: what is due together goes in that order."""
+    """Assigns seqs in the order of the ids, because rows that are due at the same time are sent by seq."""
     by_id = sorted(new, key=lambda one: one[0].row.id)
     return [(seq, *one) for seq, one in zip(await tx.seqs(len(by_id)), by_id, strict=True)]
 
 
 def messages_of(rows: Iterable[Numbered]) -> list[tuple[Any, ...]]:
-    """What goes to `messages`."""
+    """Returns the columns to insert into `messages`."""
     return [(seq, *message_columns(change.row, message)) for seq, change, message in rows]
 
 
 async def states_of(tx: Tx, rows: Sequence[Numbered]) -> list[Write]:
-    """What goes to `live`, and what never was alive to `settled`."""
+    """Returns the inserts into `live`, and into `settled` for rows that are final from the start."""
     queues = await tx.queues.find(tx, {queue_of(change.row) for _, change, _ in rows})
     columns: dict[str, list[tuple[Any, ...]]] = {"live": [], "settled": []}
     for seq, change, _ in rows:

@@ -1,4 +1,4 @@
-"""The hot statements by name, for whoever wants to look at their query plans."""
+"""The hot statements by name, for tests and benchmarks that inspect their query plans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from homing.stores.postgres import changes, claim, leases, new_rows, rows, settl
 
 
 def hot_statements() -> dict[str, str]:
-    """Everything that runs for each batch of accept, claim, reclaim and settle."""
+    """Returns the statements that run for each batch of accept, claim, reclaim and settle."""
     return {
         "accept: messages": new_rows.MESSAGES.text,
         "accept: messages that may be there": new_rows.MESSAGES_ONCE.text,

@@ -1,4 +1,4 @@
-"""The dictionary of queues: (lane, tenant, outlet) ↔ a number, as far as this process has met them."""
+"""Maps queues (lane, tenant, outlet) to their numbers in the database and back, with a cache per process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 Queue = tuple[str, str, str]
 """(lane, tenant, outlet)."""
 
-_MOST = 100_000
-"""Entries remembered: when there are more, it starts afresh."""
+_MAX_CACHED_QUEUES = 100_000
+"""When the cache reaches this size, it is emptied."""
 _FIND = """
 SELECT q.id, q.lane, q.tenant, q.outlet
 FROM unnest($1::text[], $2::text[], $3::text[]) AS w(lane, tenant, outlet)
@@ -28,10 +28,10 @@ _NAMED = "SELECT id, lane, tenant, outlet FROM homing.queues WHERE id = ANY($1::
 
 
 class Queues:
-    """Numbers are never given twice and never taken back, so what was read once stays true.
+    """The numbers of queues. A number is never changed or reused, so a cached one stays valid.
 
-    But one that a transaction has added is true for itself alone until it commits: `Tx.made` holds those, and
-    they are remembered afterwards.
+    A queue created by a transaction is not valid elsewhere until the commit. `PostgresTransaction.made` holds
+    it until then, and it is added to the cache afterwards.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Queues:
         self._names: dict[int, Queue] = {}
 
     def unknown(self, queues: Iterable[Queue]) -> list[Queue]:
-        """Those that have to be looked up, each once, in order."""
+        """Returns those queues that are not cached, each once, in order."""
         return sorted({queue for queue in queues if queue not in self._numbers})
 
     def number(self, queue: Queue) -> int:
@@ -49,15 +49,15 @@ class Queues:
         return self._names[number]
 
     def learn(self, number: int, queue: Queue) -> None:
-        """What is committed."""
-        if len(self._names) >= _MOST:
+        """Adds a committed queue to the cache."""
+        if len(self._names) >= _MAX_CACHED_QUEUES:
             self._numbers.clear()
             self._names.clear()
         self._numbers[queue] = number
         self._names[number] = queue
 
     async def find(self, tx: Tx, queues: Iterable[Queue]) -> dict[Queue, int]:
-        """The numbers of these queues; those that do not exist yet are made."""
+        """Returns the numbers of these queues. Creates those that do not exist yet."""
         wanted = list(queues)
         found = {queue: self._numbers[queue] for queue in wanted if queue in self._numbers}
         found |= {queue: tx.made[queue] for queue in wanted if queue in tx.made}
@@ -73,7 +73,7 @@ class Queues:
         return found
 
     async def names(self, tx: Tx, numbers: Iterable[int]) -> dict[int, Queue]:
-        """The queues of these numbers."""
+        """Returns the queues with these numbers, by number."""
         wanted = set(numbers)
         missing = sorted(number for number in wanted if number not in self._names)
         found = {number: self._names[number] for number in wanted if number in self._names}
@@ -92,4 +92,5 @@ class Queues:
 
 
 def columns(queues: list[Queue]) -> tuple[list[str], list[str], list[str]]:
+    """Returns the lanes, the tenants and the outlets of these queues."""
     return [q[0] for q in queues], [q[1] for q in queues], [q[2] for q in queues]

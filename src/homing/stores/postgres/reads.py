@@ -1,4 +1,4 @@
-"""Everything that only reads: notifications, counts, sums."""
+"""Read-only queries: notifications, dead letters, tallies and hourly sums."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SIZES = """
 WITH chosen AS MATERIALIZED ({chosen})
 SELECT octet_length(m.message) FROM chosen JOIN homing.messages AS m ON m.seq = chosen.seq ORDER BY {order}
 """
-# The soonest of each of the tenant's queues, by the index that claims use, and of these the soonest.
+# Reads the earliest due rows of each of the tenant's queues by the index that claims use, then merges them.
 WAITING = """
 SELECT due.seq, due.due_at FROM homing.queues AS q
 CROSS JOIN LATERAL (
@@ -89,7 +89,7 @@ _TENANTS = "SELECT tenant FROM homing.tallies UNION SELECT tenant FROM homing.le
 
 
 async def get(tx: Tx, tenant: str, id: str) -> History | None:
-    """Everything about one notification; another tenant's is not there."""
+    """Returns one notification with its history, or None if it does not exist or has another tenant."""
     found = (await rows_by_id(tx, (id,))).get(id) if is_id(id) else None
     if found is None or found[1].tenant != tenant:
         return None
@@ -103,7 +103,7 @@ async def get(tx: Tx, tenant: str, id: str) -> History | None:
 
 
 async def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
-    """Newest first."""
+    """Returns a page of the notifications that match the filter, the newest first."""
     found = await query(tx, tenant, filter, filter.statuses)
     if cursor is not None:
         found = found.beyond(
@@ -116,7 +116,10 @@ async def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str
 
 
 async def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
-    """Soonest due first."""
+    """Returns waiting notifications, the earliest due first.
+
+    `ready` selects those due now (True), those due later (False) or both (None).
+    """
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
     page = await _page(tx, WAITING, "chosen.due_at, m.id", tenant, first, last, limit, limit=limit)
@@ -124,8 +127,8 @@ async def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
 
 
 async def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
-    """By status in the order of its life, then by attempts."""
-    whose, parameters = _whose(tenant, 1)
+    """Returns the counts by status, in the order of the life cycle, and number of attempts."""
+    whose, parameters = _tenant_condition(tenant, 1)
     found = [
         Tally(Status(status), attempts, count, purged)
         for status, attempts, count, purged in await tx.rows(_TALLIES.format(whose=whose), *parameters)
@@ -134,7 +137,7 @@ async def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
 
 
 async def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Dead letters by what they died of, most first."""
+    """Returns the dead letters grouped by error, the largest group first."""
     found = await tx.rows(ERROR_GROUPS, tenant, limit)
     return tuple(
         ErrorGroup(
@@ -151,8 +154,8 @@ async def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...
 
 
 async def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
-    """The hours that end after `since_ms` ago, oldest first."""
-    whose, parameters = _whose(tenant, 2)
+    """Returns the sums of the hours that end within the last `since_ms`, the oldest first."""
+    whose, parameters = _tenant_condition(tenant, 2)
     found = await tx.rows(_ROLL_UPS.format(whose=whose), tx.now - since_ms - HOUR_MS, *parameters)
     return tuple(
         RollUp(
@@ -167,8 +170,8 @@ async def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, .
 
 
 async def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
-    """When the longest-waiting retry was last attempted."""
-    whose, parameters = _whose(tenant, 1)
+    """Returns the earliest time of a last attempt among the retrying notifications, if any."""
+    whose, parameters = _tenant_condition(tenant, 1)
     at: int | None = await tx.one(OLDEST_RETRY.format(whose=whose), *parameters)
     return views.when(at)
 
@@ -176,23 +179,26 @@ async def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
 async def silent(
     tx: Tx, status: Status, providers: Collection[str], after: int, until: int, limit: int
 ) -> tuple[tuple[str, str], ...]:
-    """(tenant, id) of those that have not changed since then, the longest silent first."""
+    """Returns (tenant, id) of notifications with this status that last changed between `after` and `until`.
+
+    The longest unchanged come first.
+    """
     found = await tx.rows(SILENT, status.value, after, until, list(providers), max(0, limit))
     return tuple((tenant, id) for tenant, id in found)
 
 
 async def tenants(tx: Tx) -> tuple[str, ...]:
-    """All that have or had notifications."""
+    """Returns all tenants that have or had notifications."""
     return tuple(tenant for (tenant,) in await tx.rows(_TENANTS))
 
 
-def _whose(tenant: str | None, number: int) -> tuple[str, tuple[str, ...]]:
-    """The condition for one tenant, or for all, with its parameter."""
+def _tenant_condition(tenant: str | None, number: int) -> tuple[str, tuple[str, ...]]:
+    """Returns the SQL condition for one tenant, or for all if None, and its parameters."""
     return ("true", ()) if tenant is None else (f"tenant = ${number}", (tenant,))
 
 
 async def _page(tx: Tx, chosen: str, order: str, *parameters: Column, limit: int) -> Page:
-    """As many of the chosen as the limit and the bytes of a page allow."""
+    """Returns the selected notifications, as many as the limit and the maximum size of a page allow."""
     sizes = await tx.rows(_SIZES.format(chosen=chosen, order=order), *parameters)
     kept = min(limit, that_fit(size for (size,) in sizes))
     if not kept:

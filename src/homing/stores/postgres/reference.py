@@ -1,4 +1,4 @@
-"""Reference data, and what all workers share."""
+"""Registry entries, and the state that workers share: breakers, rate limit buckets and leader leases."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SELECT {_ENTRY} FROM homing.registry AS r
 WHERE r.tenant = $1 AND r.kind = $2 AND r.key >= $3 AND r.key > $4 AND starts_with(r.key, $3)
 ORDER BY r.key LIMIT $5
 """  # noqa: S608
-# What is not there cannot be locked: an empty entry of version 0 is made first. Nobody else ever sees one.
-_MAKE_ROOM = """
+# A missing entry cannot be locked, so an empty one of version 0 is inserted first. It is never committed.
+_INSERT_EMPTY = """
 INSERT INTO homing.registry (tenant, kind, key, value, version, updated_at, updated_by)
 SELECT p.*, '{}', 0, 0, '' FROM unnest($1::text[], $2::text[], $3::text[]) AS p
 ON CONFLICT (tenant, kind, key) DO NOTHING
@@ -39,7 +39,7 @@ JOIN homing.registry AS r ON r.tenant = p.tenant AND r.kind = p.kind AND r.key =
 ORDER BY r.tenant, r.kind, r.key
 FOR UPDATE OF r
 """
-_CLEAR_ROOM = """
+_DELETE_EMPTY = """
 DELETE FROM homing.registry AS r USING unnest($1::text[], $2::text[], $3::text[]) AS p (tenant, kind, key)
 WHERE r.tenant = p.tenant AND r.kind = p.kind AND r.key = p.key AND r.version = 0
 """
@@ -56,14 +56,14 @@ INSERT INTO homing.breakers (provider, version, breaker) VALUES ($1, $2, $3) ON 
 _NEXT_BREAKER = """
 UPDATE homing.breakers SET version = $2, breaker = $3 WHERE provider = $1 AND version = $2 - 1
 """
-# Full buckets where they are new; an update that changes nothing locks them and reads them in one step. In
-# the order of their keys, so that two who want the same ones never wait for each other.
+# A new bucket starts full. For an existing one, the update changes nothing, but locks and reads it in one
+# step. The order of the keys avoids deadlocks.
 _BUCKETS = """
 INSERT INTO homing.buckets AS b (key, tokens, at)
 SELECT w.key, w.tokens, $3 FROM unnest($1::text[], $2::float8[]) AS w (key, tokens) ORDER BY w.key COLLATE "C"
 ON CONFLICT (key) DO UPDATE SET at = b.at RETURNING b.key, b.tokens, b.at
 """
-_KEEP_BUCKETS = """
+_WRITE_BUCKETS = """
 UPDATE homing.buckets AS b SET tokens = w.tokens, at = w.at
 FROM unnest($1::text[], $2::float8[], $3::bigint[]) AS w (key, tokens, at) WHERE b.key = w.key
 """
@@ -80,7 +80,7 @@ Place = tuple[str, str, str]
 
 
 async def get_many(tx: Tx, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-    """The entries that are there."""
+    """Returns the existing entries with these keys, by key."""
     found = map(_entry, await tx.rows(_GET_MANY, tenant, kind, list(keys)))
     return {entry.key: entry for entry in found}
 
@@ -88,26 +88,29 @@ async def get_many(tx: Tx, tenant: str, kind: str, keys: Collection[str]) -> dic
 async def list_entries(
     tx: Tx, tenant: str, kind: str, prefix: str, after: str, limit: int
 ) -> tuple[Entry, ...]:
-    """By key, ascending."""
+    """Returns entries whose key starts with `prefix` and follows `after`, in the order of their keys."""
     return tuple(map(_entry, await tx.rows(_LIST, tenant, kind, prefix, after, max(0, limit))))
 
 
 async def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
-    """All or nothing; None where one has moved on from its version."""
+    """Writes all entries, or none if the version of one has changed. Returns None in that case.
+
+    An entry with version -1 is written unconditionally.
+    """
     if not entries:
         return ()
     wanted = sorted({_place(entry) for entry in entries})
     places = columns_of(wanted, 3)
     versions: dict[Place, int] = {}
-    while len(versions) < len(wanted):  # one that was just being deleted has to be made after all
-        await tx.run(_MAKE_ROOM, *places)
+    while len(versions) < len(wanted):  # repeats if an entry was deleted between the two statements
+        await tx.run(_INSERT_EMPTY, *places)
         versions = {(t, kind, key): version for t, kind, key, version in await tx.rows(_LOCK, *places)}
     written: list[Entry] = []
     for entry in entries:
         refuse_rewrite(entry.kind, entry.version)
         version = versions[_place(entry)]
         if entry.version not in (version, -1):
-            await tx.run(_CLEAR_ROOM, *places)
+            await tx.run(_DELETE_EMPTY, *places)
             return None
         versions[_place(entry)] = version + 1
         written.append(replace(entry, version=version + 1, updated_at=tx.now, updated_by=who))
@@ -118,26 +121,26 @@ async def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] |
 
 
 async def delete(tx: Tx, tenant: str, kind: str, keys: Sequence[str]) -> int:
-    """How many of them were there."""
+    """Deletes entries and returns the number of those that existed."""
     refuse_rewrite(kind)
     return await tx.run(_DELETE, tenant, kind, list(keys))
 
 
 async def breakers(tx: Tx) -> dict[str, Breaker]:
-    """All of them, by provider."""
+    """Returns all breakers, by provider."""
     found = await tx.rows("SELECT provider, breaker FROM homing.breakers")
     return {provider: _decode_breaker(breaker) for provider, breaker in found}
 
 
 async def put_breaker(tx: Tx, provider: str, breaker: Breaker) -> bool:
-    """Compare-and-set on the version."""
+    """Writes the breaker and returns True, or returns False if its version is not the stored one."""
     stored = replace(breaker, version=breaker.version + 1)
     statement = _NEXT_BREAKER if breaker.version else _FIRST_BREAKER
     return await tx.run(statement, provider, stored.version, encode(stored)) == 1
 
 
 async def take_tokens(tx: Tx, wants: Mapping[str, Want]) -> dict[str, Taken]:
-    """Up to as many tokens of each bucket as are wanted of it."""
+    """Takes tokens from the rate limit buckets, from each at most as many as requested."""
     full = [float(want.limit.burst) for want in wants.values()]
     kept: list[tuple[str, float, int]] = []
     taken: dict[str, Taken] = {}
@@ -146,12 +149,12 @@ async def take_tokens(tx: Tx, wants: Mapping[str, Want]) -> dict[str, Taken]:
         bucket, granted, wait_ms = limits.take(Bucket(tokens, at), want.limit, tx.now, want.tokens)
         kept.append((key, bucket.tokens, bucket.at))
         taken[key] = Taken(granted, wait_ms)
-    await tx.run(_KEEP_BUCKETS, *columns_of(kept, 3))
+    await tx.run(_WRITE_BUCKETS, *columns_of(kept, 3))
     return taken
 
 
 async def lead(tx: Tx, task: str, worker: str, for_ms: int) -> bool:
-    """True for one worker at a time."""
+    """Acquires or renews the leader lease of a task. Returns False if another worker holds it."""
     return await tx.run(_LEAD, task, worker, tx.now + for_ms, tx.now) == 1
 
 

@@ -1,7 +1,7 @@
-"""Finding notifications, locking them, and writing them whole.
+"""Reads, locks and writes the rows of notifications.
 
-A row lives in `live` while something is still to happen by itself, else in `settled`. Whoever locks rows does
-so in the order of `seq`, in `live` first, so that no two wait for each other.
+A row is in `live` while Homing still has to act on it, otherwise in `settled`. Rows are locked in the order
+of `seq`, in `live` first, so that no deadlock arises.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from homing.stores.postgres.codec import SELECTED, rows_from, selected
 from homing.stores.postgres.columns import STATE, is_id, state_columns
 from homing.stores.postgres.statements import Batch, Tx
 
-_MOVES = 8
-"""How often a row may change its table while one waits for its lock."""
-_LOOKS = 2
+_MAX_LOCK_ROUNDS = 8
+"""Limit of tries to lock a row that keeps moving between `live` and `settled`."""
+_MAX_READS = 2
 _SEQS = "SELECT id::text, seq FROM homing.messages WHERE id = ANY($1::text[]::uuid[])"
 _BY_ID = f"SELECT {SELECTED} FROM homing.rows AS r WHERE r.id = ANY($1::text[]::uuid[])"  # noqa: S608
 _BY_SEQ = f"SELECT {SELECTED} FROM homing.rows AS r WHERE r.seq = ANY($1::bigint[])"  # noqa: S608
@@ -43,7 +43,7 @@ INSERT INTO homing.TABLE ({", ".join(STATE)}) SELECT * FROM gone
 
 
 def _for_both(text: str) -> dict[str, Batch]:
-    """The statement for each of the two tables; the other is where a row may come from."""
+    """Builds the statement for each of the two tables. OTHER is the table that a row may come from."""
     both = (("live", "settled"), ("settled", "live"))
     return {
         table: Batch(text.replace("TABLE", table).replace("OTHER", other), STATE) for table, other in both
@@ -55,7 +55,7 @@ _MOVED = _for_both(_MOVE)
 
 
 async def rows_by_id(tx: Tx, ids: Collection[str], *, lock: bool = False) -> dict[str, Found]:
-    """The rows of these ids that are there, whoever they belong to; locked until the transaction ends."""
+    """Returns the existing rows with these ids, of any tenant, by id. Locks them first if `lock` is True."""
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
     if not lock:
         return {found[1].id: found for found in rows_from(await tx.rows(_BY_ID, wanted))} if wanted else {}
@@ -65,7 +65,7 @@ async def rows_by_id(tx: Tx, ids: Collection[str], *, lock: bool = False) -> dic
 
 
 async def rows_by_seq(tx: Tx, seqs: Collection[int], *, lock: bool = False) -> dict[int, StoredRow]:
-    """The rows of these numbers, in their order."""
+    """Returns the existing rows with these seqs, in their order. Locks them first if `lock` is True."""
     wanted = sorted(set(seqs))
     if not wanted:
         return {}
@@ -75,14 +75,14 @@ async def rows_by_seq(tx: Tx, seqs: Collection[int], *, lock: bool = False) -> d
 
 
 async def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
-    """The live ones among these ids, locked.
+    """Locks and returns the live rows with these ids, by id.
 
-    A row that changed its queue while its lock was waited for is joined with the queue it had, and so not
-    found; the second look has a newer snapshot.
+    If a row changes its queue while this transaction waits for its lock, the join still uses the old queue
+    and does not return the row. The second read has a newer snapshot.
     """
     found: dict[str, Found] = {}
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
-    for _ in range(_LOOKS):
+    for _ in range(_MAX_READS):
         found |= {row.id: (seq, row) for seq, row in rows_from(await tx.rows(LEASED, wanted))}
         wanted = [id for id in wanted if id not in found]
         if not wanted:
@@ -91,13 +91,13 @@ async def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
 
 
 async def stored(tx: Tx, ids: Collection[str]) -> set[str]:
-    """Those ids that exist at all."""
+    """Returns those ids that exist."""
     wanted = [id for id in dict.fromkeys(ids) if is_id(id)]
     return {id for id, _ in await tx.rows(_SEQS, wanted)} if wanted else set()
 
 
 async def write_rows(tx: Tx, rows: Mapping[int, Row]) -> None:
-    """Writes everything that can change; a row whose status ends or revives it moves to its other table."""
+    """Writes all mutable columns. A row whose new status belongs to the other table is moved there."""
     queues = await tx.queues.find(tx, {queue_of(row) for row in rows.values()})
     for table, is_live in (("live", True), ("settled", False)):
         here = {seq: row for seq, row in rows.items() if (row.status in LIVE) is is_live}
@@ -111,14 +111,14 @@ async def write_rows(tx: Tx, rows: Mapping[int, Row]) -> None:
 
 
 def queue_of(row: Row) -> tuple[str, str, str]:
-    """The queue that the row waits in, or would wait in."""
+    """Returns the queue that the row waits in, or would wait in."""
     return row.lane, row.tenant, row.outlet
 
 
 async def _lock(tx: Tx, seqs: list[int]) -> None:
-    """Waits for each row until it is ours, wherever it has moved meanwhile; one that is gone is left out."""
+    """Locks each row, even if it moves to the other table in the meantime. A deleted row is skipped."""
     left = seqs
-    for _ in range(_MOVES):
+    for _ in range(_MAX_LOCK_ROUNDS):
         for table in ("live", "settled"):
             locked = {seq for (seq,) in await tx.rows(_LOCK.format(table=table), left)}
             left = [seq for seq in left if seq not in locked]
@@ -127,4 +127,4 @@ async def _lock(tx: Tx, seqs: list[int]) -> None:
         left = [seq for (seq,) in await tx.rows(_STILL_THERE, left)]
         if not left:
             return
-    raise StoreBusy("A notification changes faster than it can be locked. Nothing was changed; try again.")
+    raise StoreBusy("A notification changed too often to be locked. Nothing was changed; try again.")

@@ -1,4 +1,4 @@
-"""Which migrations a schema has seen, and whether this program can work on it (see `migrating`)."""
+"""Reads which migrations were applied to a schema and checks that this program can work with it."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from homing.stores.postgres.statements import Tx
 MIGRATIONS = migrations("postgres")
 
 OLDEST = 140000
+"""The oldest supported `server_version_num`."""
 _EXISTS = "SELECT to_regclass($1::text) IS NOT NULL"
-_STANDING = """
+_READ_STATE = """
 SELECT coalesce(max(version), 0), coalesce(max(runs_with), 0) FROM homing.schema_versions
 """
-_HALF_COPIED = "SELECT EXISTS (SELECT 1 FROM homing.copies WHERE ended_at IS NULL)"
+_COPY_IS_INCOMPLETE = "SELECT EXISTS (SELECT 1 FROM homing.copies WHERE ended_at IS NULL)"
 
 
 async def standing_of(tx: Tx) -> Standing:
-    """Where the schema stands."""
+    """Returns the state of the schema."""
     if not await tx.one(_EXISTS, in_schema("homing.schema_versions", tx.schema)):
         return Standing()
-    [(version, runs_with)] = await tx.rows(_STANDING)
+    [(version, runs_with)] = await tx.rows(_READ_STATE)
     return Standing(version, runs_with)
 
 
 async def version_of(tx: Tx) -> int:
-    """The version of the schema; 0: there is none yet."""
+    """Returns the version of the schema, or 0 if there is none yet."""
     return (await standing_of(tx)).version
 
 
 async def check_version(tx: Tx, where: str) -> None:
-    """Raises `SchemaError` for a server that is too old, or a schema that this program is too old for."""
+    """Raises `SchemaError` if the server is too old, or this program is too old for the schema."""
     server: int = await tx.one("SELECT current_setting('server_version_num')::integer")
     if server < OLDEST:
         raise SchemaError(f"{where} is PostgreSQL {server // 10000}; Homing needs 14 or newer.")
@@ -39,6 +40,6 @@ async def check_version(tx: Tx, where: str) -> None:
 
 
 async def check_whole(tx: Tx, where: str) -> None:
-    """Raises `SchemaError` while a copy into the schema has not ended: nobody may use half of it."""
-    if await tx.one(_EXISTS, in_schema("homing.copies", tx.schema)) and await tx.one(_HALF_COPIED):
-        raise SchemaError(f"{where} holds a copy that has not ended. Run the same `homing db copy` again.")
+    """Raises `SchemaError` if a copy into the schema is incomplete."""
+    if await tx.one(_EXISTS, in_schema("homing.copies", tx.schema)) and await tx.one(_COPY_IS_INCOMPLETE):
+        raise SchemaError(f"{where} holds an incomplete copy. Run the same `homing db copy` again.")

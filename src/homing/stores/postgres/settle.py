@@ -1,4 +1,4 @@
-"""settle: what became of claims, applied where the token is still the newest."""
+"""Applies settlements to leased rows. A settlement is applied only if its token is still the newest."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from homing.stores.postgres.rows import leased_by_id, queue_of, stored
 from homing.stores.postgres.statements import Batch, Tx
 
 _WRITTEN = tuple(name for name in SETTLED if name != "seq")
-# What ends with every lease: nobody holds it.
-_ALWAYS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
-# A row was read, or kept since its claim, and has changed by this settlement: it is written only where
-# nothing else has changed it meanwhile.
+# Columns that every settlement resets, because the lease ends.
+_RESET_COLUMNS = {"lease_until": "NULL::bigint", "overdue": "false", "worker": "''"}
+# A row is written only if the stored row has not changed since it was read or cached.
 _UNCHANGED = "s.seq = u.seq AND s.changes = u.changes - 1"
 
 
 def _written(name: str) -> str:
-    """The new value of a column that a settlement writes."""
+    """Returns SQL for the new value of a column that a settlement writes."""
     return f"coalesce(u.{name}, s.{name})" if name in KEPT_FIELDS else f"u.{name}"
 
 
@@ -35,7 +34,7 @@ WAITS_ON = Batch(
     f"""
 UPDATE homing.live AS s
 SET {", ".join(f"{name} = {_written(name)}" for name in _WRITTEN)},
-    {", ".join(f"{name} = {value}" for name, value in _ALWAYS.items())}
+    {", ".join(f"{name} = {value}" for name, value in _RESET_COLUMNS.items())}
 FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 """,  # noqa: S608
     SETTLED,
@@ -43,7 +42,7 @@ FROM {{rows}} WHERE {_UNCHANGED} RETURNING s.seq
 
 
 def _moved(name: str) -> str:
-    return _ALWAYS.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
+    return _RESET_COLUMNS.get(name) or (_written(name) if name in SETTLED else f"s.{name}")
 
 
 ENDS = Batch(
@@ -59,11 +58,11 @@ EARLY = "SELECT EXISTS (SELECT 1 FROM homing.receipts WHERE kept IS NOT NULL)"
 
 
 _Pair = tuple[int, Settlement, Found]
-"""The place in its batch, the settlement, and the row it is about."""
+"""(index in the batch, settlement, its row)."""
 
 
 class _Settling:
-    """One call of settle: what was applied, and what comes of it."""
+    """State of one settle call: the results so far and the changes to record."""
 
     def __init__(self, tx: Tx, batch: Sequence[Settlement]) -> None:
         self.tx = tx
@@ -73,7 +72,7 @@ class _Settling:
         self.puts: list[RegistryPut] = []
 
     async def apply(self, pairs: Iterable[_Pair]) -> None:
-        """Where the token is still the newest, and the row is still as it was read."""
+        """Applies each settlement whose token is still the newest and whose row has not changed since."""
         now, fates, puts = self.tx.now, self.fates, self.puts
         changes: dict[int, Change] = {}
         places: dict[int, tuple[int, Settlement]] = {}
@@ -91,6 +90,7 @@ class _Settling:
         self.applied += written
 
     async def finish(self) -> None:
+        """Records the changes and applies receipts that arrived before their attempt was settled."""
         if not self.applied:
             return
         [(early,)] = await self.book.write(last=EARLY)
@@ -99,7 +99,7 @@ class _Settling:
             await take_early(self.tx, self.applied)
 
     async def _write(self, changes: Mapping[int, Change]) -> list[int]:
-        """In the order of `seq`; those that were still as they had been."""
+        """Writes the rows in the order of their seqs. Returns the seqs of those that had not changed."""
         rows = [(seq, row, queue_of(row)) for seq in sorted(changes) for row in (changes[seq].row,)]
         queues = await self.tx.queues.find(self.tx, {queue for _, _, queue in rows})
         stay, end = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
@@ -114,7 +114,7 @@ class _Settling:
 
 
 async def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
-    """Applies settlements in their order; the fate of each."""
+    """Applies settlements, first those whose rows are cached, and returns the result of each."""
     settling = _Settling(tx, batch)
     known = held.take(batch)
     await settling.apply([(place, one, known[one.id]) for place, one in enumerate(batch) if one.id in known])

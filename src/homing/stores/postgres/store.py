@@ -1,4 +1,7 @@
-"""The store as the engine sees it: each method is one transaction (or one more, where it says so)."""
+"""The PostgreSQL implementation of the store port.
+
+Each method is one transaction unless its docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ from homing.core.ports import Before, Taken, Want
 try:
     import asyncpg  # noqa: F401
 except ImportError:
-    raise ConfigError("store", "is PostgreSQL, which needs: pip install 'homing[postgres]'") from None
+    raise ConfigError(
+        "store", "is PostgreSQL; install its driver with pip install 'homing[postgres]'"
+    ) from None
 
 from homing.stores.fates import result_of
 from homing.stores.held import Found, Held
@@ -72,36 +77,43 @@ from homing.stores.postgres.statements import Speaks, Tx
 R = TypeVar("R")
 
 _LATE_COMMITS_MS = 60_000
-"""A lease may have been written by a transaction that began this much before a reclaim looked."""
+"""A reclaim looks this far behind the previous one, because a transaction may commit its lease late."""
 
 
 class PostgresStore:
     """A `Backend` in one schema of a PostgreSQL database, 14 or newer.
 
-    `open` connects; `migrate` makes the tables. Until then every other call raises `SchemaError`. Any
-    number of processes may share a schema. The database's clock decides.
+    `open` connects. `migrate` creates the tables; before that, every other call raises `SchemaError`. Any
+    number of processes may share a schema. All times come from the database's clock.
     """
 
     def __init__(self, url: str, *, timeout_ms: int = 30_000) -> None:
-        """The URL may say more than where: `?schema=NAME`, `pool_size`, `cached_statements`, `listen`."""
+        """Accepts a PostgreSQL URL whose query may also set Homing's own options.
+
+        They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`.
+        """
         self._address = read_address(url)
         self._database = Database(self._address, timeout_s=timeout_ms / 1000)
         self._subscribed: frozenset[str] = frozenset()
         self._accepting: Together[Sequence[Submission], tuple[Acceptance, ...]] = Together(
             self._accept_together
         )
-        self._ahead = self._address.pool_size // 4
-        """Batches that may be worked on before their turn: those whose turn it is must find a connection."""
-        self._lookout = Lookout()
-        self._held = Held()
-        self._reclaiming = Pace()
+        self._early_slots = self._address.pool_size // 4
+        """Number of further `accept_after` calls that may start before their predecessors have ended.
+
+        It is limited so that the predecessors can always get a connection.
+        """
+        self._watermark = Lookout()
+        self._leased_rows = Held()
+        self._reclaim_pace = Pace()
         self._reclaimed_at = 0
+        """Time up to which all expired leases have been reclaimed."""
 
     def __repr__(self) -> str:
         return f"PostgresStore({self._address.where!r}, schema={self._address.schema!r})"
 
     async def open(self) -> None:
-        """Connects; raises `SchemaError` for a schema that this program is too old for."""
+        """Connects. Raises `SchemaError` if this program is too old for the schema."""
         await self._database.open()
         try:
             await self._database.do(self._check_schema, read_only=True, timed=False)
@@ -110,12 +122,12 @@ class PostgresStore:
             raise
 
     async def close(self) -> None:
-        """Finishes what is under way and disconnects."""
+        """Waits for the calls in progress and disconnects."""
         await self._accepting.finish()
         await self._database.close()
 
     async def migrate(self) -> tuple[str, ...]:
-        """Brings the schema up to date; safe in several processes at once."""
+        """Applies the pending migrations and returns their names. Several processes may call it at once."""
         return await migrate(self._database, self._address.where)
 
     async def now_ms(self) -> int:
@@ -127,25 +139,28 @@ class PostgresStore:
 
     @property
     def hears(self) -> bool:
-        """By its URL: a pooler may let nobody listen."""
+        """True unless the URL has `listen=false`, for poolers that do not support LISTEN."""
         return self._address.listen
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
-        """Calls one of them when something was accepted or enqueued, wherever; until it is cancelled."""
+        """Listens for work from any process, until cancelled.
+
+        Calls `wake` if notifications were accepted and `wake_inbox` if requests were enqueued with SQL.
+        """
         if self._address.listen:
             await listening(
                 self._address,
                 accept.channel(self._address.schema),
-                lambda said: wake_inbox() if said == INBOX else wake(),
+                lambda payload: wake_inbox() if payload == INBOX else wake(),
             )
 
-    # The line -----------------------------------------------------------------------------------
+    # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        """`tx` may be the caller's own connection to the same database (see `callers`).
+        """Stores the submissions. `tx` may be a caller's own connection to the same database (see `callers`).
 
-        Queues are made beforehand: were they new in the caller's transaction, everybody who sends the same
-        way would wait for its end.
+        In that case, missing queues are created first, in a separate transaction. If the caller's transaction
+        created them, all other senders to the same queue would have to wait until it ends.
         """
         if tx is not None:
             await self._make_queues(accept.queues_of(batch))
@@ -155,11 +170,15 @@ class PostgresStore:
         return await self._accepting.do(batch)
 
     async def accept_after(self, batch: Sequence[Submission], before: Before) -> tuple[Acceptance, ...]:
-        """In a transaction of its own, where enough connections are left for those before it."""
-        if not self._ahead:
+        """Stores the submissions, but commits only after `before` has returned.
+
+        The work starts early, in a separate transaction, if enough connections are left for the earlier
+        calls.
+        """
+        if not self._early_slots:
             await before()
             return await self.accept(batch)
-        self._ahead -= 1
+        self._early_slots -= 1
         try:
             return await self._database.do(
                 lambda tx: accept.accept(tx, batch, sure=True, before=before), self._subscribed
@@ -168,26 +187,26 @@ class PostgresStore:
             await before()
             return await self._accept(batch, True, sure=False)
         finally:
-            self._ahead += 1
+            self._early_slots += 1
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[Found] = []
-        batch = await self._write(lambda tx: claim.claim(tx, request, self._lookout, leased), timed=False)
-        self._held.keep(leased)
+        batch = await self._write(lambda tx: claim.claim(tx, request, self._watermark, leased), timed=False)
+        self._leased_rows.keep(leased)
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        """Whoever reclaims also keeps the ledger short, in a transaction of its own."""
+        """Leases expired rows to this worker. Also folds the ledger, in a second transaction."""
         since = -1
-        if not self._reclaiming.due():
+        if not self._reclaim_pace.due():
             since = self._reclaimed_at - _LATE_COMMITS_MS
-        with self._reclaiming.sweep():
+        with self._reclaim_pace.sweep():
             leased: list[Found] = []
             batch = await self._write(
                 lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since, leased)
             )
-            self._held.keep(leased)
-        if len(batch.claims) < limit:  # else there may be more that passed as early
+            self._leased_rows.keep(leased)
+        if len(batch.claims) < limit:  # otherwise more rows may have expired before this time
             self._reclaimed_at = batch.now
         await self._write(fold)
         return batch
@@ -196,7 +215,9 @@ class PostgresStore:
         return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        fates = await self._write(lambda tx: settle.settle(tx, batch, self._held), beside=receipts.RECEIPTS)
+        fates = await self._write(
+            lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS
+        )
         return result_of(batch, fates)
 
     async def amend(
@@ -205,7 +226,10 @@ class PostgresStore:
         return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        """What had to be kept is looked at once more, when all that was under way has ended."""
+        """Applies receipts.
+
+        Tries those that had to be kept again, in a second transaction (see `receipts`).
+        """
         result, waiting = await self._write(lambda tx: receipts.take(tx, batch), beside=receipts.RECEIPTS)
         if waiting:
             return await self._write(lambda tx: receipts.take_again(tx, waiting, result))
@@ -262,7 +286,7 @@ class PostgresStore:
         return await self._read(lambda tx: upkeep.size(tx))
 
     async def examine(self, *, now_ms: int) -> tuple[Finding, ...]:
-        """Server, schema, grants and clock; changes nothing."""
+        """Checks the server, the schema, the grants and the clock. Changes nothing."""
         where = self._address.where
         return await self._database.do(
             lambda tx: examine.examine(tx, where, now_ms), read_only=True, timed=False
@@ -286,7 +310,7 @@ class PostgresStore:
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
         return await self._write(lambda tx: reference.delete(tx, tenant, kind, keys))
 
-    # Shared --------------------------------------------------------------------------------------
+    # State shared by workers ---------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
         return await self._database.look(reference.breakers)
@@ -320,7 +344,7 @@ class PostgresStore:
     async def tell_schedule(self, delays_ms: Sequence[int]) -> None:
         await self._write(lambda tx: inbox.tell_schedule(tx, delays_ms))
 
-    # Calls ---------------------------------------------------------------------------------------
+    # Transactions --------------------------------------------------------------------------------
 
     async def _check_schema(self, tx: Tx) -> None:
         await schema.check_version(tx, self._address.where)
@@ -356,7 +380,7 @@ class PostgresStore:
         )
 
     async def _make_queues(self, queues: Collection[Queue]) -> None:
-        """So that a transaction that began before knows them too: they are committed, and remembered."""
+        """Creates and commits the missing queues, so that a transaction that is already open can use them."""
         if self._database.queues.unknown(queues):
             await self._write(lambda tx: tx.queues.find(tx, queues))
 

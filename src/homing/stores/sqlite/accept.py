@@ -1,4 +1,4 @@
-"""accept: each submission whole, or what was stored before under its key."""
+"""Accepts submissions: stores each completely, or returns the earlier result for its idempotency key."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from homing.stores.sqlite.changes import Book
 from homing.stores.sqlite.statements import Insert, Tx, insert
 
 NEW_ROWS = Insert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)
-_MESSAGES = insert("homing_messages", ("seq", "message"))
-_REQUESTS = insert(
+_INSERT_MESSAGES = insert("homing_messages", ("seq", "message"))
+_INSERT_REQUESTS = insert(
     "homing_requests", ("tenant", "idempotency_key", "fingerprint", "batch_id", "ids", "created_at")
 )
-_DEDUPS = insert(
+_UPSERT_DEDUPS = insert(
     "homing_dedups",
     ("tenant", "dedup_key", "id", "accepted_at"),
     " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at",
@@ -53,13 +53,16 @@ class _Request(Struct, frozen=True, array_like=True):
 
 
 class _Kind(Struct):
-    """New rows that differ only in their id, batch and address."""
+    """A set of new rows that differ only in id, batch and address."""
 
     change: Change
-    """Of the first of them."""
+    """The change that creates the first of the rows."""
     seq: int
+    """The seq of the first row."""
     shared: tuple[Column, ...]
+    """The columns that all these rows share."""
     number: int = 0
+    """Number of rows."""
 
 
 _decode_requests = json.Decoder(list[tuple[str, str, _Request]]).decode
@@ -68,7 +71,7 @@ _decode_before = json.Decoder(tuple[int, list[tuple[str, str, str]]]).decode
 
 
 class _Intake:
-    """One call of accept: what is known, and what is to be written."""
+    """State of one accept call: the stored requests and ids it has read, and what it will write."""
 
     def __init__(self, tx: Tx, batch: Sequence[Submission]) -> None:
         self.tx = tx
@@ -86,7 +89,7 @@ class _Intake:
     def accept(self, submission: Submission) -> Acceptance:
         key = (submission.tenant, submission.idempotency_key or "")
         if submission.idempotency_key is not None and key in self.requests:
-            return _answer_again(submission, self.requests[key])
+            return _repeat_answer(submission, self.requests[key])
         repeated = self._repeated(submission)
         ids: list[str] = []
         duplicates: set[str] = set()
@@ -117,17 +120,17 @@ class _Intake:
         tx = self.tx
         if self.rows:
             NEW_ROWS.run(tx, self.rows)
-            _MESSAGES.run(tx, self.messages)
+            _INSERT_MESSAGES.run(tx, self.messages)
             for kind in self.kinds.values():
                 self.book.record_all(((kind.seq, kind.change),), kind.number)
             self.book.write()
         if self.new_requests:
-            _REQUESTS.run(tx, self.new_requests)
+            _INSERT_REQUESTS.run(tx, self.new_requests)
         if self.new_dedups:
-            _DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
+            _UPSERT_DEDUPS.run(tx, [(*key, *earlier) for key, earlier in self.new_dedups.items()])
 
     def _repeated(self, submission: Submission) -> bool:
-        """Whether the first id, which was looked up, stands for all."""
+        """Returns True if the whole submission is stored already, judging by its first id."""
         if not submission.notifications or _may_be_partly_stored(submission):
             return False
         return self._stored(submission, submission.notifications[0])
@@ -135,11 +138,14 @@ class _Intake:
     def _stored(self, submission: Submission, new: NewNotification) -> bool:
         there = self.stored.get(new.id)
         if there is not None and there != (submission.tenant, submission.batch_id):
-            raise StoreError(f"The id {new.id} belongs to another request; ids must be new.")
+            raise StoreError(f"The id {new.id} already belongs to another request; ids must be new.")
         return there is not None
 
     def _earlier(self, submission: Submission, new: NewNotification) -> str | None:
-        """The id under which it is there already: this call is repeated, or its dedup window is open."""
+        """Returns the id under which the notification is already stored, or None if it is new.
+
+        It is stored already if this call is a repetition, or if its dedup window is still open.
+        """
         if self.stored and self._stored(submission, new):
             return new.id
         if new.dedup_key is None:
@@ -159,7 +165,10 @@ class _Intake:
             self.dedups[key] = self.new_dedups[key] = (new.id, self.tx.now)
 
     def _shared(self, submission: Submission, new: NewNotification) -> tuple[Column, ...]:
-        """The row but for what is its own; once for all of a kind, unless each has something to tell."""
+        """Returns the row's shared columns, computed once per kind of row.
+
+        Rows that publish an event or are rejected are recorded one by one.
+        """
         if new.refused or STATUS_CHANGED in self.tx.subscribed:
             change = new_row(new, submission, self.tx.now)
             self.book.record(self.seq, change)
@@ -174,23 +183,24 @@ class _Intake:
 
 
 def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
-    """Stores each submission whole, or answers with what was stored before under its key."""
+    """Stores each submission completely, or returns what was stored earlier under its idempotency key."""
     intake = _Intake(tx, batch)
     answers = tuple(intake.accept(submission) for submission in batch)
     intake.write()
     return answers
 
 
-def _answer_again(submission: Submission, earlier: _Request) -> Acceptance:
+def _repeat_answer(submission: Submission, earlier: _Request) -> Acceptance:
     if earlier.fingerprint != submission.fingerprint:
         return Acceptance(batch_id=earlier.batch_id, ids=(), conflict=True)
     return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
 
 
 def _ids_to_look_up(batch: Sequence[Submission]) -> list[str]:
-    """A call repeated without a key (its answer was lost, its commit was not) is known by its ids.
+    """Returns the ids that show whether a submission without an idempotency key is a repetition.
 
-    A submission is stored whole, so its first id stands for all, unless a dedup key kept some out.
+    A call is repeated if it was committed but its answer was lost. A submission is stored completely, so its
+    first id is enough, unless a dedup key may have excluded some of its notifications.
     """
     ids: list[str] = []
     for submission in batch:

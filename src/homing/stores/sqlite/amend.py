@@ -1,4 +1,4 @@
-"""amend: commands of operators and callers, on ids or on whatever a filter finds."""
+"""Applies the commands of operators and callers to notifications, selected by ids or by a filter."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from homing.stores.sqlite.receipts import MUTABLE
 from homing.stores.sqlite.rows import rows_by_id
 from homing.stores.sqlite.statements import Many, Tx, json_row
 
-_COPIES = Many(
+_COPY_MESSAGES = Many(
     "INSERT INTO homing_messages (seq, message) SELECT c.column1, m.message FROM (VALUES ",
     2,
     ") AS c CROSS JOIN homing_messages AS m ON m.seq = c.column2",
 )
-_PAGE = 1000
+_PAGE_ROWS = 1000
 
 
 def amend(tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command, limit: int) -> AmendResult:
-    """Applies the command wherever it is possible, and says what became of the others."""
+    """Applies the command to the notifications that allow it. The result also lists the others."""
     if isinstance(target, Filter):
-        asked = Asked(_that_match(tx, tenant, target, command, limit))
+        asked = Asked(_find_matching(tx, tenant, target, command, limit))
     else:
         asked = sort_out(target, rows_by_id(tx, target), tenant, command)
     asked.check_new_ids(command)
@@ -38,7 +38,7 @@ def amend(tx: Tx, tenant: str, target: Sequence[str] | Filter, command: Command,
 
 
 def _apply(tx: Tx, possible: Sequence[Found], command: Command) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(ids it was applied to, ids where it takes effect when the attempt ends)."""
+    """Returns the ids that the command was applied to, and those where it takes effect after the attempt."""
     if not possible:
         return (), ()
     book = Book(tx)
@@ -50,7 +50,7 @@ def _apply(tx: Tx, possible: Sequence[Found], command: Command) -> tuple[tuple[s
     for seq, row in possible:
         was = queue_of(row)
         change = commanded(row, command, tx.now)
-        assert change is not None, "only a command that is possible gets here"
+        assert change is not None, "the row does not allow this command"
         book.record(seq, change, was)
         waits = command.name is CommandName.CANCEL and row.status is Status.SENDING
         (requested if waits else applied).append(row.id)
@@ -62,13 +62,13 @@ def _apply(tx: Tx, possible: Sequence[Found], command: Command) -> tuple[tuple[s
             copies.append((last, seq))
     MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in possible})
     NEW_ROWS.run(tx, new)
-    _COPIES.run(tx, copies)
+    _COPY_MESSAGES.run(tx, copies)
     book.write()
     return tuple(applied), tuple(requested)
 
 
-def _that_match(tx: Tx, tenant: str, filter: Filter, command: Command, limit: int) -> list[Found]:
-    """The oldest that the filter finds and the command is possible for."""
+def _find_matching(tx: Tx, tenant: str, filter: Filter, command: Command, limit: int) -> list[Found]:
+    """Returns the oldest rows that match the filter and allow the command, at most `limit`."""
     possible: list[Found] = []
     for found in _oldest_first(tx, tenant, filter, command):
         if len(possible) >= limit:
@@ -88,10 +88,10 @@ def _oldest_first(tx: Tx, tenant: str, filter: Filter, command: Command) -> Iter
         rest = matching.beyond("n.id > ?", after)
         sql = f"""
             SELECT json_group_array({json_row("n")})
-            FROM (SELECT n.* {rest.text} ORDER BY n.id LIMIT {_PAGE}) AS n
+            FROM (SELECT n.* {rest.text} ORDER BY n.id LIMIT {_PAGE_ROWS}) AS n
             """  # noqa: S608
         page = decode_rows(tx.one(sql, *rest.parameters))
         yield from page
-        if len(page) < _PAGE:
+        if len(page) < _PAGE_ROWS:
             return
         after = page[-1][1].id

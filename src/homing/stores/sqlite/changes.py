@@ -1,6 +1,6 @@
-"""What every change of a row brings with it, collected over a call and written at once.
+"""Records what follows from changes of rows: tallies, hourly sums, attempts, causes, queues and events.
 
-Counts, hourly sums, attempts, causes, queues and events: all in the transaction of the change itself.
+The records of one call are collected and written together, in the transaction that changes the rows.
 """
 
 from __future__ import annotations
@@ -36,32 +36,36 @@ SUMS = ("accepted", "sent", "delivered", "failed", "retried", "attempts", "bounc
 Queue = tuple[str, str, str]
 """(lane, tenant, outlet)."""
 _Signature = tuple[str, Channel, str, Status | None, int, Status, int, bool, bool]
-"""(tenant, channel, provider, status and attempts before and after, without an attempt, bounced).
+"""What the counts of a change depend on.
 
-All that counts need."""
+(tenant, channel, provider, status before, attempts before, status after, attempts after, has no attempt,
+bounced).
+"""
 
 _FAILED = Status.FAILED
-_NOTHING_SAID = Message(recipient=Recipient(), content=Content())
-"""For events that do not carry the message."""
+_EMPTY_MESSAGE = Message(recipient=Recipient(), content=Content())
+"""Stands in for the message in events that do not contain it."""
 
-_TALLIES = insert(
+_UPSERT_TALLIES = insert(
     "homing_tallies",
     ("tenant", "status", "attempts", "count"),
     " ON CONFLICT DO UPDATE SET count = count + excluded.count",
 )
-_ROLL_UPS = insert(
+_UPSERT_ROLL_UPS = insert(
     "homing_roll_ups",
     ("hour_at", "tenant", "channel", "provider", *SUMS),
     " ON CONFLICT DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS),
 )
-_ATTEMPTS = InsertJson("homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS))
-_CAUSES = insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
-_EVENTS = insert(
+_INSERT_ATTEMPTS = InsertJson(
+    "homing_attempts", ("seq", *ATTEMPT_OWN_FIELDS), ("change", *ATTEMPT_SHARED_FIELDS)
+)
+_INSERT_CAUSES = insert("homing_causes", ("seq", "change", *CAUSE_FIELDS))
+_INSERT_EVENTS = insert(
     "homing_outbox",
     ("id", "name", "tenant", "at", "notification_id", "payload"),
     " ON CONFLICT DO NOTHING",
 )
-_ENTERED = insert(
+_UPSERT_ENTERED_QUEUES = insert(
     "homing_queues",
     ("lane", "tenant", "outlet", "next_due_at"),
     " ON CONFLICT DO UPDATE SET next_due_at = excluded.next_due_at"
@@ -77,7 +81,7 @@ LEFT = Many(
     3,
     ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
 )
-_PUTS = insert(
+_UPSERT_REGISTRY = insert(
     "homing_registry",
     ("tenant", "kind", "key", "value", "version", "updated_at", "updated_by"),
     " ON CONFLICT DO UPDATE SET value = json_patch(value, excluded.value),"
@@ -87,44 +91,47 @@ _PUTS = insert(
 
 
 def queue_of(row: Row) -> Queue | None:
-    """The queue that the row waits in, if it waits."""
+    """Returns the queue that the row waits in, or None if it is not waiting."""
     return (row.lane, row.tenant, row.outlet) if row.status in WAITING else None
 
 
 class _Kind(Struct):
-    """Changes that count alike, and how many there were."""
+    """Changes that have the same effect on the counts."""
 
     sums: Mapping[str, int]
+    """What each of them adds to the hourly sums."""
     number: int = 0
+    """Number of changes."""
 
 
 class Book:
-    """Takes note of changes. `write` comes last, when the rows themselves are written."""
+    """Collects the changes of one call. Call `write` last, after the rows themselves are written."""
 
     def __init__(self, tx: Tx) -> None:
         self._tx = tx
         self._kinds: dict[_Signature, _Kind] = {}
         self._attempts: dict[tuple[int, tuple[Any, ...]], list[tuple[Column, ...]]] = {}
-        """The change that attempts belong to and what they have in common → what each has for itself."""
+        """Maps (change number, shared values) to the own values of each attempt."""
         self._causes: list[tuple[Column, ...]] = []
         self._entered: dict[Queue, int] = {}
         self._left: dict[Queue, None] = {}
         self._events: list[Event] = []
-        self._dossiers: dict[int, tuple[Message, list[AttemptRecord]]] = {}
+        self._details: dict[int, tuple[Message, list[AttemptRecord]]] = {}
+        """Messages and attempts of failed notifications by seq, for the event `NotificationFailed`."""
 
     def record(self, seq: int, change: Change, was: Queue | None = None) -> None:
-        """One change, right after it was made (a later one changes the same row again).
+        """Records one change. Must be called before the same row is changed again.
 
-        `was` is the queue that the row waited in before.
+        `was` is the queue that the row waited in before the change, or None if it was not waiting.
         """
         if was is not None:
             self._left[was] = None
         self.record_all(((seq, change),))
 
     def record_all(self, changes: Iterable[tuple[int, Change]], number: int = 1) -> None:
-        """Changes of different rows, none of which is in a queue that it leaves.
+        """Records changes of different rows, none of which leaves a queue.
 
-        `number`: each stands for so many of its kind, which have nothing to tell but that they count.
+        Each change stands for `number` changes that have the same effect on the counts and no other effect.
         """
         kinds, attempts, entered, subscribed = self._kinds, self._attempts, self._entered, self._tx.subscribed
         for seq, change in changes:
@@ -161,24 +168,24 @@ class Book:
                 self._events += self._events_of(seq, change)
 
     def foresee(self, seqs: Collection[int]) -> None:
-        """Reads at once what the alerts of rows that are about to fail will tell."""
+        """Reads the event details of rows that are about to fail, with one query for all of them."""
         if seqs and NOTIFICATION_FAILED in self._tx.subscribed:
-            self._dossiers.update(_dossiers(self._tx, seqs))
+            self._details.update(_read_details(self._tx, seqs))
 
     def write(self) -> None:
-        """Everything that was noted."""
+        """Writes everything that was recorded."""
         tx = self._tx
         alike = {(change, *map(plain, shared)): owns for (change, shared), owns in self._attempts.items()}
-        _ATTEMPTS.run(tx, alike)
-        _CAUSES.run(tx, self._causes)
+        _INSERT_ATTEMPTS.run(tx, alike)
+        _INSERT_CAUSES.run(tx, self._causes)
         LEFT.run(tx, list(self._left))
-        _ENTERED.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
+        _UPSERT_ENTERED_QUEUES.run(tx, [(*queue, due_at) for queue, due_at in self._entered.items()])
         self._write_tallies()
         self._write_sums()
         write_events(tx, self._events)
 
     def _write_tallies(self) -> None:
-        """Moves the rows from cell to cell."""
+        """Moves the counts from the tallies of the old status and attempts to those of the new ones."""
         cells: dict[tuple[str, str, int], int] = {}
         for (tenant, _, _, before, attempts_before, after, attempts, *_), kind in self._kinds.items():
             if before is not None:
@@ -186,7 +193,7 @@ class Book:
                 cells[left] = cells.get(left, 0) - kind.number
             entered = (tenant, after.value, attempts)
             cells[entered] = cells.get(entered, 0) + kind.number
-        _TALLIES.run(self._tx, [(*cell, number) for cell, number in cells.items() if number])
+        _UPSERT_TALLIES.run(self._tx, [(*cell, number) for cell, number in cells.items() if number])
 
     def _write_sums(self) -> None:
         hour_at = self._tx.now - self._tx.now % HOUR_MS
@@ -196,39 +203,39 @@ class Book:
                 total = totals.setdefault((tenant, channel.value, provider), dict.fromkeys(SUMS, 0))
                 for name, number in kind.sums.items():
                     total[name] += number * kind.number
-        _ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
+        _UPSERT_ROLL_UPS.run(self._tx, [(hour_at, *key, *total.values()) for key, total in totals.items()])
 
     def _events_of(self, seq: int, change: Change) -> list[Event]:
         if change.row.status is not _FAILED or NOTIFICATION_FAILED not in self._tx.subscribed:
-            return events_of(change, self._tx.subscribed, _NOTHING_SAID, ())
-        if seq not in self._dossiers:
-            self._dossiers.update(_dossiers(self._tx, (seq,)))
-        message, attempts = self._dossiers[seq]
+            return events_of(change, self._tx.subscribed, _EMPTY_MESSAGE, ())
+        if seq not in self._details:
+            self._details.update(_read_details(self._tx, (seq,)))
+        message, attempts = self._details[seq]
         if change.attempt is not None:
             attempts.append(change.attempt)
         return events_of(change, self._tx.subscribed, message, attempts)
 
 
 def write_events(tx: Tx, events: Iterable[Event]) -> None:
-    """To the outbox; one whose id waits there already is the same event told again."""
+    """Writes events to the outbox. An event whose id is already there is a repetition and is skipped."""
     rows = [(e.id, e.name, e.tenant, e.at, e.notification_id, encode(e.payload)) for e in events]
     if rows:
-        _EVENTS.run(tx, rows)
+        _INSERT_EVENTS.run(tx, rows)
 
 
 def write_puts(tx: Tx, puts: Iterable[RegistryPut], who: str = "homing") -> None:
-    """Reference data that a settlement or receipt brings: its fields over those that are there."""
+    """Merges the registry entries of settlements or receipts into the stored ones. New fields win."""
     merged: dict[tuple[str, str, str], tuple[dict[str, Any], int]] = {}
     for put in puts:
         place = (put.tenant, put.kind, put.key)
         before, writes = merged.get(place, ({}, 0))
         merged[place] = ({**before, **put.value}, writes + 1)
     rows = [(*place, encode(value), writes, tx.now, who) for place, (value, writes) in merged.items()]
-    _PUTS.run(tx, rows)
+    _UPSERT_REGISTRY.run(tx, rows)
 
 
 def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]:
-    """The attempts of each of these rows, in their order."""
+    """Returns the attempts of each of these rows, in their order, by seq."""
     found: dict[int, list[AttemptRecord]] = {seq: [] for seq in seqs}
     for seq, attempt in decode_attempts(tx.one(_ATTEMPTS_OF, encode(list(seqs)))):
         found[seq].append(attempt)
@@ -236,13 +243,13 @@ def attempts_of(tx: Tx, seqs: Collection[int]) -> dict[int, list[AttemptRecord]]
 
 
 def messages_of(tx: Tx, seqs: Collection[int]) -> dict[int, Message]:
-    """The messages of these rows."""
+    """Returns the messages of these rows, by seq."""
     wanted = list(seqs)
     messages = decode_messages(tx.one(_MESSAGES_OF, encode(wanted)))
     return dict(zip(wanted, messages, strict=True))
 
 
-def _dossiers(tx: Tx, seqs: Collection[int]) -> dict[int, tuple[Message, list[AttemptRecord]]]:
+def _read_details(tx: Tx, seqs: Collection[int]) -> dict[int, tuple[Message, list[AttemptRecord]]]:
     attempts, messages = attempts_of(tx, seqs), messages_of(tx, seqs)
     return {seq: (messages[seq], attempts[seq]) for seq in seqs}
 

@@ -1,4 +1,4 @@
-"""An SQLite file as the source of a copy: read on a connection of its own, at one moment."""
+"""An SQLite file as the source of a copy, read in one snapshot on a separate connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SELECT json_array({json_row("n")}), m.message
 FROM homing_notifications AS n CROSS JOIN homing_messages AS m ON m.seq = n.seq
 WHERE n.seq > ? ORDER BY n.seq LIMIT ?
 """  # noqa: S608
-_AT_WORK = """
+_ACTIVE_WORKERS = """
 SELECT worker FROM homing_notifications INDEXED BY homing_lease WHERE lease_until > ?1
 UNION SELECT worker FROM homing_leads WHERE lead_until > ?1
 """
@@ -38,7 +38,7 @@ FROM homing_notifications
 
 
 class SqliteSource:
-    """A `Source`. Nothing is written to the file."""
+    """A `CopySource` that reads an SQLite file. It writes nothing to the file."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -58,7 +58,7 @@ class SqliteSource:
 
     async def at_work(self) -> tuple[str, ...]:
         now = time.time_ns() // 1_000_000
-        return tuple(sorted(worker for (worker,) in await self._all(_AT_WORK, now)))
+        return tuple(sorted(worker for (worker,) in await self._all(_ACTIVE_WORKERS, now)))
 
     async def counts(self) -> Mapping[str, int]:
         return {
@@ -77,19 +77,19 @@ class SqliteSource:
 
     def _open(self) -> None:
         if not self._path.is_file():
-            raise StoreUnavailable(f"{self._path} does not exist; give the file to copy from.")
+            raise StoreUnavailable(f"{self._path} does not exist; name an existing file to copy from.")
         self._connection = connect(self._path, _BUSY_TIMEOUT_MS)
         version, newest = version_of(self._connection.cursor()), MIGRATIONS[-1].version
         if version != newest:
             raise SchemaError(
-                f"{self._path} has schema version {version}, this version of Homing has {newest}. "
+                f"{self._path} has schema version {version}, but this version of Homing needs {newest}. "
                 f"Run `homing db migrate --store {self._path}` first."
             )
-        self._connection.execute("BEGIN")  # what follows sees the file as it is at the first look
+        self._connection.execute("BEGIN")  # the first read fixes the snapshot for all later reads
 
     async def _all(self, sql: str, *parameters: Any) -> list[Any]:
         connection = self._connection
-        assert connection is not None, "open it first"
+        assert connection is not None, "open() was not called"
         return await self._do(lambda: connection.execute(sql, parameters).fetchall())
 
     async def _do(self, action: Callable[[], R]) -> R:

@@ -1,4 +1,7 @@
-"""A Filter as SQL, by the index that leads to the fewest rows. The texts are few, so they stay prepared."""
+"""Translates a `Filter` into SQL that uses the most selective index.
+
+There are few different statement texts, so the prepared statements stay in SQLite's cache.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from homing.stores.sqlite.statements import Tx
 _EQUAL = ("channel", "type", "provider", "batch_id", "address", "reason", "error_code")
 
 RARE = "n.status <> 'pending' AND n.status <> 'sending' AND n.status <> 'sent' AND n.status <> 'delivered'"
-"""The condition of the index `homing_rare`, word for word: SQLite uses it only then."""
+"""Condition of the index `homing_rare`. SQLite uses the index only if a query repeats this text exactly."""
 _COMMON = frozenset({Status.PENDING, Status.SENDING, Status.SENT, Status.DELIVERED})
-_GOOD_END = frozenset({Status.SENT, Status.DELIVERED})
-_BUT_GOOD_ENDS = f"""(
+_SUCCESSFUL = frozenset({Status.SENT, Status.DELIVERED})
+_ALL_BUT_SUCCESSFUL = f"""(
   SELECT due.seq FROM homing_queues AS q CROSS JOIN homing_notifications AS due INDEXED BY homing_due
     ON due.lane = q.lane AND due.tenant = q.tenant AND due.outlet = q.outlet AND due.due_at IS NOT NULL
   WHERE q.tenant = ?1
@@ -26,25 +29,28 @@ _BUT_GOOD_ENDS = f"""(
   SELECT n.seq FROM homing_notifications AS n INDEXED BY homing_rare
   WHERE n.tenant = ?1 AND {RARE} AND n.status <> 'retrying'
 ) AS live CROSS JOIN homing_notifications AS n ON n.seq = live.seq"""  # noqa: S608
-_GOOD_ENDS_PREVAIL = """
+_MOST_ARE_SUCCESSFUL = """
 SELECT coalesce(sum(count) FILTER (WHERE status IN ('sent', 'delivered')) > 0.75 * sum(count), 0)
 FROM homing_tallies WHERE tenant = ?
 """
 
 
 class Query(Struct, frozen=True):
-    """FROM and WHERE of a SELECT over notifications `n`, and its parameters."""
+    """The FROM and WHERE clauses of a SELECT over notifications `n`, and their parameters."""
 
     text: str
     parameters: tuple[Column, ...]
 
     def beyond(self, condition: str, value: Column) -> Query:
-        """With one more condition."""
+        """Returns the query with one more condition."""
         return Query(f"{self.text} AND {condition}", (*self.parameters, value))
 
 
 def query(tx: Tx, tenant: str, filter: Filter, statuses: Collection[Status]) -> Query:
-    """What the filter finds among these statuses (none: all). `created_until` itself is outside."""
+    """Builds the query for a filter, restricted to these statuses. No statuses means all.
+
+    `created_until` is exclusive.
+    """
     conditions, parameters = ["n.tenant = ?1"], [plain(tenant)]
     source = _source(tx, tenant, filter, frozenset(statuses))
     if source.endswith("homing_rare"):
@@ -74,7 +80,7 @@ def _source(tx: Tx, tenant: str, filter: Filter, statuses: frozenset[Status]) ->
         return indexed + "homing_batch"
     if statuses and not statuses & _COMMON:
         return indexed + "homing_rare"
-    # In the order of ids, those that went well would all be passed over to find the few others.
-    if statuses and not statuses & _GOOD_END and tx.one(_GOOD_ENDS_PREVAIL, tenant):
-        return _BUT_GOOD_ENDS
+    # A scan by id would read all the successful notifications to find the few others.
+    if statuses and not statuses & _SUCCESSFUL and tx.one(_MOST_ARE_SUCCESSFUL, tenant):
+        return _ALL_BUT_SUCCESSFUL
     return indexed + "homing_tenant"

@@ -1,4 +1,4 @@
-"""Joining a caller's own transaction, so that its data and its notifications are promised together."""
+"""Joins a caller's transaction, so that the caller's data and notifications are committed together."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from homing.stores.sqlite.connection import translated
 
 @contextmanager
 def joined(connection: object, path: Path) -> Iterator[sqlite3.Cursor]:
-    """A cursor in the transaction of this connection; who owns it commits or rolls back.
+    """Yields a cursor in the caller's transaction. The caller commits or rolls back.
 
-    What fails inside is undone alone: the caller's transaction goes on as it was.
+    If the block fails, its changes are undone to a savepoint and the caller's transaction stays usable.
     """
     if not isinstance(connection, sqlite3.Connection):
         raise StoreError(f"tx must be a sqlite3.Connection, not {type(connection).__name__}.")
     try:
         cursor = connection.cursor()
     except sqlite3.ProgrammingError as error:
-        raise StoreError(f"{error} Send from the thread that opened it.") from None
+        raise StoreError(f"{error} Send from the thread that opened the connection.") from None
     cursor.row_factory = None
     try:
         if not connection.in_transaction:
             if connection.isolation_level is None:
                 raise StoreError("This connection has no transaction to join. Begin one first.")
-            cursor.execute("BEGIN IMMEDIATE")  # what sqlite3 would do by itself at the first write
+            cursor.execute("BEGIN IMMEDIATE")  # sqlite3 itself would begin one only at the first write
         cursor.execute("SAVEPOINT homing")
         try:
             yield cursor

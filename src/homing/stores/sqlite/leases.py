@@ -1,4 +1,4 @@
-"""claim, reclaim and extend: who works on what, and until when."""
+"""Grants, takes over and extends leases: claim, reclaim and extend."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from homing.stores.sqlite.rows import leased_by_id
 from homing.stores.sqlite.statements import Many, Tx, Update, insert, json_unnumbered
 
 _QUEUES_PER_LANE = 2000
-"""Due queues that one claim looks at in a lane, those of the tenants served longest ago first."""
+"""Limit of due queues that one claim considers per lane.
+
+Queues of the least recently served tenants go first.
+"""
 
 LAST_CLAIMED = "holds"
-"""The last field of a waiting row that a claim, or its settlement, reads without having written it."""
+"""The last of `ROW_FIELDS` that a claim and its settlement need from the stored waiting row."""
 LAST_RECLAIMED = "overdue"
-"""The same of a reclaim, which finds a lease."""
+"""The last of `ROW_FIELDS` that a reclaim and its settlement need from the stored row."""
 
 DUE_QUEUES = """
 SELECT json_array(
@@ -94,22 +97,22 @@ SELECT json_group_array(seq) FROM (
   ORDER BY at, id LIMIT ?2)
 """
 LEASED = Update(LEASED_FIELDS)
-_EXTENDED = Update(("lease_until", "provider", "outlet", "failures_here"))
+_UPDATE_EXTENDED = Update(("lease_until", "provider", "outlet", "failures_here"))
 LOOKED_AT = Many(
     f"UPDATE homing_queues SET served = q.column4, next_due_at = {NEXT_DUE} FROM (VALUES ",  # noqa: S608
     4,
     ") AS q WHERE lane = q.column1 AND tenant = q.column2 AND outlet = q.column3",
 )
-_TURNS = insert(
+_UPSERT_TURNS = insert(
     "homing_turns", ("lane", "tenant", "served"), " ON CONFLICT DO UPDATE SET served = excluded.served"
 )
-_SERVED = """
+_UPSERT_SERVED = """
 INSERT INTO homing_counters (name, value) VALUES ('served', ?)
 ON CONFLICT DO UPDATE SET value = excluded.value
 """
 
 _in_common = attrgetter("tenant", "channel", "provider", "status", "attempts", "token", "changes")
-"""Waiting rows that are alike in this are leased alike, and count alike."""
+"""Waiting rows with equal values of these fields get the same column values and are counted together."""
 
 _decode_queues = json.Decoder(tuple[int, list[tuple[str, list[tuple[str, str, int, int]]]]]).decode
 _decode_due = json.Decoder(list[list[Due]]).decode
@@ -117,16 +120,19 @@ _decode_seqs = json.Decoder(list[int]).decode
 
 
 def claim(tx: Tx, request: ClaimRequest, leased: list[Found]) -> ClaimBatch:
-    """Leases due rows within the room that the request gives; `leased` are the rows themselves."""
+    """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
     outlets = OutletRoom(request.outlet_room, request.outlet_slots)
-    dealt, deals = _deal(tx, request, outlets)
+    dealt, deals = _choose_rows(tx, request, outlets)
     claims = _lease(tx, dealt, request, leased)
-    _keep_turns(tx, deals)
+    _write_turns(tx, deals)
     return ClaimBatch(claims=claims, now=tx.now, next_due_at=_next_due_at(tx, request, outlets))
 
 
 def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int, leased: list[Found]) -> ClaimBatch:
-    """Takes expired leases, and waiting rows whose deadline passed; whatever passed first, first."""
+    """Leases rows whose lease has expired and waiting rows whose deadline has passed, the earliest first.
+
+    `leased` is filled with the leased rows.
+    """
     seqs = _decode_seqs(tx.one(PASSED, tx.now, max(0, limit)))
     if not seqs:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
@@ -145,7 +151,7 @@ def reclaim_passed(tx: Tx, worker: str, limit: int, lease_ms: int, leased: list[
 
 
 def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
-    """Prolongs leases whose token still matches; the ids still held."""
+    """Extends the leases whose token still matches and returns their ids."""
     found = leased_by_id(tx, [lease.id for lease in leases])
     held: set[str] = set()
     written: dict[int, tuple[Column, ...]] = {}
@@ -156,11 +162,11 @@ def extend_leases(tx: Tx, leases: Sequence[Lease], lease_ms: int) -> frozenset[s
         if extend(row, one.token, lease_ms, tx.now, one.provider, one.outlet):
             held.add(one.id)
             written[seq] = (row.lease_until, row.provider, row.outlet, row.failures_here)
-    _EXTENDED.run(tx, written)
+    _UPDATE_EXTENDED.run(tx, written)
     return frozenset(held)
 
 
-def _deal(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> tuple[list[Due], list[Deal]]:
+def _choose_rows(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> tuple[list[Due], list[Deal]]:
     lanes = [lane for lane, room in request.lanes.items() if room.slots > 0]
     found = tx.one(DUE_QUEUES, encode(lanes), tx.now, encode(outlets.closed), _QUEUES_PER_LANE)
     serial, due = _decode_queues(found)
@@ -172,17 +178,17 @@ def _deal(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> tuple[list[Due]
         queues = [DueQueue(lane, tenant, outlet, served) for tenant, outlet, _, served in places]
         turns = {tenant: turn for tenant, _, turn, _ in places}
         deal = Deal(request.lanes[lane], outlets, queues, turns, serial)
-        dealt += _run(tx, deal)
+        dealt += _run_deal(tx, deal)
         deals.append(deal)
         serial = deal.serial
     return dealt, deals
 
 
-def _run(tx: Tx, deal: Deal) -> list[Due]:
-    dealing = deal.run()
+def _run_deal(tx: Tx, deal: Deal) -> list[Due]:
+    fetches = deal.run()
     while True:
         try:
-            _fetch(tx, *next(dealing))
+            _fetch(tx, *next(fetches))
         except StopIteration as end:
             dealt: list[Due] = end.value
             return dealt
@@ -201,7 +207,7 @@ def _lease(tx: Tx, dealt: Sequence[Due], request: ClaimRequest, leased: list[Fou
     alike: dict[tuple[object, ...], list[Found]] = {}
     for found in rows:
         alike.setdefault(_in_common(found[1]), []).append(found)
-    book = Book(tx)  # the queues that they leave are put right by `_keep_turns`
+    book = Book(tx)  # `_write_turns` updates the queues that the rows leave
     written: dict[tuple[Column, ...], list[int]] = {}
     for group in alike.values():
         changes = [(seq, lease(row, request.worker, request.lease_ms, tx.now)) for seq, row in group]
@@ -218,20 +224,20 @@ def _read(tx: Tx, sql: str, seqs: Sequence[int]) -> tuple[list[Found], list[Mess
     return list(zip(seqs, decode_unnumbered(rows), strict=True)), decode_messages(messages)
 
 
-def _keep_turns(tx: Tx, deals: Sequence[Deal]) -> None:
-    """Writes down when each tenant and outlet was served, and when the queues are due next."""
+def _write_turns(tx: Tx, deals: Sequence[Deal]) -> None:
+    """Writes the last turn of each served tenant and queue, and the next due time of those queues."""
     looked = [queue for deal in deals for queue in deal.looked()]
     if looked:
         LOOKED_AT.run(tx, [(queue.lane, queue.tenant, queue.outlet, queue.served) for queue in looked])
     lanes = {deal: queue.lane for deal in deals for queue in deal.looked()}
     turns = [(lanes[deal], tenant, served) for deal in deals for tenant, served in deal.served()]
     if turns:
-        _TURNS.run(tx, turns)
-        tx.run(_SERVED, deals[-1].serial)
+        _UPSERT_TURNS.run(tx, turns)
+        tx.run(_UPSERT_SERVED, deals[-1].serial)
 
 
 def _next_due_at(tx: Tx, request: ClaimRequest, outlets: OutletRoom) -> int | None:
-    """The earliest time after now at which a row is due where the request gave room."""
+    """Returns the earliest due time after now among the queues for which the request has capacity."""
     lanes = [
         (lane, [tenant for tenant, left in room.tenant_room.items() if left <= 0])
         for lane, room in request.lanes.items()

@@ -1,4 +1,4 @@
-"""The hot statements by name, for whoever wants to look at their query plans."""
+"""The hot statements by name, for tests and benchmarks that inspect their query plans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from homing.stores.sqlite import accept, changes, leases, rows, settle
 
 
 def hot_statements() -> dict[str, str]:
-    """Everything that runs for each batch of accept, claim, reclaim and settle."""
+    """Returns the statements that run for each batch of accept, claim, reclaim and settle."""
     return {
         "accept: last seq, repeated ids": accept.BEFORE,
         "accept: known keys": accept.KNOWN_REQUESTS,

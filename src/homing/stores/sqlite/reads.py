@@ -1,4 +1,4 @@
-"""Everything that only reads: notifications, counts, sums."""
+"""Read-only queries: notifications, dead letters, tallies and hourly sums."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ _decode_texts = json.Decoder(tuple[str, ...]).decode
 
 
 def get(tx: Tx, tenant: str, id: str) -> History | None:
-    """Everything about one notification; another tenant's is not there."""
+    """Returns one notification with its history, or None if it does not exist or has another tenant."""
     found = rows_by_id(tx, (id,)).get(id)
     if found is None or found[1].tenant != tenant:
         return None
@@ -108,7 +108,7 @@ def get(tx: Tx, tenant: str, id: str) -> History | None:
 
 
 def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | None) -> Page:
-    """Newest first."""
+    """Returns a page of the notifications that match the filter, the newest first."""
     found = query(tx, tenant, filter, filter.statuses)
     if cursor is not None:
         found = found.beyond("n.id < ?", cursor)
@@ -117,20 +117,23 @@ def list_page(tx: Tx, tenant: str, filter: Filter, limit: int, cursor: str | Non
 
 
 def waiting(tx: Tx, tenant: str, limit: int, ready: bool | None) -> Page:
-    """Soonest due first."""
+    """Returns waiting notifications, the earliest due first.
+
+    `ready` selects those due now (True), those due later (False) or both (None).
+    """
     first = tx.now if ready is False else -1
     last = tx.now if ready is True else _FOREVER
     return Page(items=_page(tx, _WAITING, tenant, first, last, limit, limit=limit).items)
 
 
 def tallies(tx: Tx, tenant: str | None) -> tuple[Tally, ...]:
-    """By status in the order of its life, then by attempts."""
+    """Returns the counts by status, in the order of the life cycle, and number of attempts."""
     found = [Tally(*cell) for cell in _decode_tallies(tx.one(_TALLIES, tenant))]
     return tuple(sorted(found, key=lambda tally: (_ORDER[tally.status], tally.attempts)))
 
 
 def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
-    """Dead letters by what they died of, most first."""
+    """Returns the dead letters grouped by error, the largest group first."""
     groups = []
     for reason, code, text, count, unacknowledged, newest in _decode_groups(
         tx.one(_ERROR_GROUPS, tenant, limit)
@@ -150,7 +153,7 @@ def error_groups(tx: Tx, tenant: str, limit: int) -> tuple[ErrorGroup, ...]:
 
 
 def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
-    """The hours that end after `since_ms` ago, oldest first."""
+    """Returns the sums of the hours that end within the last `since_ms`, the oldest first."""
     found = _decode_roll_ups(tx.one(_ROLL_UPS, tx.now - since_ms - HOUR_MS, tenant))
     return tuple(
         RollUp(
@@ -165,7 +168,7 @@ def roll_ups(tx: Tx, tenant: str | None, since_ms: int) -> tuple[RollUp, ...]:
 
 
 def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
-    """When the longest-waiting retry was last attempted."""
+    """Returns the earliest time of a last attempt among the retrying notifications, if any."""
     at: int | None = tx.one(_OLDEST_RETRY, tenant)
     return views.when(at)
 
@@ -173,13 +176,16 @@ def oldest_retry_at(tx: Tx, tenant: str | None) -> datetime | None:
 def silent(
     tx: Tx, status: Status, providers: Collection[str], after: int, until: int, limit: int
 ) -> tuple[tuple[str, str], ...]:
-    """(tenant, id) of those that have not changed since then, the longest silent first."""
+    """Returns (tenant, id) of notifications with this status that last changed between `after` and `until`.
+
+    The longest unchanged come first.
+    """
     found = tx.one(_SILENT, status.value, after, until, encode(list(providers)), max(0, limit))
     return _decode_pairs(found)
 
 
 def tenants(tx: Tx) -> tuple[str, ...]:
-    """All that have or had notifications."""
+    """Returns all tenants that have or had notifications."""
     return _decode_texts(
         tx.one(
             "SELECT json_group_array(tenant) FROM"
@@ -189,7 +195,7 @@ def tenants(tx: Tx) -> tuple[str, ...]:
 
 
 def _page(tx: Tx, chosen: str, *parameters: Any, limit: int) -> Page:
-    """As many of the chosen as the limit and the bytes of a page allow."""
+    """Returns the selected notifications, as many as the limit and the maximum size of a page allow."""
     sizes = _decode_sizes(tx.one(_SIZES.format(chosen=chosen), *parameters))
     kept = [seq for seq, _ in sizes[: min(limit, that_fit(size for _, size in sizes))]]
     rows, messages = tx.cursor.execute(_PAGE, (encode(kept),)).fetchone()

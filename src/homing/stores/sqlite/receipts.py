@@ -1,4 +1,7 @@
-"""receipt: what providers tell later, applied once, in any order, and kept where it comes too early."""
+"""Applies receipts, each once and in any order.
+
+A receipt that arrives before its attempt is known is kept.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from homing.stores.sqlite.rows import rows_by_id, rows_by_seq
 from homing.stores.sqlite.statements import Many, Tx, Update, insert
 
 MUTABLE = Update(MUTABLE_FIELDS)
-_HEARD = """
+_KNOWN_EVENTS = """
 SELECT json_group_array(json_array(r.provider, r.event_id))
 FROM json_each(?1) AS j CROSS JOIN homing_receipts AS r
   ON r.provider = json_extract(j.value, '$[0]') AND r.event_id = json_extract(j.value, '$[1]')
@@ -38,7 +41,7 @@ SELECT json_group_array(json_array(
   a.seq, a.change, a.receipt_rank, json_array({", ".join(f"a.{f}" for f in ATTEMPT_FIELDS)})))
 FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a ON a.seq = j.value
 """  # noqa: S608
-_EARLY = """
+_EARLY_RECEIPTS = """
 SELECT json_group_array(json_array(number, json(kept))) FROM (
   SELECT r.number, r.kept
   FROM json_each(?1) AS j
@@ -54,30 +57,30 @@ SELECT json_group_array(json_array(number, json(kept))) FROM (
     ON r.notification_id = n.id AND r.kept IS NOT NULL AND r.notification_id IS NOT NULL
   ORDER BY 1)
 """
-_RECEIPTS = insert(
+_INSERT_RECEIPTS = insert(
     "homing_receipts",
     ("provider", "event_id", "provider_message_id", "notification_id", "received_at", "kept"),
 )
-_RANKS = Many(
+_UPDATE_RANKS = Many(
     "UPDATE homing_attempts SET receipt_rank = r.column3 FROM (VALUES ",
     3,
     ") AS r WHERE seq = r.column1 AND change = r.column2",
 )
-_LEARNED = Many(
+_UPDATE_MESSAGE_IDS = Many(
     "UPDATE homing_attempts SET provider_message_id = r.column3 FROM (VALUES ",
     3,
     ") AS r WHERE seq = r.column1 AND change = r.column2 AND provider_message_id IS NULL",
 )
 
-_decode_heard = json.Decoder(list[tuple[str, str]]).decode
+_decode_known_events = json.Decoder(list[tuple[str, str]]).decode
 _decode_owners = json.Decoder(list[tuple[str, str, int]]).decode
 _decode_attempts = json.Decoder(list[tuple[int, int, int, StoredAttempt]]).decode
 _decode_early = json.Decoder(list[tuple[int, KeptReceipt]]).decode
 
 
-def _desk(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
-    """The notifications that these receipts are about, ready for them."""
-    named, owners, files = _files(tx, receipts)
+def _prepare(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
+    """Reads the notifications that these receipts belong to and prepares to apply the receipts."""
+    named, owners, files = _read_files(tx, receipts)
     book = Book(tx)
     waited = {seq: queue_of(file.row) for seq, file in files.items()}
 
@@ -90,24 +93,26 @@ def _desk(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
 
 def _write(tx: Tx, desk: Desk, book: Book) -> None:
     MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in desk.changed.items()})
-    _RANKS.run(tx, [(*place, rank) for place, rank in desk.ranked.items()])
-    _LEARNED.run(tx, [(*place, message) for place, message in desk.learned.items()])
+    _UPDATE_RANKS.run(tx, [(*place, rank) for place, rank in desk.ranked.items()])
+    _UPDATE_MESSAGE_IDS.run(tx, [(*place, message) for place, message in desk.learned.items()])
     book.write()
     write_puts(tx, desk.puts)
-    take_early(tx, desk.learned_of())  # ends: each round fills in a message id that is never taken back
+    take_early(tx, desk.learned_of())  # terminates, because each round adds a message id permanently
 
 
 def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
-    """Each event once: applied, kept for later, or without effect."""
-    heard = set(_decode_heard(tx.one(_HEARD, encode([(r.provider, r.event_id) for r in batch]))))
-    desk, book = _desk(tx, batch)
+    """Applies each receipt once, or keeps the receipt if its attempt is not known yet."""
+    known_events = set(
+        _decode_known_events(tx.one(_KNOWN_EVENTS, encode([(r.provider, r.event_id) for r in batch])))
+    )
+    desk, book = _prepare(tx, batch)
     applied, unchanged, orphaned, new = [], [], [], []
     for receipt in batch:
         event = (receipt.provider, receipt.event_id)
-        if event in heard:
+        if event in known_events:
             unchanged.append(receipt.event_id)
             continue
-        heard.add(event)
+        known_events.add(event)
         kept = None
         if not desk.can_apply(receipt):
             kept = encode(receipt)
@@ -117,20 +122,20 @@ def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
         else:
             unchanged.append(receipt.event_id)
         new.append((*event, receipt.provider_message_id, receipt.notification_id, tx.now, kept))
-    _RECEIPTS.run(tx, new)
+    _INSERT_RECEIPTS.run(tx, new)
     _write(tx, desk, book)
     return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
 
 
 def take_early(tx: Tx, seqs: Sequence[int]) -> None:
-    """Applies what was kept for any attempt of these notifications, of which something new is known."""
+    """Applies the kept receipts of these notifications, whose attempts or message ids have become known."""
     if not seqs or not tx.one("SELECT EXISTS (SELECT 1 FROM homing_receipts WHERE kept IS NOT NULL)"):
         return
-    kept = _decode_early(tx.one(_EARLY, encode(seqs)))
+    kept = _decode_early(tx.one(_EARLY_RECEIPTS, encode(seqs)))
     early = [(number, receipt.current()) for number, receipt in kept]
     if not early:
         return
-    desk, book = _desk(tx, [receipt for _, receipt in early])
+    desk, book = _prepare(tx, [receipt for _, receipt in early])
     applicable = [(number, receipt) for number, receipt in early if desk.can_apply(receipt)]
     for _, receipt in applicable:
         desk.apply(receipt)
@@ -139,14 +144,17 @@ def take_early(tx: Tx, seqs: Sequence[int]) -> None:
     _write(tx, desk, book)
 
 
-def _files(tx: Tx, receipts: Collection[Receipt]) -> tuple[dict[str, int], Owners, dict[int, File]]:
-    """The notifications that these receipts are about: by their ids, by their messages, and whole."""
+def _read_files(tx: Tx, receipts: Collection[Receipt]) -> tuple[dict[str, int], Owners, dict[int, File]]:
+    """Reads the notifications that these receipts belong to.
+
+    Returns their seqs by notification id, their seqs by provider message id, and the notifications by seq.
+    """
     ids = {r.notification_id for r in receipts if r.notification_id is not None}
     named = {id: seq for id, (seq, _) in rows_by_id(tx, sorted(ids)).items()} if ids else {}
     owners: Owners = {}
     messages = sorted({(r.provider, r.provider_message_id) for r in receipts if r.notification_id is None})
     for provider, message_id, seq in _decode_owners(tx.one(_OWNERS, encode(messages))):
-        # Should a provider give one id twice, the message is the one that had it first.
+        # If a provider used a message id twice, the receipt belongs to the older notification.
         owners[provider, message_id] = min(seq, owners.get((provider, message_id), seq))
     files = {seq: File(seq, row) for seq, row in rows_by_seq(tx, [*named.values(), *owners.values()]).items()}
     for seq, change, rank, attempt in sorted(

@@ -1,4 +1,4 @@
-"""Reference data, and what all workers share."""
+"""Registry entries, and the state that workers share: breakers, rate limit buckets and leader leases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _BUCKETS = """
 SELECT json_group_object(b.key, json_array(b.tokens, b.at))
 FROM json_each(?) AS j CROSS JOIN homing_buckets AS b ON b.key = j.value
 """
-_KEEP_BUCKETS = insert(
+_WRITE_BUCKETS = insert(
     "homing_buckets",
     ("key", "tokens", "at"),
     " ON CONFLICT DO UPDATE SET tokens = excluded.tokens, at = excluded.at",
@@ -59,18 +59,21 @@ _decode_breakers = json.Decoder(dict[str, Breaker]).decode
 
 
 def get_many(tx: Tx, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-    """The entries that are there."""
+    """Returns the existing entries with these keys, by key."""
     found = _entries(tx.one(_GET_MANY, tenant, kind, encode(list(keys))))
     return {entry.key: entry for entry in found}
 
 
 def list_entries(tx: Tx, tenant: str, kind: str, prefix: str, after: str, limit: int) -> tuple[Entry, ...]:
-    """By key, ascending."""
+    """Returns entries whose key starts with `prefix` and follows `after`, in the order of their keys."""
     return _entries(tx.one(_LIST, tenant, kind, prefix, after, max(0, limit)))
 
 
 def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
-    """All or nothing; None where one has moved on from its version."""
+    """Writes all entries, or none if the version of one has changed. Returns None in that case.
+
+    An entry with version -1 is written unconditionally.
+    """
     places = [(entry.tenant, entry.kind, entry.key) for entry in entries]
     versions = {(t, kind, key): v for t, kind, key, v in _decode_versions(tx.one(_VERSIONS, encode(places)))}
     written: list[Entry] = []
@@ -87,7 +90,7 @@ def put(tx: Tx, entries: Sequence[Entry], who: str) -> tuple[Entry, ...] | None:
 
 
 def delete(tx: Tx, tenant: str, kind: str, keys: Sequence[str]) -> int:
-    """How many of them were there."""
+    """Deletes entries and returns the number of those that existed."""
     refuse_rewrite(kind)
     return tx.run(
         "DELETE FROM homing_registry"
@@ -99,12 +102,12 @@ def delete(tx: Tx, tenant: str, kind: str, keys: Sequence[str]) -> int:
 
 
 def breakers(tx: Tx) -> dict[str, Breaker]:
-    """All of them, by provider."""
+    """Returns all breakers, by provider."""
     return _decode_breakers(tx.one("SELECT json_group_object(provider, json(breaker)) FROM homing_breakers"))
 
 
 def put_breaker(tx: Tx, provider: str, breaker: Breaker) -> bool:
-    """Compare-and-set on the version."""
+    """Writes the breaker and returns True, or returns False if its version is not the stored one."""
     version = tx.one("SELECT version FROM homing_breakers WHERE provider = ?", provider) or 0
     if breaker.version != version:
         return False
@@ -120,7 +123,7 @@ def put_breaker(tx: Tx, provider: str, breaker: Breaker) -> bool:
 
 
 def take_tokens(tx: Tx, wants: Mapping[str, Want]) -> dict[str, Taken]:
-    """Up to as many tokens of each bucket as are wanted of it."""
+    """Takes tokens from the rate limit buckets, from each at most as many as requested."""
     there = _decode_buckets(tx.one(_BUCKETS, encode(list(wants))))
     kept: list[tuple[str, float, int]] = []
     taken: dict[str, Taken] = {}
@@ -129,12 +132,12 @@ def take_tokens(tx: Tx, wants: Mapping[str, Want]) -> dict[str, Taken]:
         bucket, granted, wait_ms = limits.take(bucket, want.limit, tx.now, want.tokens)
         kept.append((key, bucket.tokens, bucket.at))
         taken[key] = Taken(granted, wait_ms)
-    _KEEP_BUCKETS.run(tx, kept)
+    _WRITE_BUCKETS.run(tx, kept)
     return taken
 
 
 def lead(tx: Tx, task: str, worker: str, for_ms: int) -> bool:
-    """True for one worker at a time."""
+    """Acquires or renews the leader lease of a task. Returns False if another worker holds it."""
     return bool(
         tx.run(
             "INSERT INTO homing_leads (task, worker, lead_until) VALUES (?1, ?2, ?3)"

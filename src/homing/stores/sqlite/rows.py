@@ -1,4 +1,4 @@
-"""Finding notifications and reading them whole."""
+"""Reads the rows of notifications by id or seq."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from homing.stores.held import Found
 from homing.stores.sqlite.statements import Tx, json_row
 
 LAST_SETTLED = "overdue"
-"""The last field of a row that a settlement, or an extension, reads or changes."""
+"""The last of `ROW_FIELDS` that a settlement or a lease extension reads or changes."""
 
 _BY_ID = f"""
 SELECT json_group_array({json_row("n")})
@@ -26,17 +26,17 @@ FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.seq = j.value
 
 
 def rows_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
-    """The rows of these ids that are there, whoever they belong to."""
+    """Returns the existing rows with these ids, of any tenant, by id."""
     return _by_id(tx, _BY_ID, ids)
 
 
 def leased_by_id(tx: Tx, ids: Collection[str]) -> dict[str, Found]:
-    """The same with no more than what a settlement or an extension reads and changes."""
+    """Like `rows_by_id`, but reads only the fields up to `LAST_SETTLED`. The others have their defaults."""
     return _by_id(tx, LEASED_BY_ID, ids)
 
 
 def rows_by_seq(tx: Tx, seqs: Collection[int]) -> dict[int, StoredRow]:
-    """The rows of these numbers."""
+    """Returns the existing rows with these seqs, by seq."""
     return dict(decode_rows(tx.one(_BY_SEQ, encode(list(dict.fromkeys(seqs))))))
 
 

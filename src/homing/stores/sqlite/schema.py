@@ -1,8 +1,8 @@
-"""Which migrations a file has seen, and applying those it has not.
+"""Reads which migrations were applied to a file and applies the missing ones.
 
-Code of the first release looks for the highest version in `homing_schema`, and works on no file where that is
-higher than what it knows. So this table holds no more than what every program must know that opens the file;
-all that was applied is in `homing_migrations`.
+The first release reads the highest version in `homing_schema` and rejects a file if it does not know that
+version. So `homing_schema` holds only the migrations that every program must know to use the file, and
+`homing_migrations` holds all that were applied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from homing.stores.migrate import Standing, check, migrations, pending
 
 MIGRATIONS = migrations("sqlite")
 
-_TABLES = (
+_CREATE_TABLES = (
     """
 CREATE TABLE IF NOT EXISTS homing_schema (
     version    INTEGER PRIMARY KEY,
@@ -32,49 +32,49 @@ CREATE TABLE IF NOT EXISTS homing_migrations (
 )
 _EXISTS = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
 _NEWEST = "SELECT coalesce(max(version), 0) FROM {table}"
-_APPLIED = "INSERT INTO homing_migrations (version, name, applied_at) VALUES (?, ?, ?)"
-_TAKEN_OVER = """
+_RECORD_APPLIED = "INSERT INTO homing_migrations (version, name, applied_at) VALUES (?, ?, ?)"
+_COPY_FROM_SCHEMA = """
 INSERT OR IGNORE INTO homing_migrations (version, name, applied_at)
 SELECT version, name, applied_at FROM homing_schema
 """
-_MUST_KNOW = """
+_ADD_REQUIRED = """
 INSERT OR IGNORE INTO homing_schema (version, name, applied_at)
 SELECT version, name, applied_at FROM homing_migrations WHERE version <= ?
 """
-_NEED_NOT_KNOW = "DELETE FROM homing_schema WHERE version > ?"
+_REMOVE_NOT_REQUIRED = "DELETE FROM homing_schema WHERE version > ?"
 
 
 def standing_of(cursor: sqlite3.Cursor) -> Standing:
-    """Where the schema in the file stands."""
+    """Returns the state of the file's schema."""
     needed, applied = (_newest(cursor, table) for table in ("homing_schema", "homing_migrations"))
     return Standing(max(applied, needed), needed)
 
 
 def version_of(cursor: sqlite3.Cursor) -> int:
-    """The version of the schema in the file; 0: there is none yet."""
+    """Returns the version of the file's schema, or 0 if it has none yet."""
     return standing_of(cursor).version
 
 
 def check_version(cursor: sqlite3.Cursor, where: str) -> None:
-    """Raises `SchemaError` for a schema that this program is too old for."""
+    """Raises `SchemaError` if this program is too old for the file's schema."""
     check(MIGRATIONS, standing_of(cursor), where)
 
 
 def migrate(cursor: sqlite3.Cursor, where: str, now: int) -> tuple[str, ...]:
-    """Applies what is missing, in the transaction it is called in; the names of what it applied."""
+    """Applies the pending migrations in the caller's transaction and returns their names."""
     missing = pending(MIGRATIONS, standing_of(cursor), where)
     if not missing:
         return ()
-    for table in _TABLES:
+    for table in _CREATE_TABLES:
         cursor.execute(table)
-    cursor.execute(_TAKEN_OVER)
+    cursor.execute(_COPY_FROM_SCHEMA)
     for migration in missing:
         for statement in _statements(migration.sql):
             cursor.execute(statement)
-        cursor.execute(_APPLIED, (migration.version, migration.name, now))
+        cursor.execute(_RECORD_APPLIED, (migration.version, migration.name, now))
     needed = max(migration.runs_with for migration in MIGRATIONS)
-    cursor.execute(_MUST_KNOW, (needed,))
-    cursor.execute(_NEED_NOT_KNOW, (needed,))
+    cursor.execute(_ADD_REQUIRED, (needed,))
+    cursor.execute(_REMOVE_NOT_REQUIRED, (needed,))
     return tuple(migration.name for migration in missing)
 
 
@@ -86,11 +86,11 @@ def _newest(cursor: sqlite3.Cursor, table: str) -> int:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """One statement at a time: `executescript` would commit what is open."""
+    """Yields the statements of a script. `executescript` would commit the open transaction."""
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
-    assert not statement.strip(), "a migration ends with a complete statement"
+    assert not statement.strip(), "the last statement of a migration is incomplete"

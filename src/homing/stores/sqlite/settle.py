@@ -1,4 +1,4 @@
-"""settle: what became of claims, applied where the token is still the newest."""
+"""Applies settlements to leased rows. A settlement is applied only if its token is still the newest."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from homing.stores.sqlite.threads import Again
 
 _FAILED = Status.FAILED
 
-# A row that was kept since its claim is written only where nothing else has changed it meanwhile.
+# A cached row is written only if the stored row has not changed since the claim.
 SETTLED = Update(SETTLED_FIELDS, " AND homing_notifications.changes = {changes} - 1", KEPT_FIELDS)
 
 
 def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
-    """Applies settlements in their order; the fate of each. `Again`: a row that was held had changed."""
-    found = _found(tx, batch, held)
+    """Applies settlements in their order and returns the result of each.
+
+    Raises `RetryTransaction` if a cached row has changed in the database since its claim.
+    """
+    found = _find_rows(tx, batch, held)
     book = Book(tx)
     if tx.subscribed:
         book.foresee([found[s.id][0] for s in batch if s.status is _FAILED and s.id in found])
@@ -58,8 +61,8 @@ def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
     return fates
 
 
-def _found(tx: Tx, batch: Sequence[Settlement], held: Held) -> dict[str, Found]:
-    """The rows that these are about: those that were kept, and of the others what is stored."""
+def _find_rows(tx: Tx, batch: Sequence[Settlement], held: Held) -> dict[str, Found]:
+    """Returns the rows of these settlements, from the cache if possible, otherwise from the database."""
     found = held.take(batch)
     if len(found) == len(batch):
         return found

@@ -1,4 +1,4 @@
-"""The store as the engine sees it: each method is one call to the writer or the reader."""
+"""The SQLite implementation of the store port. Each method is one call to the writer or reader thread."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _wall_clock_ms() -> int:
 class SqliteStore:
     """A `Backend` in one SQLite file.
 
-    `open` connects, and creates the file if there is none; `migrate` makes the tables. Until then every
-    other call raises `SchemaError`. Any number of processes may open the same file.
+    `open` connects and creates the file if it does not exist. `migrate` creates the tables; before that,
+    every other call raises `SchemaError`. Any number of processes may open the same file.
     """
 
     def __init__(
@@ -69,31 +69,33 @@ class SqliteStore:
         busy_timeout_ms: int = 5000,
         clock: Callable[[], int] | None = None,
     ) -> None:
-        """`clock` gives epoch milliseconds; processes that share a file must share it too."""
+        """`clock` returns epoch milliseconds. Processes that share a file must use the same clock."""
         if str(path) == ":memory:":
-            raise ConfigError("path", "is :memory:, which no two connections share; use the memory store")
+            raise ConfigError(
+                "path", "is :memory:, which connections cannot share; name a file or use the memory store"
+            )
         self._path = Path(path)
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
         self._subscribed: frozenset[str] = frozenset()
-        self._held = Held()
-        self._opening = threading.Lock()
+        self._leased_rows = Held()
+        self._open_lock = threading.Lock()
         self._writer: Writer | None = None
         self._reader: Reader | None = None
 
     async def open(self) -> None:
-        """Connects; raises `SchemaError` for a schema newer than this program."""
+        """Connects. Raises `SchemaError` if this program is too old for the file's schema."""
         await asyncio.get_running_loop().run_in_executor(None, self._open)
 
     async def close(self) -> None:
-        """Finishes what is under way and closes the file."""
+        """Finishes the queued calls and closes the file."""
         threads = [thread for thread in (self._writer, self._reader) if thread is not None]
         self._writer = self._reader = None
         for thread in threads:
             await asyncio.get_running_loop().run_in_executor(None, thread.stop)
 
     async def migrate(self) -> tuple[str, ...]:
-        """Brings the schema up to date; safe in several processes at once."""
+        """Applies the pending migrations and returns their names. Several processes may call it at once."""
         return await self._write(lambda tx: schema.migrate(tx.cursor, str(self._path), tx.now))
 
     async def now_ms(self) -> int:
@@ -102,10 +104,10 @@ class SqliteStore:
     def subscribe(self, names: Collection[str]) -> None:
         self._subscribed = frozenset(names)
 
-    # The line -----------------------------------------------------------------------------------
+    # Delivery path ------------------------------------------------------------------------------
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
-        """`tx` may be the caller's own `sqlite3.Connection` to the same file."""
+        """Stores the submissions. `tx` may be the caller's own `sqlite3.Connection` to the same file."""
         if isinstance(tx, CallersConnection):
             accepted: tuple[Acceptance, ...] = await tx.run(lambda: self._accept_joined(batch, tx.connection))
             return accepted
@@ -117,23 +119,23 @@ class SqliteStore:
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[Found] = []
         batch = await self._write(lambda tx: leases.claim(tx, request, leased))
-        self._held.keep(leased)
+        self._leased_rows.keep(leased)
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
         leased: list[Found] = []
         batch = await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, leased))
-        self._held.keep(leased)
+        self._leased_rows.keep(leased)
         return batch
 
     async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         return await self._write(lambda tx: leases.extend_leases(tx, leases_held, lease_ms))
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
-        def alone(cursor: sqlite3.Cursor) -> SettleResult:
-            return result_of(batch, settle.settle(self._tx(cursor), batch, self._held))
+        def settle_alone(cursor: sqlite3.Cursor) -> SettleResult:
+            return result_of(batch, settle.settle(self._tx(cursor), batch, self._leased_rows))
 
-        return await self._open_writer().do(Call(alone, self._settle_together, batch))
+        return await self._open_writer().do(Call(settle_alone, self._settle_together, batch))
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
@@ -209,7 +211,7 @@ class SqliteStore:
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
         return await self._write(lambda tx: reference.delete(tx, tenant, kind, keys))
 
-    # Shared --------------------------------------------------------------------------------------
+    # State shared by workers ---------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
         return await self._read(reference.breakers, single=True)
@@ -226,10 +228,10 @@ class SqliteStore:
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))
 
-    # Calls ---------------------------------------------------------------------------------------
+    # Connections and transactions ----------------------------------------------------------------
 
     def _open(self) -> None:
-        with self._opening:  # whoever comes second finds it open
+        with self._open_lock:  # concurrent calls must connect only once
             if self._writer is None:
                 self._connect()
 
@@ -259,7 +261,7 @@ class SqliteStore:
         return await self._open_writer().do(Call(lambda cursor: action(self._tx(cursor))))
 
     async def _read(self, action: Callable[[Tx], R], *, single: bool = False) -> R:
-        """`single`: it is one statement."""
+        """Runs the action on the reader thread. `single` means that it is one statement."""
         if self._reader is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
         return await self._reader.do(Call(lambda cursor: action(self._tx(cursor)), single=single))
@@ -279,5 +281,5 @@ class SqliteStore:
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Settlement]]
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
-        fates = iter(settle.settle(self._tx(cursor), everything, self._held))
+        fates = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
         return [result_of(batch, [next(fates) for _ in batch]) for batch in batches]

@@ -1,7 +1,8 @@
-"""The two threads of the store. The writer commits for many callers at once; the reader never waits for it.
+"""The writer and reader threads of the store.
 
-An answer leaves only after the commit that it stands on, and all answers of one commit leave together. A
-caller that was cancelled has no effect on either thread: its call is finished like the others.
+The writer commits the calls of many callers in one transaction. The reader never waits for the writer. A call
+returns only after its commit, and all calls of one commit return together. If a caller is cancelled, its call
+is still completed.
 """
 
 from __future__ import annotations
@@ -20,24 +21,30 @@ from homing.stores.sqlite.connection import translated
 
 R = TypeVar("R")
 Action = Callable[[sqlite3.Cursor], R]
-"""What a call does in its transaction."""
+"""The work of one call, done inside a transaction."""
 Together = Callable[[sqlite3.Cursor, list[Any]], Sequence[Any]]
-"""Does the same for the parts of several callers; one result for each."""
+"""Does the work of several calls of one kind at once.
 
-_GROUP = 256
-"""Calls in one commit at most: bounds how long the first of them waits for the last."""
+Receives their `part`s and returns one result for each.
+"""
+
+_MAX_GROUPED_CALLS = 256
+"""Limit of calls per commit. It bounds how long the first call waits for the last."""
 
 
 class Again(Exception):
-    """What a call remembered is no longer so. It has forgotten it by now: undo the call and make it again."""
+    """Raised by a call whose cached rows are out of date.
+
+    The call has dropped those rows. It must be undone and run again.
+    """
 
 
-class _TransactionGoneError(Exception):
-    """SQLite has rolled back the whole group by itself, as it does when the disk is full."""
+class _TransactionLostError(Exception):
+    """SQLite itself has rolled back the whole group, as it does when the disk is full."""
 
 
 class Call(Generic[R]):
-    """One caller's wish and the future that it waits for."""
+    """A queued call and the future that its caller awaits."""
 
     __slots__ = ("action", "error", "future", "loop", "part", "result", "single", "together")
 
@@ -50,10 +57,11 @@ class Call(Generic[R]):
     ) -> None:
         self.action = action
         self.single = single
-        """It is one statement, and needs no transaction to see one state."""
+        """True if the action is one statement, which needs no transaction to see one snapshot."""
         self.together = together
-        """Set where neighbours of the same kind can be done in one go, each with its `part`."""
+        """Does the work of several adjacent calls of this kind at once. None if that is not possible."""
         self.part = part
+        """This call's argument for `together`."""
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[R] = self.loop.create_future()
         self.result: R | None = None
@@ -61,7 +69,7 @@ class Call(Generic[R]):
 
 
 class _Thread:
-    """A thread that works on calls until it is told to stop."""
+    """A thread that processes queued calls until it is stopped."""
 
     def __init__(self, name: str, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -70,19 +78,20 @@ class _Thread:
         self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
-        # A daemon, so that a program that ends without closing the store does end.
+        # A daemon thread does not keep a program alive that exits without closing the store.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     async def do(self, call: Call[R]) -> R:
-        with self._lock:  # nothing may be queued behind the order to stop: it would never be answered
+        """Queues a call and returns its result. Raises `StoreError` if the thread is stopped."""
+        with self._lock:  # a call queued after the stop marker would never return
             if self._stopped:
                 raise StoreError(f"{self._path} is closed; open the store first.")
             self._calls.put(call)
         return await call.future
 
     def stop(self) -> None:
-        """Finishes what is queued and closes the connection. Blocks until then."""
+        """Blocks until all queued calls are done and the connection is closed."""
         with self._lock:
             if not self._stopped:
                 self._stopped = True
@@ -93,7 +102,7 @@ class _Thread:
         while (call := self._calls.get()) is not None:
             calls = [call]
             try:
-                while len(calls) < _GROUP:
+                while len(calls) < _MAX_GROUPED_CALLS:
                     another = self._calls.get_nowait()
                     if another is None:
                         self._calls.put(None)
@@ -102,15 +111,15 @@ class _Thread:
             except queue.Empty:
                 pass
             self._perform(calls)
-            _answer(calls)
+            _return_results(calls)
         self._cursor.close()
         self._connection.close()
 
     def _perform(self, calls: Sequence[Call[Any]]) -> None:
         raise NotImplementedError
 
-    def _alone(self, call: Call[Any], begin: str) -> None:
-        """One call in a transaction of its own."""
+    def _run_alone(self, call: Call[Any], begin: str) -> None:
+        """Runs one call in its own transaction."""
         call.result = call.error = None
         try:
             if call.single:
@@ -121,44 +130,44 @@ class _Thread:
             self._cursor.execute("COMMIT")
         except Again:
             self._roll_back()
-            self._alone(call, begin)
+            self._run_alone(call, begin)
         except Exception as error:
             call.error = translated(error, self._path)
             self._roll_back()
 
     def _roll_back(self) -> None:
-        # SQLite may have rolled back by itself already (a full disk does that).
+        # SQLite may have rolled back already, for example because the disk is full.
         if self._connection.in_transaction:
             with suppress(sqlite3.Error):
                 self._cursor.execute("ROLLBACK")
 
 
 class Reader(_Thread):
-    """Each call sees one state of the store, the last committed one."""
+    """Runs each call on a snapshot of the last committed state."""
 
     def _perform(self, calls: Sequence[Call[Any]]) -> None:
         for call in calls:
-            self._alone(call, "BEGIN")
+            self._run_alone(call, "BEGIN")
 
 
 class Writer(_Thread):
-    """Group commit: whatever is waiting when the last commit ends goes into the next one."""
+    """Commits calls in groups: all calls that wait when a commit ends go into the next transaction."""
 
     def _perform(self, calls: Sequence[Call[Any]]) -> None:
-        if len(calls) == 1 or not self._grouped(calls):
+        if len(calls) == 1 or not self._run_group(calls):
             for call in calls:
-                self._alone(call, "BEGIN IMMEDIATE")
+                self._run_alone(call, "BEGIN IMMEDIATE")
 
-    def _grouped(self, calls: Sequence[Call[Any]]) -> bool:
-        """All calls in one transaction; False: it broke, and nothing of it remains."""
+    def _run_group(self, calls: Sequence[Call[Any]]) -> bool:
+        """Runs all calls in one transaction. Returns False if SQLite has rolled all of it back."""
         try:
             self._cursor.execute("BEGIN IMMEDIATE")
-            for neighbours in _neighbours(calls):
-                if not self._in_one_go(neighbours):
-                    for call in neighbours:
-                        self._on_its_own(call)
+            for adjacent in _adjacent_calls(calls):
+                if not self._run_together(adjacent):
+                    for call in adjacent:
+                        self._run_in_savepoint(call)
             self._cursor.execute("COMMIT")
-        except _TransactionGoneError:
+        except _TransactionLostError:
             return False
         except Exception as error:
             self._roll_back()
@@ -166,8 +175,11 @@ class Writer(_Thread):
                 call.error = translated(error, self._path)
         return True
 
-    def _in_one_go(self, calls: Sequence[Call[Any]]) -> bool:
-        """Neighbours of one kind as one; False: it failed, each has to try on its own."""
+    def _run_together(self, calls: Sequence[Call[Any]]) -> bool:
+        """Runs calls of one kind at once.
+
+        Returns False, with nothing changed, if each must be run separately.
+        """
         together = calls[0].together
         if together is None or len(calls) == 1:
             return False
@@ -182,14 +194,14 @@ class Writer(_Thread):
             call.result = result
         return True
 
-    def _on_its_own(self, call: Call[Any]) -> None:
-        """One call inside the group: if it fails, it alone is undone."""
+    def _run_in_savepoint(self, call: Call[Any]) -> None:
+        """Runs one call of the group. If it fails, only this call is undone."""
         self._cursor.execute("SAVEPOINT call")
         try:
             call.result = call.action(self._cursor)
         except Again:
             self._undo_call()
-            self._on_its_own(call)
+            self._run_in_savepoint(call)
         except Exception as error:
             call.error = translated(error, self._path)
             self._undo_call()
@@ -198,13 +210,13 @@ class Writer(_Thread):
 
     def _undo_call(self) -> None:
         if not self._connection.in_transaction:
-            raise _TransactionGoneError
+            raise _TransactionLostError
         self._cursor.execute("ROLLBACK TO call")
         self._cursor.execute("RELEASE call")
 
 
-def _neighbours(calls: Sequence[Call[Any]]) -> list[list[Call[Any]]]:
-    """Calls in their order, those that can be done together side by side."""
+def _adjacent_calls(calls: Sequence[Call[Any]]) -> list[list[Call[Any]]]:
+    """Splits the calls, in their order, into groups that can be run together."""
     groups: list[list[Call[Any]]] = []
     for call in calls:
         if call.together is not None and groups and groups[-1][0].together == call.together:
@@ -214,14 +226,14 @@ def _neighbours(calls: Sequence[Call[Any]]) -> list[list[Call[Any]]]:
     return groups
 
 
-def _answer(calls: Sequence[Call[Any]]) -> None:
-    """Resolves the futures, with one wake-up for each event loop."""
+def _return_results(calls: Sequence[Call[Any]]) -> None:
+    """Resolves the futures, with one wake-up per event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Call[Any]]] = {}
     for call in calls:
         loops.setdefault(call.loop, []).append(call)
-    for loop, answered in loops.items():
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
-            loop.call_soon_threadsafe(_resolve, answered)
+    for loop, finished in loops.items():
+        with suppress(RuntimeError):  # the loop is closed, so no caller waits any more
+            loop.call_soon_threadsafe(_resolve, finished)
 
 
 def _resolve(calls: Sequence[Call[Any]]) -> None:

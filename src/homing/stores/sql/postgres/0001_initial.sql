@@ -1,12 +1,12 @@
--- Everything hangs on `seq`, the row number of a notification. What never changes after its acceptance is in
--- `messages`; what changes is in `live` while something is still to happen by itself, and moves to `settled`
--- when it ends. So the table that is written all the time stays small, and its dead rows go with it.
--- Times are milliseconds since the epoch. Texts compare by their bytes, as they do everywhere in Homing.
+-- All tables refer to a notification by its number `seq`. The data that never changes after acceptance is in
+-- `messages`. The data that changes is in `live` while Homing still has to act on the notification, and then moves
+-- to `settled`. So the table with the most writes stays small, and few dead rows accumulate in it.
+-- Times are milliseconds since the epoch. Texts are compared by their bytes, as everywhere in Homing.
 
 CREATE FUNCTION homing.now_ms() RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog
     AS $$ SELECT floor(extract(epoch FROM now()) * 1000)::bigint $$;
 
--- Where rows wait: write-once, so that a row carries four bytes instead of three texts.
+-- The queues in which rows wait. They never change, so a row can refer to its queue by a number of four bytes.
 CREATE TABLE homing.queues (
     id     integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     lane   text COLLATE "C" NOT NULL,
@@ -15,7 +15,7 @@ CREATE TABLE homing.queues (
     UNIQUE (lane, tenant, outlet)
 );
 
--- When a queue was served last, in microseconds: whoever was served longest ago comes first.
+-- When a queue was last served, in microseconds. The least recently served is next.
 CREATE TABLE homing.turns (
     queue  integer PRIMARY KEY,
     served bigint NOT NULL
@@ -71,7 +71,7 @@ CREATE TABLE homing.live (
     pinned           boolean NOT NULL DEFAULT false,
     overdue          boolean NOT NULL DEFAULT false,
     cancel_requested boolean NOT NULL DEFAULT false,
-    unhurried        boolean NOT NULL DEFAULT false, -- a synchronous notification: no deadline takes it
+    unhurried        boolean NOT NULL DEFAULT false, -- true if synchronous: it has no deadline
     tenant           text COLLATE "C" NOT NULL,
     status           text COLLATE "C" NOT NULL,
     provider         text COLLATE "C" NOT NULL,
@@ -87,19 +87,19 @@ CREATE TABLE homing.live (
 );
 CREATE TABLE homing.settled (LIKE homing.live INCLUDING DEFAULTS, PRIMARY KEY (seq));
 
--- What a claim reads: the rows of one queue, oldest due first.
+-- For claims: the rows of one queue, the earliest due first.
 CREATE INDEX live_due ON homing.live (queue, due_at, seq) WHERE due_at IS NOT NULL;
--- What a reclaim reads.
+-- For reclaims.
 CREATE INDEX live_lease ON homing.live (lease_until) WHERE lease_until IS NOT NULL;
 CREATE INDEX live_deadline ON homing.live (deadline_at) WHERE deadline_at IS NOT NULL AND NOT unhurried;
--- The longest-waiting retry of a tenant.
+-- For the oldest retry of a tenant.
 CREATE INDEX live_retrying ON homing.live (tenant, last_attempt_at) WHERE status = 'retrying';
--- Lists of the statuses that are rare among many that went well.
+-- For lists of the statuses that are rare among many successful rows.
 CREATE INDEX settled_rare ON homing.settled (tenant, status, seq) WHERE status NOT IN ('sent', 'delivered');
--- What a prune reads.
+-- For prunes.
 CREATE INDEX settled_age ON homing.settled (status, updated_at);
 
--- Every row of `live` dies within a short time: look often, work without pauses, and let pages be reused.
+-- Every row of `live` is deleted after a short time, so autovacuum must run often and without pauses.
 ALTER TABLE homing.live SET (
     fillfactor = 85,
     autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000,
@@ -112,7 +112,7 @@ ALTER TABLE homing.messages SET (autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE VIEW homing.states AS SELECT * FROM homing.live UNION ALL SELECT * FROM homing.settled;
 
--- A notification with everything but its message: the fields of `Row`, by their names.
+-- A notification without its message. The columns have the names of the fields of `Row`.
 CREATE VIEW homing.rows AS
 SELECT m.seq, m.id, m.tenant, m.batch_id, q.lane, m.channel, m.mode, m.type, m.category, m.priority, m.origin,
     s.provider, q.outlet, s.pinned, m.address, s.status, s.token, s.changes, s.attempts, s.attempts_before,
@@ -125,7 +125,7 @@ FROM homing.messages AS m
 JOIN homing.states AS s ON s.seq = m.seq
 JOIN homing.queues AS q ON q.id = s.queue;
 
--- `change` is the number of the row's change that the attempt or cause belongs to: it orders them.
+-- `change` is the number of the row's change that an attempt or cause belongs to. It defines their order.
 CREATE TABLE homing.attempts (
     seq                 bigint NOT NULL,
     started_at          bigint NOT NULL,
@@ -169,7 +169,7 @@ CREATE TABLE homing.requests (
 CREATE INDEX requests_age ON homing.requests (created_at);
 
 CREATE TABLE homing.dedups (
-    accepted_at bigint, -- NULL: taken by the transaction that is about to accept it
+    accepted_at bigint, -- NULL while the accepting transaction is open
     id          uuid NOT NULL,
     tenant      text COLLATE "C" NOT NULL,
     dedup_key   text COLLATE "C" NOT NULL,
@@ -177,7 +177,7 @@ CREATE TABLE homing.dedups (
 );
 CREATE INDEX dedups_age ON homing.dedups (accepted_at);
 
--- Every callback event once. `kept` holds those whose time has not come yet.
+-- Every callback event once. `kept` holds a receipt whose attempt is not known yet, otherwise NULL.
 CREATE TABLE homing.receipts (
     number              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     received_at         bigint NOT NULL,
@@ -206,8 +206,8 @@ CREATE TABLE homing.outbox (
     leased_to       text COLLATE "C" NOT NULL DEFAULT ''
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 2000);
 
--- Counts and hourly sums. Every batch only appends to the ledger, one row for each kind of change, so that no
--- two writers ever wait for each other; upkeep folds it into the two tables. The sum of both is exact.
+-- Counts and hourly sums. A batch only appends to the ledger, one row per kind of change, so writers never wait
+-- for each other. Upkeep folds the ledger into the two tables. The sum of table and ledger is always exact.
 CREATE TABLE homing.ledger (
     hour_at         bigint  NOT NULL,
     number          integer NOT NULL,

@@ -1,15 +1,16 @@
--- Tenants that look into the database themselves. A role that belongs to a tenant sees that tenant's rows and
--- nothing else, whatever it asks. Homing's own role owns the tables, and the owner is not held up by any of
--- this: row-level security is on for everybody else, and says no where nothing says yes.
+-- Direct database access for tenants. A role that belongs to a tenant sees only that tenant's rows, in any query.
+-- Homing's own role owns the tables, and row-level security does not apply to the owner. For all other roles it
+-- is on, and hides every row that no policy allows.
 
--- By the role's number, so that a renamed role stays confined; a dump writes its name.
+-- The role is stored by its oid, so a renamed role stays confined. A dump contains its name.
 CREATE TABLE homing.tenant_roles (
     role   regrole PRIMARY KEY,
     tenant text COLLATE "C" NOT NULL
 );
 
--- The tenant that the caller is confined to; NULL: to none. A role is confined by itself, or by being a member of
--- a tenant's role. `role` is what SET ROLE chose: it is still known inside of functions that run as their owner.
+-- Returns the tenant that the caller is confined to, or NULL. A role is confined directly, or as a member of a
+-- tenant's role. The setting `role` is the result of SET ROLE, which functions that run as their owner can still
+-- read.
 CREATE FUNCTION homing.callers_tenant() RETURNS text
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog
     AS $$
@@ -34,7 +35,7 @@ CREATE FUNCTION homing.callers_tenant() RETURNS text
     END
     $$;
 
--- What belongs to a tenant. The sub-select is asked once for a query, not once for a row.
+-- Tables with a tenant column. The subselect is evaluated once per query, not once per row.
 ALTER TABLE homing.messages ENABLE ROW LEVEL SECURITY;
 ALTER TABLE homing.live ENABLE ROW LEVEL SECURITY;
 ALTER TABLE homing.settled ENABLE ROW LEVEL SECURITY;
@@ -58,7 +59,7 @@ CREATE POLICY own ON homing.requests FOR SELECT USING (tenant = (SELECT homing.c
 CREATE POLICY own ON homing.dedups FOR SELECT USING (tenant = (SELECT homing.callers_tenant()));
 CREATE POLICY own ON homing.outbox FOR SELECT USING (tenant = (SELECT homing.callers_tenant()));
 
--- What hangs on a notification. (Who asks sees only messages of its own.)
+-- Tables that refer to a notification. The subselect sees only the messages of the caller's tenant.
 ALTER TABLE homing.attempts ENABLE ROW LEVEL SECURITY;
 ALTER TABLE homing.causes ENABLE ROW LEVEL SECURITY;
 CREATE POLICY own ON homing.attempts FOR SELECT USING (
@@ -68,7 +69,7 @@ CREATE POLICY own ON homing.causes FOR SELECT USING (
     EXISTS (SELECT 1 FROM homing.messages AS m
             WHERE m.seq = causes.seq AND m.tenant = (SELECT homing.callers_tenant())));
 
--- What is nobody's: no policy, so nobody but the owner sees a row.
+-- Tables that belong to no tenant. They have no policy, so only the owner sees their rows.
 ALTER TABLE homing.receipts ENABLE ROW LEVEL SECURITY;
 ALTER TABLE homing.turns ENABLE ROW LEVEL SECURITY;
 ALTER TABLE homing.breakers ENABLE ROW LEVEL SECURITY;
@@ -77,8 +78,8 @@ ALTER TABLE homing.leads ENABLE ROW LEVEL SECURITY;
 ALTER TABLE homing.tenant_roles ENABLE ROW LEVEL SECURITY;
 ALTER TABLE homing.schema_versions ENABLE ROW LEVEL SECURITY;
 
--- A view reads as its owner, past all of the above. From PostgreSQL 15 on it can read as who asks; on 14, a
--- tenant's role must not be given these (and `create_tenant_role` does not).
+-- A view reads with its owner's rights, without row-level security. From PostgreSQL 15 on it can use the caller's
+-- rights. On 14, tenants' roles must not be granted these views, and `create_tenant_role` does not do so.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 150000 THEN
@@ -90,8 +91,8 @@ BEGIN
 END
 $$;
 
--- Confines a role to a tenant and lets it read what is the tenant's. Makes the role, without a login, where there
--- is none. May be called again: after an upgrade it grants what is new.
+-- Confines a role to a tenant and lets it read the tenant's rows. Creates the role, without login, if it does not
+-- exist. Call it again after an upgrade to grant access to new tables.
 CREATE FUNCTION homing.create_tenant_role(tenant text, role text) RETURNS void
     LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog
     AS $$
@@ -127,7 +128,7 @@ CREATE FUNCTION homing.create_tenant_role(tenant text, role text) RETURNS void
     END
     $$;
 
--- Takes back what a tenant's role was given; the role itself stays.
+-- Revokes the access of a tenant's role. The role itself remains.
 CREATE FUNCTION homing.drop_tenant_role(role text) RETURNS void
     LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog
     AS $$

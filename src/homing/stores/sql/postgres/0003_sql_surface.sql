@@ -1,12 +1,12 @@
--- The SQL surface: for triggers, and for operators who live in psql. What is written here waits in `inbox`
--- until a worker takes it through the same intake, or gives the same command, as any other way in.
+-- The SQL functions and views for triggers and for operators who use psql. Requests and commands wait in `inbox`
+-- until a worker processes them in the same way as those from the library or the service.
 
 CREATE TABLE homing.inbox (
     number          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     enqueued_at     bigint  NOT NULL,
     lease_until     bigint  NOT NULL DEFAULT 0,
-    id              uuid    NOT NULL, -- of the notification that a request becomes, or of the batch of several
-    notification_id uuid,             -- what a command is about
+    id              uuid    NOT NULL, -- id of the request's notification, or of its batch
+    notification_id uuid,             -- the notification that a command targets
     max_retries     integer,
     already_failed  boolean NOT NULL DEFAULT false,
     kind            text COLLATE "C" NOT NULL CHECK (kind IN ('send', 'retry', 'acknowledge', 'resend', 'cleanup')),
@@ -19,9 +19,9 @@ CREATE TABLE homing.inbox (
 CREATE INDEX inbox_id ON homing.inbox (id);
 CREATE INDEX inbox_command ON homing.inbox (notification_id) WHERE notification_id IS NOT NULL;
 
-ALTER TABLE homing.inbox ENABLE ROW LEVEL SECURITY; -- and no policy: its functions are the only way in
+ALTER TABLE homing.inbox ENABLE ROW LEVEL SECURITY; -- without a policy: only the functions can access it
 
--- The delays of the policy that workers run with, as they last told them; until then those of preset `fixed`.
+-- The retry delays of the workers' policy, as the workers last wrote them. Initially those of the preset `fixed`.
 CREATE TABLE homing.schedule (
     retry    integer PRIMARY KEY,
     delay_ms bigint NOT NULL
@@ -35,7 +35,7 @@ CREATE FUNCTION homing.moment(at_ms bigint) RETURNS timestamptz
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE SET search_path = pg_catalog
     AS $$ SELECT 'epoch'::timestamptz + at_ms * interval '1 millisecond' $$;
 
--- When retry `n` (the first is 0) would come if the attempt before it failed now.
+-- Returns the time of retry `n` (the first is 0) if the attempt before it fails now.
 CREATE FUNCTION homing.calculate_next_retry(n integer) RETURNS timestamptz
     LANGUAGE sql STABLE STRICT PARALLEL SAFE SECURITY DEFINER SET search_path = pg_catalog
     AS $$
@@ -43,7 +43,7 @@ CREATE FUNCTION homing.calculate_next_retry(n integer) RETURNS timestamptz
         WHERE retry <= greatest(n, 0) ORDER BY retry DESC LIMIT 1
     $$;
 
--- A UUIDv7: milliseconds, then chance. The four bits of the version are 0100 in a random one, 0111 here.
+-- Returns a UUIDv7: milliseconds, then random bits. The version bits are 0100 in a random UUID and 0111 here.
 CREATE FUNCTION homing.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE SET search_path = pg_catalog
     AS $$
         SELECT encode(set_bit(set_bit(overlay(
@@ -52,10 +52,10 @@ CREATE FUNCTION homing.uuid7() RETURNS uuid LANGUAGE sql VOLATILE PARALLEL SAFE 
             FROM 1 FOR 6), 52, 1), 53, 1), 'hex')::uuid
     $$;
 
--- For triggers. It never makes the caller's statement fail: what goes wrong here is a warning and NULL, and
--- what intake cannot read becomes a dead letter that says why. Answers the id of the notification (of the batch,
--- where a request becomes several).
--- `already_failed`: the first attempt was made elsewhere and failed; the first retry comes after the policy's
+-- For triggers. It never makes the caller's statement fail: after an error it raises a warning and returns NULL. A
+-- request that cannot be decoded later becomes a dead letter with the reason. Returns the id of the notification,
+-- or of the batch if the request has several recipients.
+-- `already_failed`: the first attempt was made elsewhere and failed, so the first retry follows after the policy's
 -- first delay. `max_retries` is this notification's own maximum.
 CREATE FUNCTION homing.enqueue(
     channel         text,
@@ -105,8 +105,8 @@ CREATE FUNCTION homing.enqueue(
     END
     $$;
 
--- A command waits in the inbox like a request. One for a notification that is not there is refused here. A
--- tenant's role acts under its own name.
+-- Adds a command to the inbox, like a request. Rejects a command for a notification that does not exist. A
+-- tenant's role is recorded under its own name.
 CREATE FUNCTION homing.command(kind text, about uuid, who text, why text, new_id uuid) RETURNS void
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog
     AS $$
@@ -139,7 +139,7 @@ CREATE FUNCTION homing.retry_now(id uuid, who text DEFAULT NULL, why text DEFAUL
     LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog
     AS $$ SELECT homing.command('retry', id, who, why, homing.uuid7()) $$;
 
--- Answers the id of the new notification.
+-- Returns the id of the new notification.
 CREATE FUNCTION homing.resend(id uuid, who text DEFAULT NULL, why text DEFAULT NULL) RETURNS uuid
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog
     AS $$
@@ -151,7 +151,7 @@ CREATE FUNCTION homing.resend(id uuid, who text DEFAULT NULL, why text DEFAULT N
     END
     $$;
 
--- Has a worker remove what is past its age (retention: homing.toml). Workers do so by themselves as well.
+-- Asks a worker to remove data that has exceeded its retention (see homing.toml). Workers also do so regularly.
 CREATE FUNCTION homing.cleanup() RETURNS void
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog
     AS $$
@@ -165,7 +165,7 @@ CREATE FUNCTION homing.cleanup() RETURNS void
     END
     $$;
 
--- What waits for a retry. A failure that was only just handed over is in it before a worker has seen it.
+-- Notifications that wait for a retry, including reported failures that no worker has processed yet.
 CREATE VIEW homing.failed_notifications WITH (security_barrier) AS
 SELECT m.id, m.tenant, m.type AS notification_type, m.channel, l.attempts - 1 AS retry_count,
     homing.moment(l.due_at) AS next_retry_at, l.last_error, l.error_code, l.status,
@@ -181,7 +181,7 @@ SELECT i.id, i.tenant, i.request::json ->> 'type', i.request::json ->> 'channel'
 FROM homing.inbox AS i
 WHERE i.kind = 'send' AND i.already_failed AND i.tenant = coalesce((SELECT homing.callers_tenant()), i.tenant);
 
--- What failed for good. An acknowledgement shows as soon as it is given.
+-- Notifications that failed permanently. An acknowledgement is visible immediately.
 CREATE VIEW homing.dead_letters WITH (security_barrier) AS
 SELECT m.id, m.tenant, m.type AS notification_type, m.channel, greatest(s.attempts - 1, 0) AS retry_count,
     s.attempts AS attempt_count, s.last_error AS final_error, s.error_code, s.reason,
@@ -197,7 +197,7 @@ LEFT JOIN LATERAL (
 ) AS c ON true
 WHERE s.status = 'failed' AND m.tenant = coalesce((SELECT homing.callers_tenant()), m.tenant);
 
--- How many there are of each status, how often they were retried, and how many are due now.
+-- The number of notifications by status, their retries, and how many are due now.
 CREATE VIEW homing.queue_stats WITH (security_barrier) AS
 SELECT t.tenant, t.status, t.count, t.avg_retries, coalesce(d.due, 0) AS due
 FROM (
@@ -211,7 +211,7 @@ LEFT JOIN (
 ) AS d ON d.tenant = t.tenant AND d.status = t.status
 WHERE t.tenant = coalesce((SELECT homing.callers_tenant()), t.tenant);
 
--- By the number of attempts: how many there are, and what became of them.
+-- The number of notifications by number of attempts and result.
 CREATE VIEW homing.retry_statistics WITH (security_barrier) AS
 SELECT a.tenant, a.attempts, sum(a.count + a.purged)::bigint AS count,
     sum(a.count) FILTER (WHERE a.status IN ('pending', 'sending', 'retrying'))::bigint AS pending_count,

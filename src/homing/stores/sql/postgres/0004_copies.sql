@@ -1,5 +1,5 @@
--- What was copied into this schema from another store, and how far a copy has come that is under way. While one
--- is, no worker uses the schema.
+-- The copies from other stores into this schema, and the progress of a copy that is not complete yet. Until it is
+-- complete, no worker uses the schema.
 
 CREATE TABLE homing.copies (
     source   text COLLATE "C" PRIMARY KEY,
@@ -9,7 +9,7 @@ CREATE TABLE homing.copies (
 
 CREATE TABLE homing.copied_parts (
     part   text COLLATE "C" PRIMARY KEY,
-    after  text COLLATE "C" NOT NULL, -- the key of the last record, as JSON
+    after  text COLLATE "C" NOT NULL, -- key of the last copied record, as JSON
     number bigint NOT NULL
 );
 

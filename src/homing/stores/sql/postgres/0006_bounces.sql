@@ -1,8 +1,8 @@
 -- runs with: 4
--- What a receipt about a failure needs of the policy that the notification was sent by: whether a bounce that
--- is the recipient's fault fails over all the same, and the shortest and longest wait before a re-send at the
--- same provider. NULL in rows that were settled by the code of the release before. `unknown_bounce` is the
--- attempt that failed with an unknown code and was sent again for it; 0 if there is none.
+-- The parts of the notification's policy that a receipt about a failure needs: whether a bounce that is the
+-- recipient's fault also fails over, and the shortest and longest wait before a resend at the same provider. NULL
+-- in rows that the previous release has settled. `unknown_bounce` is the attempt that was reported as failed with
+-- an unknown code and therefore sent again. 0 if there is none.
 ALTER TABLE homing.live
     ADD COLUMN bounce_always boolean,
     ADD COLUMN bounce_min_ms bigint,
@@ -29,7 +29,7 @@ FROM homing.messages AS m
 JOIN homing.states AS s ON s.seq = m.seq
 JOIN homing.queues AS q ON q.id = s.queue;
 
--- Replacing a view takes its options away.
+-- Replacing a view resets its options, so they are set again.
 DO $$
 BEGIN
     IF current_setting('server_version_num')::integer >= 150000 THEN

@@ -1,6 +1,6 @@
--- Everything hangs on `seq`, the row number of a notification: short keys make small indexes, and big
--- messages stay out of the pages that change. Names carry a prefix because an application may keep its
--- own tables in the same file (that is what joining its transaction needs).
+-- All tables refer to a notification by its number `seq`: short keys make small indexes, and large messages stay
+-- out of the pages that change. All names have a prefix, because an application may keep its own tables in the
+-- same file. It must do so to send notifications in its own transactions.
 
 CREATE TABLE homing_notifications (
     seq              INTEGER PRIMARY KEY,
@@ -55,24 +55,24 @@ CREATE TABLE homing_notifications (
     engagement       TEXT    NOT NULL DEFAULT '{}'
 );
 
--- What a claim reads: one tenant's rows at one outlet of one lane, oldest due first.
+-- For claims: one tenant's rows at one outlet of one lane, the earliest due first.
 CREATE INDEX homing_due ON homing_notifications (lane, tenant, outlet, due_at, id)
     WHERE due_at IS NOT NULL;
--- What a reclaim reads. A synchronous notification has no deadline.
+-- For reclaims. A synchronous notification has no deadline.
 CREATE INDEX homing_deadline ON homing_notifications (deadline_at)
     WHERE deadline_at IS NOT NULL AND mode <> 'synchronous';
 CREATE INDEX homing_lease ON homing_notifications (lease_until)
     WHERE lease_until IS NOT NULL;
--- Lists, newest first; by batch; and of the statuses that are rare among many that went well. (Plain
--- comparisons: SQLite takes several times as long for an IN, and tests this at every write of a row.)
+-- For lists: by tenant, newest first; by batch; and of the statuses that are rare among many successful rows.
+-- SQLite evaluates the condition at every write, and plain comparisons are several times faster than IN.
 CREATE INDEX homing_tenant ON homing_notifications (tenant, id);
 CREATE INDEX homing_batch ON homing_notifications (batch_id);
 CREATE INDEX homing_rare ON homing_notifications (tenant, status, id)
     WHERE status <> 'pending' AND status <> 'sending' AND status <> 'sent' AND status <> 'delivered';
--- The longest-waiting retry of a tenant.
+-- For the oldest retry of a tenant.
 CREATE INDEX homing_retrying ON homing_notifications (tenant, last_attempt_at)
     WHERE status = 'retrying';
--- What a prune reads: rows by age that neither wait nor are under way.
+-- For prunes: rows by age that are neither waiting nor leased.
 CREATE INDEX homing_final ON homing_notifications (status, updated_at)
     WHERE due_at IS NULL AND lease_until IS NULL;
 
@@ -81,7 +81,7 @@ CREATE TABLE homing_messages (
     message TEXT NOT NULL
 );
 
--- `change` is the number of the row's change that the attempt or cause belongs to: it orders them.
+-- `change` is the number of the row's change that an attempt or cause belongs to. It defines their order.
 CREATE TABLE homing_attempts (
     seq                 INTEGER NOT NULL,
     change              INTEGER NOT NULL,
@@ -113,8 +113,8 @@ CREATE TABLE homing_causes (
     PRIMARY KEY (seq, change)
 ) WITHOUT ROWID;
 
--- Who has waiting rows where, and when the earliest of them is due (NULL: none waits). `served` orders
--- a tenant's outlets, in `homing_turns` a lane's tenants: the one served longest ago comes first.
+-- The queues, each with the due time of its first waiting row (NULL if none waits). `served` is the turn in which
+-- a queue, or in `homing_turns` a tenant, was last served. The least recently served is next.
 CREATE TABLE homing_queues (
     lane        TEXT    NOT NULL,
     tenant      TEXT    NOT NULL,
@@ -158,7 +158,7 @@ CREATE TABLE homing_dedups (
 ) WITHOUT ROWID;
 CREATE INDEX homing_dedup_age ON homing_dedups (accepted_at);
 
--- Every callback event once. `kept` holds those whose time has not come yet.
+-- Every callback event once. `kept` holds a receipt whose attempt is not known yet, otherwise NULL.
 CREATE TABLE homing_receipts (
     number              INTEGER PRIMARY KEY,
     provider            TEXT    NOT NULL,

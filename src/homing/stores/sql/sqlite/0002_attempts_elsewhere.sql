@@ -1,6 +1,6 @@
 -- runs with: 1
--- Attempts that were made before a notification came here, and its own maximum (NULL: the policy's).
--- What the code of the release before writes has neither.
+-- The number of attempts made before Homing accepted a notification, and the notification's own maximum of
+-- attempts (NULL: the policy's maximum). The previous release writes neither.
 
 ALTER TABLE homing_notifications ADD COLUMN attempts_before INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE homing_notifications ADD COLUMN max_attempts INTEGER;
