@@ -66,7 +66,7 @@ async def list_(
         ],
     )
     if page.cursor:
-        options.notes.line(f"there are more: --cursor {page.cursor}")
+        options.notes.line(f"for more, add --cursor {page.cursor}")
     return ExitCode.OK
 
 

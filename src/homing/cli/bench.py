@@ -27,7 +27,7 @@ async def bench(
         list[str] | None,
         typer.Argument(
             metavar="[STORE]...",
-            help="postgresql://… of a server that lets you create databases, or sqlite:FOLDER. Default: sqlite:",
+            help="sqlite:FOLDER, or postgresql://… where you may create databases; default: sqlite:",
         ),
     ] = None,
     long: Annotated[

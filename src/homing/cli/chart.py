@@ -9,7 +9,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], top: float | None = None) -> str:
-    """Returns one character per value; its height is the value in eighths of `top`, or of the highest value."""
+    """Returns one bar character per value, scaled to `top` or else to the highest value."""
     highest = top if top is not None else max(values, default=0)
     if highest <= 0:
         return _BARS[0] * len(values)

@@ -101,7 +101,7 @@ async def copy(
 
 
 def existing_store(address: str) -> None:
-    """Raises StoreUnavailable if the store is a file that does not exist, so that a check does not create it."""
+    """Raises StoreUnavailable if the store's file does not exist: a check must not create it."""
     from homing.core.errors import StoreUnavailable
 
     if is_new(address):

@@ -22,7 +22,7 @@ from homing.library import Homing
 
 
 class Job:
-    """Acknowledges or resends many dead letters: given ids one by one, or all that match a filter in batches."""
+    """Acknowledges or resends dead letters: ids one by one, or matches of a filter in batches."""
 
     def __init__(
         self,

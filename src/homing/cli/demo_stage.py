@@ -117,7 +117,7 @@ class Stage:
         self.say(styled("◆", STYLES[phase]), styled(change, STYLES[phase]))
 
     def flush(self, older_than_s: float = 0) -> None:
-        """Prints the attempts collected since the last line, unless the first is newer than `older_than_s`."""
+        """Prints the collected attempts, unless the first of them is newer than `older_than_s`."""
         if time.monotonic() - self._collected_since_s < older_than_s:
             return
         lost, self._lost = self._lost, []

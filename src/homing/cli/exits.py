@@ -34,7 +34,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def one_line(text: str) -> str:
-    """Replaces control characters by blanks, so that untrusted text cannot break lines or control the terminal."""
+    """Replaces control characters with blanks, so that untrusted text cannot control the terminal."""
     return _CONTROL.sub(" ", text)
 
 

@@ -51,12 +51,12 @@ UntilFlag = Annotated[
 Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number.")]
 PageLimit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Maximum number.")]
 Cursor = Annotated[
-    str | None, typer.Option("--cursor", metavar="TEXT", help="Continue after a page that ended here.")
+    str | None, typer.Option("--cursor", metavar="TEXT", help="The cursor that the previous page printed.")
 ]
 
 
 def one_of(kind: type[E], name: str | None, flag: str) -> E | None:
-    """Returns the member with this name, ignoring case, or None without a name. Raises Refused if there is none."""
+    """Returns the member with this name in any case. None stays None; an unknown name raises Refused."""
     if name is None:
         return None
     for member in kind:
