@@ -171,7 +171,7 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
             value=this_hour - hour_before,
             limit=limits.dead_letters_growing,
             passed=this_hour - hour_before > limits.dead_letters_growing,
-            message=f"{this_hour} dead letters this hour, {hour_before} the hour before; see `homing dead list`",
+            message=f"{this_hour} dead letters this hour, {hour_before} the hour before: `homing dead list`",
         ),
     ]
 

@@ -115,7 +115,7 @@ class Narrator:
         self._printing: asyncio.Task[None] | None = None
 
     async def begin(self, limit: int, *, dry_run: bool) -> None:
-        """The state of the queue before anything is done."""
+        """Prints the state of the queue and the retry settings, then starts printing settlements."""
         homing = self._homing
         await homing.policies.refresh()
         counts = await homing.queue_counts()
