@@ -28,7 +28,7 @@ def test_the_schema_is_made_once_and_checked(cli: Cli) -> None:
         ["db", "check", "--store", "other.db"],
     )
     assert (missing.code, missing.out) == (4, "")
-    assert missing.err == "error: store: homing.db does not exist; `homing db migrate` makes it\n"
+    assert missing.err == "error: store: homing.db does not exist; create it with `homing db migrate`\n"
     version = first.json["schemaVersion"]
     assert len(first.json["applied"]) == version >= 1
     assert second.out == f"homing.db is already at schema version {version}\n"
@@ -82,7 +82,7 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
     )
     found = {check["name"]: check for check in missing.json["checks"]}
     assert missing.code == 1
-    assert "does not exist; `homing db migrate` makes it" in found["store"]["detail"]
+    assert "does not exist; create it with `homing db migrate`" in found["store"]["detail"]
     assert typo.code == 1
     assert typo.out.startswith("✗ settings")
 

@@ -104,7 +104,7 @@ def test_a_policy_that_contradicts_itself_changes_nothing(cli: Cli) -> None:
         "jitter_ratio: is 2.0; allowed are 0 to 1": ["--jitter-ratio", "2"],
         "wobble": ["--jitter", "wobble"],
         "max_age_ms: is 1000, below timeout_ms": ["--max-age", "1s"],
-        "--channel: is 'fax'; allowed are sms": ["--channel", "fax"],
+        "--channel: is 'fax'; must be one of sms": ["--channel", "fax"],
         "r: nothing to set": [],
     }
     results = cli.many(
@@ -143,10 +143,10 @@ def test_simulate_rehearses_an_outage_and_draws_it(cli: Cli) -> None:
     late = {ending["reason"] for ending in expired.json["endings"]}
     assert "PROVIDER_UNAVAILABLE" in late
     for result, said in (
-        (kind, "--outage-kind: is 'haunted'; allowed are down, throttle, slow"),
+        (kind, "--outage-kind: is 'haunted'; must be one of down, throttle, slow"),
         (rate, "--rate: is 'fast'; give a rate like 20/s"),
         (share, "outages[0].share: is 7.0; allowed are above 0 up to 1"),
-        (which, "--outage-of: is 'tertiary'; allowed are primary, secondary and both"),
+        (which, "--outage-of: is 'tertiary'; must be one of primary, secondary or both"),
         (file, "--svg: no/such/folder/out.svg: No such file"),
     ):
         assert result.code == 2, result

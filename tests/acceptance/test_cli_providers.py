@@ -72,7 +72,7 @@ def test_a_breaker_held_by_hand_is_shown_with_who_and_why_until_it_is_given_back
     assert opened.code == 0
     assert opened.out.startswith("pigeon held open by ada ")
     assert opened.out.endswith(": maintenance\n")
-    assert "`homing providers auto pigeon` gives it back" in opened.err
+    assert "return it to automatic control with `homing providers auto pigeon`" in opened.err
     breaker = listed.json[0]["breaker"]
     assert {**breaker, "since": "…"} == {
         "phase": "open",

@@ -171,7 +171,7 @@ def test_ctrl_c_reaches_all_of_them_once(cli: Cli) -> None:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
-        assert said.count(b"SIGINT: no more is taken") == len(children)
+        assert said.count(b"SIGINT: stopping") == len(children)
     finally:
         process.kill()
 
@@ -188,7 +188,7 @@ def test_processes_whose_parent_is_killed_end_too_and_break_nothing_off(cli: Cli
             time.sleep(0.05)
         assert service.process.stderr is not None
         said = service.process.stderr.read()
-        assert "no more is taken" in said
+        assert "stopping, with" in said
         assert "sends broken off" not in said
 
 

@@ -68,7 +68,7 @@ def simulate(
         str, typer.Option("--outage-kind", metavar="KIND", help="Kind of outage: down, throttle or slow.")
     ] = "down",
     outage_share: Annotated[
-        float, typer.Option("--outage-share", metavar="X", help="Share of sends that fail, 0 to 1.")
+        float, typer.Option("--outage-share", metavar="X", help="Share of sends that are affected, 0 to 1.")
     ] = 1.0,
     outage_of: Annotated[
         str,

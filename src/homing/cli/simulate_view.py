@@ -83,7 +83,7 @@ def _times(screen: Screen, report: RehearsalReport) -> None:
             f"{peak.times_normal:.1f} times normal"
         )
     screen.line(
-        f"largest backlog {report.largest_backlog:,}; the last notification ended after {span(report.ended_ms)}"
+        f"largest backlog {report.largest_backlog:,}; the last one ended after {span(report.ended_ms)}"
     )
 
 

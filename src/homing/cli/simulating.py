@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def simulator() -> Callable[[Rehearsal], Awaitable[RehearsalReport]]:
-    """Returns a function that simulates an outage in a child process. Its large module is imported on first use."""
+    """Returns a function that simulates an outage in a child process. Imports the simulator on first use."""
 
     async def simulate(rehearsal: Rehearsal) -> RehearsalReport:
         from homing.sim.apart import rehearse_apart

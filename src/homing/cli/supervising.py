@@ -19,9 +19,10 @@ _STABLE_AFTER_S = 10.0
 _LONGEST_PAUSE_S = 30.0
 
 Work = Callable[[int, int], int]
-"""Main function of a child. Takes its number and a pipe that closes when the parent exits; returns the exit code.
+"""Main function of a child. Takes its number and a pipe that closes when the parent exits.
 
-SIGTERM and SIGINT stay blocked until the child handles them (`stopping.Signals`), so none is lost at startup.
+It returns the exit code. SIGTERM and SIGINT stay blocked until the child handles them with
+`stopping.Signals`, so that none is lost at startup.
 """
 
 
