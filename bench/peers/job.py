@@ -8,7 +8,8 @@ The peers' scripts run in a separate environment without Homing, which `make ben
     python bench/peers/NAME.py left               (counts the jobs that are not done)
     python bench/peers/NAME.py worker             (runs worker processes until they are killed)
 
-Each call prints one line of JSON. `BENCH_SINK`, `BENCH_POSTGRES`, `BENCH_REDIS` and `BENCH_AMQP` are the addresses.
+Each call prints one line of JSON. The addresses are in `BENCH_SINK`, `BENCH_POSTGRES`, `BENCH_REDIS` and
+`BENCH_AMQP`.
 """
 
 from __future__ import annotations

@@ -14,11 +14,11 @@ def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_no
     shown = cli.ok("demo", "--keep", TMPDIR=str(tmp_path))
     order = (
         "Notifications are accepted, stored, and delivered",
-        "✓ pigeon took #1",
+        "✓ pigeon sent #1",
         "Pigeon has an outage",
         "503 service unavailable – retry in",
         "pigeon's breaker opens",
-        "✓ hawk took",
+        "✓ hawk sent",
         "Pigeon comes back",
         "pigeon's breaker is half open: one trial is sent",
         "pigeon's breaker closes",

@@ -92,7 +92,7 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
     connection.close()
     sick = cli("doctor")
     assert sick.code == 1
-    assert "✗ worker    the oldest due notification is 3h late → start `homing worker`" in sick.out
+    assert "✗ worker    the oldest due notification is 3h overdue → start `homing worker`" in sick.out
     assert "✗ provider  gone (" in sick.out
     assert "its check says no → check its settings" in sick.out
     assert "✓ provider  pigeon" in sick.out
@@ -168,7 +168,7 @@ def test_the_doctor_needs_an_address_and_a_provider_to_send(cli: Cli) -> None:
     )
     cli.ok("db", "migrate")
     cases = [
-        (["--send", "device-token-1"], "--channel: is missing; only an email address"),
+        (["--send", "device-token-1"], "--channel: is missing; it is optional only for an email address"),
         (["--send", "ada@"], "--send: "),
         (["--send", "ada@example.org", "--channel", "fax"], "--channel: is 'fax'"),
         (["--channel", "sms"], "--channel: is for a test message; give --send"),

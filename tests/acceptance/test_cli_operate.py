@@ -68,7 +68,7 @@ def test_a_bulk_resend_asks_first_and_lands_once(past: Past) -> None:
     )
     assert dry.out == "2 dead letters would be resent\n"
     assert unasked.code == 2
-    assert "--yes: is missing" in unasked.err
+    assert "--yes: is required" in unasked.err
     assert none.code == both.code == rate.code == 2
     assert "ids: none given" in none.err
     assert "ids: and filter flags are both given" in both.err

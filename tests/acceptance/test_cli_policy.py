@@ -130,7 +130,7 @@ def test_simulate_rehearses_an_outage_and_draws_it(cli: Cli) -> None:
         [*small, "--svg", "no/such/folder/out.svg"],
     )
     assert "Policy: preset priority" in page.out
-    assert "primary down for 3m, from 1m on" in page.out
+    assert "primary down for 3m, starting at 1m" in page.out
     assert "How long delivery took" in page.out
     assert "recovery peak at primary" in page.out
     assert any(block in page.out for block in "▂▃▄▅▆▇█")

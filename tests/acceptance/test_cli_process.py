@@ -162,7 +162,7 @@ def test_a_second_signal_breaks_off_what_is_under_way(cli: Cli) -> None:
     worker.send_signal(signal.SIGTERM)
     out, err = worker.communicate(timeout=120)
     assert worker.returncode == 1
-    assert "SIGTERM: 2 broken off; their leases run out" in err
+    assert "SIGTERM: 2 attempts aborted; other workers retry them" in err
     assert "stopped hard after" in out
     assert cli.ok("stats", "--json").json["queueCounts"]["sending"] == 2, "nothing was lost"
 

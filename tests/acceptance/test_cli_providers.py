@@ -113,7 +113,7 @@ def test_a_test_message_is_sent_only_where_it_was_said_twice(cli: Cli) -> None:
         ["list", "--json"],
     )
     assert unsure.code == 2
-    assert "--yes: is missing" in unsure.err
+    assert "--yes: is required" in unsure.err
     assert sent.code == 0
     assert sent.out.startswith("accepted by hawk over sms in ")
     assert (data.json["outcome"], data.json["provider"], data.json["channel"]) == ("accepted", "hawk", "sms")
@@ -132,7 +132,7 @@ def test_what_cannot_be_done_says_what_to_do_instead(cli: Cli) -> None:
     cases = [
         (["open", "nobody"], "provider: 'nobody' is not configured; known are pigeon, hawk, lost"),
         (["test", "nobody"], "provider: 'nobody' is not configured"),
-        (["test", "--send", ADDRESS], "NAME: is missing; a test message goes through one provider"),
+        (["test", "--send", ADDRESS], "NAME: is missing; name the provider"),
         (["test", "hawk", "--channel", "sms"], "--channel: is for a test message; give --send"),
         (["test", "pigeon", "--send", ADDRESS, "-y"], "channel: is missing; pigeon serves sms, email"),
         (["test", "hawk", "--send", ADDRESS, "-y", "--channel", "email"], "email is not served by hawk"),

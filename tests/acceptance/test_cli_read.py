@@ -73,7 +73,7 @@ def test_list_filters_and_pages(past: Past) -> None:
     rest, one = past.many(["list", "--json", "--cursor", cursor], ["list", "--json", "--batch", batch])
     assert [item["id"] for item in first.json["items"] + rest.json["items"]] == ids
     assert [item["id"] for item in one.json["items"]] == ids[:1]
-    assert pushes.err == "none\n"
+    assert pushes.err == "no notifications found\n"
     assert table.out.splitlines()[0].split()[:4] == ["ID", "STATUS", "CHANNEL", "TYPE"]
     assert "for more, add --cursor" in table.err
     assert "later@" not in table.out + everything.out
@@ -204,7 +204,7 @@ def test_health_marks_the_thresholds_and_its_exit_code_says_whether_one_is_passe
         25.0,
     )
     assert (strict.code, strict_json.code) == (1, 1)
-    assert "✗ 1 wait for a retry" in strict.out
+    assert "✗ 1 waiting for a retry" in strict.out
     assert "✗ 30.0 % failed for good" in strict.out
     passed = [check["name"] for check in strict_json.json["thresholds"] if check["passed"]]
     assert passed == ["RetryBacklog", "FailureRate"]

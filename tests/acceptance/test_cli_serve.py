@@ -47,7 +47,7 @@ def test_the_first_start_leaves_a_key_that_only_its_owner_can_read_and_says_it_n
         assert service.process.stderr is not None
         said = service.greeting + service.process.stdout.read() + service.process.stderr.read()
         assert first not in said
-        assert ".homing/admin.key; only you can read it" in said
+        assert ".homing/admin.key, readable only by you" in said
     with serving(cli) as again:
         assert again.key == first
         assert again.call("GET", "/api/v1/notifications")[0] == 200
@@ -128,7 +128,7 @@ def test_an_address_that_others_reach_is_remarked_upon(cli: Cli) -> None:
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert "put a proxy with TLS in front" in err
+    assert "put a TLS proxy in front" in err
 
 
 def test_several_processes_share_the_address_and_one_that_dies_is_replaced(cli: Cli) -> None:

@@ -78,14 +78,14 @@ async def _tally(
             (styled("accepted", "bold"), accepted, _verdict(accepted, accounted)),
         ],
     )
-    landed = ", ".join(f"{bird.name} accepted {bird.landed}" for bird in birds)
+    landed = ", ".join(f"{bird.name} sent {bird.landed}" for bird in birds)
     screen.line(f"{landed}; {health.recovered_by_retry_count} were delivered only because of a retry")
     return accepted == accounted
 
 
 def _meaning(status: str) -> str:
     return {
-        "sent": "accepted by a provider",
+        "sent": "handed to a provider",
         "failed": "the dead letter, acknowledged and resent as a new notification",
     }.get(status, "")
 

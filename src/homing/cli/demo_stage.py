@@ -127,7 +127,7 @@ class Stage:
                 styled("✗", "magenta"), f"lost with their worker: {_listed(lost)} – each is retried soon"
             )
         for provider, numbers in taken.items():
-            self._line(styled("✓", "green"), f"{provider} accepted {_listed(numbers)}")
+            self._line(styled("✓", "green"), f"{provider} sent {_listed(numbers)}")
 
     def _line(self, *parts: Any) -> None:
         at = f"{time.monotonic() - self._began:5.1f}s"

@@ -146,7 +146,7 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
             value=metrics.pending_retry_count,
             limit=limits.retry_backlog,
             passed=metrics.pending_retry_count > limits.retry_backlog,
-            message=f"{metrics.pending_retry_count:,} notifications wait for a retry; see `homing waiting`",
+            message=f"{metrics.pending_retry_count:,} waiting for a retry; see `homing waiting`",
         ),
         Check(
             name="FailureRate",
