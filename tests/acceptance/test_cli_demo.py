@@ -30,7 +30,7 @@ def test_the_demo_shows_an_outage_a_dead_letter_and_a_killed_worker_and_loses_no
         "A worker is killed in the middle of its work",
         "kill -9",
         "lost with their worker: #33",
-        "The tally",
+        "Totals after",
         "nothing is lost",
         "What to type next",
     )

@@ -171,7 +171,7 @@ def test_the_doctor_needs_an_address_and_a_provider_to_send(cli: Cli) -> None:
         (["--send", "device-token-1"], "--channel: is missing; it is optional only for an email address"),
         (["--send", "ada@"], "--send: "),
         (["--send", "ada@example.org", "--channel", "fax"], "--channel: is 'fax'"),
-        (["--channel", "sms"], "--channel: is for a test message; give --send"),
+        (["--channel", "sms"], "--channel: works only with --send"),
     ]
     unserved, *refused = cli.many(
         ["doctor", "--send", "ada@example.org"], *[["doctor", *argv] for argv, _ in cases]

@@ -70,8 +70,8 @@ def test_a_bulk_resend_asks_first_and_lands_once(past: Past) -> None:
     assert unasked.code == 2
     assert "--yes: is required" in unasked.err
     assert none.code == both.code == rate.code == 2
-    assert "ids: none given" in none.err
-    assert "ids: and filter flags are both given" in both.err
+    assert "ids: is empty" in none.err
+    assert "ids: give either ids or filter flags" in both.err
     assert "--rate: is 0/s; a rate must be above 0" in rate.err
     assert nobody.code == 3
 

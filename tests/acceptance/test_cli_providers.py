@@ -133,7 +133,7 @@ def test_what_cannot_be_done_says_what_to_do_instead(cli: Cli) -> None:
         (["open", "nobody"], "provider: 'nobody' is not configured; known are pigeon, hawk, lost"),
         (["test", "nobody"], "provider: 'nobody' is not configured"),
         (["test", "--send", ADDRESS], "NAME: is missing; name the provider"),
-        (["test", "hawk", "--channel", "sms"], "--channel: is for a test message; give --send"),
+        (["test", "hawk", "--channel", "sms"], "--channel: works only with --send"),
         (["test", "pigeon", "--send", ADDRESS, "-y"], "channel: is missing; pigeon serves sms, email"),
         (["test", "hawk", "--send", ADDRESS, "-y", "--channel", "email"], "email is not served by hawk"),
         (["test", "hawk", "--send", ADDRESS, "--channel", "fax"], "--channel: "),

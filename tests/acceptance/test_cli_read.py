@@ -205,6 +205,6 @@ def test_health_marks_the_thresholds_and_its_exit_code_says_whether_one_is_passe
     )
     assert (strict.code, strict_json.code) == (1, 1)
     assert "✗ 1 waiting for a retry" in strict.out
-    assert "✗ 30.0 % failed for good" in strict.out
+    assert "✗ 30.0 % failed permanently" in strict.out
     passed = [check["name"] for check in strict_json.json["thresholds"] if check["passed"]]
     assert passed == ["RetryBacklog", "FailureRate"]
