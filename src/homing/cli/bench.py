@@ -47,9 +47,9 @@ async def bench(
         str | None, typer.Option("--markdown", metavar="FILE", help="Write the table to FILE as Markdown.")
     ] = None,
 ) -> int:
-    """Measure accepting, delivery, scheduling, callbacks, memory and startup on this machine.
+    """Measure the performance of Homing on this machine.
 
-    Your own store is not touched: the benchmark creates temporary files and databases and drops them.
+    Covers accepting, delivery, scheduling, callbacks, memory, idle cost and startup. Your own store is not touched: the benchmark creates temporary files and databases and drops them.
     On a busy machine only the ratios within one run are meaningful.
     """
     servers = stores or ([options.store] if options.store else ["sqlite:"])

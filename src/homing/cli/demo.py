@@ -26,7 +26,7 @@ async def demo(
     options: Options,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the store, to explore it afterwards.")] = False,
 ) -> int:
-    """Watch an outage, failover, a dead letter and a killed worker, in half a minute."""
+    """Show an outage, failover and a killed worker in half a minute."""
     logging.getLogger("homing").setLevel(logging.CRITICAL)  # the demo prints the same events itself
     folder = Path(tempfile.mkdtemp(prefix="homing-demo-"))
     try:

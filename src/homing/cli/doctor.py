@@ -72,7 +72,10 @@ async def doctor(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check settings, store, disk, clock, providers, breakers, backlog and leases."""
+    """Check everything that delivery needs.
+
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events and providers.
+    """
     if send is None and channel is not None:
         raise Refused("--channel: works only with --send ADDRESS")
     target = None if send is None else _target(send, channel)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @command(app, "explain")
 async def explain(options: Options, id: NotificationId, json: Json = False) -> int:
-    """Explain one notification: its verdict, next step, history and policy."""
+    """Explain what happened to a notification, and what is next."""
     import msgspec
 
     from homing.engine.explaining import explanation_view

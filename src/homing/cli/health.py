@@ -36,7 +36,7 @@ class Check:
 
 @command(app, "stats")
 async def stats(options: Options, json: Json = False) -> int:
-    """Show counts by status, retry statistics, success by attempt, and the last 24 hours."""
+    """Show delivery statistics. Counts by status and by attempts, and the last 24 hours."""
     async with engine(options) as homing:
         counts = await homing.queue_counts()
         retries = await homing.retry_statistics()
@@ -101,7 +101,7 @@ async def stats(options: Options, json: Json = False) -> int:
 
 @command(app, "health")
 async def health(options: Options, json: Json = False) -> int:
-    """Show retry health. Exit code 1 if a threshold is exceeded."""
+    """Show retry metrics and thresholds. Exit code 1 if a threshold is exceeded."""
     import msgspec
 
     async with engine(options) as homing:

@@ -20,7 +20,7 @@ def init(
     ),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented homing.toml with every setting and its default."""
+    """Write a commented homing.toml with every default."""
     from homing import config
 
     if path.is_dir():

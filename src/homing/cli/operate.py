@@ -114,7 +114,7 @@ async def purge(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:
-    """Delete old ended notifications of all tenants in small batches. Statistics keep their counts."""
+    """Delete old ended notifications of all tenants. Works in batches; statistics keep their counts."""
     if days is not None and days < 0:
         raise Refused(f"--days: is {days:g}; it cannot be negative")
     retention = None if days is None else _older_than(int(days * _DAY_MS))

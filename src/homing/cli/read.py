@@ -138,7 +138,7 @@ async def retry_info(
     delay_: Delay = None,
     json: Json = False,
 ) -> int:
-    """Show the retry state of one notification: attempts, delays and next retry."""
+    """Show attempts, delays and next retry of one notification."""
     import msgspec
 
     async with engine(options) as homing:
