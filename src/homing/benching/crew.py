@@ -32,7 +32,7 @@ _READY_WITHIN_S = 60.0
 
 
 class Post(Struct, frozen=True):
-    """What one process shares with its parent: the events it waits for, and its values in shared memory."""
+    """Connects one process with its parent: the events it waits for, and its values in shared memory."""
 
     ready: Any
     go: Any

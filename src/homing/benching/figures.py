@@ -63,7 +63,7 @@ class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     seconds: float
     figures: tuple[Figure, ...]
     notes: tuple[str, ...] = field(default_factory=tuple)
-    """What was skipped, and why."""
+    """Remarks about skipped measurements, with the reason."""
 
     @property
     def results(self) -> tuple[Result, ...]:

@@ -49,8 +49,9 @@ async def bench(
 ) -> int:
     """Measure the performance of Homing on this machine.
 
-    Covers accepting, delivery, scheduling, callbacks, memory, idle cost and startup. Your own store is not touched: the benchmark creates temporary files and databases and drops them.
-    On a busy machine only the ratios within one run are meaningful.
+    Covers accepting, delivery, scheduling, callbacks, memory, idle cost and startup. Your own store is
+    not touched: the benchmark creates temporary files and databases and drops them. On a busy machine
+    only the ratios within one run are meaningful.
     """
     servers = stores or ([options.store] if options.store else ["sqlite:"])
     _check(servers)

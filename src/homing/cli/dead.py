@@ -79,7 +79,7 @@ async def list_(
                 n.type,
                 options.privacy.recipient(n),
                 n.provider,
-                n.acknowledged_by or styled("nobody", "yellow"),
+                n.acknowledged_by or styled("unseen", "yellow"),
                 options.privacy.error(n.last_error, n.recipient),
             )
             for n in items

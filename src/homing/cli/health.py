@@ -36,7 +36,7 @@ class Check:
 
 @command(app, "stats")
 async def stats(options: Options, json: Json = False) -> int:
-    """Show delivery statistics. Counts by status and by attempts, and the last 24 hours."""
+    """Show delivery statistics by status, attempts and hour."""
     async with engine(options) as homing:
         counts = await homing.queue_counts()
         retries = await homing.retry_statistics()

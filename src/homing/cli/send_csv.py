@@ -71,7 +71,7 @@ class Report(msgspec.Struct, rename="camel"):
 async def send_file(
     options: Options, source: str, defaults: Mapping[str, Any], key_column: str | None, *, json: bool
 ) -> int:
-    """Sends every row and returns the exit code, which tells whether rows were rejected."""
+    """Sends every row and returns the exit code, which depends on whether rows were rejected."""
     with _opened(source) as binary:
         lines = _Lines(binary, source)
         reader = csv.reader(lines, strict=True)

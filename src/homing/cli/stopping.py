@@ -34,7 +34,7 @@ class Signals:
 
 async def until_stopped(
     options: Options,
-    told: Signals,
+    signals: Signals,
     running: asyncio.Task[Any],
     stop: Stop,
     under_way: Callable[[], str],
@@ -44,7 +44,7 @@ async def until_stopped(
 
     `under_way` and `left` return the messages for the first and the second signal.
     """
-    first = asyncio.create_task(told.next())
+    first = asyncio.create_task(signals.next())
     await asyncio.wait([running, first], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         first.cancel()
@@ -52,7 +52,7 @@ async def until_stopped(
         return False
     options.notes.line(f"{first.result().name}: {under_way()}; send the signal again to abort them")
     drain = asyncio.ensure_future(stop(False))
-    second = asyncio.create_task(told.next())
+    second = asyncio.create_task(signals.next())
     await asyncio.wait([drain, second], return_when=asyncio.FIRST_COMPLETED)
     hard = not drain.done()
     if hard:
