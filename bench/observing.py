@@ -1,11 +1,11 @@
-"""What it costs to be watched: the whole line over SQLite with and without the Prometheus observer.
+"""Measures the cost of metrics: the whole delivery path on SQLite with and without the Prometheus observer.
 
     python bench/observing.py [--directory DIR] [--rows N] [--rounds N]
 
-Rounds alternate in one process, so both see the same machine; the figures to read are the ratio of
-processor time with and without, and the share of the time that is spent inside the observer, which a busy
-machine does not blur. Also what a look at /metrics costs. Ends with an error if the observer has not
-counted every notification.
+Rounds alternate in one process, so other load affects both. The figures to read are the ratio of CPU time
+with and without the observer, and the share of time spent inside the observer, which a busy machine does
+not affect. The script also times a request for /metrics. It fails if the observer has not counted every
+notification.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _LANE = "standard.email"
 
 
 async def take(delivery: Delivery) -> Outcome:
-    """The quickest provider there is."""
+    """Accepts at once, like the fastest possible provider."""
     return Outcome(OutcomeKind.ACCEPTED, provider_message_id=delivery.notification_id)
 
 
 class Timed(Metrics):
-    """Knows how long it was at it."""
+    """Metrics that also measure the time spent in them."""
 
     spent_s = 0.0
 
@@ -56,7 +56,7 @@ class Timed(Metrics):
 
 
 async def line(path: Path, rows: int, metrics: Metrics | None) -> tuple[float, float]:
-    """Accepts and delivers so many; microseconds of processor time and of the clock for each."""
+    """Accepts and delivers `rows` notifications; returns CPU and wall time per notification in µs."""
     provider = list_provider("mail", take, ["email"], max_in_flight=1_000)
     observers = [metrics] if metrics is not None else []
     async with Homing(
@@ -76,7 +76,7 @@ async def line(path: Path, rows: int, metrics: Metrics | None) -> tuple[float, f
         cpu_s, clock_s = time.process_time() - cpu_s, time.perf_counter() - clock_s
         counts = await homing.queue_counts()
         if counts["sent"] != rows:
-            sys.exit(f"{rows} accepted, but {counts}")
+            sys.exit(f"{rows} were accepted, but the counts are {counts}")
         if metrics is not None:
             await check(metrics, rows)
     return 1e6 * cpu_s / rows, 1e6 * clock_s / rows
@@ -89,7 +89,7 @@ async def check(metrics: Metrics, rows: int) -> None:
     wanted = f'homing_settled_total{{lane="{_LANE}",status="sent",tenant="default"}} {float(rows)}'
     if wanted not in page:
         sys.exit(f"not every notification was counted; missing: {wanted}")
-    print(f"  a look at /metrics: {took_ms:.1f} ms, {len(page):,} bytes", flush=True)
+    print(f"  one request for /metrics: {took_ms:.1f} ms, {len(page):,} bytes", flush=True)
 
 
 async def run(folder: Path, rows: int, rounds: int) -> None:
@@ -104,13 +104,13 @@ async def run(folder: Path, rows: int, rounds: int) -> None:
         inside.append(1e6 * timed.spent_s / rows)
     ratios = [with_[0] / without[0] for with_, without in zip(watched, plain, strict=True)]
     least, least_watched = min(plain)[0], min(watched)[0]
-    print(f"accept → claim → send → settle, {rows:,} notifications, {rounds} rounds each, in turns")
-    print(f"  without an observer  {least:>8.1f} µs of processor time each")
+    print(f"accept → claim → send → settle, {rows:,} notifications, {rounds} alternating rounds each")
+    print(f"  without an observer  {least:>8.1f} µs of CPU time each")
     print(f"  with Prometheus      {least_watched:>8.1f} µs")
-    print(f"  ratio of the leanest {least_watched / least:>8.3f}   (by rounds: {sorted_(ratios)})")
+    print(f"  ratio of the minima  {least_watched / least:>8.3f}   (per round: {sorted_(ratios)})")
     print(f"  median ratio         {statistics.median(ratios):>8.3f}")
     print(
-        f"  inside the observer  {min(inside):>8.1f} µs each: {100 * min(inside) / least:.1f} % of the line"
+        f"  inside the observer  {min(inside):>8.1f} µs each: {100 * min(inside) / least:.1f} % of the total"
     )
 
 

@@ -1,9 +1,9 @@
-"""How fast the PostgreSQL store is, how big a notification gets, and what a backlog or an old snapshot costs.
+"""Measures the PostgreSQL store: rates, bytes per notification, and the cost of a backlog or an old snapshot.
 
     python bench/postgres_line.py postgresql://postgres@127.0.0.1/postgres
     python bench/postgres_line.py URL --rows 5000000 --only buffers
 
-It makes databases of its own (`homing_bench_…`) and drops them. Only ratios within one run mean anything.
+It creates temporary databases (`homing_bench_…`) and drops them. Only ratios within one run are meaningful.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def sent(claim: Claim) -> Settlement:
 
 @asynccontextmanager
 async def fresh(server: str, name: str) -> AsyncIterator[tuple[PostgresStore, Any]]:
-    """A store in a database of its own, and a connection to it."""
+    """Creates a database, yields a store in it and a connection, and drops it afterwards."""
     database = f"homing_bench_{os.getpid()}_{name}"
     admin = await asyncpg.connect(server)
     await admin.execute(f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
@@ -127,7 +127,7 @@ async def fresh(server: str, name: str) -> AsyncIterator[tuple[PostgresStore, An
 
 
 async def accept(store: PostgresStore, rows: int, size: int, send_at: int | None = None) -> float:
-    """Rows per second; making the submissions is not counted."""
+    """Returns rows accepted per second, without the time to build the submissions."""
     took = 0.0
     for number in range(rows // size):
         submission = a_submission(size, number, send_at)
@@ -138,7 +138,7 @@ async def accept(store: PostgresStore, rows: int, size: int, send_at: int | None
 
 
 async def deliver(store: PostgresStore, rows: int, size: int) -> tuple[float, float]:
-    """Seconds spent on claims and on settlements of so many rows."""
+    """Claims and settles `rows` rows; returns the seconds spent on claims and on settlements."""
     claiming = settling = 0.0
     done = 0
     while done < rows:
@@ -158,7 +158,7 @@ async def rates(server: str, rows: int, size: int) -> None:
     async with fresh(server, "rates") as (store, connection):
         accepted = await accept(store, rows, size)
         claiming, settling = await deliver(store, rows, size)
-        print(f"line, batches of {size}, {rows:,} rows, one process")
+        print(f"store operations in batches of {size}, {rows:,} rows, one process")
         print(f"  accept {accepted:>10,.0f} rows/s")
         print(f"  claim  {rows / claiming:>10,.0f} rows/s")
         print(f"  settle {rows / settling:>10,.0f} rows/s")
@@ -171,7 +171,7 @@ async def rates(server: str, rows: int, size: int) -> None:
 
         begun = time.perf_counter()
         await asyncio.gather(*(caller() for _ in range(64)))
-        print(f"  accept one each, 64 callers {4_000 / (time.perf_counter() - begun):>10,.0f} rows/s")
+        print(f"  accept single rows, 64 callers {4_000 / (time.perf_counter() - begun):>10,.0f} rows/s")
         await deliver(store, 4_000, size)
         await sizes(store, connection, rows + 4_000)
 
@@ -181,14 +181,14 @@ async def sizes(store: PostgresStore, connection: Any, rows: int) -> None:
     await connection.execute("VACUUM ANALYZE")
     found = await connection.fetch(_SIZES)
     total = sum(size for _, size in found)
-    print(f"bytes of one settled notification, all tables and indexes, after VACUUM: {total / rows:,.0f}")
+    print(f"bytes per settled notification, all tables and indexes, after VACUUM: {total / rows:,.0f}")
     for name, size in found:
         if size / rows >= 1:
             print(f"  {name:<16} {size / rows:>8,.0f}")
 
 
 async def buffers(server: str, backlogs: Sequence[int], batch: int) -> None:
-    print(f"buffers touched by a claim of {batch}, for each row claimed")
+    print(f"buffers touched per claimed row, by a claim of {batch}")
     first = 0.0
     for backlog in backlogs:
         async with fresh(server, f"backlog_{backlog}") as (store, connection):
@@ -196,7 +196,7 @@ async def buffers(server: str, backlogs: Sequence[int], batch: int) -> None:
             await connection.execute("VACUUM ANALYZE")
             touched, plans = await explained(connection, batch)
             first = first or touched
-            print(f"  {backlog:>10,} waiting: {touched:>7.2f} a row, {touched / first:.2f} times the first")
+            print(f"  {backlog:>10,} waiting: {touched:>7.2f} per row, {touched / first:.2f} times the first")
             if backlog == backlogs[-1]:
                 for name, plan in plans.items():
                     print(f"  {name}")
@@ -204,7 +204,7 @@ async def buffers(server: str, backlogs: Sequence[int], batch: int) -> None:
 
 
 async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]:
-    """The statements of a claim, just as they run, and taken back; buffers for each row."""
+    """Explains the statements of a claim, rolls them back, and returns the buffers per row and the plans."""
     now = time.time_ns() // 1_000_000 + 60_000
     plans: dict[str, Any] = {}
     await connection.execute(f"BEGIN; {PLANNING}")
@@ -232,9 +232,9 @@ def lines_of(plan: dict[str, Any], depth: int = 0) -> list[str]:
 
 
 async def snapshot(server: str, rows: int, size: int) -> None:
-    """Throughput by quarters while an old snapshot is open, beside a database where none is.
+    """Measures throughput by quarters while an old snapshot is open, compared with a database without one.
 
-    The windows of the two take turns, so that what else the machine does weighs on both.
+    The two alternate, so that other load affects both.
     """
     async with fresh(server, "held") as (held, connection), fresh(server, "free") as (free, _):
         for store in (held, free):
@@ -246,21 +246,21 @@ async def snapshot(server: str, rows: int, size: int) -> None:
         await connection.execute("VACUUM homing.live")
         after = [(await window(held, size), await window(free, size)) for _ in range(10)]
     quarter = len(windows) // 4
-    print(f"an old snapshot while {rows:,} notifications pass: rows/s, median of windows")
+    print(f"an old snapshot is open while {rows:,} notifications are delivered: rows/s, median of windows")
     print(f"  {'':<12} {'held open':>10} {'without':>10} {'ratio':>6}")
     for number in range(4):
-        tell(f"quarter {number + 1}", windows[number * quarter : (number + 1) * quarter])
-    tell("closed", after)
+        print_ratio(f"quarter {number + 1}", windows[number * quarter : (number + 1) * quarter])
+    print_ratio("closed", after)
 
 
-def tell(name: str, windows: Sequence[tuple[float, float]]) -> None:
+def print_ratio(name: str, windows: Sequence[tuple[float, float]]) -> None:
     held, free = (statistics.median(column) for column in zip(*windows, strict=True))
     ratio = statistics.median(one / other for one, other in windows)
     print(f"  {name:<12} {held:>10,.0f} {free:>10,.0f} {ratio:>6.2f}")
 
 
 async def window(store: PostgresStore, size: int) -> float:
-    """Ten batches, accepted and delivered in turn."""
+    """Accepts and delivers ten batches one after the other and returns rows per second."""
     begun = time.perf_counter()
     for _ in range(10):
         await accept(store, size, size)
@@ -286,12 +286,14 @@ def main() -> None:
         "url",
         nargs="?",
         default="postgresql://postgres@127.0.0.1:5432/postgres",
-        help="of a server where databases may be made",
+        help="URL of a server that allows creating databases",
     )
     parser.add_argument("--batch", type=int, default=500)
     parser.add_argument("--settled", type=int, default=100_000, help="rows for rates and sizes")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="the large backlog")
-    parser.add_argument("--passing", type=int, default=200_000, help="rows that pass an old snapshot")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="size of the large backlog")
+    parser.add_argument(
+        "--passing", type=int, default=200_000, help="rows delivered while an old snapshot is open"
+    )
     parser.add_argument("--only", choices=["rates", "buffers", "snapshot"])
     asyncio.run(run(parser.parse_args()))
 

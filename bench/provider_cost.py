@@ -1,10 +1,9 @@
-"""What each HTTP provider costs in Python per notification: building the request and reading the answer.
+"""Measures the Python time of each HTTP provider per notification: building requests, reading responses.
 
     python bench/provider_cost.py
 
-Signing and encryption are what they are; they are replaced by what they gave once, and shown apart. The bar
-is 100 µs for the rest. The best of several rounds counts, and the share of the machine that others take does
-not.
+Signing and encryption are measured separately; for the main figure they are replaced by a recorded result.
+The target is 100 µs for the rest. The best of several rounds counts, so that other load matters little.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ TEXT = Content(
 
 
 class Contestant(Struct, frozen=True, kw_only=True):
-    """One provider with a usual message and a usual answer."""
+    """One provider with a typical message and a typical response."""
 
     kind: str
     settings: dict[str, Any]
     delivery: Delivery
     answer: Answer
     signing: tuple[str, ...] = ()
-    """`module:name` of what signs or encrypts."""
+    """Functions that sign or encrypt, as `module:name`."""
 
 
 def b64url(raw: bytes) -> str:
@@ -144,7 +143,7 @@ def _json(status: int, body: Any) -> Answer:
 
 
 def best_us(call: Callable[[], object], rounds: int, calls: int) -> float:
-    """Of the fastest round, per call."""
+    """Returns the time per call of the fastest round, in µs."""
     best = float("inf")
     for _ in range(rounds):
         began = time.perf_counter_ns()
@@ -155,7 +154,7 @@ def best_us(call: Callable[[], object], rounds: int, calls: int) -> float:
 
 
 def measured(one: Contestant, rounds: int, calls: int) -> tuple[float, float, float]:
-    """Build without signing, classify, and what signing adds; in µs."""
+    """Returns the µs for building without signing, for classifying, and for signing."""
     module, _, name = one.kind.partition(":")
     provider: HttpProvider = getattr(import_module(f"homing.providers.{module}"), name)(
         CurlTransport(), **one.settings
@@ -173,7 +172,7 @@ def measured(one: Contestant, rounds: int, calls: int) -> tuple[float, float, fl
 
 
 def _recorded(address: str, build: Callable[[], object]) -> Any:
-    """The function replaced by one that always gives what it gave this once."""
+    """Calls the function once, then returns a patch that replaces it by its recorded result."""
     place, _, path = address.partition(":")
     given: list[Any] = []
     owner: Any = import_module(place)
@@ -182,11 +181,11 @@ def _recorded(address: str, build: Callable[[], object]) -> Any:
         owner = getattr(owner, part)
     real = getattr(owner, name)
 
-    def listen(*args: Any, **named: Any) -> Any:
+    def record(*args: Any, **named: Any) -> Any:
         given.append(real(*args, **named))
         return given[-1]
 
-    with patch.object(owner, name, listen):
+    with patch.object(owner, name, record):
         build()
     return patch.object(owner, name, lambda *args, **named: given[0])
 
@@ -204,7 +203,7 @@ def main() -> int:
         print(f"{name:10} {build:8.1f} {classify:9.1f} {build + classify:8.1f} {signing:9.1f}")
         if build + classify > BAR_US:
             slow.append(name)
-    print(f"bar: {BAR_US:.0f} µs; {'missed by ' + ', '.join(slow) if slow else 'met by all'}")
+    print(f"target: {BAR_US:.0f} µs; {'missed by ' + ', '.join(slow) if slow else 'met by all'}")
     return 1 if slow else 0
 
 

@@ -1,11 +1,11 @@
-"""How fast the line runs over SQLite: accept, claim, settle, and what a claim costs behind a backlog.
+"""Measures the SQLite store: accept, claim and settle rates, and the cost of a claim with a backlog.
 
     python bench/sqlite_line.py [--directory DIR] [--rows N] [--batch N] [--backlogs 10000 100000 1000000]
 
-Prints rows per second and processor time per row, next to those of the barest queue that SQLite can be;
-the cost of a claim by the number of waiting rows; and the query plan of every hot statement. Ends with an
-error if a notification is not accounted for, so a fast but wrong store does not pass. Absolute figures
-belong to the machine and to what else it does; the ratios within one run do not.
+It prints rows per second and CPU time per row, compared with a minimal queue in SQLite; the cost of a claim
+by the number of waiting rows; and the query plan of every hot statement. It fails if a notification is not
+accounted for, so a fast but wrong store does not pass. Absolute figures depend on the machine and its load,
+the ratios within one run do not.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def sent(claim: Claim) -> Settlement:
 
 
 class Watch:
-    """Adds up time by the clock, and by the processor: the latter means something on a busy machine too."""
+    """Adds up wall time and CPU time. CPU time is meaningful on a busy machine too."""
 
     def __init__(self, rows: int = 0) -> None:
         self.rows = rows
@@ -125,7 +125,7 @@ class Watch:
         self._cpu_s += time.process_time()
 
     def then(self, other: Watch) -> Watch:
-        """The same rows went through one after the other."""
+        """Returns the sum of two steps that processed the same rows."""
         both = Watch(self.rows)
         both._clock_s, both._cpu_s = self._clock_s + other._clock_s, self._cpu_s + other._cpu_s
         return both
@@ -136,14 +136,14 @@ class Watch:
 
     @property
     def cpu_us(self) -> float:
-        """Microseconds of processor time for one row."""
+        """CPU time per row in µs."""
         return 1_000_000 * self._cpu_s / self.rows
 
 
 class Yardstick:
-    """The same file system and driver with the least queue there is: one table, one index, no promises.
+    """A minimal queue with the same file system and driver: one table, one index, no guarantees.
 
-    What it does per second says how fast the machine is right now; the line is measured against it.
+    Its rates show how fast the machine is right now, and the store is compared with them.
     """
 
     def __init__(self, folder: Path, rows: int, size: int) -> None:
@@ -192,7 +192,7 @@ class Yardstick:
 
 
 class Bench:
-    """One store in a fresh file, and how many notifications it has been given."""
+    """A store in a new file, with the number of notifications it has accepted."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -201,7 +201,7 @@ class Bench:
         self.accepted = 0
 
     async def accept(self, rows: int, size: int, send_at: int | None = None) -> Watch:
-        """Batches of this size; making the submissions is not counted."""
+        """Accepts rows in batches of `size`. Building the submissions is not timed."""
         batches = [a_submission(size, number, send_at) for number in range(rows // size)]
         watch = Watch()
         with watch:
@@ -212,7 +212,7 @@ class Bench:
         return watch
 
     async def accept_singly(self, rows: int, callers: int) -> Watch:
-        """Callers that each accept one at a time: they share commits."""
+        """Accepts rows from several callers, one row per call. Concurrent calls share commits."""
         waiting = [a_submission(1, number) for number in range(rows)]
 
         async def caller() -> None:
@@ -226,7 +226,7 @@ class Bench:
         return watch
 
     async def deliver(self, rows: int, size: int) -> tuple[Watch, Watch]:
-        """What claims and what settlements take, until so many rows are sent."""
+        """Claims and settles `rows` rows, and times both."""
         claiming, settling = Watch(), Watch()
         while settling.rows < rows:
             with claiming:
@@ -241,7 +241,7 @@ class Bench:
         return claiming, settling
 
     async def deliver_with_a_busy_loop(self, rows: int, size: int) -> Watch:
-        """The same while the event loop never rests and the store's threads compete with it."""
+        """Delivers while the event loop is always busy and competes with the store's threads."""
 
         async def never_rest() -> None:
             while True:
@@ -254,7 +254,7 @@ class Bench:
         return claiming.then(settling)
 
     async def check(self) -> None:
-        """Every notification is in exactly one cell, and the rows agree with the cells."""
+        """Exits with an error unless accepted notifications, tallies, rows and messages match."""
         counted = sum(tally.count + tally.purged for tally in await self.store.tallies(None))
         with sqlite3.connect(self.path) as connection:
             stored = connection.execute("SELECT count(*) FROM homing_notifications").fetchone()[0]
@@ -262,11 +262,11 @@ class Bench:
         connection.close()
         if not self.accepted == counted == stored == messages:
             sys.exit(f"accepted {self.accepted}, counted {counted}, rows {stored}, messages {messages}")
-        print(f"  accepted = accounted = {counted:,}")
+        print(f"  all {counted:,} accepted notifications are accounted for")
 
 
 async def throughput(folder: Path, rows: int, size: int, rounds: int) -> None:
-    """Each figure is the best of the rounds."""
+    """Prints rates and CPU times. Each figure is the best of the rounds."""
     measured: dict[str, list[Watch]] = {}
 
     def note(name: str, watch: Watch) -> None:
@@ -284,19 +284,21 @@ async def throughput(folder: Path, rows: int, size: int, rounds: int) -> None:
         note("settle", settling)
         note("claim + settle", claiming.then(settling))
         note("claim + settle, busy loop", await bench.deliver_with_a_busy_loop(10 * size, size))
-        note("accept one each, 64 callers", await bench.accept_singly(min(rows, 8_000), 64))
-        note("accept one each, 1 caller", await bench.accept_singly(300, 1))
+        note("accept single rows, 64 callers", await bench.accept_singly(min(rows, 8_000), 64))
+        note("accept single rows, 1 caller", await bench.accept_singly(300, 1))
         await bench.check()
         await bench.store.close()
-    print(f"line, batches of {size}, {rows:,} rows, best of {rounds}")
-    print(f"  {'':<30} {'rows/s':>10} {'processor µs/row':>18}")
+    print(f"store operations in batches of {size}, {rows:,} rows, best of {rounds}")
+    print(f"  {'':<30} {'rows/s':>10} {'CPU µs/row':>18}")
     for name, watches in measured.items():
         fastest, leanest = max(w.per_second for w in watches), min(w.cpu_us for w in watches)
         print(f"  {name:<30} {fastest:>10,.0f} {leanest:>18.1f}")
 
 
 async def backlogs(folder: Path, sizes: Sequence[int], batch: int) -> None:
-    print(f"claim of {batch} behind a backlog that is due now, or tomorrow (then {batch} others are due)")
+    print(
+        f"claim of {batch} with a backlog that is due now, or tomorrow (with {10 * batch} other rows due)"
+    )
     print(f"  {'backlog':>10}  {'due':<9} {'claim':>24}  {'settle':>24}")
     for size in sizes:
         for name, delay_ms in (("tomorrow", DAY_MS), ("now", 0)):
@@ -353,7 +355,7 @@ async def run(options: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--directory", type=Path, help="where the files go (a real disk; default: a temporary one)"
+        "--directory", type=Path, help="folder for the files, on a real disk (default: a temporary folder)"
     )
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--batch", type=int, default=500)

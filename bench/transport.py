@@ -1,9 +1,9 @@
-"""How many requests a second the transport carries against a local sink, next to bare libcurl.
+"""Measures requests per second of the HTTP transport against a local sink, compared with bare libcurl.
 
     python bench/transport.py
 
-The sink runs in a process of its own and answers every POST with 200. "Bare" is pycurl's own loop
-(`CurlMulti.perform` and `select`) with nothing else in the process: no event loop, no futures, no guard.
+The sink runs in a separate process and answers every POST with 200. "Bare" is pycurl's own loop
+(`CurlMulti.perform` and `select`) without an event loop, futures or address checks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BODY = b'{"type":"order_confirmed","data":{"n":1,"text":"' + b"x" * 400 + b'"}}'
 
 
 async def ours(url: str, requests: int, at_once: int) -> float:
-    """Requests a second through the transport."""
+    """Returns requests per second through the transport."""
     transport = CurlTransport(max_host_connections=at_once)
     left = iter(range(requests))
 
@@ -41,7 +41,7 @@ async def ours(url: str, requests: int, at_once: int) -> float:
 
 
 def bare(url: str, requests: int, at_once: int) -> float:
-    """Requests a second by pycurl alone."""
+    """Returns requests per second with pycurl alone."""
     multi = pycurl.CurlMulti()
     idle = []
     for _ in range(at_once):
@@ -77,7 +77,7 @@ def main() -> int:
     given = parser.parse_args()
     best = {"bare": 0.0, "asyncio": 0.0, "uvloop": 0.0}
     with Sink() as sink:
-        for _ in range(given.rounds):  # in turns, so that a busy moment hits all of them
+        for _ in range(given.rounds):  # alternating, so that other load affects all of them
             best["bare"] = max(best["bare"], bare(sink.url, given.requests, given.at_once))
             for name, loop in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
                 with asyncio.Runner(loop_factory=loop) as runner:

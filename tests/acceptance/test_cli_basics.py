@@ -46,7 +46,7 @@ def test_init_writes_the_documented_defaults_and_does_not_overwrite_them(cli: Cl
     assert written == config.default_text()
     assert tomllib.loads(written)["store"] == "homing.db"
     assert mine.code == 2
-    assert mine.err == "error: mine.toml: is already there; --force replaces it\n"
+    assert mine.err == "error: mine.toml: already exists; overwrite it with --force\n"
     assert (cli.folder / "mine.toml").read_text() == "# mine"
     assert forced.code == 0
     assert (cli.folder / "old.toml").read_text() == written
@@ -69,7 +69,7 @@ def test_a_wrong_command_line_is_one_line_of_explanation_and_code_2(cli: Cli) ->
         assert result.err.count("\n") == 1, result
         assert not result.out, result
     assert "send" in results[0].err, "it says what was probably meant"
-    assert "allowed are pending, sending" in results[5].err
+    assert "must be one of pending, sending" in results[5].err
 
 
 def test_a_wrong_setting_is_named_wherever_it_comes_from(cli: Cli) -> None:
@@ -128,5 +128,5 @@ def test_global_options_stand_before_or_after_the_command(cli: Cli) -> None:
 
 def test_a_store_that_was_not_there_is_pointed_out(cli: Cli) -> None:
     first, second = cli.many(["stats", "--store", "mispelt.db"], ["stats", "--store", "mispelt.db"])
-    assert first.err == "note: the store mispelt.db was not there; a new one is made\n"
+    assert first.err == "note: the store mispelt.db did not exist and was created\n"
     assert second.err == ""

@@ -41,7 +41,7 @@ def test_good_rows_are_accepted_and_every_bad_one_is_named(cli: Cli) -> None:
     told = sent.err.splitlines()
     assert told[0] == "line 3: recipient.email: is not an email address like name@example.org"
     assert told[1].startswith("line 6: priority: is 'urgent'")
-    assert told[2].startswith("line 8: row: has 3 cells; the header names 7")
+    assert told[2].startswith("line 8: row: has 3 cells; the header has 7")
     assert told[3].startswith("line 9: content.body: has a control character")
     assert told[4].startswith("line 10: metadata: is not a JSON object")
     assert told[5].startswith("line 11: content.subject: has a line break")

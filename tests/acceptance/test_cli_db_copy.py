@@ -150,7 +150,7 @@ def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_ur
         assert refused.code == 4
         assert "an incomplete copy" in refused.err
     result = cli.ok(*command, "--json")
-    assert f"going on: {there:,} of" in result.err
+    assert f"resuming: {there:,} of" in result.err
     assert result.json["copied"] + there == sum(result.json["records"].values())
     assert in_store(PostgresStore(postgres_url), snapshot) == before
     again = cli.ok(*command, "--json")

@@ -28,7 +28,7 @@ def test_the_schema_is_made_once_and_checked(cli: Cli) -> None:
         ["db", "check", "--store", "other.db"],
     )
     assert (missing.code, missing.out) == (4, "")
-    assert missing.err == "error: store: homing.db does not exist; `homing db migrate` makes it\n"
+    assert missing.err == "error: store: homing.db does not exist; create it with `homing db migrate`\n"
     version = first.json["schemaVersion"]
     assert len(first.json["applied"]) == version >= 1
     assert second.out == f"homing.db is already at schema version {version}\n"
@@ -82,7 +82,7 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
     )
     found = {check["name"]: check for check in missing.json["checks"]}
     assert missing.code == 1
-    assert "does not exist; `homing db migrate` makes it" in found["store"]["detail"]
+    assert "does not exist; create it with `homing db migrate`" in found["store"]["detail"]
     assert typo.code == 1
     assert typo.out.startswith("✗ settings")
 
@@ -92,7 +92,7 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
     connection.close()
     sick = cli("doctor")
     assert sick.code == 1
-    assert "✗ worker    the oldest due notification is 3h late → start `homing worker`" in sick.out
+    assert "✗ worker    the oldest due notification is 3h overdue → start `homing worker`" in sick.out
     assert "✗ provider  gone (" in sick.out
     assert "its check says no → check its settings" in sick.out
     assert "✓ provider  pigeon" in sick.out
@@ -168,10 +168,10 @@ def test_the_doctor_needs_an_address_and_a_provider_to_send(cli: Cli) -> None:
     )
     cli.ok("db", "migrate")
     cases = [
-        (["--send", "device-token-1"], "--channel: is missing; only an email address"),
+        (["--send", "device-token-1"], "--channel: is missing; it is optional only for an email address"),
         (["--send", "ada@"], "--send: "),
         (["--send", "ada@example.org", "--channel", "fax"], "--channel: is 'fax'"),
-        (["--channel", "sms"], "--channel: is for a test message; give --send"),
+        (["--channel", "sms"], "--channel: works only with --send"),
     ]
     unserved, *refused = cli.many(
         ["doctor", "--send", "ada@example.org"], *[["doctor", *argv] for argv, _ in cases]

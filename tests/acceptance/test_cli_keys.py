@@ -32,7 +32,7 @@ def test_a_key_is_printed_alone_so_that_a_script_can_take_it(cli: Cli) -> None:
     assert made.out == f"{text}\n"
     id = text.split("_")[1]
     assert text.startswith(f"hm_{id}_")
-    assert f"key {id} of tenant default, for send; it is not shown again" in made.err
+    assert f"key {id} of tenant default, scopes send; it is not shown again" in made.err
     table, listed = cli.many(["keys", "list"], ["keys", "list", "--json"])
     [key] = listed.json["items"]
     assert (key["id"], key["name"], key["scopes"], key["status"]) == (id, "web shop", ["send"], "active")

@@ -143,7 +143,7 @@ def test_a_worker_delivers_until_it_is_told_to_stop(cli: Cli) -> None:
     worker.send_signal(signal.SIGTERM)
     out, err = worker.communicate(timeout=120)
     assert worker.returncode == 0, err
-    assert "SIGTERM: no more is taken, 2 under way" in err
+    assert "SIGTERM: stopping, with 2 attempts in flight" in err
     assert re.search(r"stopped after .*: processed 2: 2 succeeded, 0 to be retried, 0 failed", out)
     counts = cli.ok("stats", "--json").json["queueCounts"]
     assert (counts["sent"], counts["pending"], counts["sending"]) == (2, 1, 0)
@@ -158,11 +158,11 @@ def test_a_second_signal_breaks_off_what_is_under_way(cli: Cli) -> None:
     worker.stdout.readline()
     _until(cli, "sending", 2)
     worker.send_signal(signal.SIGINT)
-    assert "SIGINT: no more is taken, 2 under way" in worker.stderr.readline()
+    assert "SIGINT: stopping, with 2 attempts in flight" in worker.stderr.readline()
     worker.send_signal(signal.SIGTERM)
     out, err = worker.communicate(timeout=120)
     assert worker.returncode == 1
-    assert "SIGTERM: 2 broken off; their leases run out" in err
+    assert "SIGTERM: 2 attempts aborted; other workers retry them" in err
     assert "stopped hard after" in out
     assert cli.ok("stats", "--json").json["queueCounts"]["sending"] == 2, "nothing was lost"
 

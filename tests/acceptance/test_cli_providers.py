@@ -72,7 +72,7 @@ def test_a_breaker_held_by_hand_is_shown_with_who_and_why_until_it_is_given_back
     assert opened.code == 0
     assert opened.out.startswith("pigeon held open by ada ")
     assert opened.out.endswith(": maintenance\n")
-    assert "`homing providers auto pigeon` gives it back" in opened.err
+    assert "return it to automatic control with `homing providers auto pigeon`" in opened.err
     breaker = listed.json[0]["breaker"]
     assert {**breaker, "since": "…"} == {
         "phase": "open",
@@ -113,7 +113,7 @@ def test_a_test_message_is_sent_only_where_it_was_said_twice(cli: Cli) -> None:
         ["list", "--json"],
     )
     assert unsure.code == 2
-    assert "--yes: is missing" in unsure.err
+    assert "--yes: is required" in unsure.err
     assert sent.code == 0
     assert sent.out.startswith("accepted by hawk over sms in ")
     assert (data.json["outcome"], data.json["provider"], data.json["channel"]) == ("accepted", "hawk", "sms")
@@ -132,8 +132,8 @@ def test_what_cannot_be_done_says_what_to_do_instead(cli: Cli) -> None:
     cases = [
         (["open", "nobody"], "provider: 'nobody' is not configured; known are pigeon, hawk, lost"),
         (["test", "nobody"], "provider: 'nobody' is not configured"),
-        (["test", "--send", ADDRESS], "NAME: is missing; a test message goes through one provider"),
-        (["test", "hawk", "--channel", "sms"], "--channel: is for a test message; give --send"),
+        (["test", "--send", ADDRESS], "NAME: is missing; name the provider"),
+        (["test", "hawk", "--channel", "sms"], "--channel: works only with --send"),
         (["test", "pigeon", "--send", ADDRESS, "-y"], "channel: is missing; pigeon serves sms, email"),
         (["test", "hawk", "--send", ADDRESS, "-y", "--channel", "email"], "email is not served by hawk"),
         (["test", "hawk", "--send", ADDRESS, "--channel", "fax"], "--channel: "),

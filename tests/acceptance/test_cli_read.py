@@ -73,9 +73,9 @@ def test_list_filters_and_pages(past: Past) -> None:
     rest, one = past.many(["list", "--json", "--cursor", cursor], ["list", "--json", "--batch", batch])
     assert [item["id"] for item in first.json["items"] + rest.json["items"]] == ids
     assert [item["id"] for item in one.json["items"]] == ids[:1]
-    assert pushes.err == "none\n"
+    assert pushes.err == "no notifications found\n"
     assert table.out.splitlines()[0].split()[:4] == ["ID", "STATUS", "CHANNEL", "TYPE"]
-    assert "there are more: --cursor" in table.err
+    assert "for more, add --cursor" in table.err
     assert "later@" not in table.out + everything.out
 
 
@@ -130,7 +130,7 @@ def test_explain_tells_what_happened_by_which_policy_and_what_comes_next(past: P
     assert "next      attempt 2 of 5 at " in page.out
     assert "attempt 1  pigeon  transient in " in page.out
     assert "[503] busy, t•••@example.org waits" in page.out
-    assert "Its policy, by rule slow" in page.out
+    assert "Its policy, from rule slow" in page.out
     assert "base_ms          10m               rule slow" in page.out
     assert "timeout_ms       30s               mode standard" in page.out
     assert "waits     10m → 20m → 40m → 1h 20m, then a dead letter" in page.out
@@ -179,7 +179,7 @@ def test_health_marks_the_thresholds_and_its_exit_code_says_whether_one_is_passe
         ["health", "--config", "strict.toml"], ["health", "--json", "--config", "strict.toml"]
     )
     assert fine.code == 0
-    assert "healthy: no threshold is passed" in fine.out
+    assert "healthy: no threshold is exceeded" in fine.out
     metrics = json.json
     assert list(metrics)[:13] == [
         "totalRetrying",
@@ -204,7 +204,7 @@ def test_health_marks_the_thresholds_and_its_exit_code_says_whether_one_is_passe
         25.0,
     )
     assert (strict.code, strict_json.code) == (1, 1)
-    assert "✗ 1 wait for a retry" in strict.out
-    assert "✗ 30.0 % failed for good" in strict.out
+    assert "✗ 1 waiting for a retry" in strict.out
+    assert "✗ 30.0 % failed permanently" in strict.out
     passed = [check["name"] for check in strict_json.json["thresholds"] if check["passed"]]
     assert passed == ["RetryBacklog", "FailureRate"]

@@ -116,7 +116,7 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
         "--in: is -5m; it cannot be negative": [*TO, "--body", "x", "--in", "-5m"],
         "--in: is 'soon'; give a duration": [*TO, "--body", "x", "--in", "soon"],
         "--send-at: has no time zone": [*TO, "--body", "x", "--send-at", "2030-01-01T10:00:00"],
-        "--send-at: and --in are both given": [
+        "--send-at: give either --send-at or --in, not both": [
             *TO,
             "--body",
             "x",
@@ -131,7 +131,7 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
         "provider: 'crow' does not serve email": [*TO, "--body", "x", "--provider", "crow"],
         "templateKey": [*TO, "--template-key", "welcome"],
         "synchronous: is for one recipient": [*TO, "--to", "b@c.dd", "--body", "x", "--synchronous"],
-        "--idempotency-column: is for --csv": [*TO, "--body", "x", "--idempotency-column", "id"],
+        "--idempotency-column: works only with --csv": [*TO, "--body", "x", "--idempotency-column", "id"],
     }
     *results, listed = cli.many(*[["send", *argv] for argv in cases.values()], ["list", "--json"])
     for said, result in zip(cases, results, strict=True):

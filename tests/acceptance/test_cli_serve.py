@@ -47,7 +47,7 @@ def test_the_first_start_leaves_a_key_that_only_its_owner_can_read_and_says_it_n
         assert service.process.stderr is not None
         said = service.greeting + service.process.stdout.read() + service.process.stderr.read()
         assert first not in said
-        assert ".homing/admin.key; only you can read it" in said
+        assert ".homing/admin.key, readable only by you" in said
     with serving(cli) as again:
         assert again.key == first
         assert again.call("GET", "/api/v1/notifications")[0] == 200
@@ -128,7 +128,7 @@ def test_an_address_that_others_reach_is_remarked_upon(cli: Cli) -> None:
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE_S)
-    assert "put a proxy with TLS in front" in err
+    assert "put a TLS proxy in front" in err
 
 
 def test_several_processes_share_the_address_and_one_that_dies_is_replaced(cli: Cli) -> None:
@@ -171,7 +171,7 @@ def test_ctrl_c_reaches_all_of_them_once(cli: Cli) -> None:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0
-        assert said.count(b"SIGINT: no more is taken") == len(children)
+        assert said.count(b"SIGINT: stopping") == len(children)
     finally:
         process.kill()
 
@@ -188,7 +188,7 @@ def test_processes_whose_parent_is_killed_end_too_and_break_nothing_off(cli: Cli
             time.sleep(0.05)
         assert service.process.stderr is not None
         said = service.process.stderr.read()
-        assert "no more is taken" in said
+        assert "stopping, with" in said
         assert "sends broken off" not in said
 
 

@@ -16,5 +16,5 @@ def test_explain_counts_the_sms_of_a_long_text(tmp_path: Path) -> None:
     ]
     short, long, wide = (homing("explain", one.json["notificationIds"][0]).out for one in sent)
     assert "SMS (" not in short
-    assert "a text of 2 SMS (gsm-7)" in long
-    assert "a text of 2 SMS (ucs-2)" in wide
+    assert "2 SMS segments (gsm-7)" in long
+    assert "2 SMS segments (ucs-2)" in wide

@@ -128,8 +128,8 @@ def test_a_preview_takes_other_data_and_prints_json(cli: Cli) -> None:
     ("argv", "says"),
     [
         (["order_confirmd"], "templateKey: 'order_confirmd' does not exist; did you mean 'order_confirmed'?"),
-        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; the declared ones are en-US, de-DE"),
-        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; "),
+        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; declared locales are en-US, de-DE"),
+        (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; must be one of"),
         (["order_confirmed", "--channel", "push"], "says nothing for push in en-US; it does for email, sms"),
         (["order_confirmed", "--data", "none.json"], "--data: none.json: No such file or directory"),
     ],
@@ -169,6 +169,6 @@ def test_what_a_tenant_has_written_is_listed_checked_and_shown_with_its_name(cli
     rows = [line.split() for line in listed.out.splitlines()]
     assert rows[1] == ["hi", "en-US", "1", "own", "sms"]
     assert {row[0] for row in rows[1:]} == {"hi", "order_confirmed"}
-    assert "2 templates in 2 locales: all is well" in checked.out
+    assert "2 templates in 2 locales: no problems" in checked.out
     assert shown.out.splitlines()[0] == "hi in en-US, version 1"
     assert [one["key"] for one in without.json] == ["order_confirmed"]

@@ -1,4 +1,4 @@
-"""How fast requests are accepted: each is on disk when its caller is told so."""
+"""Measures how fast requests are accepted. Each is on disk before its caller gets the answer."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ Accepting = Callable[[Homing, Plan], Awaitable[int]]
 
 
 class Accepted(Struct, frozen=True, kw_only=True):
-    """One round of accepting."""
+    """Result of one round."""
 
     per_second: float
     cpu_us: float
-    """Processor time of this process for each; what else the machine does blurs it least."""
+    """CPU time of this process per request. Other load on the machine affects it least."""
 
 
 def steps(plan: Plan, postgres: bool) -> int:
+    """Returns the number of steps, for the progress bar."""
     return plan.rounds * len(WAYS)
 
 
 async def measure(stage: Stage) -> AsyncIterator[Figure]:
-    """The four ways to hand requests over in Python."""
-    found = await stage.in_turns("accept", {name: _contestant(stage, way) for name, way in WAYS.items()})
+    """Measures the four ways to submit requests in Python."""
+    found = await stage.in_turns("accept", {name: _one_round(stage, way) for name, way in WAYS.items()})
     against = {CONCURRENT: ONE, TEMPLATE: MANY}
     for name, rounds in found.items():
         yield Figure(
@@ -55,25 +56,25 @@ async def measure(stage: Stage) -> AsyncIterator[Figure]:
     for name, rounds in found.items():
         yield Figure(
             part="accept",
-            name=f"{name}: processor time, each",
+            name=f"{name}: CPU time per request",
             store=stage.store,
             unit="µs",
             rounds=tuple(one.cpu_us for one in rounds),
         )
 
 
-def _contestant(stage: Stage, way: Accepting) -> Callable[[], Awaitable[Accepted]]:
-    async def contest() -> Accepted:
+def _one_round(stage: Stage, way: Accepting) -> Callable[[], Awaitable[Accepted]]:
+    async def one_round() -> Accepted:
         async with arena(stage.server) as place:
             return await accepted(place, way, stage.plan)
 
-    return contest
+    return one_round
 
 
 async def accepted(place: Arena, way: Accepting, plan: Plan) -> Accepted:
-    """One round; the store must have them all."""
+    """Runs one round and checks that the store has every accepted request."""
     async with Homing(loaded_settings=place.settings(**_with_templates(place))) as homing:
-        # Connections, prepared statements and the compiled template are there before it is timed.
+        # Warm-up: opens connections, prepares statements and compiles the template.
         before = await accept(homing, requests(100, _URL)) + await accept(homing, _templated(1))
         began, cpu_s = time.perf_counter(), time.process_time()
         count = await way(homing, plan)
@@ -83,13 +84,14 @@ async def accepted(place: Arena, way: Accepting, plan: Plan) -> Accepted:
 
 
 async def one_by_one(homing: Homing, plan: Plan) -> int:
+    """Submits requests one after the other and returns their number."""
     for number in range(plan.singles):
         await homing.submit(request(number, _URL))
     return plan.singles
 
 
 async def concurrently(homing: Homing, plan: Plan) -> int:
-    """Callers that each wait for their answer before they ask again."""
+    """Submits requests from several callers, each waiting for its answer. Returns the number of requests."""
     left = iter(range(plan.concurrent))
 
     async def caller() -> None:
@@ -101,10 +103,12 @@ async def concurrently(homing: Homing, plan: Plan) -> int:
 
 
 async def many(homing: Homing, plan: Plan) -> int:
+    """Submits requests with `send_many` and returns their number."""
     return await accept(homing, requests(plan.many, _URL))
 
 
 async def many_with_a_template(homing: Homing, plan: Plan) -> int:
+    """Submits requests that use a template with `send_many` and returns their number."""
     return await accept(homing, _templated(plan.many))
 
 
@@ -127,7 +131,7 @@ def _templated(count: int) -> Iterator[Mapping[str, Any]]:
 
 
 def _with_templates(place: Arena) -> dict[str, Any]:
-    """A folder of templates, and somebody who would send emails."""
+    """Writes a template folder and returns settings for it and for an email provider."""
     folder = place.folder / "templates"
     texts = folder / "order_shipped" / "en-US"
     texts.mkdir(parents=True, exist_ok=True)

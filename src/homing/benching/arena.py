@@ -1,4 +1,4 @@
-"""A store to measure in: made for one round, dropped after it."""
+"""Temporary stores for benchmarks: created for one round and dropped afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from homing import config
 from homing.config import Settings
 
 IN_FLIGHT = 512
-"""Attempts under way in one process: one endpoint takes as many as one can send."""
+"""Default number of concurrent attempts in one process."""
 
 _CONFIG = """
 store = "{store}"
@@ -42,19 +42,20 @@ _number = itertools.count(1)
 
 
 class Unusable(Exception):
-    """A server that cannot be connected to, or where we may make no databases."""
+    """The server cannot be reached, or does not allow the benchmark to create files or databases."""
 
 
 def is_postgres(address: str) -> bool:
+    """Returns True for a PostgreSQL URL."""
     return address.startswith(("postgresql://", "postgres://"))
 
 
 class Arena(Struct, frozen=True, kw_only=True):
-    """One store that nobody else uses, and a folder beside it."""
+    """A temporary store for this benchmark only, with a temporary folder."""
 
     folder: Path
     store: str
-    """A SQLite file, or a PostgreSQL database."""
+    """Path of a SQLite file, or URL of a PostgreSQL database."""
 
     @property
     def postgres(self) -> bool:
@@ -62,29 +63,29 @@ class Arena(Struct, frozen=True, kw_only=True):
 
     @property
     def config(self) -> Path:
-        """Homing as it comes, but for one local endpoint that may be sent to and takes whatever comes."""
+        """Settings file: the defaults, except that local HTTP endpoints and high concurrency are allowed."""
         return self.folder / "homing.toml"
 
     def settings(self, **flags: Any) -> Settings:
-        """What the file says; `flags` win over it, the environment is left out."""
+        """Loads the settings file. `flags` override it; the environment is ignored."""
         return config.load(self.config, flags=flags)
 
     async def rested(self) -> None:
-        """A database that was just filled is brought to where one that was not would be."""
+        """Vacuums and checkpoints a PostgreSQL database, so that filling it does not slow the round."""
         if self.postgres:
             async with connected(self.store) as connection:
                 await connection.execute("VACUUM ANALYZE")
                 await connection.execute("CHECKPOINT")
 
     async def size_bytes(self) -> int:
-        """On the disk."""
+        """Returns the size of the store on disk."""
         if not self.postgres:
             return sum(file.stat().st_size for file in self.folder.glob("homing.db*"))
         async with connected(self.store) as connection:
             return int(await connection.fetchval("SELECT pg_database_size(current_database())"))
 
     async def rows(self) -> int:
-        """Notifications that are really there: counted, not as the store's own tallies have it."""
+        """Counts the stored notifications in the tables, independently of the store's own tallies."""
         if self.postgres:
             async with connected(self.store) as connection:
                 return int(await connection.fetchval(_POSTGRES_ROWS))
@@ -94,38 +95,41 @@ class Arena(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def arena(server: str, *, in_flight: int = IN_FLIGHT) -> AsyncIterator[Arena]:
-    """A store at `server`: the URL of any database of a PostgreSQL server where databases may be made, or
-    `sqlite:` with a path, beside which its file goes (without one, in a temporary folder)."""
+    """Creates a temporary store and removes it afterwards.
+
+    `server` is the URL of any database of a PostgreSQL server that allows creating databases, or `sqlite:`
+    with a path. The SQLite file goes into a new folder at that path, or into the system's temporary folder.
+    """
     try:
-        folder = Path(tempfile.mkdtemp(prefix="homing-bench-", dir=_beside(server)))
+        folder = Path(tempfile.mkdtemp(prefix="homing-bench-", dir=_parent_folder(server)))
     except OSError as error:
-        raise Unusable(f"{server}: no folder can be made there: {error.strerror}") from None
+        raise Unusable(f"{server}: cannot create a folder there: {error.strerror}") from None
     try:
         if is_postgres(server):
             async with database(server, f"homing_bench_{os.getpid()}_{next(_number)}") as url:
-                yield _made(folder, url, in_flight)
+                yield _create(folder, url, in_flight)
         else:
-            yield _made(folder, str(folder / "homing.db"), in_flight)
+            yield _create(folder, str(folder / "homing.db"), in_flight)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _beside(server: str) -> Path | None:
+def _parent_folder(server: str) -> Path | None:
     named = "" if is_postgres(server) else server.removeprefix("sqlite:")
     if not named:
         return None
     return Path(named) if Path(named).is_dir() else Path(named).absolute().parent
 
 
-def _made(folder: Path, store: str, in_flight: int) -> Arena:
-    made = Arena(folder=folder, store=store)
-    made.config.write_text(_CONFIG.format(store=store, in_flight=in_flight), encoding="utf-8")
-    return made
+def _create(folder: Path, store: str, in_flight: int) -> Arena:
+    created = Arena(folder=folder, store=store)
+    created.config.write_text(_CONFIG.format(store=store, in_flight=in_flight), encoding="utf-8")
+    return created
 
 
 @asynccontextmanager
 async def database(server: str, name: str) -> AsyncIterator[str]:
-    """A database of this name for a while."""
+    """Creates a database, yields its URL and drops it. Replaces an existing database of this name."""
     import asyncpg
 
     async with connected(server) as admin:
@@ -133,7 +137,7 @@ async def database(server: str, name: str) -> AsyncIterator[str]:
             await admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
             await admin.execute(f"CREATE DATABASE {name}")
         except asyncpg.PostgresError as error:
-            raise Unusable(f"the PostgreSQL server lets us make no database: {error}") from None
+            raise Unusable(f"cannot create a database on the PostgreSQL server: {error}") from None
         try:
             yield f"{server.rpartition('/')[0]}/{name}"
         finally:
@@ -142,13 +146,13 @@ async def database(server: str, name: str) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Any]:
-    """A connection of our own to a PostgreSQL database."""
+    """Opens a connection to a PostgreSQL database and closes it afterwards."""
     import asyncpg
 
     try:
         connection = await asyncpg.connect(url)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise Unusable(f"the PostgreSQL server cannot be used: {error}") from None
+        raise Unusable(f"cannot connect to the PostgreSQL server: {error}") from None
     try:
         yield connection
     finally:

@@ -1,7 +1,7 @@
-"""The limit: a bare loop that claims, posts with the product's own transport, and settles.
+"""The bare loop: a minimal queue that claims, posts with Homing's HTTP transport, and settles.
 
-It promises nothing else: one table, one index; no tenants, no fairness, no attempts kept, no retries, no
-limits, no signatures, no metrics. What Homing reaches of this is what its promises cost.
+It is the upper limit that Homing is compared with. It has one table and one index, and no tenants, fairness,
+attempt history, retries, limits, signatures or metrics. The difference is the cost of Homing's guarantees.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from homing.providers.http import Answer, Request
 from homing.providers.transport import CurlTransport
 
 CLAIM = 500
-_GATHER_S = 0.005
+"""Rows per claim."""
+_SETTLE_WINDOW_S = 0.005
 _T = TypeVar("_T")
 
 Row = tuple[int, str]
+"""(number, payload)."""
 
 
 class BareTask(Struct, frozen=True, kw_only=True):
-    """What a bare process needs to know."""
+    """Parameters of a bare worker process."""
 
     store: str
     postgres: bool
@@ -40,25 +42,32 @@ class BareTask(Struct, frozen=True, kw_only=True):
 
 
 class Queue(Protocol):
-    """The least that a queue can be."""
+    """A minimal queue in a database."""
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        """Connects and creates the table if it does not exist."""
+
     async def load(self, due: Iterable[float], first: int = 0) -> None:
-        """Rows numbered from `first`, each due at its time."""
+        """Inserts one row per due time (Unix seconds), numbered from `first`."""
 
-    async def claim(self, limit: int) -> list[Row]: ...
+    async def claim(self, limit: int) -> list[Row]:
+        """Leases at most `limit` due rows and returns them."""
+
     async def settle(self, done: Sequence[tuple[int, int]]) -> None:
-        """(number, HTTP status) of each."""
+        """Settles rows, given as (number, HTTP status)."""
 
     async def next_due(self) -> float | None:
-        """When the next is due; the wall clock."""
+        """Returns when the next row is due (Unix seconds), or None if no row waits."""
 
-    async def sent(self) -> int: ...
-    async def close(self) -> None: ...
+    async def sent(self) -> int:
+        """Counts the rows settled with HTTP status 200."""
+
+    async def close(self) -> None:
+        """Closes the connections."""
 
 
 class PostgresQueue:
-    """Two connections: claims do not wait for settlements."""
+    """The bare queue in PostgreSQL. Uses two connections, so that claims do not wait for settlements."""
 
     _TABLE = """
         CREATE TABLE IF NOT EXISTS bare (
@@ -74,11 +83,11 @@ class PostgresQueue:
                                 LIMIT $1 FOR UPDATE SKIP LOCKED))
         RETURNING id, payload
     """
-    # By the place of the row: by its id, the planner reads the whole table for every claim.
+    # The claim selects rows by ctid. By id, the planner would scan the whole table for every claim.
     _SETTLE = """
-        UPDATE bare SET state = 2, http_status = told.status
-        FROM unnest($1::bigint[], $2::smallint[]) AS told (id, status)
-        WHERE bare.id = told.id AND bare.state = 1
+        UPDATE bare SET state = 2, http_status = done.status
+        FROM unnest($1::bigint[], $2::smallint[]) AS done (id, status)
+        WHERE bare.id = done.id AND bare.state = 1
     """
 
     def __init__(self, store: str) -> None:
@@ -123,7 +132,7 @@ class PostgresQueue:
 
 
 class SqliteQueue:
-    """One connection on one thread, each commit on the disk."""
+    """The bare queue in a SQLite file. Uses one connection on one thread; every commit is durable."""
 
     _TABLE = """
         CREATE TABLE IF NOT EXISTS bare (
@@ -188,17 +197,17 @@ class SqliteQueue:
 
 
 def queue(store: str, postgres: bool) -> Queue:
-    """The bare queue in an arena's store."""
+    """Returns the bare queue for a temporary store, not yet open."""
     return PostgresQueue(store) if postgres else SqliteQueue(store)
 
 
 def task(arena: Arena, url: str, in_flight: int) -> BareTask:
-    """The bare loop over that store."""
+    """Returns the parameters of a bare worker process for that store."""
     return BareTask(store=arena.store, postgres=arena.postgres, url=url, in_flight=in_flight)
 
 
 def bare_worker(post: Post, task: BareTask) -> None:
-    """The job of a bare process."""
+    """Main function of a bare worker process."""
     run(_work(post, task))
 
 
@@ -219,7 +228,7 @@ async def _work(post: Post, task: BareTask) -> None:
 
 
 class _Loop:
-    """Claims keep about one batch ready; outcomes are gathered for a few milliseconds."""
+    """Runs the bare loop. Claims about one batch ahead and settles outcomes every few milliseconds."""
 
     def __init__(self, post: Post, rows: Queue, transport: CurlTransport, task: BareTask) -> None:
         self._post, self._rows, self._transport, self._url = post, rows, transport, task.url
@@ -241,7 +250,7 @@ class _Loop:
                 await self._sleep()
 
     async def _sleep(self) -> None:
-        """Until the next is due."""
+        """Sleeps until the next row is due, for at most 1 s."""
         at = await self._rows.next_due()
         await asyncio.sleep(0.05 if at is None else max(0.0, min(1.0, at - time.time())))
 
@@ -259,7 +268,7 @@ class _Loop:
     async def settling(self) -> None:
         while True:
             await self._some_done.wait()
-            await asyncio.sleep(_GATHER_S)
+            await asyncio.sleep(_SETTLE_WINDOW_S)
             self._some_done.clear()
             done, self._done = self._done, []
             await self._rows.settle(done)

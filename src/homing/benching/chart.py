@@ -1,4 +1,4 @@
-"""The picture of a report: for each part with rates, one bar for each figure, coloured by its store."""
+"""Draws a report as an SVG chart: one bar per rate, grouped by part and coloured by store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAR, _GAP, _PART = 18, 6, 34
 
 
 def draw(report: Report) -> str:
-    """An SVG document, readable by itself: title, machine, legend, and each bar with its figure."""
+    """Returns an SVG document with title, machine, legend and labelled bars."""
     figures = [figure for figure in report.figures if figure.unit == "/s"]
     parts = [(part, list(members)) for part, members in groupby(figures, lambda figure: figure.part)]
     body: list[str] = []
@@ -26,7 +26,7 @@ def draw(report: Report) -> str:
         body += _part(part, members, y)
         y += _PART + len(members) * (_BAR + _GAP)
     height = round(y + 20)
-    title = "Homing beside its peers: jobs per second" if report.form == "peers" else _TITLE
+    title = "Homing compared with other queues: jobs per second" if report.form == "peers" else _TITLE
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" font-family="system-ui, \'DejaVu Sans\', sans-serif" '
@@ -45,10 +45,10 @@ def _head(title: str, report: Report) -> Iterator[str]:
         yield f'<rect x="{at}" y="62" width="12" height="12" fill="{_COLOURS.get(store, _INK)}"/>'
         yield _text(at + 18, 72, store)
         at += 110
-    told = (
+    caption = (
         f"median of up to {max((len(f.rounds) for f in report.figures), default=0)} rounds, with their spread"
     )
-    yield _text(at + 10, 72, told, colour=_FAINT)
+    yield _text(at + 10, 72, caption, colour=_FAINT)
 
 
 def _part(part: str, figures: Sequence[Figure], top: float) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _part(part: str, figures: Sequence[Figure], top: float) -> Iterator[str]:
 
 
 def _order(figure: Figure, figures: Sequence[Figure]) -> int:
-    """As they were measured; the stores side by side."""
+    """Sorts figures in the order of measurement, with the stores of one figure side by side."""
     return list(dict.fromkeys(one.name for one in figures)).index(figure.name)
 
 

@@ -1,7 +1,7 @@
-"""What one notification costs the database, from accept to settled, in a small store and in a large one.
+"""Measures what one notification costs the database, from accept to settle, in a small and a large store.
 
-Statements are counted where they are sent; pages and write-ahead log as the server counts them, so nothing
-else may use that server meanwhile.
+The client counts statements. The server counts pages and write-ahead log, so nothing else may use the server
+during the measurement.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _DAY_MS = 86_400_000
 _MOST_GROWTH = 1.2
 _COSTS = ("statements", "pages", "wal")
 _UNIT = {"statements": "", "pages": "", "wal": "bytes"}
-_NAMED = {
-    "statements": "statements for each",
-    "pages": "pages touched for each",
-    "wal": "write-ahead log for each, without full pages",
+_LABELS = {
+    "statements": "statements per notification",
+    "pages": "pages touched per notification",
+    "wal": "write-ahead log per notification, without full pages",
 }
 
 
 class Cost(Struct, frozen=True, kw_only=True):
-    """Of one notification."""
+    """Average cost of one notification. `wal` is in bytes."""
 
     statements: float
     pages: float
@@ -59,34 +59,35 @@ class Cost(Struct, frozen=True, kw_only=True):
 
 
 def steps(plan: Plan, postgres: bool) -> int:
+    """Returns the number of steps, for the progress bar."""
     return len(plan.costs) * (1 + plan.rounds) if postgres else 0
 
 
 async def measure(stage: Stage) -> AsyncIterator[Figure]:
-    """The same life in stores of different sizes, half of each settled and half waiting."""
+    """Measures the costs in stores of different sizes, half of each settled and half waiting."""
     sizes = stage.plan.costs if stage.postgres else ()
     async with AsyncExitStack() as stack:
-        passes: dict[str, Callable[[], Awaitable[Cost]]] = {}
+        rounds_by_size: dict[str, Callable[[], Awaitable[Cost]]] = {}
         for size in sizes:
-            stage.step(f"costs: {size:,} in the store, put there")
+            stage.step(f"costs: filling the store with {size:,}")
             place = await stack.enter_async_context(_filled(stage, size))
-            passes[f"{size:,} in the store"] = _pass(stage, place, size)
-        found = await stage.in_turns("costs", passes)
+            rounds_by_size[f"{size:,} in the store"] = _one_round(stage, place, size)
+        found = await stage.in_turns("costs", rounds_by_size)
         for figure in _figures(stage, found):
             yield figure
 
 
 def _figures(stage: Stage, found: dict[str, tuple[Cost, ...]]) -> list[Figure]:
-    """Each kind of cost by the size of the store; growth is judged against the smallest."""
+    """Returns one figure per kind of cost and store size, compared with the smallest store."""
     smallest = next(iter(found), "")
     return [
         Figure(
             part="costs",
-            name=f"{_NAMED[cost]}, {where}",
+            name=f"{_LABELS[cost]}, {where}",
             store=stage.store,
             unit=_UNIT[cost],
             rounds=tuple(getattr(one, cost) for one in rounds),
-            beside="" if where == smallest else f"{_NAMED[cost]}, {smallest}",
+            beside="" if where == smallest else f"{_LABELS[cost]}, {smallest}",
             at_most=None if where == smallest else _MOST_GROWTH,
         )
         for cost in _COSTS
@@ -94,7 +95,7 @@ def _figures(stage: Stage, found: dict[str, tuple[Cost, ...]]) -> list[Figure]:
     ]
 
 
-# A store of that size --------------------------------------------------------------------------------
+# Filling a store --------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -106,7 +107,7 @@ async def _filled(stage: Stage, size: int) -> AsyncIterator[Arena]:
         await place.rested()
         async with connected(place.store) as connection:
             for (table,) in await connection.fetch(_TABLES):
-                # A vacuum in the middle would be counted as the work of whoever is measured then.
+                # A vacuum during the measurement would be counted as part of it.
                 await connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
         yield place
 
@@ -135,7 +136,7 @@ def _fill(post: Post, what: tuple[Settings, int, str]) -> None:
 
 
 async def _settle(settings: Settings, count: int) -> None:
-    """Claims and settles without sending: only the rows are wanted."""
+    """Claims and settles rows without sending, because only the stored rows matter."""
     store = compose.store(settings.store)
     await store.open()
     try:
@@ -145,7 +146,7 @@ async def _settle(settings: Settings, count: int) -> None:
         while claims := (await store.claim(wanted)).claims:
             settled += len((await store.settle([_delivered(claim) for claim in claims])).applied)
         if settled != count:
-            raise Unsound(f"{count:,} were due, {settled:,} could be settled")
+            raise Unsound(f"{count:,} notifications were due, but {settled:,} were settled")
     finally:
         await store.close()
 
@@ -170,33 +171,33 @@ def _delivered(claim: Claim) -> Settlement:
     )
 
 
-# A life in it ----------------------------------------------------------------------------------------
+# Measuring ----------------------------------------------------------------------------------------
 
 
-def _pass(stage: Stage, place: Arena, size: int) -> Callable[[], Awaitable[Cost]]:
+def _one_round(stage: Stage, place: Arena, size: int) -> Callable[[], Awaitable[Cost]]:
     count = min(stage.plan.deliveries, 5_000)
     done = 0
 
     async def one() -> Cost:
         nonlocal done
-        await _life(stage, place, count)  # pages that are written whole after a checkpoint are written by now
-        before = await _server(place)
-        statements = await _life(stage, place, count)
-        after = await _server(place)
+        await _deliver_counted(stage, place, count)  # warm-up: writes the full pages that follow a checkpoint
+        before = await _read_counters(place)
+        statements = await _deliver_counted(stage, place, count)
+        after = await _read_counters(place)
         done += 2 * count
         async with Homing(loaded_settings=place.settings()) as homing:
             await holds(homing, place, delivered=size // 2 + done, pending=size - size // 2)
         return Cost(
             statements=statements / count,
             pages=(after.pages - before.pages) / count,
-            wal=await _wal(place, before.lsn, after.lsn) / count,
+            wal=await _wal_bytes(place, before.lsn, after.lsn) / count,
         )
 
     return one
 
 
-async def _life(stage: Stage, place: Arena, count: int) -> int:
-    """Accepts and delivers so many in one process; how many statements that took."""
+async def _deliver_counted(stage: Stage, place: Arena, count: int) -> int:
+    """Accepts and delivers `count` notifications in one process and returns the number of statements."""
     stage.sink.reset()
     with Crew(_counted_worker, (place.settings(), count, stage.sink.url), 1) as crew:
         crew.begin()
@@ -207,7 +208,7 @@ async def _life(stage: Stage, place: Arena, count: int) -> int:
 
 
 def _counted_worker(post: Post, what: tuple[Settings, int, str]) -> None:
-    """Accepts, then works; instead of attempts it notes the statements that its connections were given."""
+    """Accepts and delivers notifications. Reports the number of SQL statements in place of attempts."""
     import asyncpg
 
     settings, count, url = what
@@ -243,8 +244,8 @@ class _Counts(Struct, frozen=True):
     lsn: int
 
 
-async def _server(place: Arena) -> _Counts:
-    """What the server has counted so far, once it has counted all of it."""
+async def _read_counters(place: Arena) -> _Counts:
+    """Returns the server's counters, after waiting until they stop changing."""
     async with connected(place.store) as connection:
         pages = -1
         while True:
@@ -258,12 +259,12 @@ async def _server(place: Arena) -> _Counts:
 
 _PAGES = "SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()"
 _SETTLED_PAGES = 500
-"""Our own looking touches some, too."""
+"""Changes below this are caused by reading the counters itself."""
 _WAL_WITHOUT_PAGES = "SELECT sum(record_size)::bigint FROM pg_get_wal_stats($1::pg_lsn, $2::pg_lsn)"
 
 
-async def _wal(place: Arena, start: int, end: int) -> float:
-    """Bytes of its records; where the server cannot tell, with the full pages that follow a checkpoint."""
+async def _wal_bytes(place: Arena, start: int, end: int) -> float:
+    """Returns bytes of write-ahead log. Includes full-page images if pg_walinspect is not available."""
     import asyncpg
 
     async with connected(place.store) as connection:

@@ -1,4 +1,4 @@
-"""Processes that deliver: they get ready, begin together at a word, and tell how far they are."""
+"""Worker processes that start together on a signal and report their progress in shared memory."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from homing.config import Settings
 from homing.core.observing import Nobody, Settled
 from homing.core.states import WAITING
 
-_spawning = multiprocessing.get_context("spawn")
+_spawn = multiprocessing.get_context("spawn")
 _COLUMNS = 4
-"""Of the board, for each process: ended, attempts, the monotonic time of the last, the most memory it had."""
-_LOOK_S = 0.02
+"""Values per process in shared memory: ended, attempts, monotonic time of the last one, peak memory."""
+_POLL_S = 0.02
 _READY_WITHIN_S = 60.0
 
 
 class Post(Struct, frozen=True):
-    """One process's place: the words that it waits for, and its line on the board."""
+    """Connects one process with its parent: the events it waits for, and its values in shared memory."""
 
     ready: Any
     go: Any
@@ -41,56 +41,57 @@ class Post(Struct, frozen=True):
     index: int
 
     async def begin(self) -> None:
-        """Says that it is ready, and waits for the word. Ctrl-C is for whoever started it.
+        """Reports that the process is ready and waits for the start signal. Leaves Ctrl-C to the parent.
 
-        The garbage collector is set as the command line sets it for a worker.
+        Tunes the garbage collector as `homing worker` does.
         """
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         calm_collector()
         self.ready.release()
-        await asyncio.to_thread(_until, self.go)
+        await asyncio.to_thread(_wait_for, self.go)
 
     async def end(self) -> None:
-        """Waits until it may stop."""
-        await asyncio.to_thread(_until, self.stop)
+        """Waits for the stop signal."""
+        await asyncio.to_thread(_wait_for, self.stop)
 
     def note(self, ended: int, attempts: int) -> None:
-        """So many more have ended, so many attempts were made."""
+        """Adds to the number of ended notifications and of attempts."""
         at = self.index * _COLUMNS
         self.board[at] += ended
         self.board[at + 1] += attempts
         self.board[at + 2] = time.monotonic()
 
     def note_memory(self) -> None:
-        """The most that this process has had so far."""
+        """Records the peak memory of this process."""
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         self.board[self.index * _COLUMNS + 3] = most * (1 if sys.platform == "darwin" else 1024)
 
 
-def _until(word: Any) -> None:
-    """Until it is said; without whoever would say it, this process has no purpose."""
+def _wait_for(event: Any) -> None:
+    """Waits for the event. Exits the process if the parent has died."""
     parent = multiprocessing.parent_process()
-    while not word.wait(timeout=1.0):
+    while not event.wait(timeout=1.0):
         if parent is not None and not parent.is_alive():
             os._exit(1)
 
 
 Job = Callable[[Post, Any], None]
+"""Main function of a process, called with its slot and the parameters given to `Crew`."""
 
 
 class Crew:
-    """So many processes of one job, for a `with` block."""
+    """Runs several processes with the same main function inside a `with` block."""
 
     def __init__(self, job: Job, what: Any, processes: int) -> None:
-        self._job, self._what, self._count = job, what, processes
+        self._job, self._parameters, self._count = job, what, processes
         self._processes: list[SpawnProcess] = []
 
     def __enter__(self) -> Self:
-        self._ready, self._go, self._stop = (_spawning.Semaphore(0), _spawning.Event(), _spawning.Event())
-        self._board = _spawning.Array("d", _COLUMNS * self._count, lock=False)
+        self._ready, self._go, self._stop = (_spawn.Semaphore(0), _spawn.Event(), _spawn.Event())
+        self._board = _spawn.Array("d", _COLUMNS * self._count, lock=False)
         for index in range(self._count):
             post = Post(self._ready, self._go, self._stop, self._board, index)
-            process = _spawning.Process(target=self._job, args=(post, self._what), daemon=True)
+            process = _spawn.Process(target=self._job, args=(post, self._parameters), daemon=True)
             process.start()
             self._processes.append(process)
         try:
@@ -103,9 +104,9 @@ class Crew:
 
     def _wait_for_one(self) -> None:
         until = time.monotonic() + _READY_WITHIN_S
-        while not self._ready.acquire(timeout=_LOOK_S):
+        while not self._ready.acquire(timeout=_POLL_S):
             if time.monotonic() > until or not self._all_alive:
-                raise Unsound(f"a process did not get ready within {_READY_WITHIN_S:.0f} seconds, or died")
+                raise Unsound(f"a process died or was not ready within {_READY_WITHIN_S:.0f} seconds")
 
     @property
     def _all_alive(self) -> bool:
@@ -126,12 +127,12 @@ class Crew:
 
     @property
     def rss_bytes(self) -> list[int]:
-        """The memory that each of them has in use; [] on a system that does not tell."""
+        """Current memory of each process. Empty on a system without /proc."""
         return [found for pid in self.pids if (found := rss_bytes(pid)) is not None]
 
     @property
     def cpu_s(self) -> float | None:
-        """The processor time that they have had together; None on a system that does not tell."""
+        """Total CPU time of all processes. None on a system without /proc."""
         found = [cpu_s(pid) for pid in self.pids]
         return None if None in found else sum(one for one in found if one is not None)
 
@@ -141,7 +142,7 @@ class Crew:
 
     @property
     def most_memory_bytes(self) -> float:
-        """Of the process that needed most, by its own last word."""
+        """Highest peak memory that any process recorded with `note_memory`."""
         return float(max(self._board[3::_COLUMNS]))
 
     @property
@@ -149,25 +150,30 @@ class Crew:
         return int(sum(self._board[1::_COLUMNS]))
 
     def begin(self) -> float:
-        """Says the word; when, by the monotonic clock."""
+        """Sends the start signal and returns the monotonic time."""
         began = time.monotonic()
         self._go.set()
         return began
 
     async def finish(self, count: int, within_s: float) -> float:
-        """Waits until so many have ended; when the last did."""
+        """Waits until `count` notifications have ended and returns the monotonic time of the last.
+
+        Raises Unsound after `within_s` seconds, or if a process dies.
+        """
         until = time.monotonic() + within_s
         while (ended := self.ended) < count:
             if time.monotonic() > until:
-                raise Unsound(f"only {ended:,} of {count:,} had ended after {within_s:.0f} seconds")
+                raise Unsound(
+                    f"only {ended:,} of {count:,} notifications had ended after {within_s:.0f} seconds"
+                )
             if not self._all_alive:
-                raise Unsound(f"a worker process died; {ended:,} of {count:,} had ended")
-            await asyncio.sleep(_LOOK_S)
+                raise Unsound(f"a worker process died; {ended:,} of {count:,} notifications had ended")
+            await asyncio.sleep(_POLL_S)
         return float(max(self._board[2::_COLUMNS]))
 
 
 def rss_bytes(pid: int) -> int | None:
-    """As Linux tells it."""
+    """Reads the memory of a process from /proc. Returns None without /proc."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
@@ -176,7 +182,7 @@ def rss_bytes(pid: int) -> int | None:
 
 
 def cpu_s(pid: int) -> float | None:
-    """As Linux tells it: in the program and in the kernel on its behalf."""
+    """Reads the user and kernel CPU time of a process from /proc. Returns None without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -185,7 +191,7 @@ def cpu_s(pid: int) -> float | None:
 
 
 class _Counting(Nobody):
-    """Writes what was settled on the board, once for each batch."""
+    """Reports settlements to the parent, once per batch."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -196,8 +202,8 @@ class _Counting(Nobody):
 
 
 def homing_worker(post: Post, settings: Settings) -> None:
-    """The real engine with the real worker."""
-    logging.getLogger("homing").setLevel(logging.CRITICAL)  # alerts about failures that are meant
+    """Main function of a process that runs a Homing worker."""
+    logging.getLogger("homing").setLevel(logging.CRITICAL)  # hides alerts about intended failures
     run(_work(post, settings))
 
 

@@ -1,4 +1,4 @@
-"""Rounds of delivery: a backlog is accepted, processes deliver it to the sink, the books are checked."""
+"""Measures delivery: accepts a backlog, delivers it to the sink, and checks that nothing is missing."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from homing.library import Homing
 SETTLED_WITHIN_S = 600.0
 FAILING = 0.1
 QUICK_RETRIES = {"name": "quick", "max_attempts": 5, "base_ms": 50, "cap_ms": 200}
-"""The full life: what was refused is due again while the rest is still being delivered."""
+"""Retry rule with short delays, so that retries are due while the rest is still being delivered."""
 
 
 class Round(Struct, frozen=True, kw_only=True):
-    """One measured delivery."""
+    """Result of one round."""
 
     notifications: int
     processes: int
     seconds: float
     attempts: int
     cpu_us: float | None
-    """Processor time of the worker processes for each; what else the machine does blurs it least."""
+    """CPU time of the worker processes per notification. None without /proc."""
     accepted_per_second: float = 0.0
+    """Rate at which the backlog was accepted. 0 for the bare loop."""
 
     @property
     def per_second(self) -> float:
@@ -43,11 +44,12 @@ LIFE = "one process, 10 % refused once"
 
 
 def steps(plan: Plan, postgres: bool) -> int:
+    """Returns the number of steps, for the progress bar."""
     return plan.rounds * 4
 
 
 async def measure(stage: Stage) -> AsyncIterator[Figure]:
-    """Deliveries to the sink: the limit, one process, two, and with a tenth refused at first."""
+    """Measures delivery by the bare loop, one process, one process with 10 % retries, and two processes."""
     server, sink, count = stage.server, stage.sink, stage.plan.deliveries
     found = await stage.in_turns(
         "deliver",
@@ -75,11 +77,11 @@ async def measure(stage: Stage) -> AsyncIterator[Figure]:
         if spent:
             yield Figure(
                 part="deliver",
-                name=f"{name}: processor time of the worker, each",
+                name=f"{name}: CPU time per notification",
                 store=stage.store,
                 unit="µs",
                 rounds=spent,
-                beside="" if name == BARE else f"{BARE}: processor time of the worker, each",
+                beside="" if name == BARE else f"{BARE}: CPU time per notification",
             )
 
 
@@ -93,10 +95,10 @@ async def deliver(
     in_flight: int = IN_FLIGHT,
     on_ready: Callable[[list[int]], None] | None = None,
 ) -> Round:
-    """Homing: accepts `count`, then delivers them; from the word to the last that is settled.
+    """Accepts `count` notifications with Homing and measures their delivery, until the last is settled.
 
-    `failing` of them are refused with 503 once and retried soon. `on_ready` is told the workers' process ids
-    before they begin.
+    The sink refuses a share of `failing` once with 503; these are retried soon. `on_ready` is called with the
+    workers' process ids before they start.
     """
     sink.reset(failing=failing)
     async with arena(server, in_flight=in_flight) as place:
@@ -132,7 +134,7 @@ async def deliver_bare(
     in_flight: int = IN_FLIGHT,
     on_ready: Callable[[list[int]], None] | None = None,
 ) -> Round:
-    """The bare loop over the same store and the same transport."""
+    """Measures delivery by the bare loop, with the same kind of store and the same transport."""
     sink.reset()
     async with arena(server) as place:
         rows = bare.queue(place.store, place.postgres)
@@ -152,7 +154,7 @@ async def deliver_bare(
 
 
 async def _timed(crew: Crew, count: int) -> tuple[float, float | None]:
-    """Seconds from the word to the last that is settled, and microseconds of processor time for each."""
+    """Returns the seconds until the last settlement, and the CPU time per notification in µs."""
     before = crew.cpu_s
     start = crew.begin()
     end = await crew.finish(count, SETTLED_WITHIN_S)
@@ -161,13 +163,13 @@ async def _timed(crew: Crew, count: int) -> tuple[float, float | None]:
 
 
 def check_sink(sink: Sink, count: int) -> None:
-    """Each of them has arrived exactly once."""
+    """Raises Unsound unless `count` notifications have arrived exactly once each."""
     seen = sink.report()
     if seen.taken != count or seen.repeated:
-        raise Unsound(f"{count:,} were sent; {seen.taken:,} arrived, {seen.repeated:,} of them again")
+        raise Unsound(f"{count:,} were sent, {seen.taken:,} arrived, and {seen.repeated:,} arrived again")
 
 
 def check_bare(sent: int, count: int) -> None:
-    """The bare queue accounts for all of them."""
+    """Raises Unsound unless the bare queue has settled all rows as sent."""
     if sent != count:
-        raise Unsound(f"{count:,} were in the bare queue; {sent:,} of them are settled as sent")
+        raise Unsound(f"the bare queue had {count:,} rows, but {sent:,} are settled as sent")

@@ -1,4 +1,4 @@
-"""What was measured: figures, what they are measured against, and the bars that they must reach."""
+"""The report of a benchmark run: figures, the figures they are compared with, and their targets."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from msgspec import Struct, field
 
 
 class Figure(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One thing that was measured, round by round."""
+    """One measured quantity, with the value of each round."""
 
     part: str
     name: str
     store: str
-    """`SQLite` or `PostgreSQL`; beside peers, `Homing` or `peer`."""
+    """`SQLite` or `PostgreSQL`. In a comparison with other queues, `Homing` or `peer`."""
     unit: str
-    """`/s`, `ms`, `MB`, `bytes`, `%`, or nothing for a plain ratio or count."""
+    """`/s`, `ms`, `µs`, `MB`, `bytes`, `%`, or empty for a plain ratio or count."""
     rounds: tuple[float, ...]
     beside: str = ""
-    """The name of the figure, of the same part and store, that it is divided by."""
+    """Name of the figure, with the same part and store, that the ratio divides by. Empty for no ratio."""
     at_least: float | None = None
+    """Lower target, for the ratio if there is one, otherwise for the value. None for no target."""
     at_most: float | None = None
-    """The bar: for the ratio where there is one, else for the value."""
+    """Upper target, with the same meaning as `at_least`."""
 
     @property
     def value(self) -> float:
@@ -30,7 +31,7 @@ class Figure(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Machine(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where it was measured."""
+    """The machine and the versions used for a run."""
 
     system: str
     processor: str
@@ -38,31 +39,31 @@ class Machine(Struct, frozen=True, kw_only=True, rename="camel"):
     memory_gb: float
     python: str
     stores: tuple[str, ...]
-    """With their versions."""
+    """Names and versions of the stores."""
     homing: str
 
 
 class Result(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A figure with what follows from it."""
+    """A figure with its median, ratio and verdict."""
 
     figure: Figure
     value: float
     ratio: float | None = None
     met: bool | None = None
-    """Whether its bar was reached; None: it has none."""
+    """True if the target is met. None if there is no target or no ratio."""
 
 
 class Report(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One run, whole. Every figure in it comes from a round whose books were balanced."""
+    """One complete run. Every figure comes from rounds that passed their consistency checks."""
 
     machine: Machine
     form: str
-    """`quick`, `long`, or `peers` for a run beside them."""
+    """`quick`, `long`, or `peers` for a comparison with other queues."""
     began_at: str
     seconds: float
     figures: tuple[Figure, ...]
     notes: tuple[str, ...] = field(default_factory=tuple)
-    """What was left out, and why."""
+    """Remarks about skipped measurements, with the reason."""
 
     @property
     def results(self) -> tuple[Result, ...]:
@@ -83,9 +84,9 @@ def _results(figures: Sequence[Figure]) -> Iterator[Result]:
 
 
 def _ratio(figure: Figure, other: Figure) -> float | None:
-    """Round by round where they took turns: what the machine did meanwhile weighs on both.
+    """Returns the median ratio of the rounds, or the ratio of the medians if the round counts differ.
 
-    None where the other is too small to be told from nothing.
+    Paired rounds ran next to each other, so other load affects both. Returns None if every divisor is 0.
     """
     pairs = [(figure.value, other.value)]
     if len(figure.rounds) == len(other.rounds):

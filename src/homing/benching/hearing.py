@@ -1,4 +1,4 @@
-"""How fast callbacks are taken in: signed status callbacks as Twilio sends them, one request each."""
+"""Measures how fast signed status callbacks, as sent by Twilio, are processed, one per request."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from homing.library import Homing
 from homing.providers.twilio_callbacks import signature_of
 
 CALLERS = 64
-_TOKEN = "a-token-of-nobody"  # noqa: S105 (signs callbacks to ourselves)
+_TOKEN = "a-token-of-nobody"  # noqa: S105 (test token: the benchmark signs its own callbacks)
 _URL = "https://notify.example.org/callbacks/twilio"
 NAME = f"status callbacks of Twilio, {CALLERS} at once"
 
 
 def steps(plan: Plan, postgres: bool) -> int:
+    """Returns the number of steps, for the progress bar."""
     return plan.rounds
 
 
 async def measure(stage: Stage) -> AsyncIterator[Figure]:
-    """Callbacks verified, read, and in the store when they are answered."""
+    """Measures callbacks that are verified, parsed and stored before they are answered."""
     found = await stage.in_turns("callbacks", {NAME: lambda: per_second(stage)})
     yield Figure(part="callbacks", name=NAME, store=stage.store, unit="/s", rounds=found[NAME])
 
 
 async def per_second(stage: Stage) -> float:
-    """Sends texts through the real provider, then hears that each was delivered."""
+    """Sends text messages through the Twilio provider, then times a delivery callback for each."""
     count = stage.plan.callbacks
     stage.sink.reset()
     async with arena(stage.server) as place:
@@ -47,12 +48,12 @@ async def per_second(stage: Stage) -> float:
                 crew.begin()
                 await crew.finish(count, SETTLED_WITHIN_S)
             await holds(homing, place, sent=accepted)
-            took_s = await _hear_all(homing, [_delivered(number) for number in range(count)])
+            took_s = await _post_callbacks(homing, [_delivered(number) for number in range(count)])
             await holds(homing, place, delivered=accepted)
     return count / took_s
 
 
-async def _hear_all(homing: Homing, callbacks: list[Callback]) -> float:
+async def _post_callbacks(homing: Homing, callbacks: list[Callback]) -> float:
     left = iter(callbacks)
 
     async def caller() -> None:
@@ -67,7 +68,7 @@ async def _hear_all(homing: Homing, callbacks: list[Callback]) -> float:
 
 
 def _twilio(port: int) -> dict[str, Any]:
-    """Against the sink, which numbers the messages that it takes."""
+    """Settings of a Twilio provider that sends to the sink, which assigns the message ids."""
     return {
         "account_sid": "AC" + "0" * 32,
         "auth_token": _TOKEN,

@@ -1,4 +1,4 @@
-"""The event loop that everything here runs on: uvloop where it is installed, as the command line does."""
+"""Runs benchmarks on uvloop if it is installed, like the command line does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Like `asyncio.run`, and told to end it drops what it made."""
+    """Works like `asyncio.run`, but cancels the coroutine on SIGTERM, so that it can clean up."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     try:
         from uvloop import new_event_loop as factory
@@ -27,7 +27,7 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
 
 
 def cancel_on_sigterm() -> None:
-    """Whoever is told to end is cancelled, as by Ctrl-C: databases, files and processes are cleared away."""
+    """Cancels the current task on SIGTERM, as on Ctrl-C, so that databases and files are removed."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

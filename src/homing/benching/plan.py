@@ -1,4 +1,4 @@
-"""How much is measured, and the ground that all parts share."""
+"""The sizes of a benchmark run, and the context that all parts share."""
 
 from __future__ import annotations
 
@@ -19,24 +19,31 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     form: str
     rounds: int
-    """Of everything that is compared; they take turns."""
+    """Number of rounds. Compared measurements alternate within each round."""
     singles: int
+    """Requests per round from one caller."""
     concurrent: int
+    """Requests per round from 64 callers."""
     many: int
-    """Requests of each round: one by one, by 64 callers, by `send_many`."""
+    """Requests per round through `send_many`."""
     deliveries: int
+    """Notifications delivered per round."""
     due: int
+    """Scheduled notifications per round, to measure lateness."""
     due_within_s: float
+    """Time span over which they become due."""
     lead_s: float
-    """For lateness: so many become due within that time, the first of them after the lead, by when everything
-    is accepted."""
+    """Time before the first of them is due, so that all are accepted by then."""
     backlog: int
-    """Waiting meanwhile."""
+    """Notifications that wait in the store during the second lateness measurement."""
     callbacks: int
+    """Callbacks per round."""
     idle_s: float
+    """Duration of the idle measurement."""
     starts: int
+    """Number of worker starts."""
     costs: tuple[int, ...]
-    """Sizes of the store between which what a notification costs it is compared; (): not compared."""
+    """Store sizes for which the cost per notification is compared. Empty to skip the comparison."""
 
 
 QUICK = Plan(
@@ -74,15 +81,15 @@ LONG = Plan(
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """One store that is measured, by one plan, with one sink."""
+    """Context of one measurement: the store server, the plan, the sink and progress callbacks."""
 
     server: str
     plan: Plan
     sink: Sink
     step: Tell
-    """Called before each step of the work, with its name."""
+    """Called before each step, with its name."""
     note: Tell
-    """For what is left out."""
+    """Called with a remark about anything that is skipped."""
 
     @property
     def postgres(self) -> bool:
@@ -95,7 +102,7 @@ class Stage(Struct, frozen=True, kw_only=True):
     async def in_turns(
         self, part: str, contestants: Mapping[str, Callable[[], Awaitable[_T]]], rounds: int | None = None
     ) -> dict[str, tuple[_T, ...]]:
-        """Each of them once, then each again: what else the machine does weighs on all of them."""
+        """Runs all contestants once per round, so that other load on the machine affects all alike."""
         found: dict[str, list[_T]] = {name: [] for name in contestants}
         for number in range(rounds or self.plan.rounds):
             for name, contestant in contestants.items():

@@ -1,4 +1,4 @@
-"""A whole run: every part on every store, one after the other, into one report."""
+"""Runs every part of the benchmark on every store and builds the report."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from homing.benching.sink import Sink
 
 
 class Part(Struct, frozen=True):
-    """One thing that can be measured by itself."""
+    """One part of the benchmark, which can also run alone."""
 
     name: str
     steps: Callable[[Plan, bool], int]
-    """How many steps it takes by this plan, on PostgreSQL or not."""
+    """Returns the number of steps for a plan. The flag is True for PostgreSQL."""
     measure: Callable[[Stage], AsyncIterator[Figure]]
 
 
@@ -38,11 +38,14 @@ PARTS = (
     Part("standing", standing.steps, standing.measure),
     Part("costs", costing.steps, costing.measure),
 )
-"""In the order in which they are measured and shown. `schedule` also tells the memory that waiting takes,
-`standing` the idle processor time and the start; `costs` is of PostgreSQL and the long form alone."""
+"""All parts, in the order in which they run and are shown.
+
+`schedule` also measures the memory of a backlog. `standing` measures idle CPU time and startup. `costs` runs
+only in a long run on PostgreSQL.
+"""
 
 Tell = Callable[[int, int, str], None]
-"""(steps done, steps in all, what is done now)."""
+"""Called with (steps done, total steps, name of the current step)."""
 
 
 async def measure(
@@ -52,7 +55,7 @@ async def measure(
     only: Sequence[str] = (),
     tell: Tell = lambda done, total, what: None,
 ) -> Report:
-    """Measures all parts (or `only` some) on each store. Raises `Unsound` where the books do not balance."""
+    """Measures all parts, or `only` some, on each store. Raises `Unsound` if a consistency check fails."""
     chosen = [part for part in PARTS if not only or part.name in only]
     total = sum(part.steps(plan, is_postgres(server)) for part in chosen for server in servers)
     began, began_at = time.monotonic(), datetime.now(UTC)
@@ -82,7 +85,7 @@ async def measure(
 
 
 async def machine(servers: Sequence[str]) -> Machine:
-    """Where we are, as far as it matters for the figures."""
+    """Describes this machine and the versions in use."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
     return Machine(
         system=f"{platform.system()} {platform.release()}",
@@ -109,4 +112,4 @@ async def _version(server: str) -> str:
         return f"SQLite {sqlite3.sqlite_version}"
     async with connected(server) as connection:
         version = str(await connection.fetchval("SHOW server_version"))
-        return f"PostgreSQL {version.partition(' ')[0]}"  # without the name of who packaged it
+        return f"PostgreSQL {version.partition(' ')[0]}"  # drops the packager's suffix

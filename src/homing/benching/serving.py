@@ -1,4 +1,4 @@
-"""How fast the service accepts over HTTP: `homing serve` as a process, each answer after its commit."""
+"""Measures how fast `homing serve` accepts requests over HTTP. Each is committed before it is answered."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ CONNECTIONS = 64
 BATCH = 500
 ONE, MANY = f"over HTTP, {CONNECTIONS} connections", f"over HTTP, batches of {BATCH}"
 _COMMAND = "import sys; from homing.cli import main; sys.exit(main())"
-_SAYS_WHERE = re.compile(rb"http://127\.0\.0\.1:(\d+)")
+_LISTENING_AT = re.compile(rb"http://127\.0\.0\.1:(\d+)")
 _LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 _HOOK = "https://example.org/hook"
 _STARTS_WITHIN_S = 60.0
 
 
 def steps(plan: Plan, postgres: bool) -> int:
+    """Returns the number of steps, for the progress bar."""
     return 2 * plan.rounds if _possible() else 0
 
 
@@ -41,16 +42,16 @@ def _possible() -> bool:
 
 
 async def measure(stage: Stage) -> AsyncIterator[Figure]:
-    """Single sends, and batches that are accepted row by row."""
+    """Measures single sends and batches."""
     if not _possible():
-        stage.note("accepting over HTTP: it needs uvicorn and httptools (pip install 'homing[service]')")
+        stage.note("accepting over HTTP needs uvicorn and httptools (pip install 'homing[service]')")
         return
     plan = stage.plan
     found = await stage.in_turns(
         "serve",
         {
-            ONE: _contestant(stage, "send", [[number] for number in range(plan.concurrent)]),
-            MANY: _contestant(stage, "batch", list(_batches(plan.many))),
+            ONE: _one_round(stage, "send", [[number] for number in range(plan.concurrent)]),
+            MANY: _one_round(stage, "batch", list(_batches(plan.many))),
         },
     )
     for name, rounds in found.items():
@@ -62,8 +63,8 @@ def _batches(count: int) -> Iterator[list[int]]:
         yield list(range(first, min(count, first + BATCH)))
 
 
-def _contestant(stage: Stage, path: str, bodies: Sequence[list[int]]) -> Callable[[], Awaitable[float]]:
-    async def contest() -> float:
+def _one_round(stage: Stage, path: str, bodies: Sequence[list[int]]) -> Callable[[], Awaitable[float]]:
+    async def one_round() -> float:
         async with arena(stage.server) as place:
             async with _served(place) as (port, key):
                 requests = [_request(path, numbers, key) for numbers in bodies]
@@ -73,12 +74,12 @@ def _contestant(stage: Stage, path: str, bodies: Sequence[list[int]]) -> Callabl
                 await holds(homing, place, pending=accepted)
         return accepted / took_s
 
-    return contest
+    return one_round
 
 
 @asynccontextmanager
 async def _served(place: Arena) -> AsyncIterator[tuple[int, str]]:
-    """The service without a worker; its port, and a key that may do everything."""
+    """Runs the service without a worker, and yields its port and a key with all scopes."""
     key_file = place.folder / "key"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _COMMAND, "serve", "--config", str(place.config)),
@@ -98,9 +99,9 @@ async def _port(process: asyncio.subprocess.Process) -> int:
     assert process.stdout is not None
     async with asyncio.timeout(_STARTS_WITHIN_S):
         async for line in process.stdout:
-            if told := _SAYS_WHERE.search(line):
-                return int(told[1])
-    raise Unsound("`homing serve` ended before it listened")
+            if found := _LISTENING_AT.search(line):
+                return int(found[1])
+    raise Unsound("`homing serve` exited before it was listening")
 
 
 def _key(file: Path) -> str:
@@ -108,8 +109,8 @@ def _key(file: Path) -> str:
 
 
 def _request(path: str, numbers: Sequence[int], key: str) -> bytes:
-    asked = [request(number, _HOOK) for number in numbers]
-    body = msgspec.json.encode(asked if path == "batch" else asked[0])
+    bodies = [request(number, _HOOK) for number in numbers]
+    body = msgspec.json.encode(bodies if path == "batch" else bodies[0])
     head = (
         f"POST /api/v1/notifications/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -118,7 +119,7 @@ def _request(path: str, numbers: Sequence[int], key: str) -> bytes:
 
 
 async def _post_all(port: int, requests: Sequence[bytes]) -> float:
-    """Seconds that all of them take, over connections that are kept open."""
+    """Posts all requests over persistent connections and returns the seconds taken."""
     left = iter(requests)
 
     async def connection() -> None:
@@ -129,7 +130,7 @@ async def _post_all(port: int, requests: Sequence[bytes]) -> float:
             length = _LENGTH.search(head)
             body = await reader.readexactly(int(length[1])) if length else b""
             if not head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 202")):
-                raise Unsound(f"a good request was answered with {head[:40]!r} {body[:200]!r}")
+                raise Unsound(f"a valid request was answered with {head[:40]!r} {body[:200]!r}")
         writer.close()
 
     began = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Where everything is delivered to: an HTTP server in a process of its own that does little, and counts.
+"""The sink: a minimal HTTP server in its own process that receives and counts all deliveries.
 
     python -m homing.benching.sink --port 8099
 
-It answers 200 to every POST and knows what it took by the number in its body (`"n":4711`), whoever sends it.
-Told so, it refuses a share of the numbers with 503 when they come for the first time. `/_report`,
-`/_arrivals` and `/_reset` are for who measures. It also takes texts as Twilio would, and numbers them.
+It answers every POST with 200 and identifies deliveries by the number in their body (`"n":4711`). It can
+refuse a share of the numbers once with 503. Benchmarks control it with `/_report`, `/_arrivals` and
+`/_reset`. It also imitates Twilio's message API and numbers the messages.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from msgspec import Struct
 _OK = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"ok":true}'
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 _MARK = b'"n":'
-_MIX = 2_654_435_761
-"""Knuth's multiplier: which numbers are refused must not depend on their neighbours."""
+_HASH_MULTIPLIER = 2_654_435_761
+"""Knuth's multiplicative hash, which spreads the refused numbers evenly."""
 
 
 class SinkReport(Struct, frozen=True, kw_only=True):
-    """What came since the last reset."""
+    """Counts since the last reset."""
 
     requests: int = 0
     taken: int = 0
-    """Different numbers that were answered with 200."""
+    """Distinct numbers that were answered with 200."""
     repeated: int = 0
-    """Answers of 200 to a number that had one already."""
+    """Repeated deliveries of a number that was already answered with 200."""
     refused: int = 0
+    """Numbers that were refused once with 503."""
     first_at: float = 0.0
+    """Unix time of the first 200. 0 if there is none."""
     last_at: float = 0.0
-    """Of the first and the last 200, by the wall clock."""
+    """Unix time of the last first-time 200. 0 if there is none."""
 
 
-class _Books:
-    """Every number that came, and when it was first taken."""
+class _Records:
+    """Records every number and the time of its first 200."""
 
     def __init__(self, failing: float = 0.0) -> None:
         self.arrived: dict[int, float] = {}
@@ -56,7 +58,11 @@ class _Books:
         if number in self.arrived:
             self.repeated += 1
             return _OK
-        if self._threshold and number not in self.refused and number * _MIX % 2**32 < self._threshold:
+        if (
+            self._threshold
+            and number not in self.refused
+            and number * _HASH_MULTIPLIER % 2**32 < self._threshold
+        ):
             self.refused.add(number)
             return _BUSY
         self.arrived[number] = time.time()
@@ -75,48 +81,48 @@ class _Books:
 
 
 class _Server:
-    """All connections write into the same books."""
+    """State that all connections share."""
 
     def __init__(self) -> None:
-        self.books = _Books()
+        self.records = _Records()
         self.texts = 0
 
-    def asked(self, path: bytes, body: bytes) -> bytes:
-        """What a control request is answered with."""
-        said: object = {}
+    def control_response(self, path: bytes, body: bytes) -> bytes:
+        """Returns the response to a control request or to a Twilio message."""
+        result: object = {}
         if path == b"/_reset":
-            self.books = _Books(**msgspec.json.decode(body or b"{}"))
+            self.records = _Records(**msgspec.json.decode(body or b"{}"))
             self.texts = 0
-        elif path.startswith(b"/2010-04-01/"):  # a text to Twilio: numbered as they come
-            said = {"sid": f"SM{self.texts:032x}"}
+        elif path.startswith(b"/2010-04-01/"):  # Twilio's message API: message ids are consecutive
+            result = {"sid": f"SM{self.texts:032x}"}
             self.texts += 1
         elif path == b"/_arrivals":
-            said = self.books.arrived
+            result = self.records.arrived
         else:
-            said = self.books.report()
-        told = msgspec.json.encode(said)
-        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(told), told)
+            result = self.records.report()
+        encoded = msgspec.json.encode(result)
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(encoded), encoded)
 
 
 class _Connection(asyncio.Protocol):
-    """Reads requests as they come, several in one piece or one in several."""
+    """Parses HTTP requests, which may arrive several at once or in pieces."""
 
     def __init__(self, server: _Server) -> None:
         self._server = server
-        self._had = b""
+        self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        data = self._had + data if self._had else data
+        data = self._buffer + data if self._buffer else data
         while (head := data.find(b"\r\n\r\n")) >= 0:
             end = head + 4 + _length(data, head)
             if end > len(data):
                 break
             self._transport.write(self._answer(data, head, end))
             data = data[end:]
-        self._had = data
+        self._buffer = data
 
     def _answer(self, data: bytes, head: int, end: int) -> bytes:
         at = data.find(_MARK, head)
@@ -125,8 +131,8 @@ class _Connection(asyncio.Protocol):
             stop = at
             while data[stop] in b"0123456789":
                 stop += 1
-            return self._server.books.answer(int(data[at:stop]))
-        return self._server.asked(data.split(b" ", 2)[1], data[head + 4 : end])
+            return self._server.records.answer(int(data[at:stop]))
+        return self._server.control_response(data.split(b" ", 2)[1], data[head + 4 : end])
 
 
 def _length(data: bytes, head: int) -> int:
@@ -137,7 +143,7 @@ def _length(data: bytes, head: int) -> int:
 
 
 async def serve(port: int) -> None:
-    """Until it is ended; says its port first."""
+    """Prints the port, then serves until the process ends."""
     server = _Server()
     listening = await asyncio.get_running_loop().create_server(
         lambda: _Connection(server), "127.0.0.1", port, backlog=4096
@@ -148,7 +154,7 @@ async def serve(port: int) -> None:
 
 
 class Sink:
-    """The sink's process, for a `with` block, and how to ask it."""
+    """Runs the sink's process inside a `with` block and sends it control requests."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -159,7 +165,7 @@ class Sink:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "homing.benching.sink", "--until-eof"]
-        self._process = subprocess.Popen(  # noqa: S603 (our own)
+        self._process = subprocess.Popen(  # noqa: S603 (fixed command)
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         assert self._process.stdout is not None
@@ -167,17 +173,17 @@ class Sink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # closes its input, which ends it
+        self._process.communicate()  # closing its stdin ends the process
 
     def reset(self, *, failing: float = 0.0) -> None:
-        """Empty books; `failing` of the numbers are refused once."""
+        """Clears all records. A share `failing` of the numbers is refused once from now on."""
         self._ask("/_reset", msgspec.json.encode({"failing": failing}))
 
     def report(self) -> SinkReport:
         return msgspec.convert(self._ask("/_report"), SinkReport)
 
     def arrivals(self) -> dict[int, float]:
-        """Number → when it was first taken, by the wall clock."""
+        """Returns the Unix time of the first 200 for each number."""
         return {int(number): at for number, at in self._ask("/_arrivals").items()}
 
     def _ask(self, path: str, body: bytes = b"{}") -> Any:
@@ -190,21 +196,21 @@ class Sink:
 
 
 def main() -> None:
-    """The process itself."""
+    """Runs the sink as a process."""
     from homing.benching.loops import run
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument(
-        "--until-eof", action="store_true", help="end with the input, and with whoever wrote it"
+        "--until-eof", action="store_true", help="exit when stdin closes, which it does when the parent exits"
     )
     given = parser.parse_args()
     if given.until_eof:
-        threading.Thread(target=_end_with_the_input, daemon=True).start()
+        threading.Thread(target=_exit_when_stdin_closes, daemon=True).start()
     run(serve(given.port))
 
 
-def _end_with_the_input() -> None:
+def _exit_when_stdin_closes() -> None:
     sys.stdin.read()
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What Homing does when nothing is to be done, and how soon it is there when something is."""
+"""Measures the CPU time of an idle worker and the startup time of `homing worker`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ _COMMAND = "import sys; from homing.cli import main; sys.exit(main())"
 
 
 def steps(plan: Plan, postgres: bool) -> int:
+    """Returns the number of steps, for the progress bar."""
     return 1 + plan.starts
 
 
 async def measure(stage: Stage) -> AsyncIterator[Figure]:
-    """An idle worker's share of a processor; from `homing worker` in a shell to its first delivery."""
+    """Measures an idle worker's CPU share, and the time from its start to its first delivery."""
     stage.step("idle: one worker, nothing to do")
     share = await _idle_percent(stage)
     if share is None:
-        stage.note("idle processor time is read from /proc, which this system does not have")
+        stage.note("idle CPU time needs /proc, which this system does not have")
     else:
         yield Figure(
             part="idle",
-            name="one worker, share of a processor",
+            name="one worker, CPU share of one core",
             store=stage.store,
             unit="%",
             rounds=(share,),
@@ -46,7 +47,7 @@ async def measure(stage: Stage) -> AsyncIterator[Figure]:
         rounds = [await _start_ms(stage, place, number) for number in range(stage.plan.starts)]
     yield Figure(
         part="start",
-        name="homing worker, to its first delivery",
+        name="homing worker, until its first delivery",
         store=stage.store,
         unit="ms",
         rounds=tuple(rounds),
@@ -88,5 +89,5 @@ async def _arrived(sink: Sink, count: int) -> None:
     until = time.monotonic() + _STARTS_WITHIN_S
     while sink.report().taken < count:
         if time.monotonic() > until:
-            raise Unsound(f"a worker that was started delivered nothing in {_STARTS_WITHIN_S:.0f} seconds")
+            raise Unsound(f"a new worker delivered nothing within {_STARTS_WITHIN_S:.0f} seconds")
         await asyncio.sleep(0.02)

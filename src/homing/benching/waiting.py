@@ -1,6 +1,6 @@
-"""How late what is scheduled arrives, alone and behind a backlog, and what a backlog costs in memory.
+"""Measures the lateness of scheduled notifications, with and without a backlog, and a backlog's memory.
 
-Lateness is measured where it matters, at the sink: when it arrived, less when it was due.
+Lateness is the time of arrival at the sink minus the time at which the notification was due.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ from homing.library import Homing
 _FAR = timedelta(days=30)
 _MB = 1024 * 1024
 _BACKLOG_FROM = 100_000_000
-"""Numbers of what waits; it never arrives while we look."""
+"""First number of the backlog, which is not due during the measurement."""
 WORKER_MB, ACCEPTING_MB = 200.0, 200.0
+"""Upper targets for the memory of a worker and of a process that calls `send_many`."""
 
 
 class Arrivals(Struct, frozen=True, kw_only=True):
-    """One round: how late each was, and the memory that the worker had at the end."""
+    """Result of one round: the lateness of each notification, and the worker's memory at the end."""
 
     late_ms: tuple[float, ...]
     rss_mb: float = 0.0
 
     def at(self, share: float) -> float:
-        """The lateness that so many were not above."""
+        """Returns the quantile of the lateness in ms; `share` is 0.99 for p99."""
         return sorted(self.late_ms)[min(len(self.late_ms) - 1, int(share * len(self.late_ms)))]
 
 
 class Backlog(Struct, frozen=True, kw_only=True):
-    """What waits in a store, and what it took to put it there."""
+    """Size of a waiting backlog, its bytes on disk per notification, and the memory used to accept it."""
 
     waiting: int
     bytes_each: float = 0.0
@@ -53,11 +54,12 @@ class Backlog(Struct, frozen=True, kw_only=True):
 
 
 def steps(plan: Plan, postgres: bool) -> int:
+    """Returns the number of steps, for the progress bar."""
     return 2 * (1 + 2 * _rounds(plan))
 
 
 async def measure(stage: Stage) -> AsyncIterator[Figure]:
-    """Alone, then with the plan's backlog waiting."""
+    """Measures lateness without a backlog, then with the plan's backlog."""
     alone, backlog = await _measure(stage, 0)
     for figure in _lateness(stage, "", alone):
         yield figure
@@ -74,7 +76,7 @@ def _rounds(plan: Plan) -> int:
 
 async def _measure(stage: Stage, waiting: int) -> tuple[Mapping[str, Sequence[Arrivals]], Backlog]:
     part = f"schedule, {waiting:,} waiting"
-    stage.step(f"{part}: put there")
+    stage.step(f"{part}: filling the store")
     async with _filled(stage, waiting) as (ours, backlog), _filled_bare(stage, waiting) as limit:
         found = await stage.in_turns(
             part, {"bare loop": _bare_round(stage, limit), "Homing": _round(stage, ours)}, _rounds(stage.plan)
@@ -102,7 +104,7 @@ async def _filled(stage: Stage, waiting: int) -> AsyncIterator[tuple[Arena, Back
 
 
 def _accept_backlog(post: Post, what: tuple[Settings, int, str]) -> None:
-    """In a process of its own, which tells how much memory `send_many` of so many takes."""
+    """Accepts the backlog in a separate process and records the peak memory of `send_many`."""
     settings, waiting, url = what
 
     async def work() -> None:
@@ -137,7 +139,7 @@ async def _filled_bare(stage: Stage, waiting: int) -> AsyncIterator[tuple[Arena,
 
 
 def _dues(plan: Plan) -> list[float]:
-    """Moments at random, the same in every round but for when it begins."""
+    """Returns random due times, with the same offsets from the start in every round."""
     chance, began = random.Random(7), time.time() + plan.lead_s
     return [round(began + chance.random() * plan.due_within_s, 3) for _ in range(plan.due)]
 
@@ -215,6 +217,6 @@ def _memory(
         yield figure("worker, nothing waiting", "MB", without)
         yield figure(f"worker, {waiting}", "MB", with_, WORKER_MB)
         each = max(0.0, (with_ - without) * _MB / backlog.waiting)
-        yield figure("worker, for each that waits", "bytes", each)
+        yield figure("worker, per waiting notification", "bytes", each)
     yield figure(f"send_many of {backlog.waiting:,}, at most", "MB", backlog.accepting_mb, ACCEPTING_MB)
-    yield figure("disk, for each that waits", "bytes", backlog.bytes_each)
+    yield figure("disk, per waiting notification", "bytes", backlog.bytes_each)

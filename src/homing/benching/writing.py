@@ -1,4 +1,4 @@
-"""A report for readers: rows of a table, and the same as Markdown."""
+"""Formats a report as table rows and as Markdown."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterator, Sequence
 
 from homing.benching.figures import Report, Result
 
-COLUMNS = ("PART", "WHAT", "STORE", "MEDIAN>", "LEAST>", "MOST>", "RATIO>", "AGAINST", "BAR")
+COLUMNS = ("PART", "WHAT", "STORE", "MEDIAN>", "MIN>", "MAX>", "RATIO>", "COMPARED WITH", "TARGET")
 
 _COMMANDS = {"quick": "homing bench", "long": "homing bench --long", "peers": "make bench-peers"}
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
-    """One for each figure, under `COLUMNS`."""
+    """Returns one row per figure, with the columns `COLUMNS`."""
     return [_row(result) for result in report.results]
 
 
 def verdict(report: Report) -> str:
-    """In one line."""
+    """Summarises the run in one line."""
     judged = [result for result in report.results if result.met is not None]
     missed = len(report.missed)
-    told = f"{len(judged) - missed} of {len(judged)} bars met" if judged else "no bars here"
-    return f"accepted = accounted in every round; {told}; {report.seconds:,.0f} s"
+    targets = f"{len(judged) - missed} of {len(judged)} targets met" if judged else "no targets"
+    return f"every accepted notification is accounted for; {targets}; {report.seconds:,.0f} s"
 
 
 def machine(report: Report) -> str:
-    """In one line."""
+    """Describes the machine in one line."""
     here = report.machine
     stores = ", ".join(here.stores)
     return (
@@ -35,11 +35,11 @@ def machine(report: Report) -> str:
 
 
 def markdown(report: Report) -> str:
-    """The table as performance.md has it."""
+    """Returns the table for performance.md."""
     most = max((len(figure.rounds) for figure in report.figures), default=0)
-    said = f"Measured {report.began_at[:10]} by `{_COMMANDS[report.form]}` on {machine(report)}."
+    heading = f"Measured {report.began_at[:10]} with `{_COMMANDS[report.form]}` on {machine(report)}."
     lines = [
-        f"{said} Medians of up to {most} rounds that take turns.",
+        f"{heading} Medians of up to {most} alternating rounds.",
         "",
         *_table([column.rstrip(">").capitalize() for column in COLUMNS], rows(report)),
         "",
@@ -82,7 +82,7 @@ def _bar(result: Result) -> str:
 
 
 def shown(value: float, unit: str) -> str:
-    """A number with its unit, with as many digits as mean something."""
+    """Formats a number with its unit and about three significant digits."""
     digits = 0 if abs(value) >= 100 or unit == "bytes" else 1 if abs(value) >= 10 else 2
     number = f"{value:,.{digits}f}"
     return f"{number}{unit}" if unit in ("/s", "") else f"{number} {unit}"

@@ -1,4 +1,4 @@
-"""All commands, and what becomes of their errors."""
+"""Loads all commands, runs one, and turns its errors into exit codes."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _COMMANDS = (
 """Modules that register commands, in the order of `homing --help`."""
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
-"""Click's UsageError, wherever this version of typer keeps it."""
+"""Click's UsageError. Its import path differs between versions of typer."""
 
 
 def run(arguments: list[str]) -> int:
-    """Runs one command line; its exit code. Expected errors are one line on stderr."""
+    """Runs one command line and returns its exit code. Prints expected errors as one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets `?`, not a crash
@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> int:
         sys.stderr.write("interrupted\n")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader went away (`| head`): nothing to say, and nobody to say it to.
+        # The reader closed the pipe (`| head`). That is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:

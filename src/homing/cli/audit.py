@@ -1,4 +1,4 @@
-"""`homing audit`: who did what, and whether that is still what was written."""
+"""`homing audit`: lists the audit trail and verifies its hash chains."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from homing.engine.audit import Verified
     from homing.library import Homing
 
-audit = group("audit", "The audit trail: list it, and verify that nobody has changed it.")
+audit = group("audit", "List the audit trail, and verify that it was not changed.")
 
 _HASH_LENGTH = 64
 
@@ -30,13 +30,15 @@ async def list_(
     options: Options,
     shared: Annotated[
         bool,
-        typer.Option("--shared", help="What is no tenant's own: policies, providers, tenants, purges."),
+        typer.Option(
+            "--shared", help="Entries that belong to no tenant: policies, providers, tenants, purges."
+        ),
     ] = False,
     limit: filters.PageLimit = 50,
     cursor: filters.Cursor = None,
     json: Json = False,
 ) -> int:
-    """List what was done in --tenant, newest first."""
+    """List the audit entries of --tenant, newest first."""
     import msgspec
 
     from homing.engine.policies import EVERY_TENANT
@@ -47,7 +49,7 @@ async def list_(
         print_json(page)
         return ExitCode.OK
     if not page.items:
-        options.notes.line("nothing was noted")
+        options.notes.line("no audit entries")
         return ExitCode.OK
     options.screen.table(
         ("NUMBER>", "AT", "WHO", "ACTION", "TARGET", "DETAIL~"),
@@ -64,7 +66,7 @@ async def list_(
         ],
     )
     if page.cursor:
-        options.notes.line(f"there are more: --cursor {page.cursor}")
+        options.notes.line(f"for more, add --cursor {page.cursor}")
     return ExitCode.OK
 
 
@@ -73,13 +75,11 @@ async def verify(
     options: Options,
     head: Annotated[
         list[str] | None,
-        typer.Option(
-            "--head", metavar="HASH", help="A hash that was kept from an earlier check; repeatable."
-        ),
+        typer.Option("--head", metavar="HASH", help="A head hash printed by an earlier check; repeatable."),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check every chain from its newest entry to its first; exit code 1 where something is not as it was."""
+    """Verify every hash chain, newest entry first. Exit code 1 if an entry was changed or is missing."""
     kept = [_hash(one) for one in head or ()]
     async with engine(options) as homing:
         chains = await _walked(options, homing, kept)
@@ -94,7 +94,7 @@ async def verify(
 
 
 async def _walked(options: Options, homing: Homing, kept: Sequence[str]) -> list[Verified]:
-    """All chains, each as it was found in the end, with all its faults."""
+    """Verifies all chains and returns the final result of each, with all its faults."""
     from msgspec.structs import replace
 
     found: list[Verified] = []
@@ -119,7 +119,7 @@ def _tell(options: Options, chains: Sequence[Verified], missing: Sequence[str]) 
             screen.line(styled(fault.kind.value, "red"), f"entry {where} of {fault.tenant}: {fault.what}")
     for one in missing:
         screen.line(
-            styled("missing", "red"), f"no entry has the hash {one}: a chain was cut off or written anew"
+            styled("missing", "red"), f"no entry has the hash {one}: a chain was truncated or rewritten"
         )
     total = sum(chain.entries for chain in chains)
     if missing or any(chain.faults for chain in chains):
@@ -131,7 +131,7 @@ def _tell(options: Options, chains: Sequence[Verified], missing: Sequence[str]) 
     screen.line(styled("sound", "green"), plural(total, "entry", "entries"))
     if total:
         options.notes.line(
-            "keep the heads elsewhere: `homing audit verify --head HASH` then notices a cut-off chain"
+            "store the heads elsewhere: `homing audit verify --head HASH` then detects a truncated chain"
         )
 
 
@@ -147,6 +147,6 @@ def _chain(chain: Verified) -> dict[str, object]:
 def _hash(text: str) -> str:
     if len(text) != _HASH_LENGTH or not text.isalnum():
         raise Refused(
-            f"--head: is {text!r}; it must be a hash of 64 characters, as `audit verify` prints them"
+            f"--head: is {text!r}; it must be a hash of 64 characters, as printed by `audit verify`"
         )
     return text.lower()

@@ -1,4 +1,4 @@
-"""`homing bench`: what this machine does with Homing, measured in stores that are made for it."""
+"""`homing bench`: measures Homing on this machine, in temporary stores."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ async def bench(
         list[str] | None,
         typer.Argument(
             metavar="[STORE]...",
-            help="postgresql://… of a server where databases may be made, or sqlite:FOLDER. Default: sqlite:",
+            help="sqlite:FOLDER, or postgresql://… where you may create databases; default: sqlite:",
         ),
     ] = None,
     long: Annotated[
-        bool, typer.Option("--long", help="With a million waiting and five rounds: half an hour or more.")
+        bool,
+        typer.Option("--long", help="Five rounds with a backlog of a million; takes 30 minutes or more."),
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="PART", help="Only this part; repeatable.")
+        list[str] | None, typer.Option("--only", metavar="PART", help="Measure only this part; repeatable.")
     ] = None,
     json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
+        str | None, typer.Option("--json", metavar="FILE", help="Write all figures to FILE.")
     ] = None,
     chart: Annotated[
-        str | None, typer.Option("--chart", metavar="FILE", help="Write an SVG picture of the rates there.")
+        str | None, typer.Option("--chart", metavar="FILE", help="Write an SVG chart of the rates to FILE.")
     ] = None,
     markdown: Annotated[
-        str | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown there.")
+        str | None, typer.Option("--markdown", metavar="FILE", help="Write the table to FILE as Markdown.")
     ] = None,
 ) -> int:
-    """Measure accepting, delivering, scheduling, callbacks, memory and start on this machine.
+    """Measure the performance of Homing on this machine.
 
-    Your own store is not touched: files and databases are made for this, and dropped. Only ratios within
-    one run mean something on a machine that does other things too.
+    Covers accepting, delivery, scheduling, callbacks, memory, idle cost and startup. Your own store is
+    not touched: the benchmark creates temporary files and databases and drops them. On a busy machine
+    only the ratios within one run are meaningful.
     """
     servers = stores or ([options.store] if options.store else ["sqlite:"])
     _check(servers)
@@ -60,16 +62,16 @@ async def bench(
 
 
 def _check(servers: Sequence[str]) -> None:
-    """What it measures, and what it measures with: that is more than the command line itself needs."""
+    """Raises Refused if a store is not supported or a package that the benchmark needs is missing."""
     for server in servers:
         if "://" in server and not server.startswith(("postgresql://", "postgres://")):
             raise Refused(
-                f"store: {server.partition('://')[0]}:// is not supported; give a file or postgresql://"
+                f"store: {server.partition('://')[0]}:// is not supported; use a file or postgresql://"
             )
     wanted = ["pycurl", "jinja2", *(["asyncpg"] if any("://" in server for server in servers) else [])]
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     if missing:
-        raise Refused(f"{' and '.join(missing)} missing, which bench needs: pip install 'homing[all]'")
+        raise Refused(f"bench needs {' and '.join(missing)}; install with pip install 'homing[all]'")
 
 
 async def _measured(options: Options, servers: Sequence[str], long: bool, only: Sequence[str]) -> Report:
@@ -82,7 +84,7 @@ async def _measured(options: Options, servers: Sequence[str], long: bool, only: 
     known = [part.name for part in PARTS]
     for name in only:
         if name not in known:
-            raise Refused(f"--only: is {name!r}; allowed are {', '.join(known)}")
+            raise Refused(f"--only: is {name!r}; must be one of {', '.join(known)}")
     cancel_on_sigterm()
     with Bar(options, "bench", 100) as bar:
         try:
@@ -93,10 +95,12 @@ async def _measured(options: Options, servers: Sequence[str], long: bool, only: 
                 tell=lambda done, total, what: bar.at(100 * done // max(1, total), what),
             )
         except Unsound as error:
-            told = f"the books do not balance, so there are no figures: {error}"
-            raise Refused(told, ExitCode.NO) from None
+            message = f"a consistency check failed, so there are no figures: {error}"
+            raise Refused(message, ExitCode.NO) from None
         except asyncio.CancelledError:
-            raise Refused("interrupted; what was made is dropped", ExitCode.INTERRUPTED) from None
+            raise Refused(
+                "interrupted; temporary files and databases are removed", ExitCode.INTERRUPTED
+            ) from None
         except Unusable as error:
             raise Refused(str(error), ExitCode.STORE) from None
 
@@ -106,13 +110,13 @@ def _show(options: Options, report: Report) -> None:
 
     screen = options.screen
     screen.line(writing.machine(report))
-    screen.line(f"{report.form} form; medians of rounds that take turns")
+    screen.line(f"{report.form} run; medians of alternating rounds")
     screen.line("")
     rows = [(*row[:-1], _coloured(row[-1])) for row in writing.rows(report)]
     screen.table(writing.COLUMNS, rows)
     screen.line("")
     for note in report.notes:
-        screen.line(f"left out: {note}")
+        screen.line(f"skipped: {note}")
     screen.line(writing.verdict(report))
 
 

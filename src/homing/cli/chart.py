@@ -1,4 +1,4 @@
-"""Small pictures in text."""
+"""Small charts drawn with text characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], top: float | None = None) -> str:
-    """One character for each value, its height in eighths of the highest."""
+    """Returns one bar character per value, scaled to `top` or else to the highest value."""
     highest = top if top is not None else max(values, default=0)
     if highest <= 0:
         return _BARS[0] * len(values)
@@ -17,7 +17,7 @@ def sparkline(values: Sequence[float], top: float | None = None) -> str:
 
 
 def squeezed(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` values; each the highest of those it stands for, so that no peak is lost."""
+    """Reduces the values to at most `width`. Each is the maximum of its group, so no peak is lost."""
     if len(values) <= width:
         return list(values)
     edges = [round(index * len(values) / width) for index in range(width + 1)]
@@ -25,7 +25,7 @@ def squeezed(values: Sequence[float], width: int) -> list[float]:
 
 
 def spread(marks: Sequence[bool], width: int) -> list[bool]:
-    """The same for marks: set where any of those it stands for is."""
+    """Reduces the marks to at most `width`. Each is set if any mark of its group is set."""
     return [value > 0 for value in squeezed([float(mark) for mark in marks], width)]
 
 

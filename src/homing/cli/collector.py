@@ -1,19 +1,19 @@
-"""The garbage collector of a process that goes on and has much under way at once."""
+"""Garbage collector settings for a long-running process with many requests and attempts in flight."""
 
 from __future__ import annotations
 
 import gc
 
-_YOUNG = 50_000
+_YOUNG_OBJECTS = 50_000
 
 
 def calm_collector() -> None:
-    """To be called once all is open: what is there now stays, and is not looked at again and again.
+    """Excludes existing objects from collection and makes collections rarer. Call it after startup.
 
-    By default Python looks at the young objects after every 700 that were made and not yet dropped. A process
-    with hundreds of requests and attempts under way makes that many within milliseconds, nearly all of them
-    alive: it looks in vain. Fewer and larger looks find the same.
+    By default Python examines the young objects after every 700 net allocations. A process with hundreds of
+    requests and attempts in flight reaches that within milliseconds while nearly all objects are still in
+    use, so the collection frees nothing. Fewer, larger collections free the same memory.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 20, 100)
+    gc.set_threshold(_YOUNG_OBJECTS, 20, 100)

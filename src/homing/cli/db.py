@@ -1,4 +1,4 @@
-"""`homing db migrate|check|copy`: the store's schema, and moving to another store."""
+"""`homing db migrate|check|copy`: migrates, checks and copies the store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from homing.cli.shared import Json, Options, backend, command, is_new, shown
 if TYPE_CHECKING:
     from homing.core.examining import Finding
 
-db = group("db", "The store: bring its schema up to date, look at it, move to another.")
+db = group("db", "Migrate, check and copy the store.")
 
 
 @command(db, "migrate")
 async def migrate(options: Options, json: Json = False) -> int:
-    """Bring the schema up to date. Idempotent; never back."""
+    """Bring the schema up to date. Safe to repeat; there are no downgrades."""
     settings = options.settings()
     store_name = shown(settings.store)
     async with backend(settings, migrate=False) as store:
@@ -39,7 +39,7 @@ async def migrate(options: Options, json: Json = False) -> int:
 
 @command(db, "check")
 async def check(options: Options, json: Json = False) -> int:
-    """Check that the store can be reached and fits this version; exit code 4 where not."""
+    """Check that the store is reachable and fits this version. Exit code 4 if not."""
     from homing.core.examining import Examines
 
     settings = options.settings()
@@ -53,9 +53,9 @@ async def check(options: Options, json: Json = False) -> int:
         size = dict(await store.size()) if ok else {}
     version = size.pop("schema_version", None)
     if json:
-        told = {"schemaVersion": version, **size} if ok else {}
+        facts = {"schemaVersion": version, **size} if ok else {}
         checks = {"checks": findings} if findings else {}
-        print_json({"store": store_name, "ok": ok, **told, **checks})
+        print_json({"store": store_name, "ok": ok, **facts, **checks})
         return ExitCode.OK if ok else ExitCode.STORE
     screen = options.screen
     for finding in findings:
@@ -63,7 +63,7 @@ async def check(options: Options, json: Json = False) -> int:
         advice = f" → {finding.advice}" if finding.advice else ""
         screen.line(mark, one_line(f"{finding.name:<6} {finding.detail}{advice}"))
     if not ok:
-        screen.line(f"{store_name} cannot be used like this")
+        screen.line(f"{store_name} is not usable; see the failed checks above")
         return ExitCode.STORE
     screen.line(f"{store_name} is fine, at schema version {version}")
     screen.fields((name, f"{number:,}") for name, number in size.items())
@@ -75,19 +75,17 @@ async def copy(
     options: Options,
     source: Annotated[str, typer.Argument(metavar="FILE", help="The SQLite file to copy from.")],
     target: Annotated[str, typer.Argument(metavar="URL", help="The postgresql:// store to copy to.")],
-    page: Annotated[
-        int, typer.Option("--page", metavar="N", min=1, help="Records in one transaction.")
-    ] = 2000,
+    page: Annotated[int, typer.Option("--page", metavar="N", min=1, help="Records per transaction.")] = 2000,
     json: Json = False,
 ) -> int:
-    """Copy a whole SQLite file to PostgreSQL. Workers must be stopped; run it again to go on after a stop."""
+    """Copy a whole SQLite file to PostgreSQL. Stop all workers first. Run it again to resume."""
     from homing import compose
     from homing.cli.progress import Bar
 
     async with compose.copying(source, target, page=page) as copying:
         begun = await copying.begin()
         if 0 < begun.there < begun.total:
-            options.notes.line(f"going on: {begun.there:,} of {begun.total:,} records are there")
+            options.notes.line(f"resuming: {begun.there:,} of {begun.total:,} records are already copied")
         with Bar(options, "copying", begun.total) as bar:
             copied = await copying.go_on(
                 begun, heard=lambda done, part: bar.at(done, f"{done:,} of {begun.total:,}, {part}")
@@ -97,14 +95,14 @@ async def copy(
         return ExitCode.OK
     screen = options.screen
     screen.fields((name, f"{number:,}") for name, number in begun.counts.items())
-    before = "was there already" if begun.progress is None else "is there, and counted on both sides"
-    screen.line(f"all of {source} {before}: set store to {shown(target)} and put the file away")
+    state = "was already copied" if begun.progress is None else "is copied, and the counts match"
+    screen.line(f"all of {source} {state}; set store to {shown(target)} and archive the file")
     return ExitCode.OK
 
 
 def existing_store(address: str) -> None:
-    """A check must not make what it looks for."""
+    """Raises StoreUnavailable if the store's file does not exist: a check must not create it."""
     from homing.core.errors import StoreUnavailable
 
     if is_new(address):
-        raise StoreUnavailable(f"store: {address} does not exist; `homing db migrate` makes it")
+        raise StoreUnavailable(f"store: {address} does not exist; create it with `homing db migrate`")

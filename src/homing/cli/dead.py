@@ -1,4 +1,4 @@
-"""`homing dead`: dead letters, by themselves and by what they died of; acknowledge and resend."""
+"""`homing dead`: lists, groups, acknowledges and resends dead letters."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from homing.cli.screen import print_json, styled
 from homing.cli.shared import DryRun, Json, Options, Who, Why, Yes, command, engine, login
 from homing.cli.words import local, relative
 
-dead = group("dead", "Dead letters: list, group, acknowledge, resend.")
+dead = group("dead", "List, group, acknowledge and resend dead letters.")
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Dead letters by id.")]
-All = Annotated[bool, typer.Option("--all", help="All unacknowledged ones.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of dead letters.")]
+All = Annotated[bool, typer.Option("--all", help="All unacknowledged dead letters.")]
 Rate = Annotated[
-    str | None, typer.Option("--rate", metavar="RATE", help="At most so many, e.g. 20/s; default: no limit.")
+    str | None, typer.Option("--rate", metavar="RATE", help="Maximum rate, e.g. 20/s; default: no limit.")
 ]
 Acknowledged = Annotated[
     bool | None,
-    typer.Option("--acknowledged/--unacknowledged", help="Only those; default: unacknowledged first."),
+    typer.Option(
+        "--acknowledged/--unacknowledged", help="Show only these; default: both, unacknowledged first."
+    ),
 ]
 
 
@@ -77,20 +79,20 @@ async def list_(
                 n.type,
                 options.privacy.recipient(n),
                 n.provider,
-                n.acknowledged_by or styled("nobody", "yellow"),
+                n.acknowledged_by or styled("unseen", "yellow"),
                 options.privacy.error(n.last_error, n.recipient),
             )
             for n in items
         ],
     )
     if more:
-        options.notes.line(f"there are more: --cursor {more}")
+        options.notes.line(f"for more, add --cursor {more}")
     return ExitCode.OK
 
 
 @command(dead, "groups")
 async def groups(options: Options, limit: filters.Limit = 50, json: Json = False) -> int:
-    """Group dead letters by what they died of, most first."""
+    """Group dead letters by error, largest group first."""
     import msgspec
 
     async with engine(options) as homing:
@@ -139,7 +141,7 @@ async def ack(
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Acknowledge dead letters: somebody has looked at them."""
+    """Mark dead letters as seen, by id or by filter."""
     from homing.cli.dead_job import Job
     from homing.core.model import CommandName
 
@@ -177,7 +179,7 @@ async def resend(
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Resend dead letters: new notifications with the same message; the old ones are acknowledged."""
+    """Resend dead letters as new notifications, and mark the old ones as seen."""
     from homing.cli.dead_job import Job
     from homing.core.model import CommandName
 

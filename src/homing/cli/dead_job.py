@@ -1,4 +1,4 @@
-"""Acknowledging or resending dead letters: by id, or by filter in steps."""
+"""Acknowledges or resends dead letters, by id or by filter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from homing.library import Homing
 
 
 class Job:
-    """Acknowledging or resending many: by id, or by filter in steps."""
+    """Acknowledges or resends dead letters: ids one by one, or matches of a filter in batches."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Job:
     ) -> None:
         given = {key: value for key, value in flags.items() if value is not None}
         if ids and (given or all_):
-            raise Refused("ids: and filter flags are both given; give one of them")
+            raise Refused("ids: give either ids or filter flags, not both")
         if not ids and not given and not all_:
-            raise Refused("ids: none given; name ids, a filter such as --reason BAD_RECIPIENT, or --all")
+            raise Refused("ids: is empty; give ids, a filter such as --reason BAD_RECIPIENT, or --all")
         self._name, self._word, self._ids = name, done_word, list(ids or ())
         self._filter = filters.build(statuses=["failed"], acknowledged=False, **given)
         self._who, self._why = who, why
@@ -47,6 +47,7 @@ class Job:
         self._rate = None if rate is None else per_second(rate, "--rate")
 
     async def run(self, options: Options, *, dry_run: bool, yes: bool, json: bool) -> int:
+        """Runs the command, asking first if it uses a filter, and returns the exit code."""
         async with engine(options) as homing:
             if self._ids:
                 return await self._by_ids(options, homing, dry_run=dry_run, json=json)
@@ -99,7 +100,7 @@ class Job:
             n = await homing.get(id)
             order = Command(name=self._name, who=self._who)
             if after_command(order, n.status, mode=n.mode, resent=n.resent_as is not None) is None:
-                raise CommandRefused(f"{self._name.value} would not be possible: {id} is {n.status.value}")
+                raise CommandRefused(f"{self._name.value} is not possible: {id} is {n.status.value}")
             return None
         await noted(homing, self._action, id, who=self._who, why=self._why)
         if self._name is CommandName.RESEND:
@@ -108,7 +109,7 @@ class Job:
         return None
 
     async def _count(self, homing: Homing) -> int:
-        """How many the command would touch now."""
+        """Returns how many dead letters the command would change now."""
         last = 0
         async for progress in homing.bulk(self._name, self._filter, who=self._who, dry_run=True):
             last = progress.done
@@ -137,8 +138,8 @@ class Job:
         options.screen.line(f"{plural(done, 'dead letter')} {verb}{self._word}")
         for old, new in (resent or {}).items():
             options.screen.line(f"  {old} → {new}")
-        if refused and not self._ids:  # by id, each has been told already
-            options.notes.line(f"{refused:,} refused: no longer possible in the status they are in")
+        if refused and not self._ids:  # with ids, each refusal is already printed
+            options.notes.line(f"{refused:,} refused: their status no longer allows it")
         if stopped:
-            options.notes.line(f"stopped early: {stopped}; run it again when it is closed")
+            options.notes.line(f"stopped early: {stopped}; run it again once the breaker is closed")
         return code

@@ -1,4 +1,4 @@
-"""`homing demo`: what Homing is about, in less than half a minute."""
+"""`homing demo`: shows Homing at work in less than half a minute."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @command(app, "demo")
 async def demo(
     options: Options,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the store, to look around in it.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the store, to explore it afterwards.")] = False,
 ) -> int:
-    """Watch an outage, the breaker, failover, a dead letter and a killed worker: half a minute."""
-    logging.getLogger("homing").setLevel(logging.CRITICAL)  # the show tells it better
+    """Show an outage, failover and a killed worker in half a minute."""
+    logging.getLogger("homing").setLevel(logging.CRITICAL)  # the demo prints the same events itself
     folder = Path(tempfile.mkdtemp(prefix="homing-demo-"))
     try:
         whole = await _perform(options.screen, folder)
@@ -49,7 +49,7 @@ async def _perform(screen: Screen, folder: Path) -> bool:
     (folder / "homing.toml").write_text(SETTINGS, encoding="utf-8")
     backend = compose.store(str(folder / "homing.db"))
     screen.line("Homing delivers notifications and keeps trying until they land.", style="bold")
-    screen.line("Two made-up email providers, real time, a real SQLite file.")
+    screen.line("Two simulated email providers, real time, a real SQLite file.")
     homing = engine(folder, backend, pigeon, hawk)
     try:
         await homing.open()
@@ -64,11 +64,11 @@ async def _perform(screen: Screen, folder: Path) -> bool:
 async def _tally(
     screen: Screen, homing: Homing, accepted: int, birds: tuple[Bird, ...], took_s: float
 ) -> bool:
-    """Accepted = accounted for: nothing is lost, whatever happened on the way."""
+    """Prints the counts and returns True if every accepted notification is accounted for."""
     counts = {status: count for status, count in (await homing.queue_counts()).items() if count}
     health = await homing.health_metrics()
     accounted = sum(counts.values())
-    screen.heading(f"The tally, after {took_s:.0f} seconds")
+    screen.heading(f"Totals after {took_s:.0f} seconds")
     rows = [(styled(status), count, _meaning(status)) for status, count in counts.items()]
     screen.table(
         ("STATUS", "COUNT>", ""),
@@ -78,20 +78,20 @@ async def _tally(
             (styled("accepted", "bold"), accepted, _verdict(accepted, accounted)),
         ],
     )
-    landed = ", ".join(f"{bird.name} took {bird.landed}" for bird in birds)
-    screen.line(f"{landed}; {health.recovered_by_retry_count} landed only because they were tried again")
+    landed = ", ".join(f"{bird.name} sent {bird.landed}" for bird in birds)
+    screen.line(f"{landed}; {health.recovered_by_retry_count} were delivered only because of a retry")
     return accepted == accounted
 
 
 def _meaning(status: str) -> str:
     return {
-        "sent": "a provider took it",
-        "failed": "the dead letter: acknowledged, and resent as a new one",
+        "sent": "handed to a provider",
+        "failed": "the dead letter, acknowledged and resent as a new notification",
     }.get(status, "")
 
 
 def _verdict(accepted: int, accounted: int) -> str:
-    return "nothing is lost" if accepted == accounted else "THIS SHOULD BE THE SAME NUMBER"
+    return "nothing is lost" if accepted == accounted else "THE TWO NUMBERS SHOULD BE EQUAL"
 
 
 def _what_next(screen: Screen, kept: Path | None) -> None:
@@ -99,20 +99,20 @@ def _what_next(screen: Screen, kept: Path | None) -> None:
     if kept is not None:
         pairs = [
             (f"cd {kept}", "the demo's settings and store are here"),
-            ("homing list", "what it left"),
+            ("homing list", "its notifications"),
             ("homing dead list", "its dead letter"),
-            ("homing stats", "success by attempt"),
+            ("homing stats", "success rate by attempt"),
         ]
     else:
         pairs = [
-            ("homing demo --keep", "the same, and keep its store to look around in"),
-            ("homing init", "a commented homing.toml"),
-            ("homing send --to you@example.org --channel email --body Hello", "accept one"),
-            ("homing process --verbose", "deliver what is due, once"),
+            ("homing demo --keep", "the same, keeping its store to explore"),
+            ("homing init", "write a commented homing.toml"),
+            ("homing send --to you@example.org --channel email --body Hello", "accept a notification"),
+            ("homing process --verbose", "deliver what is due, then exit"),
         ]
     pairs += [
         ("homing policy table", "how long each preset waits"),
-        ("homing policy simulate --outage 10m", "what an outage would do"),
+        ("homing policy simulate --outage 10m", "how an outage would go"),
     ]
     width = max(len(typed) for typed, _ in pairs)
     for typed, what in pairs:

@@ -1,6 +1,7 @@
-"""The demo's two providers, its short policy, and the worker process that it kills.
+"""The demo's simulated providers, its short retry policy, and the worker process that it kills.
 
-`python -m homing.cli.demo_birds FOLDER` is that process: it claims and never finishes.
+`python -m homing.cli.demo_birds FOLDER` runs that worker process. Its providers take a minute per send, so
+the demo kills it while it holds leases.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from homing.engine.roster import Listed
 from homing.library import Homing
 
 SETTINGS = """\
-# The demo's settings: a policy in fractions of a second, so that half a minute shows what hours would.
+# The demo's settings. The delays are fractions of a second, so that half a minute shows what takes hours.
 store = "homing.db"
 
 [worker]
@@ -39,7 +40,7 @@ BREAKER = BreakerPolicy(failures=5, open_ms=60_000, health_every_ms=400, ramp_ms
 
 
 class Bird:
-    """A provider that flies, tires and recovers on command."""
+    """A simulated provider. The demo switches it on and off."""
 
     def __init__(self, name: str, *, latency_ms: int = 120) -> None:
         self.name = name
@@ -62,11 +63,11 @@ class Bird:
         return self.up
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: a simulated provider has no connections."""
 
 
 def engine(folder: Path, backend: Backend, *birds: Bird) -> Homing:
-    """The engine of the demo over these providers, tried in this order."""
+    """Builds the demo's engine with these providers, tried in this order."""
     listed = {
         bird.name: Listed(id=bird.name, provider=bird, channels=(Channel.EMAIL,), breaker=BREAKER)
         for bird in birds

@@ -1,4 +1,4 @@
-"""The demo's five acts: deliveries, an outage, recovery, a dead letter, a killed worker."""
+"""The five parts of the demo: deliveries, an outage, the recovery, a dead letter, a killed worker."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from homing.core.ports import Backend
     from homing.library import Homing
 
-_NOBODY = "grace@example.org"
+_UNKNOWN_MAILBOX = "grace@example.org"
 _PATIENCE_S = 60.0
-"""For one thing to happen; the show goes on without it rather than past its time."""
+"""Longest wait for one expected event. The demo continues without it afterwards."""
 
 
 class Show:
-    """One performance over one store."""
+    """Runs the demo once, in one store."""
 
     def __init__(
         self, homing: Homing, backend: Backend, folder: Path, stage: Stage, pigeon: Bird, hawk: Bird
@@ -40,7 +40,7 @@ class Show:
         self.accepted = 0
 
     async def perform(self) -> None:
-        """All acts, one after the other, while the state is watched."""
+        """Runs all parts in order while a background task updates the screen."""
         self._homing.on_settled = self._stage.settled
         watching = asyncio.create_task(self._watch())
         try:
@@ -65,18 +65,18 @@ class Show:
     async def _outage(self) -> None:
         self._stage.act(2, "Pigeon has an outage")
         self._pigeon.up = False
-        self._stage.say("every call to pigeon now answers 503; new notifications keep coming")
+        self._stage.say("pigeon now answers every request with 503; new notifications keep coming")
         await self._send(10, every_ms=130)
         await self._until(lambda: self._is_phase("pigeon", "open"))
         await self._all_quiet()
-        self._stage.say("all of them landed by hawk; while the breaker is open, pigeon is not even asked")
+        self._stage.say("hawk delivered all of them; while the breaker is open, pigeon gets no requests")
         await self._stage.pause(2.0)
 
     async def _recovery(self) -> None:
         self._stage.act(3, "Pigeon comes back")
         self._pigeon.up = True
         self._pigeon.latency_ms = 250
-        self._stage.say("a health check notices; the next notification is the trial")
+        self._stage.say("a health check succeeds, so the next notification is the trial")
         await asyncio.sleep(0.9)
         await self._send(6, every_ms=150)
         await self._until(lambda: self._is_phase("pigeon", "closed"))
@@ -86,11 +86,11 @@ class Show:
 
     async def _dead_letter(self) -> None:
         stage, homing = self._stage, self._homing
-        stage.act(4, "A failure that no retry mends")
-        self._pigeon.no_such_mailbox.add(_NOBODY)
-        (dead,) = await self._send(1, to=_NOBODY)
+        stage.act(4, "A failure that no retry can fix")
+        self._pigeon.no_such_mailbox.add(_UNKNOWN_MAILBOX)
+        (dead,) = await self._send(1, to=_UNKNOWN_MAILBOX)
         await homing.wait(dead, timeout_ms=int(_PATIENCE_S * 1000))
-        stage.say("not retried and not failed over: the address is wrong, whoever carries it")
+        stage.say("not retried and not failed over: the address is wrong for every provider")
         group = (await homing.error_groups(1))[0]
         error = self._privacy.error(group.last_error)
         stage.say(
@@ -101,13 +101,13 @@ class Show:
         await self._explain(dead)
         await stage.pause(2.5)
         self._pigeon.no_such_mailbox.clear()
-        stage.say("the mailbox is created, and an operator resends:", styled("homing dead resend", "bold"))
+        stage.say("the mailbox is created, and an operator resends it:", styled("homing dead resend", "bold"))
         again = await homing.resend(dead, who="demo", why="the mailbox exists now")
         self.accepted += 1
         stage.accepted((again,))
         await homing.wait(again, timeout_ms=int(_PATIENCE_S * 1000))
         stage.say(
-            f"it landed as {stage.number(again)}; {stage.number(dead)} is acknowledged and linked to it"
+            f"delivered as {stage.number(again)}; {stage.number(dead)} is acknowledged and linked to it"
         )
         await stage.pause(0.8)
 
@@ -123,7 +123,7 @@ class Show:
             stderr=asyncio.subprocess.DEVNULL,
         )
         try:
-            stage.say(f"another process, {child.pid}, is the worker now")
+            stage.say(f"process {child.pid} is now the worker")
             ids = await self._send(8)
             await self._until(lambda: self._has_status("sending", 8))
             stage.say(f"process {child.pid} has leased {await self._count('sending')} and is sending them …")
@@ -131,12 +131,14 @@ class Show:
         finally:
             child.kill()
             await child.wait()
-        stage.say(styled("✗", "red"), styled(f"kill -9 {child.pid}", "bold red"), "– no goodbye, no clean-up")
+        stage.say(
+            styled("✗", "red"), styled(f"kill -9 {child.pid}", "bold red"), "– no shutdown, no clean-up"
+        )
         self._homing.start_worker()
-        stage.say("a new worker starts; the dead one's leases run out and are reclaimed as lost")
+        stage.say("a new worker starts; the killed worker's leases expire and are reclaimed")
         await self._until(lambda: self._has_status("sending", 0))
         await self._all_quiet(_PATIENCE_S + 4)
-        stage.say(f"{stage.number(ids[0])}, as its history has it:")
+        stage.say(f"the history of {stage.number(ids[0])}:")
         await self._explain(ids[0])
         await stage.pause(1.0)
 
@@ -151,7 +153,7 @@ class Show:
             self._stage.accepted(sent.notification_ids)
             ids.extend(sent.notification_ids)
             await asyncio.sleep(every_ms / 1000)
-        first = "; each was on disk before its id was answered" if len(ids) == self.accepted else ""
+        first = "; each was on disk before its id was returned" if len(ids) == self.accepted else ""
         self._stage.say(f"accepted {plural(count, 'notification')}{first}")
         return ids
 
@@ -164,7 +166,7 @@ class Show:
         )
 
     async def _watch(self) -> None:
-        """Keeps the stage in step with the store."""
+        """Updates the screen from the store, 20 times per second."""
         while True:
             for provider in (self._pigeon.name, self._hawk.name):
                 state = (await self._backend.breakers()).get(provider)
@@ -184,10 +186,10 @@ class Show:
     async def _until(self, what: Callable[[], Awaitable[bool]], patience_s: float = _PATIENCE_S) -> None:
         try:
             async with asyncio.timeout(patience_s):
-                while not await what():  # noqa: ASYNC110 (it is the store that is asked)
+                while not await what():  # noqa: ASYNC110 (polls the store)
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            self._stage.say(styled("(this takes longer than usual; the show goes on)", "bright_black"))
+            self._stage.say(styled("(this takes longer than usual; the demo continues)", "bright_black"))
 
     async def _is_phase(self, provider: str, phase: str) -> bool:
         return self._stage.phases.get(provider) == phase

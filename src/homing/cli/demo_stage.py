@@ -1,4 +1,4 @@
-"""What the audience sees: lines that stay, and below them, on a terminal, the state of things right now."""
+"""The demo's output: lines of text and, on a terminal, a footer with the current state."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from homing.core.model import Settlement
 
-_BAR = 40
+_BAR_CELLS = 40
 _SHOWN = ("sent", "sending", "retrying", "pending", "failed")
 
 
 class Stage:
-    """Narrates. Settlements that come close together share a line."""
+    """Prints the demo's events. Settlements within 0.3 s share a line."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
@@ -31,7 +31,7 @@ class Stage:
         self._numbers: dict[str, int] = {}
         self._taken: dict[str, list[int]] = {}
         self._lost: list[int] = []
-        self._heard_at = self._began
+        self._collected_since_s = self._began
         self.phases: dict[str, str] = {}
         self.counts: Mapping[str, int] = {}
 
@@ -57,22 +57,23 @@ class Stage:
             self._live.stop()
 
     async def pause(self, seconds: float) -> None:
-        """Time to read; nobody reads along in a pipe."""
+        """Gives the reader time. Does nothing if the output is not a terminal."""
         if self.screen.live:
             await asyncio.sleep(seconds)
 
     def act(self, number: int, title: str) -> None:
+        """Prints the heading of one part."""
         self.flush()
         self.screen.line("")
         self.screen.line(styled(f" {number} ", "reverse bold"), styled(title, "bold"))
 
     def say(self, *parts: Any) -> None:
-        """One line of the story, with its time."""
+        """Prints one line with its time."""
         self.flush()
         self._line(*parts)
 
     def accepted(self, ids: tuple[str, ...]) -> None:
-        """Numbers are easier to follow than ids."""
+        """Numbers the notifications, because numbers are easier to follow than ids."""
         for id in ids:
             self._numbers[id] = len(self._numbers) + 1
 
@@ -80,60 +81,60 @@ class Stage:
         return f"#{self._numbers.get(id, 0)}"
 
     def settled(self, settlement: Settlement, applied: bool) -> None:
-        """Hears of every settlement of the worker."""
+        """Prints a failed attempt, or collects a successful or lost one for `flush`."""
         attempt = settlement.attempt
         if not applied or attempt is None:
             return
         number = self._numbers.get(settlement.id, 0)
         if attempt.outcome.value in ("accepted", "lost"):
             if not self._taken and not self._lost:
-                self._heard_at = time.monotonic()
+                self._collected_since_s = time.monotonic()
             lost = attempt.outcome.value == "lost"
             (self._lost if lost else self._taken.setdefault(attempt.provider, [])).append(number)
             return
-        told = self.number(settlement.id)
+        number_text = self.number(settlement.id)
         if settlement.status.value == "retrying":
-            then = f"tries again in {settlement.delay_ms / 1000:.1f} s"
+            then = f"retry in {settlement.delay_ms / 1000:.1f} s"
             if settlement.provider != attempt.provider:
                 then += f" at {settlement.provider}"
             mark = styled("✗", "yellow")
         else:
-            then, mark = f"is a dead letter ({settlement.reason})", styled("✗", "red")
+            then, mark = f"dead letter ({settlement.reason})", styled("✗", "red")
         error = text(attempt.error) or ""
-        self.say(mark, f"{told} {attempt.provider}: {attempt.error_code} {error} – {then}")
+        self.say(mark, f"{number_text} {attempt.provider}: {attempt.error_code} {error} – {then}")
 
     def phase(self, provider: str, phase: str) -> None:
-        """Hears of a breaker's phase; tells when it has changed."""
+        """Stores a breaker's phase, and prints a line if it has changed."""
         before = self.phases.get(provider, "closed")
         self.phases[provider] = phase
         if phase == before:
             return
-        told = {
-            "open": f"{provider}'s breaker opens: nothing more is sent there",
-            "half_open": f"{provider}'s breaker is half open: one trial goes out",
-            "closed": f"{provider}'s breaker closes: back in service, ramped up instead of flooded",
+        change = {
+            "open": f"{provider}'s breaker opens: it gets no more notifications",
+            "half_open": f"{provider}'s breaker is half open: one trial is sent",
+            "closed": f"{provider}'s breaker closes: back in service, with traffic ramping up",
         }[phase]
-        self.say(styled("◆", STYLES[phase]), styled(told, STYLES[phase]))
+        self.say(styled("◆", STYLES[phase]), styled(change, STYLES[phase]))
 
     def flush(self, older_than_s: float = 0) -> None:
-        """Tells what was taken or lost since the last line."""
-        if time.monotonic() - self._heard_at < older_than_s:
+        """Prints the collected attempts, unless the first of them is newer than `older_than_s`."""
+        if time.monotonic() - self._collected_since_s < older_than_s:
             return
         lost, self._lost = self._lost, []
         taken, self._taken = self._taken, {}
         if lost:
             self._line(
-                styled("✗", "magenta"), f"lost with their worker: {_listed(lost)} – each tries again soon"
+                styled("✗", "magenta"), f"lost with their worker: {_listed(lost)} – each is retried soon"
             )
         for provider, numbers in taken.items():
-            self._line(styled("✓", "green"), f"{provider} took {_listed(numbers)}")
+            self._line(styled("✓", "green"), f"{provider} sent {_listed(numbers)}")
 
     def _line(self, *parts: Any) -> None:
         at = f"{time.monotonic() - self._began:5.1f}s"
         self.screen.line(styled(at, "bright_black"), *parts)
 
     def _state(self) -> Text:
-        """The footer: breakers, then where everything is."""
+        """Builds the footer: breaker phases, then the number of notifications per status."""
         from rich.text import Text
 
         footer = Text("\n ")
@@ -141,7 +142,7 @@ class Stage:
             footer.append("● ", style=STYLES[phase]).append(f"{provider} {phase.replace('_', ' ')}   ")
         total = max(1, sum(self.counts.values()))
         for status in _SHOWN:
-            cells = round(_BAR * self.counts.get(status, 0) / total)
+            cells = round(_BAR_CELLS * self.counts.get(status, 0) / total)
             footer.append("█" * cells, style=STYLES[status])
         for status in _SHOWN:
             if count := self.counts.get(status, 0):

@@ -1,4 +1,4 @@
-"""`homing doctor`: is everything there that delivering needs, and if not, what to do."""
+"""`homing doctor`: checks everything that delivery needs, with advice for each problem."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _LEAST_FREE_BYTES = 200 * 1024 * 1024
 _MOST_SKEW_MS = 2_000
-_OLDEST_SANE_MS = 1_704_067_200_000  # 2024: an unset clock is older
-_LATE = timedelta(minutes=1)
-_LOOKED_AT = 2_000
+_OLDEST_SANE_MS = 1_704_067_200_000  # start of 2024; a clock that was never set is earlier
+_OVERDUE_AFTER = timedelta(minutes=1)
+_MOST_LEASES_PER_TENANT = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of the doctor's report."""
+    """Result of one check: one line of the report."""
 
     name: str
     ok: bool
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The address of a test message, and the channel it goes over."""
+    """Address and channel of a test message."""
 
     address: str
     channel: Channel
@@ -61,20 +61,23 @@ async def doctor(
         typer.Option(
             "--send",
             metavar="ADDRESS",
-            help="Also send a real test message there, through every provider of its channel.",
+            help="Also send a real test message to ADDRESS through every provider of its channel.",
         ),
     ] = None,
     channel: Annotated[
         str | None,
         typer.Option(
-            "--channel", metavar="NAME", help="With --send: the channel, if the address does not show it."
+            "--channel", metavar="NAME", help="With --send: the channel, if it is not clear from the address."
         ),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check settings, store, disk, clock, providers, breakers, backlog and leases."""
+    """Check everything that delivery needs.
+
+    Covers settings, store, disk, clock, breakers, workers, backlog, leases, events and providers.
+    """
     if send is None and channel is not None:
-        raise Refused("--channel: is for a test message; give --send ADDRESS too")
+        raise Refused("--channel: works only with --send ADDRESS")
     target = None if send is None else _target(send, channel)
     findings = []
     width = 9
@@ -92,14 +95,17 @@ async def doctor(
 
 
 async def _examine(options: Options, target: Target | None) -> AsyncIterator[Finding]:
-    """Each check in turn; what builds on a failed one is left out."""
+    """Runs the checks in order. Skips checks whose precondition has failed."""
     from homing.core.errors import HomingError
 
     try:
         settings = options.settings()
     except HomingError as error:
         yield Finding(
-            name="settings", ok=False, detail=str(error), advice="mend it, or `homing init` a new file"
+            name="settings",
+            ok=False,
+            detail=str(error),
+            advice="fix it, or write a new file with `homing init`",
         )
         return
     source = options.config or _settings_file()
@@ -155,7 +161,7 @@ async def _writable(settings: Settings, store: Backend) -> Finding:
     await store.lead("doctor", "doctor", 1)
     took = (time.monotonic() - began) * 1000
     ok = took < 1_000
-    advice = "" if ok else "is the disk slow, or another process holding a long transaction?"
+    advice = "" if ok else "look for a slow disk, or a process with a long transaction"
     return Finding(name="writing", ok=ok, detail=f"a commit takes {span(took)}", advice=advice)
 
 
@@ -163,7 +169,9 @@ async def _clock(settings: Settings, store: Backend) -> Finding:
     now, here = await store.now_ms(), time.time() * 1000
     skew = abs(now - here)
     if min(now, here) < _OLDEST_SANE_MS:
-        return Finding(name="clock", ok=False, detail="says a year before 2024", advice="set it: NTP, chrony")
+        return Finding(
+            name="clock", ok=False, detail="is set to a year before 2024", advice="synchronise it with NTP"
+        )
     if skew > _MOST_SKEW_MS:
         detail = f"the store and this machine differ by {span(skew)}"
         return Finding(name="clock", ok=False, detail=detail, advice="synchronise both with NTP")
@@ -192,22 +200,22 @@ async def _breakers(settings: Settings, store: Backend) -> Finding:
             name="breakers",
             ok=False,
             detail="; ".join(stopped),
-            advice="look at the provider; `homing list --status retrying` shows what waits",
+            advice="check the provider; `homing list --status retrying` lists what waits",
         )
     return Finding(name="breakers", ok=True, detail="all closed")
 
 
 async def _late(settings: Settings, store: Backend) -> Finding:
-    """What is due and not taken says that no worker runs."""
+    """Detects a missing worker by notifications that stay due for too long."""
     now = datetime.fromtimestamp(await store.now_ms() / 1000, UTC)
     worst = timedelta(0)
     for tenant in await store.tenants():
         first = (await store.waiting(tenant, limit=1, ready=True)).items
         if first and first[0].next_retry_at is not None:
             worst = max(worst, now - first[0].next_retry_at)
-    ok = worst <= _LATE
+    ok = worst <= _OVERDUE_AFTER
     late = span(worst.total_seconds() * 1000)
-    detail = "nothing is overdue" if ok else f"the oldest due notification is {late} late"
+    detail = "nothing is overdue" if ok else f"the oldest due notification is {late} overdue"
     advice = "" if ok else "start `homing worker`, or run `homing process` from cron"
     return Finding(name="worker", ok=ok, detail=detail, advice=advice)
 
@@ -219,31 +227,33 @@ async def _backlog(settings: Settings, store: Backend) -> Finding:
     limit = settings.thresholds.retry_backlog
     ok = retrying <= limit
     detail = f"{waiting:,} pending, {retrying:,} waiting for a retry"
-    advice = "" if ok else f"more than {limit}: `homing waiting` and `homing health` say why"
+    advice = "" if ok else f"more than {limit}; see `homing waiting` and `homing health`"
     return Finding(name="backlog", ok=ok, detail=detail, advice=advice)
 
 
 async def _leases(settings: Settings, store: Backend) -> Finding:
-    """Leases that ran out long ago: whoever had them died, and nobody reclaims them."""
+    """Detects leases that expired long ago: their worker died and no other worker reclaims them."""
     from homing.core.model import Filter, Status
 
     longest_ms = _lease_ms(settings)
     limit = datetime.fromtimestamp(await store.now_ms() / 1000, UTC) - timedelta(milliseconds=longest_ms)
     overdue = 0
     for tenant in await store.tenants():
-        page = await store.list(tenant, Filter(statuses=(Status.SENDING,)), limit=_LOOKED_AT)
+        page = await store.list(tenant, Filter(statuses=(Status.SENDING,)), limit=_MOST_LEASES_PER_TENANT)
         overdue += sum(n.updated_at < limit for n in page.items)
     if overdue:
-        detail = f"{plural(overdue, 'lease')} ran out and nobody has reclaimed them"
-        return Finding(name="leases", ok=False, detail=detail, advice="a worker or `homing process` does it")
+        detail = f"{plural(overdue, 'lease')} expired and not reclaimed"
+        return Finding(
+            name="leases", ok=False, detail=detail, advice="start a worker or run `homing process`"
+        )
     return Finding(name="leases", ok=True, detail="none overdue")
 
 
 async def _outbox(settings: Settings, store: Backend) -> Finding:
     waiting = (await store.size())["outbox"]
     ok = waiting <= 1_000
-    detail = f"{plural(waiting, 'event')} to be published"
-    advice = "" if ok else "is a sink away? a worker publishes them"
+    detail = f"{plural(waiting, 'event')} waiting to be published"
+    advice = "" if ok else "check that a worker runs and the event sinks are reachable"
     return Finding(name="events", ok=ok, detail=detail, advice=advice)
 
 
@@ -263,7 +273,9 @@ def _disk(settings: Settings) -> Finding | None:
         return None
     usage = shutil.disk_usage(Path(path).resolve().parent)
     ok = usage.free >= _LEAST_FREE_BYTES
-    advice = "" if ok else "free some space: a full disk stops accepting (`homing purge` helps a little)"
+    advice = (
+        "" if ok else "free some space; on a full disk nothing is accepted (`homing purge` helps a little)"
+    )
     return Finding(name="disk", ok=ok, detail=f"{usage.free / 1_073_741_824:.1f} GB free", advice=advice)
 
 
@@ -280,7 +292,7 @@ async def _about_providers(settings: Settings) -> AsyncIterator[Finding]:
     for listed in roster:
         serves = ", ".join(channel.value for channel in listed.channels)
         problem = await problem_of(listed)
-        advice = "check its settings and that it can be reached" if problem else ""
+        advice = "check its settings, and that it is reachable" if problem else ""
         detail = f"{listed.id} ({serves}): {problem or 'usable'}"
         yield Finding(name="provider", ok=not problem, detail=detail, advice=advice)
     await roster.close()
@@ -314,8 +326,8 @@ def _channel_of(address: str) -> Channel:
     if address.startswith("+"):
         return Channel.SMS
     raise Refused(
-        "--channel: is missing; only an email address, a phone number like +4930123456 and an http(s) URL "
-        "show their channel"
+        "--channel: is missing; it is optional only for an email address, a phone number like +4930123456 "
+        "or an http(s) URL"
     )
 
 
@@ -326,7 +338,7 @@ async def _sent(
     from homing.core.errors import HomingError
 
     if not has_store:
-        detail = "nothing was sent: the store, whose audit trail records each test message, is not usable"
+        detail = "nothing was sent: the store, which records each test message, is not usable"
         yield Finding(name="sending", ok=False, detail=detail)
         return
     try:
@@ -334,7 +346,7 @@ async def _sent(
             serving = [one.id for one in await homing.providers() if target.channel in one.channels]
             if not serving:
                 detail = f"nothing was sent: no provider serves {target.channel.value}"
-                advice = "add one to the settings, under [providers]"
+                advice = "add one to the settings under [providers]"
                 yield Finding(name="sending", ok=False, detail=detail, advice=advice)
             for provider in serving:
                 yield await _sent_through(options, homing, provider, target)
@@ -350,7 +362,7 @@ async def _sent_through(options: Options, homing: Homing, provider: str, target:
     what = f"a test message to {to} over {target.channel.value} through {provider}"
     if tried.outcome.value != "accepted":
         why = _reason(options, tried)
-        advice = "check its settings; the provider's page in the reference explains its error codes"
+        advice = "check its settings; the provider's reference page explains its error codes"
         return Finding(
             name="sending", ok=False, detail=f"{what}: {tried.outcome.value} after {took}{why}", advice=advice
         )
@@ -359,6 +371,6 @@ async def _sent_through(options: Options, homing: Homing, provider: str, target:
 
 
 def _reason(options: Options, tried: Tried) -> str:
-    said = options.privacy.error(tried.error, tried.recipient)
-    parts = [one for one in (tried.error_code, said) if one]
+    error = options.privacy.error(tried.error, tried.recipient)
+    parts = [one for one in (tried.error_code, error) if one]
     return f" ({': '.join(parts)})" if parts else ""

@@ -1,4 +1,4 @@
-"""Exit codes, and the one line that goes with each error."""
+"""Exit codes, and the errors that end a command with one of them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What the shell is told. `docs/reference/cli.md` explains each."""
+    """Exit codes of `homing`. `docs/reference/cli.md` explains each."""
 
     OK = 0
     NO = 1
-    """The answer is negative: unhealthy, refused, or a synchronous send that failed."""
+    """The result is negative: unhealthy, refused, or a failed synchronous send."""
     USAGE = 2
-    """The command, a field or a setting is not acceptable; nothing was done."""
+    """The command line, a field or a setting is invalid; nothing was done."""
     NOT_FOUND = 3
     STORE = 4
     """The store cannot be reached or used."""
     PARTIAL = 5
-    """Some of it was done, some was not."""
+    """Some items succeeded and some failed."""
     INTERRUPTED = 130
 
 
 class Refused(Exception):
-    """An expected end with one line for the reader and a code for the shell."""
+    """Ends a command with an exit code and a one-line message on stderr."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
@@ -34,12 +34,12 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def one_line(text: str) -> str:
-    """Text that cannot break the line or steer the terminal, whoever wrote it."""
+    """Replaces control characters with blanks, so that untrusted text cannot control the terminal."""
     return _CONTROL.sub(" ", text)
 
 
 def code_of(error: Exception) -> ExitCode | None:
-    """The exit code of an expected error; None for one that nobody expected."""
+    """Returns the exit code of an expected error, or None for any other exception."""
     from homing.core import errors
 
     if isinstance(error, Refused):

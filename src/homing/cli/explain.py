@@ -1,4 +1,4 @@
-"""`homing explain`: what happened to one notification, by which policy, and what comes next."""
+"""`homing explain`: shows one notification's history, its policy and its next step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @command(app, "explain")
 async def explain(options: Options, id: NotificationId, json: Json = False) -> int:
-    """Explain one notification: its attempts, its policy, its verdict and next step."""
+    """Explain what happened to a notification, and what is next."""
     import msgspec
 
     from homing.engine.explaining import explanation_view
@@ -36,7 +36,7 @@ async def explain(options: Options, id: NotificationId, json: Json = False) -> i
 
 
 def show(screen: Screen, privacy: Privacy, found: Explanation) -> None:
-    """The whole explanation, as a page."""
+    """Prints the whole explanation."""
     n, resolution = found.history.notification, found.resolution
     head = f"{n.id}  {n.type} by {n.channel.value} to {privacy.recipient(n)}"
     screen.line(head, style="bold")
@@ -45,14 +45,16 @@ def show(screen: Screen, privacy: Privacy, found: Explanation) -> None:
     screen.heading(f"What happened (times are local, UTC{local_offset(n.created_at)})")
     screen.table(("AT", "AFTER>", "WHAT", "WHERE", "RESULT", "DETAIL~"), timeline(found.history, privacy))
     chosen = f"rule {resolution.rule}" if resolution.rule else f"preset rule {resolution.preset_rule}"
-    screen.heading(f"Its policy, by {chosen}")
+    screen.heading(f"Its policy, from {chosen}")
     policy_fields(screen, resolution)
 
 
 def timeline(history: History, privacy: Privacy) -> list[tuple[Any, ...]]:
-    """Acceptance, attempts and everything else that changed it, in order of time."""
+    """Returns a table row for the acceptance, each attempt and each other change, oldest first."""
     n = history.notification
-    rows: list[tuple[datetime, int, tuple[Any, ...]]] = [(n.created_at, 0, ("accepted", "", "", _asked(n)))]
+    rows: list[tuple[datetime, int, tuple[Any, ...]]] = [
+        (n.created_at, 0, ("accepted", "", "", _acceptance_detail(n)))
+    ]
     rows += [(a.started_at, 1, _attempt(a, n, privacy)) for a in history.attempts]
     rows += [(c.at, 2, _cause(c, privacy)) for c in history.causes]
     if n.delivered_at and not any(c.status_after == "delivered" for c in history.causes):
@@ -63,21 +65,21 @@ def timeline(history: History, privacy: Privacy) -> list[tuple[Any, ...]]:
 
 
 def local_offset(at: datetime) -> str:
-    """`+02:00` for the reader's zone at that time."""
+    """Returns the UTC offset of the local time zone at that time, such as `+02:00`."""
     text = at.astimezone().strftime("%z")
     return f"{text[:3]}:{text[3:]}"
 
 
-def _asked(n: Notification) -> str:
+def _acceptance_detail(n: Notification) -> str:
     parts = [f"{n.mode.value} mode, {n.priority.value} priority"]
-    if n.channel.value == "sms" and (cut := _cut(n)):
-        parts.append(cut)
+    if n.channel.value == "sms" and (segments := _sms_segments(n)):
+        parts.append(segments)
     if n.resend_of:
-        parts.append(f"a resend of {n.resend_of}")
+        parts.append(f"resend of {n.resend_of}")
     if n.attempts_before:
         parts.append(f"attempts made elsewhere: {n.attempts_before}")
     if n.max_attempts is not None:
-        parts.append(f"its own maximum of attempts: {n.max_attempts}")
+        parts.append(f"own limit of attempts: {n.max_attempts}")
     if n.send_at:
         parts.append(f"not before {local(n.send_at)}")
     if n.expires_at:
@@ -85,20 +87,20 @@ def _asked(n: Notification) -> str:
     return "; ".join(parts)
 
 
-def _cut(n: Notification) -> str:
-    """Into how many SMS its text is cut, where it is more than one."""
+def _sms_segments(n: Notification) -> str:
+    """Returns how many SMS segments the text takes, or an empty string if it fits into one."""
     from homing.core.sms import sms_size
 
     size = sms_size(n.content.text or n.content.body or "")
-    return f"a text of {size.segments} SMS ({size.encoding})" if size.segments > 1 else ""
+    return f"{size.segments} SMS segments ({size.encoding})" if size.segments > 1 else ""
 
 
 def _attempt(a: Attempt, n: Notification, privacy: Privacy) -> tuple[Any, ...]:
     code = f"[{a.error_code}] " if a.error_code and a.error_code != a.error else ""
-    said = (
+    detail = (
         f"{code}{privacy.error(a.error, n.recipient)}" if a.error or a.error_code else a.provider_message_id
     )
-    return (f"attempt {a.number}", a.provider, _took(a), said or "")
+    return (f"attempt {a.number}", a.provider, _took(a), detail or "")
 
 
 def _took(a: Attempt) -> tuple[Any, ...]:
@@ -108,8 +110,8 @@ def _took(a: Attempt) -> tuple[Any, ...]:
 def _cause(c: Cause, privacy: Privacy) -> tuple[Any, ...]:
     changed = styled(c.status_after.value) if c.status_after != c.status_before else ""
     why = f"by {c.who}" if c.kind == "command" else ""
-    said = ": ".join(part for part in (why, privacy.error(c.why)) if part)
-    return (f"{c.kind} {c.name}", c.who if c.kind == "receipt" else "", changed, said)
+    detail = ": ".join(part for part in (why, privacy.error(c.why)) if part)
+    return (f"{c.kind} {c.name}", c.who if c.kind == "receipt" else "", changed, detail)
 
 
 def _after(since: timedelta) -> str:

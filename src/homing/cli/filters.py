@@ -1,4 +1,4 @@
-"""Flags that choose notifications, as the engine's `Filter`."""
+"""Flags that select notifications, and the engine's `Filter` built from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     E = TypeVar("E", bound=StrEnum)
 
 Statuses = Annotated[
-    list[str] | None, typer.Option("--status", metavar="NAME", help="Only with this status; repeatable.")
+    list[str] | None,
+    typer.Option("--status", metavar="NAME", help="Only notifications with this status; repeatable."),
 ]
 ChannelFlag = Annotated[str | None, typer.Option("--channel", metavar="NAME", help="Only on this channel.")]
 TypeFlag = Annotated[str | None, typer.Option("--type", metavar="NAME", help="Only of this type.")]
 ProviderFlag = Annotated[
-    str | None, typer.Option("--provider", metavar="NAME", help="Only at this provider.")
+    str | None, typer.Option("--provider", metavar="NAME", help="Only through this provider.")
 ]
 BatchFlag = Annotated[str | None, typer.Option("--batch", metavar="ID", help="Only of this batch.")]
 AddressFlag = Annotated[
@@ -32,31 +33,37 @@ AddressFlag = Annotated[
 ]
 ReasonFlag = Annotated[
     str | None,
-    typer.Option("--reason", metavar="NAME", help="Only ended for this reason, e.g. BAD_RECIPIENT."),
+    typer.Option(
+        "--reason", metavar="NAME", help="Only those that ended for this reason, e.g. BAD_RECIPIENT."
+    ),
 ]
 ErrorCodeFlag = Annotated[
     str | None, typer.Option("--error-code", metavar="CODE", help="Only with this error code.")
 ]
 SinceFlag = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="Accepted since then: a time, or e.g. 2h.")
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Accepted since: a time, or e.g. 2h for two hours ago."),
 ]
 UntilFlag = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="Accepted before then: a time, or e.g. 30m.")
+    str | None,
+    typer.Option("--until", metavar="TIME", help="Accepted before: a time, or e.g. 30m for 30 minutes ago."),
 ]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.")]
-PageLimit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")]
-Cursor = Annotated[str | None, typer.Option("--cursor", metavar="TEXT", help="Go on where a page ended.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number.")]
+PageLimit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Maximum number.")]
+Cursor = Annotated[
+    str | None, typer.Option("--cursor", metavar="TEXT", help="The cursor that the previous page printed.")
+]
 
 
 def one_of(kind: type[E], name: str | None, flag: str) -> E | None:
-    """A member by its name, whatever its case; the allowed ones are named."""
+    """Returns the member with this name in any case. None stays None; an unknown name raises Refused."""
     if name is None:
         return None
     for member in kind:
         if member.value.lower() == name.strip().lower().replace("-", "_"):
             return member
     allowed = ", ".join(member.value for member in kind)
-    raise Refused(f"{flag}: is {name!r}; allowed are {allowed}")
+    raise Refused(f"{flag}: is {name!r}; must be one of {allowed}")
 
 
 def build(
@@ -73,7 +80,7 @@ def build(
     since: str | None = None,
     until: str | None = None,
 ) -> Filter:
-    """The filter that the flags describe."""
+    """Builds a filter from the flags. Raises Refused if a value is invalid."""
     from homing.core.model import Channel, Filter, Reason, Status
     from homing.core.request import provider_id
 
@@ -94,11 +101,11 @@ def build(
 
 
 def _ago(text: str | None, flag: str) -> datetime | None:
-    """A time, or a duration before now."""
+    """Parses a time, or a duration and subtracts it from now."""
     if text is None:
         return None
     if "T" in text or text.count("-") >= 2:
         return moment(text, flag)
     back = delay(text, flag)
-    assert back is not None, "there is text"
+    assert back is not None, "text is not None"
     return datetime.now(UTC) - back

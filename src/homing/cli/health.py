@@ -1,4 +1,4 @@
-"""`stats` and `health`: how delivering and retrying go."""
+"""`homing stats` and `homing health`: statistics, and thresholds for retries and failures."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One threshold: what it looks at, and whether it is passed."""
+    """One threshold, the metric it limits, and the current state."""
 
     name: str
     metric: str
     value: float
     limit: float
     passed: bool
+    """True if the threshold is exceeded. Part of the JSON output."""
     message: str
     only_when: str = ""
-    """What must hold for it to say anything."""
+    """Condition under which the threshold applies. Empty if it always applies."""
 
 
 @command(app, "stats")
 async def stats(options: Options, json: Json = False) -> int:
-    """Show counts by status, retry statistics, success by attempt, and the last 24 hours."""
+    """Show delivery statistics by status, attempts and hour."""
     async with engine(options) as homing:
         counts = await homing.queue_counts()
         retries = await homing.retry_statistics()
@@ -62,7 +63,7 @@ async def stats(options: Options, json: Json = False) -> int:
         ("ATTEMPTS>", "COUNT>", "WAITING>", "FAILED>"),
         [(s.attempts, s.count, s.pending_count, s.failed_count) for s in retries],
     )
-    screen.heading("Success by attempt (purged ones count)")
+    screen.heading("Success by attempt (including purged notifications)")
     screen.table(
         ("ATTEMPTS>", "ENDED>", "SENT>", "FAILED>", "SUCCESS>"),
         [(s.attempts, s.total, s.succeeded, s.failed, f"{s.success_rate:.2f} %") for s in success],
@@ -100,7 +101,7 @@ async def stats(options: Options, json: Json = False) -> int:
 
 @command(app, "health")
 async def health(options: Options, json: Json = False) -> int:
-    """Show the health of retrying; exit code 1 when a threshold is passed."""
+    """Show retry metrics and thresholds. Exit code 1 if a threshold is exceeded."""
     import msgspec
 
     async with engine(options) as homing:
@@ -129,12 +130,12 @@ async def health(options: Options, json: Json = False) -> int:
     for check in passed:
         screen.line(styled("✗", "red"), check.message)
     if not passed:
-        screen.line(styled("✓", "green"), "healthy: no threshold is passed")
+        screen.line(styled("✓", "green"), "healthy: no threshold is exceeded")
     return code
 
 
 def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, now: datetime) -> list[Check]:
-    """The thresholds that raise alerts, looked at once and now."""
+    """Compares the metrics with the thresholds. Dead letters are compared with the previous hour."""
     this_hour, hour_before = _failed(sums, now, 0), _failed(sums, now, 1)
     ended = metrics.sent_count + metrics.failed_count
     age_ms = 0.0 if metrics.oldest_retry is None else (now - metrics.oldest_retry).total_seconds() * 1000
@@ -145,7 +146,7 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
             value=metrics.pending_retry_count,
             limit=limits.retry_backlog,
             passed=metrics.pending_retry_count > limits.retry_backlog,
-            message=f"{metrics.pending_retry_count:,} wait for a retry; look at `homing waiting`",
+            message=f"{metrics.pending_retry_count:,} waiting for a retry; see `homing waiting`",
         ),
         Check(
             name="FailureRate",
@@ -153,7 +154,7 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
             value=metrics.failure_rate,
             limit=limits.failure_rate,
             passed=ended >= limits.failure_rate_of and metrics.failure_rate > limits.failure_rate,
-            message=f"{metrics.failure_rate:.1f} % failed for good; look at `homing dead groups`",
+            message=f"{metrics.failure_rate:.1f} % failed permanently; see `homing dead groups`",
             only_when=f"once {limits.failure_rate_of} have ended",
         ),
         Check(
@@ -162,7 +163,7 @@ def checks(metrics: HealthMetrics, sums: Sequence[RollUp], limits: Thresholds, n
             value=round(age_ms),
             limit=limits.oldest_retry_ms,
             passed=age_ms > limits.oldest_retry_ms,
-            message=f"a retry has waited for {span(age_ms)}; does a worker run? (`homing doctor`)",
+            message=f"a retry has waited for {span(age_ms)}; check the workers with `homing doctor`",
         ),
         Check(
             name="DeadLettersGrowing",
@@ -181,7 +182,7 @@ def _failed(sums: Sequence[RollUp], now: datetime, hours_ago: int) -> int:
 
 
 def _wire(check: Check) -> dict[str, Any]:
-    """A metric is named as it is among the metrics themselves."""
+    """Returns the check as JSON data, with the metric's name in camelCase like the metrics themselves."""
     from homing.core.reading import camel
 
     values = {camel(field.name): getattr(check, field.name) for field in fields(check)}

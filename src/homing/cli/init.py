@@ -1,4 +1,4 @@
-"""`homing init`: a settings file to start from."""
+"""`homing init`: writes a commented settings file."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from homing.cli.shared import Options, command
 @command(app, "init")
 def init(
     options: Options,
-    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = Path("homing.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    path: Annotated[Path, typer.Argument(metavar="[FILE]", help="File or folder to write to.")] = Path(
+        "homing.toml"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented homing.toml with every setting and its default."""
+    """Write a commented homing.toml with every default."""
     from homing import config
 
     if path.is_dir():
         path = path / config.CONFIG_FILE
     if path.exists() and not force:
-        raise Refused(f"{path}: is already there; --force replaces it")
+        raise Refused(f"{path}: already exists; overwrite it with --force")
     try:
         path.write_text(config.default_text(), encoding="utf-8")
     except OSError as error:
         raise Refused(f"{path}: cannot be written: {error.strerror}") from None
     screen = options.screen
-    screen.line(f"Wrote {path}. Every line in it is a default: keep what you change, delete the rest.")
+    screen.line(f"Wrote {path}. It lists every default: keep the lines you change, delete the rest.")
     screen.line("Next: homing send --to you@example.org --channel email --subject Hi --body Hello")
     screen.line("      homing process")

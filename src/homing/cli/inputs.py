@@ -1,4 +1,4 @@
-"""What commands read besides their flags: files, stdin, JSON."""
+"""Reads files, stdin and JSON for commands."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from homing.cli.exits import Refused
 
-_LARGEST_FILE = 16 * 1024 * 1024
+_MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 def file_text(file: str, flag: str) -> str:
-    """The text of a file; `-` is stdin."""
+    """Returns the text of a UTF-8 file of at most 16 MiB, or of stdin if `file` is `-`."""
     try:
         if file == "-":
-            raw = sys.stdin.buffer.read(_LARGEST_FILE + 1)
+            raw = sys.stdin.buffer.read(_MAX_FILE_BYTES + 1)
         else:
             with Path(file).open("rb") as opened:
-                raw = opened.read(_LARGEST_FILE + 1)
+                raw = opened.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise Refused(f"{flag}: {file}: {error.strerror}") from None
-    if len(raw) > _LARGEST_FILE:
+    if len(raw) > _MAX_FILE_BYTES:
         raise Refused(f"{flag}: {file} is larger than 16 MiB")
     try:
         return raw.decode("utf-8")
@@ -30,7 +30,7 @@ def file_text(file: str, flag: str) -> str:
 
 
 def json_object(text: str, flag: str) -> dict[str, Any]:
-    """A JSON object."""
+    """Parses a JSON object. Raises Refused if the text is anything else."""
     import msgspec
 
     try:

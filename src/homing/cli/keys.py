@@ -1,4 +1,4 @@
-"""`homing keys`: the keys of the service."""
+"""`homing keys`: manages the API keys of the service."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from homing.core.keys import ApiKey
     from homing.engine.keychain import NewKey
 
-keys = group("keys", "Keys of the service: create, list, rotate, revoke.")
+keys = group("keys", "Create, list, rotate and revoke API keys.")
 
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id: its part between the underscores.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id: the part between the underscores.")]
 
 _COLOURS = {"active": "green", "expired": "bright_black", "revoked": "red"}
 
@@ -28,29 +28,27 @@ _COLOURS = {"active": "green", "expired": "bright_black", "revoked": "red"}
 @command(keys, "create")
 async def create(
     options: Options,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is for, such as “web shop”.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the key is for, such as “web shop”.")],
     scope: Annotated[
         list[str] | None,
         typer.Option(
             "--scope",
             metavar="NAME",
-            help="send, read, operate, manage or admin (all of it); repeatable; default: send and read.",
+            help="send, read, operate, manage or admin (all of them); repeatable; default: send and read.",
         ),
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="DURATION", help="When it ends, e.g. 90d; default: never."),
+        typer.Option("--expires", metavar="DURATION", help="Lifetime, e.g. 90d; default: unlimited."),
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Option(
-            "--rate", metavar="RATE", help="At most so many requests, e.g. 50/s; default: as configured."
-        ),
+        typer.Option("--rate", metavar="RATE", help="Request limit, e.g. 50/s; default: from the settings."),
     ] = None,
     who: Who = None,
     json: Json = False,
 ) -> int:
-    """Make a key for --tenant and print it. It is shown this once: nobody can read it again."""
+    """Create a key for --tenant and print it. A lost key cannot be recovered."""
     lives = delay(expires, "--expires")
     limit = None if rate is None else per_second(rate, "--rate")
     scopes = scope or ["send", "read"]
@@ -72,12 +70,12 @@ async def create(
 @command(keys, "list")
 async def list_(
     options: Options,
-    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="Of all tenants, not of one.")] = False,
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="List the keys of all tenants.")] = False,
     limit: filters.PageLimit = 100,
     cursor: filters.Cursor = None,
     json: Json = False,
 ) -> int:
-    """List keys, also those that have ended. What is shown of a key is not enough to use it."""
+    """List keys, including expired and revoked ones. The keys themselves are not shown."""
     async with engine(options) as homing:
         tenant = None if all_tenants else homing.tenant
         found = await homing.keys.list(tenant, after=cursor or "", limit=limit + 1)
@@ -86,20 +84,20 @@ async def list_(
         print_json({"items": items, "cursor": items[-1].id if more else None})
         return ExitCode.OK
     if not items:
-        options.notes.line("no keys; `homing keys create NAME` makes one")
+        options.notes.line("no keys; create one with `homing keys create NAME`")
         return ExitCode.OK
     options.screen.table(
-        ("ID", "TENANT", "STATUS", "SCOPES", "RATE>", "CREATED", "LAST USED", "ENDS", "NAME~"),
+        ("ID", "TENANT", "STATUS", "SCOPES", "RATE>", "CREATED", "LAST USED", "EXPIRES", "NAME~"),
         [_row(one) for one in items],
     )
     if more:
-        options.notes.line(f"there are more: --cursor {items[-1].id}")
+        options.notes.line(f"for more, add --cursor {items[-1].id}")
     return ExitCode.OK
 
 
 @command(keys, "revoke")
 async def revoke(options: Options, id: KeyId, who: Who = None, json: Json = False) -> int:
-    """Refuse a key from now on; running services notice within five seconds."""
+    """Revoke a key. Running services reject it within five seconds."""
     async with engine(options) as homing:
         tenant = (await homing.keys.get(id)).tenant
         by = await noted(homing, "key.revoke", id, who=who, tenant=tenant)
@@ -116,12 +114,12 @@ async def rotate(
     options: Options,
     id: KeyId,
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="DURATION", help="How long the old key stays good.")
+        str, typer.Option("--overlap", metavar="DURATION", help="How long the old key stays valid.")
     ] = "24h",
     who: Who = None,
     json: Json = False,
 ) -> int:
-    """Make a new key in the place of an old one, which stays good for a while, and print it."""
+    """Create a replacement for a key and print it. The old key stays valid for a while."""
     overlap_ms = duration_ms(overlap, "--overlap")
     async with engine(options) as homing:
         tenant = (await homing.keys.get(id)).tenant
@@ -130,18 +128,20 @@ async def rotate(
         old = await homing.keys.get(id)
     _show(options, made, json=json)
     if not json:
-        options.notes.line(f"the old key {id} is good until {local(old.expires_at)}")
+        options.notes.line(f"the old key {id} is valid until {local(old.expires_at)}")
     return ExitCode.OK
 
 
 def _show(options: Options, made: NewKey, *, json: bool) -> None:
-    """The key alone on stdout, so that a script can take it; what there is to say on stderr."""
+    """Prints only the key on stdout, for scripts, and remarks on stderr."""
     if json:
         print_json(made)
         return
     options.screen.line(made.text)
     scopes = ", ".join(scope.value for scope in made.key.scopes)
-    options.notes.line(f"key {made.key.id} of tenant {made.key.tenant}, for {scopes}; it is not shown again")
+    options.notes.line(
+        f"key {made.key.id} of tenant {made.key.tenant}, scopes {scopes}; it is not shown again"
+    )
 
 
 def _row(key: ApiKey) -> tuple[object, ...]:

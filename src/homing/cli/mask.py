@@ -1,4 +1,4 @@
-"""Recipients as strangers may see them: enough to recognise, not enough to use."""
+"""Masks addresses in output, so that they can be recognised but not used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"\+?\d{3,15}")
 
 
 def address(text: str) -> str:
-    """`p•••@example.com`, `+1•••23`, `https://example.com/•••`, `abcd•••`."""
+    """Masks one address: `p•••@example.com`, `+1•••23`, `https://example.com/•••`, `abcd•••`."""
     if "://" in text:
         parts = urlsplit(text)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{DOTS}"
@@ -30,38 +30,38 @@ def address(text: str) -> str:
     return f"{text[:4]}{DOTS}" if len(text) > 8 else DOTS
 
 
-def text(said: str | None, known: Iterable[str] = ()) -> str | None:
-    """A provider's words without the addresses in them: those that are known, and what looks like one."""
-    if said is None:
+def text(message: str | None, known: Iterable[str] = ()) -> str | None:
+    """Masks addresses in a provider's error text: the `known` ones, and anything that looks like one."""
+    if message is None:
         return None
     for one in known:
         if len(one) > 2:
-            said = said.replace(one, address(one))
-    said = _EMAIL.sub(lambda found: address(found[0]), said)
-    return _PHONE.sub(lambda found: address(re.sub(r"[^\d+]", "", found[0])), said)
+            message = message.replace(one, address(one))
+    message = _EMAIL.sub(lambda found: address(found[0]), message)
+    return _PHONE.sub(lambda found: address(re.sub(r"[^\d+]", "", found[0])), message)
 
 
 class Privacy:
-    """Decides once whether recipients are shown; commands ask it for every word about them."""
+    """Formats recipients and error texts, masked unless `show` is set (`--show-recipients`)."""
 
     def __init__(self, *, show: bool) -> None:
         self.show = show
 
     def recipient(self, notification: Notification) -> str:
-        """Whom it goes to, on its channel."""
+        """Returns the recipient's address for the notification's channel, or the recipient's id."""
         to = notification.recipient
         by_channel = {"email": to.email, "sms": to.phone, "push": to.device_token}
         found = by_channel.get(notification.channel.value, to.url) or to.id or ""
         return found if self.show or found == to.id else address(found)
 
-    def error(self, said: str | None, to: Recipient | None = None) -> str:
-        """An error's text."""
-        if said is None or self.show:
-            return said or ""
-        return text(said, _known(to)) or ""
+    def error(self, message: str | None, to: Recipient | None = None) -> str:
+        """Returns an error text, with addresses of `to` masked. An empty string stands for None."""
+        if message is None or self.show:
+            return message or ""
+        return text(message, _known(to)) or ""
 
     def wire(self, value: Any, to: Recipient | None = None) -> Any:
-        """JSON data with every recipient in it masked, also where an error repeats an address of `to`."""
+        """Returns JSON data with every recipient masked, including addresses of `to` in error texts."""
         return value if self.show else _masked(value, _known(to))
 
 

@@ -1,4 +1,4 @@
-"""`retry`, `cancel`, `resolve`, `purge`: what an operator does to notifications that exist."""
+"""`homing retry`, `cancel`, `resolve` and `purge`: change existing notifications."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ async def retry(
     options: Options,
     id: NotificationId,
     provider: Annotated[
-        str | None, typer.Option("--provider", metavar="NAME", help="Force where it goes: no failover.")
+        str | None,
+        typer.Option("--provider", metavar="NAME", help="Use only this provider, without failover."),
     ] = None,
     who: Who = None,
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Try one notification again now; a finished one gets one more attempt."""
+    """Make a notification due now. If it has ended, it gets one more attempt."""
     import msgspec
 
     async with engine(options) as homing:
@@ -54,7 +55,7 @@ async def retry(
         options.screen.line(
             styled(found.status.value),
             id,
-            f"is due now at {found.provider}; a worker or `homing process` takes it",
+            f"is due now at {found.provider}; a worker or `homing process` sends it",
         )
     return ExitCode.OK
 
@@ -63,7 +64,7 @@ async def retry(
 async def cancel(
     options: Options, id: NotificationId, who: Who = None, why: Why = "", json: Json = False
 ) -> int:
-    """Cancel one notification that has not been sent."""
+    """Cancel a notification that has not been sent."""
     async with engine(options) as homing:
         by = await noted(homing, "notification.cancel", id, who=who, why=why)
         done = await homing.cancel(id, who=by, why=why)
@@ -72,7 +73,7 @@ async def cancel(
     elif done:
         options.screen.line(styled("cancelled"), id)
     else:
-        options.screen.line("requested", id, "an attempt is under way; there will be no further one")
+        options.screen.line("requested", id, "an attempt is in flight; there will be no further attempt")
     return ExitCode.OK
 
 
@@ -80,17 +81,17 @@ async def cancel(
 async def resolve(
     options: Options,
     id: NotificationId,
-    status: Annotated[str, typer.Argument(metavar="sent|failed", help="What became of it.")],
+    status: Annotated[str, typer.Argument(metavar="sent|failed", help="The final status.")],
     who: Who = None,
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Say what became of a notification in doubt."""
+    """Set the final status of an in_doubt notification."""
     from homing.core.model import Status
 
     chosen = one_of(Status, status, "status")
     if chosen not in (Status.SENT, Status.FAILED):
-        raise Refused(f"status: is {status!r}; one in doubt is resolved as sent or failed")
+        raise Refused(f"status: is {status!r}; must be sent or failed")
     async with engine(options) as homing:
         by = await noted(homing, "notification.resolve", id, who=who, why=why, status=chosen.value)
         await homing.resolve(id, chosen, who=by, why=why)
@@ -107,13 +108,13 @@ async def purge(
     days: Annotated[
         float | None,
         typer.Option(
-            "--days", metavar="N", help="Older than this, whatever its status; default: as configured."
+            "--days", metavar="N", help="Minimum age, for every status; default: the retention settings."
         ),
     ] = None,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> int:
-    """Remove what has ended and is past its age, in small steps. Statistics keep counting it."""
+    """Delete old ended notifications of all tenants. Works in batches; statistics keep their counts."""
     if days is not None and days < 0:
         raise Refused(f"--days: is {days:g}; it cannot be negative")
     retention = None if days is None else _older_than(int(days * _DAY_MS))

@@ -1,4 +1,4 @@
-"""`homing policy show|set|unset|history`: which policy applies, and changing it while running."""
+"""`homing policy show|set|unset|history`: shows retry policies and changes them at run time."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from homing.engine.policies import PolicyChange
     from homing.library import Homing
 
-policy = group("policy", "Retry policies: show, change, tabulate, simulate.")
+policy = group("policy", "Show, change, tabulate and simulate retry policies.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
 TypeKey = Annotated[str | None, typer.Option("--type", metavar="NAME", help="The notification's type.")]
-OriginKey = Annotated[str | None, typer.Option("--origin", metavar="NAME", help="The service that sends.")]
+OriginKey = Annotated[str | None, typer.Option("--origin", metavar="NAME", help="The service that sends it.")]
 ChannelKey = Annotated[str | None, typer.Option("--channel", metavar="NAME", help="The channel.")]
 PriorityKey = Annotated[str | None, typer.Option("--priority", metavar="NAME", help="The priority.")]
 
@@ -58,11 +58,11 @@ async def show(
     priority: PriorityKey = None,
     mode: Annotated[
         str | None,
-        typer.Option("--mode", metavar="NAME", help="The mode; default: as type and priority say."),
+        typer.Option("--mode", metavar="NAME", help="The mode; default: derived from type and priority."),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Show the policy that applies to such a notification, and where each field comes from."""
+    """Show the policy for a kind of notification, and the source of each field."""
     from homing.core.model import Channel, Mode, Priority
     from homing.core.modes import mode_of
     from homing.core.policy import Keys
@@ -90,9 +90,9 @@ async def show(
         print_json(explained_keys(book, keys, chosen, book.rules))
         return ExitCode.OK
     screen = options.screen
-    screen.line(_said(keys), f"in {chosen.value} mode", style="bold")
-    screen.line("rule     ", found.rule or "none of your own matches")
-    screen.line("preset   ", f"{settings.preset}, its rule {found.preset_rule}")
+    screen.line(_summary(keys), f"in {chosen.value} mode", style="bold")
+    screen.line("rule     ", found.rule or "no rule matches; the preset applies")
+    screen.line("preset   ", f"{settings.preset}, rule {found.preset_rule}")
     policy_fields(screen, found)
     return ExitCode.OK
 
@@ -120,13 +120,13 @@ async def set_(
     max_age: MaxAgeFlag = None,
     bounce_failover: BounceFlag = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start anew instead of changing the rule of that name.")
+        bool, typer.Option("--fresh", help="Replace the rule of that name instead of changing it.")
     ] = False,
     who: Who = None,
     why: Why = "",
     json: Json = False,
 ) -> int:
-    """Add a rule or change some of its fields. It holds from the next decision on, in every process."""
+    """Add a rule or change some of its fields. Every process uses it from its next decision on."""
     from homing import config
     from homing.core.model import Channel
 
@@ -158,7 +158,7 @@ async def set_(
         policies = homing.policies
         before = next((rule for rule in policies.book.rules if rule.name == name), None)
         if not given and (before is None or not fresh):
-            raise Refused(f"{name}: nothing to set; give what it matches (--type, …) or a field (--base, …)")
+            raise Refused(f"{name}: nothing to set; give a match (--type, …) or a field (--base, …)")
         known = {} if before is None or fresh else _flat(before)
         rule = config.rule_from({**known, **given, "name": name}, "policy")
         await policies.check(rule)
@@ -170,7 +170,7 @@ async def set_(
 
 @command(policy, "unset")
 async def unset(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Take a rule out, also one that the settings file has."""
+    """Remove a rule, even one from the settings file."""
     async with _refreshed(options) as homing:
         by = await noted(homing, "policy.unset", name, who=who, why=why)
         change = await homing.policies.remove(name, who=by, why=why)
@@ -180,7 +180,7 @@ async def unset(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(policy, "history")
 async def history(options: Options, limit: filters.Limit = 20, json: Json = False) -> int:
-    """List changes made while running, newest first."""
+    """List the changes made at run time, newest first."""
     from homing.engine.rule_views import change_view
 
     async with _refreshed(options) as homing:
@@ -189,7 +189,7 @@ async def history(options: Options, limit: filters.Limit = 20, json: Json = Fals
         print_json([change_view(change) for change in changes])
         return ExitCode.OK
     if not changes:
-        options.notes.line("no changes: the policies are as configured")
+        options.notes.line("no changes: the policies are those of the settings")
         return ExitCode.OK
     options.screen.table(
         ("AT", "RULE", "WHO", "WHY", "BEFORE", "AFTER"),
@@ -224,7 +224,7 @@ def _tell(options: Options, change: PolicyChange, *, json: bool) -> None:
 
 @asynccontextmanager
 async def _refreshed(options: Options) -> AsyncIterator[Homing]:
-    """The engine with the policies in force: as configured, and as changed while running."""
+    """Opens the engine and loads the policy changes made at run time."""
     async with engine(options) as homing:
         await homing.policies.refresh()
         yield homing
@@ -242,13 +242,13 @@ def _priority(name: str | None) -> Any:
 
 
 def _any_or(given: str | None, parse: Any) -> str | None:
-    """`*` matches anything and is not looked up."""
+    """Parses the value unless it is missing or `*`, which matches anything."""
     if given is None or given == "*":
         return given
     return str(parse().value)
 
 
-def _said(keys: Keys) -> str:
+def _summary(keys: Keys) -> str:
     origin = f" from {keys.origin}" if keys.origin else ""
     return (
         f"{keys.type}{origin} by {keys.channel.value}, {keys.priority.value} priority, tenant {keys.tenant}"

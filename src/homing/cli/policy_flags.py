@@ -1,4 +1,4 @@
-"""The fields of a policy as flags, shared by `policy set` and `policy simulate`."""
+"""Flags for the fields of a policy, shared by `policy set` and `policy simulate`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import typer
 from homing.cli.words import duration_ms
 
 MaxAttemptsFlag = Annotated[
-    int | None, typer.Option("--max-attempts", metavar="N", help="All attempts, the first included.")
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts, including the first."),
 ]
 BackoffFlag = Annotated[
     str | None, typer.Option("--backoff", metavar="KIND", help="exponential, linear, fibonacci or fixed.")
@@ -18,12 +19,14 @@ BaseFlag = Annotated[
     str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")
 ]
 FactorFlag = Annotated[
-    float | None, typer.Option("--factor", metavar="X", help="Growth of an exponential one.")
+    float | None, typer.Option("--factor", metavar="X", help="Growth per attempt, for exponential backoff.")
 ]
 StepsFlag = Annotated[
-    str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays of a fixed one, e.g. 1m,5m,1h.")
+    str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays for fixed backoff, e.g. 1m,5m,1h.")
 ]
-CapFlag = Annotated[str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0: none.")]
+CapFlag = Annotated[
+    str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0 means no limit.")
+]
 JitterFlag = Annotated[
     str | None,
     typer.Option(
@@ -31,23 +34,35 @@ JitterFlag = Annotated[
     ),
 ]
 JitterRatioFlag = Annotated[
-    float | None, typer.Option("--jitter-ratio", metavar="X", help="Of a proportional one, 0 to 1.")
+    float | None, typer.Option("--jitter-ratio", metavar="X", help="Share for proportional jitter, 0 to 1.")
 ]
 JitterMsFlag = Annotated[
-    str | None, typer.Option("--jitter-max", metavar="DURATION", help="Of an additive one.")
+    str | None, typer.Option("--jitter-max", metavar="DURATION", help="Maximum for additive jitter.")
 ]
 FailoverFlag = Annotated[
-    int | None, typer.Option("--failover-after", metavar="N", help="Failures at a provider before the next.")
+    int | None,
+    typer.Option(
+        "--failover-after", metavar="N", help="Failures at one provider before failover to the next."
+    ),
 ]
-TimeoutFlag = Annotated[str | None, typer.Option("--timeout", metavar="DURATION", help="Of one attempt.")]
+TimeoutFlag = Annotated[
+    str | None, typer.Option("--timeout", metavar="DURATION", help="Timeout of one attempt.")
+]
 OnTimeoutFlag = Annotated[
-    str | None, typer.Option("--on-timeout", metavar="WHAT", help="retry, failover or hold.")
+    str | None,
+    typer.Option("--on-timeout", metavar="WHAT", help="Action after a timeout: retry, failover or hold."),
 ]
 MaxAgeFlag = Annotated[
-    str | None, typer.Option("--max-age", metavar="DURATION", help="What has waited longer is a dead letter.")
+    str | None,
+    typer.Option(
+        "--max-age", metavar="DURATION", help="Age after which a notification becomes a dead letter."
+    ),
 ]
 BounceFlag = Annotated[
-    str | None, typer.Option("--bounce-failover", metavar="WHEN", help="unless_recipient or always.")
+    str | None,
+    typer.Option(
+        "--bounce-failover", metavar="WHEN", help="Failover after a bounce: unless_recipient or always."
+    ),
 ]
 
 
@@ -68,7 +83,7 @@ def patch_from(
     max_age: str | None = None,
     bounce_failover: str | None = None,
 ) -> dict[str, Any]:
-    """The fields that are given, by the names the settings have for them. Steps mean a fixed backoff."""
+    """Returns the given fields under their names in the settings. `steps` implies fixed backoff."""
     fixed = "fixed" if steps is not None else None
     fields = {
         "max_attempts": max_attempts,

@@ -1,4 +1,4 @@
-"""`homing policy table`: every delay of every rule, exactly."""
+"""`homing policy table`: tabulates the retry delays of presets."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def table(
     options: Options,
     preset: Annotated[
         str | None,
-        typer.Argument(metavar="[PRESET]", help="priority, simple, channel, fixed or broker; default: all."),
+        typer.Argument(
+            metavar="[PRESET]", help="priority, simple, channel, fixed or broker; default: all presets."
+        ),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Tabulate the delays of a preset's rules, or of all presets."""
+    """Tabulate the retry delays of one preset, or of all."""
     import msgspec
 
     from homing.core.presets import PRESETS
@@ -44,13 +46,13 @@ def table(
         up_to = span(delay.max_ms) if delay.max_ms != delay.min_ms else ""
         lines.append((first, delay.attempt, span(delay.min_ms), up_to, span(delay.cumulative_min_ms)))
     options.screen.table(
-        ("POLICY", "AFTER ATTEMPT>", "WAIT>", "WITH JITTER UP TO>", "IN ALL AT LEAST>"), lines
+        ("POLICY", "AFTER ATTEMPT>", "WAIT>", "WITH JITTER UP TO>", "TOTAL AT LEAST>"), lines
     )
     return ExitCode.OK
 
 
 def _rows(preset: Preset) -> Iterator[tuple[str, Delay]]:
-    """One for each retry of each rule, with the rule's name."""
+    """Yields the rule's name and the delay for each retry of each rule."""
     from homing.core.policy import RetryPolicy
     from homing.engine.rule_views import delays
 

@@ -1,4 +1,4 @@
-"""A policy, as people and programs read it."""
+"""Formats policies and rules for people."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _IRRELEVANT = {
     "fixed": ("base_ms", "factor", "call"),
     "callable": ("base_ms", "factor", "steps_ms"),
 }
-"""Fields that a kind of backoff does not look at."""
+"""Fields that each kind of backoff ignores."""
 
 _JITTER_FIELDS = {"proportional": ("jitter_ratio",), "additive": ("jitter_ms",)}
 
 
 def policy_fields(screen: Screen, resolution: Resolution) -> None:
-    """Each field that matters, its value and where it came from."""
+    """Prints each relevant field with its value and source, and the resulting delays."""
     policy = resolution.policy
     screen.table(
         ("FIELD", "VALUE", "FROM"),
@@ -35,18 +35,18 @@ def policy_fields(screen: Screen, resolution: Resolution) -> None:
     )
     screen.line("waits    ", waits(policy))
     if resolution.passed_over:
-        screen.line("less specific, passed over:", ", ".join(resolution.passed_over))
+        screen.line("less specific rules, not used:", ", ".join(resolution.passed_over))
 
 
 def relevant(policy: RetryPolicy) -> list[str]:
-    """The fields that have a say, in their order."""
+    """Returns the names of the fields that have an effect, in order."""
     hidden = set(_IRRELEVANT[policy.backoff.value])
     hidden |= {"jitter_ratio", "jitter_ms"} - set(_JITTER_FIELDS.get(policy.jitter.value, ()))
     return [name for name in policy.__struct_fields__ if name not in hidden]
 
 
 def shown(name: str, value: Any) -> str:
-    """One field's value."""
+    """Formats the value of one field."""
     if name == "cap_ms" and not value:
         return "none"
     if name == "steps_ms":
@@ -61,7 +61,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def waits(policy: RetryPolicy) -> str:
-    """All waits on the way to the dead letter, in one line."""
+    """Returns the delays between attempts in one line. Shows at most twelve."""
     from homing.core.backoff import bounds_ms
 
     steps = []
@@ -72,11 +72,11 @@ def waits(policy: RetryPolicy) -> str:
         steps.append(span(low) if low == high else f"{span(low)}–{span(high)}")
     if policy.max_attempts > 13:
         steps.append("…")
-    return (" → ".join(steps) if steps else "none: one attempt") + ", then a dead letter"
+    return (" → ".join(steps) if steps else "none (one attempt)") + ", then a dead letter"
 
 
 def rule_words(rule: Mapping[str, Any] | None) -> str:
-    """A kept rule in one line: what it matches, what it sets."""
+    """Formats a stored rule in one line: its match, then its fields. None gives an empty string."""
     if rule is None:
         return ""
     keys = [f"{name}={value}" for name, value in rule.items() if name not in ("name", "policy")]

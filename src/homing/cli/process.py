@@ -1,4 +1,4 @@
-"""`homing process`: takes what is due, once, and tells what becomes of it."""
+"""`homing process`: delivers due notifications once, then exits."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from homing.engine.stats import Processed
     from homing.library import Homing
 
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Tell every step, with the time.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every step with its time.")]
 
-_MOST = 10_000
+_MAX_LIMIT = 10_000
 _UNITS = {
     "email": "Email",
     "sms": "SMS",
@@ -45,11 +45,11 @@ async def process(
     verbose: Verbose = False,
     json: Json = False,
 ) -> int:
-    """Process what is due once, then end: for cron."""
+    """Deliver due notifications once, then exit. For cron jobs."""
     import msgspec
 
-    if not 1 <= limit <= _MOST:
-        raise Refused(f"--limit: is {limit}; allowed are 1 to {_MOST}")
+    if not 1 <= limit <= _MAX_LIMIT:
+        raise Refused(f"--limit: is {limit}; must be from 1 to {_MAX_LIMIT}")
     settings = options.settings()
     configure_logging(settings)
     async with engine(options, settings) as homing:
@@ -60,7 +60,7 @@ async def process(
             await narrator.begin(limit, dry_run=dry_run)
         if dry_run:
             ready = await homing.select_pending(limit)
-            return _would(options, ready, narrator, json=json)
+            return _show_dry_run(options, ready, narrator, json=json)
         with redirect_stdout(sys.stderr if json else sys.stdout):  # the console provider's messages
             done = await homing.process(limit)
         if narrator is not None:
@@ -68,11 +68,11 @@ async def process(
     if json:
         print_json(msgspec.to_builtins(done))
     elif narrator is None:
-        options.screen.line(_sum(done))
+        options.screen.line(_totals(done))
     return ExitCode.OK
 
 
-def _would(options: Options, ready: Any, narrator: Narrator | None, *, json: bool) -> int:
+def _show_dry_run(options: Options, ready: Any, narrator: Narrator | None, *, json: bool) -> int:
     if json:
         import msgspec
 
@@ -96,7 +96,7 @@ def _would(options: Options, ready: Any, narrator: Narrator | None, *, json: boo
     return ExitCode.OK
 
 
-def _sum(done: Processed) -> str:
+def _totals(done: Processed) -> str:
     other = f", {done.other} other" if done.other else ""
     return (
         f"processed {done.processed}: {done.succeeded} succeeded, {done.retried} to be retried, "
@@ -105,72 +105,72 @@ def _sum(done: Processed) -> str:
 
 
 class Narrator:
-    """Tells a run line by line, each with its time. Recipients are masked."""
+    """Prints a run line by line with times (`--verbose`). Recipients are masked as in other commands."""
 
     def __init__(self, homing: Homing, screen: Screen, privacy: Privacy) -> None:
         self._homing = homing
         self._screen = screen
         self._privacy = privacy
         self._settled: asyncio.Queue[tuple[Settlement, bool] | None] = asyncio.Queue()
-        self._telling: asyncio.Task[None] | None = None
+        self._printing: asyncio.Task[None] | None = None
 
     async def begin(self, limit: int, *, dry_run: bool) -> None:
-        """The state of the queue before anything is done."""
+        """Prints the state of the queue and the retry settings, then starts printing settlements."""
         homing = self._homing
         await homing.policies.refresh()
         counts = await homing.queue_counts()
         health = await homing.health_metrics()
-        waiting = await homing.waiting(limit=_MOST)
+        waiting = await homing.waiting(limit=_MAX_LIMIT)
         pending = counts["pending"] + counts["retrying"]
-        self._say("Notification Queue Processor started")
-        self._say(f"Limit: {limit}, Dry Run: {'Yes' if dry_run else 'No'}")
-        self._say(
+        self._line("Notification Queue Processor started")
+        self._line(f"Limit: {limit}, Dry Run: {'Yes' if dry_run else 'No'}")
+        self._line(
             f"Queue status - Pending: {pending}, Processing: {counts['sending']}, Failed: {counts['failed']}"
         )
         for line in _settings_lines(homing):
-            self._say(line)
+            self._line(line)
         if waiting:
-            more = "+" if len(waiting) == _MOST else ""
-            self._say(f"Notifications waiting for retry backoff: {len(waiting)}{more}")
+            more = "+" if len(waiting) == _MAX_LIMIT else ""
+            self._line(f"Notifications waiting for retry backoff: {len(waiting)}{more}")
         if health.total_retrying:
-            self._say(f"Average attempts: {health.avg_attempts}")
+            self._line(f"Average attempts: {health.avg_attempts}")
         found = len(await homing.select_pending(limit))
-        self._say(f"Found {found} pending notification(s) to process")
+        self._line(f"Found {found} pending notification(s) to process")
         if not dry_run:
             homing.on_settled = lambda settlement, applied: self._settled.put_nowait((settlement, applied))
-            self._telling = asyncio.create_task(self._tell())
+            self._printing = asyncio.create_task(self._print_settlements())
 
     async def end(self, done: Processed) -> None:
-        """What is still to be told, and the sum."""
+        """Waits until all settlements are printed, then prints the totals."""
         self._settled.put_nowait(None)
-        if self._telling is not None:
-            await self._telling
+        if self._printing is not None:
+            await self._printing
         other = f", Other: {done.other}" if done.other else ""
-        self._say(
+        self._line(
             f"Processed: {done.processed}, Succeeded: {done.succeeded}, Retried: {done.retried}, "
             f"Failed: {done.failed}{other}"
         )
 
     def list_only(self, ready: tuple[Notification, ...]) -> None:
-        """For a dry run."""
+        """Prints what would be processed, for a dry run."""
         for n in ready:
-            self._say(f"Would process notification #{n.id} ({n.type}, channel: {n.channel.value})")
-            self._say(f"  Attempt {n.attempt_count + 1} to {self._privacy.recipient(n)} via {n.provider}")
+            self._line(f"Would process notification #{n.id} ({n.type}, channel: {n.channel.value})")
+            self._line(f"  Attempt {n.attempt_count + 1} to {self._privacy.recipient(n)} via {n.provider}")
 
-    async def _tell(self) -> None:
+    async def _print_settlements(self) -> None:
         while (item := await self._settled.get()) is not None:
             settlement, applied = item
             if applied:
-                self._tell_one(await self._homing.history(settlement.id), settlement)
+                self._print_settlement(await self._homing.history(settlement.id), settlement)
 
-    def _tell_one(self, history: History, settlement: Settlement) -> None:
+    def _print_settlement(self, history: History, settlement: Settlement) -> None:
         n, tried = history.notification, settlement.attempt
-        self._say(f"Processing notification #{n.id} ({n.type}, channel: {n.channel.value})")
+        self._line(f"Processing notification #{n.id} ({n.type}, channel: {n.channel.value})")
         if tried is not None:
             made = next(a for a in history.attempts if a.number == tried.number)
             for line in self._attempt_lines(n, made):
-                self._say(line, made.started_at if line.lstrip().startswith("Sending") else made.ended_at)
-        self._say(f"  Notification #{n.id} {_became(n, settlement)}")
+                self._line(line, made.started_at if line.lstrip().startswith("Sending") else made.ended_at)
+        self._line(f"  Notification #{n.id} {_status_change(n, settlement)}")
 
     def _attempt_lines(self, n: Notification, made: Attempt) -> list[str]:
         unit = _UNITS[n.channel.value]
@@ -183,11 +183,11 @@ class Narrator:
             lines.append(f"  {unit} failed ({made.outcome.value}): {error}")
         return lines
 
-    def _say(self, text: str, at: datetime | None = None) -> None:
+    def _line(self, text: str, at: datetime | None = None) -> None:
         self._screen.line(f"[{local(at or datetime.now(UTC))}] {text}")
 
 
-def _became(n: Notification, settlement: Settlement) -> str:
+def _status_change(n: Notification, settlement: Settlement) -> str:
     reason = f" ({settlement.reason.value})" if settlement.reason else ""
     if settlement.status.value == "retrying" and settlement.attempt is not None:
         again = "now" if not settlement.delay_ms else relative(n.next_retry_at) or "now"
@@ -198,7 +198,7 @@ def _became(n: Notification, settlement: Settlement) -> str:
 
 
 def _settings_lines(homing: Homing) -> list[str]:
-    """One line for each rule that may apply, the user's own first."""
+    """Returns one line per rule that may apply, configured rules before those of the preset."""
     from homing.core.policy import RetryPolicy
 
     book = homing.policies.book
@@ -212,7 +212,7 @@ def _settings_lines(homing: Homing) -> list[str]:
 
 
 def _resolved(homing: Homing, rule: Rule) -> RetryPolicy:
-    """What a rule amounts to, for a notification that is as ordinary as the rule lets it be."""
+    """Returns the policy that a rule yields. Keys that the rule leaves open get default values."""
     from homing.core.model import Channel, Mode, Priority
     from homing.core.policy import Keys, PolicyBook
 
@@ -226,7 +226,7 @@ def _resolved(homing: Homing, rule: Rule) -> RetryPolicy:
     keys = {
         name: value if getattr(rule, name) == "*" else getattr(rule, name) for name, value in usual.items()
     }
-    alone = PolicyBook(homing.policies.book.preset, [rule])  # a more specific rule must not stand before it
+    alone = PolicyBook(homing.policies.book.preset, [rule])  # no other rule may take precedence
     channel, priority = Channel(keys["channel"]), Priority(keys["priority"])
     return alone.policy(Keys(keys["tenant"], keys["type"], keys["origin"], channel, priority), Mode.STANDARD)
 

@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar for who watches, now and then a plain line for who logs."""
+"""Progress of long commands: a bar on a terminal, otherwise a plain line every two seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE_EVERY_S = 2.0
 
 
 class Bar:
-    """Goes to stderr. `total` is None where nobody knows it."""
+    """A progress bar on stderr. `total` is None if it is unknown."""
 
     def __init__(self, options: Options, label: str, total: int | None = None) -> None:
         self._notes = options.notes
@@ -23,7 +23,7 @@ class Bar:
         self._total = total
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._said_at = time.monotonic()
+        self._last_line_s = time.monotonic()
 
     def __enter__(self) -> Self:
         if self._notes.live:
@@ -48,16 +48,16 @@ class Bar:
             self._progress.stop()
 
     def at(self, done: int, said: str) -> None:
-        """`done` of the total; `said` counts in words."""
+        """Shows that `done` of the total is reached; `said` is the text beside the bar."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, said=said)
             return
         now = time.monotonic()
-        if now - self._said_at >= _LINE_EVERY_S:
-            self._said_at = now
+        if now - self._last_line_s >= _LINE_EVERY_S:
+            self._last_line_s = now
             share = f" ({100 * done // self._total} %)" if self._total else ""
             self._notes.line(f"{self._label}: {said}{share}")
 
     def note(self, text: str) -> None:
-        """A line that stays, above the bar."""
+        """Prints a permanent line above the bar."""
         self._notes.line(text)

@@ -1,4 +1,4 @@
-"""`homing providers`: what is wired in, how each is doing, trying one out, and breakers by hand."""
+"""`homing providers`: lists and tests providers, and overrides their breakers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The provider's id.")]
 
 @command(providers, "list")
 async def list_(options: Options, json: Json = False) -> int:
-    """List providers: their place on each route, weight, breaker and limits."""
+    """List providers with their position on each route, weight, limits and breaker."""
     import msgspec
 
     async with engine(options) as homing:
@@ -44,26 +44,24 @@ async def list_(options: Options, json: Json = False) -> int:
 async def try_out(
     options: Options,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Only this provider; default: all of them.")
+        str | None, typer.Argument(metavar="[NAME]", help="Only this provider; default: all.")
     ] = None,
     send: Annotated[
         str | None,
-        typer.Option("--send", metavar="ADDRESS", help="Really send a test message there, through NAME."),
+        typer.Option("--send", metavar="ADDRESS", help="Send a real test message to ADDRESS through NAME."),
     ] = None,
     channel: Annotated[
         str | None,
-        typer.Option(
-            "--channel", metavar="NAME", help="With --send: over which channel, if it serves several."
-        ),
+        typer.Option("--channel", metavar="NAME", help="With --send: the channel, if NAME serves several."),
     ] = None,
     yes: Yes = False,
     json: Json = False,
 ) -> int:
-    """Ask providers whether they are usable; with --send, send a real test message."""
+    """Check whether providers are usable. With --send, send a real test message."""
     if send is not None:
         return await _send(options, name, send, channel, yes=yes, json=json)
     if channel is not None:
-        raise Refused("--channel: is for a test message; give --send ADDRESS too")
+        raise Refused("--channel: works only with --send ADDRESS")
     async with engine(options) as homing:
         found = await homing.check_providers(name)
     _show_health(options, found, json=json)
@@ -72,7 +70,7 @@ async def try_out(
 
 @command(providers, "open")
 async def open_(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Hold a provider's breaker open: nothing is sent there until it is closed or given back."""
+    """Hold a breaker open: nothing is sent to the provider until `close` or `auto`."""
     from homing.core.breaker import Phase
 
     return await _force(options, name, Phase.OPEN, who, why, json=json)
@@ -80,7 +78,7 @@ async def open_(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(providers, "close")
 async def close(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Hold a provider's breaker closed: it is used whatever its failures."""
+    """Hold a breaker closed: the provider is used regardless of failures."""
     from homing.core.breaker import Phase
 
     return await _force(options, name, Phase.CLOSED, who, why, json=json)
@@ -88,7 +86,7 @@ async def close(options: Options, name: Name, who: Who = None, why: Why = "", js
 
 @command(providers, "auto")
 async def auto(options: Options, name: Name, who: Who = None, why: Why = "", json: Json = False) -> int:
-    """Give a breaker back: it opens and closes by itself again, from closed on, ramped up."""
+    """Return a breaker to automatic control: it starts closed, and traffic ramps up."""
     return await _force(options, name, None, who, why, json=json)
 
 
@@ -109,7 +107,10 @@ async def _force(
     else:
         options.screen.line(found.id, _breaker(found.breaker))
         if phase is not None:
-            options.notes.line(f"`homing providers auto {found.id}` gives it back", style="bright_black")
+            options.notes.line(
+                f"return it to automatic control with `homing providers auto {found.id}`",
+                style="bright_black",
+            )
     return ExitCode.OK
 
 
@@ -119,10 +120,10 @@ async def _send(
     from homing.core.model import Channel
 
     if name is None:
-        raise Refused("NAME: is missing; a test message goes through one provider, say which")
+        raise Refused("NAME: is missing; name the provider that sends the test message")
     over = None if channel is None else one_of(Channel, channel, "--channel")
     where = address if options.show_recipients else mask.address(address)
-    if not confirm(f"Really send a test message through {name} to {where}?", yes=yes):
+    if not confirm(f"Send a real test message through {name} to {where}?", yes=yes):
         return ExitCode.NO
     async with engine(options) as homing:
         await noted(homing, "provider.test", name, channel=channel)
@@ -162,7 +163,7 @@ def _show_sent(options: Options, tried: Tried, *, json: bool) -> None:
 
 
 def _routes(provider: ProviderView) -> str:
-    """`sms 1, email 2`; a channel that it serves but whose route leaves it out has no place."""
+    """Returns the position per channel, as in `sms 1, email –`. A dash means it is not on the route."""
     return ", ".join(
         f"{channel.value} {provider.routes[channel]}" if channel in provider.routes else f"{channel.value} –"
         for channel in provider.channels
@@ -174,7 +175,7 @@ def _rate(provider: ProviderView) -> str:
 
 
 def _breaker(breaker: BreakerView) -> tuple[Any, ...]:
-    """The phase and what there is to say about it."""
+    """Formats the phase with its origin, age, next trial and reason, as far as they are set."""
     words = []
     if breaker.forced:
         words.append(f" by {breaker.by}" if breaker.by else "")

@@ -1,4 +1,4 @@
-"""`status`, `list`, `waiting`, `retry-info`: where notifications stand."""
+"""`homing status`, `list`, `waiting` and `retry-info`: show notifications."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 Delay = Annotated[
     str | None,
     typer.Option(
-        "--delay", metavar="DURATION", help="Compute with this base delay, doubling; changes nothing."
+        "--delay", metavar="DURATION", help="Compute with this base delay, doubling. Changes nothing."
     ),
 ]
 
 
 @command(app, "status")
 async def status(options: Options, id: NotificationId, json: Json = False) -> int:
-    """Show where one notification stands."""
+    """Show the status and details of one notification."""
     import msgspec
 
     async with engine(options) as homing:
@@ -75,14 +75,14 @@ async def list_(
         print_json(options.privacy.wire(msgspec.to_builtins(page)))
         return ExitCode.OK
     if not page.items:
-        options.notes.line("none")
+        options.notes.line("no notifications found")
         return ExitCode.OK
     options.screen.table(
         ("ID", "STATUS", "CHANNEL", "TYPE", "TO", "ATTEMPTS>", "PROVIDER", "ACCEPTED", "LAST ERROR~"),
         [_row(one, options.privacy) for one in page.items],
     )
     if page.cursor:
-        options.notes.line(f"there are more: --cursor {page.cursor}")
+        options.notes.line(f"for more, add --cursor {page.cursor}")
     return ExitCode.OK
 
 
@@ -90,7 +90,7 @@ async def list_(
 async def waiting(
     options: Options, delay_: Delay = None, limit: filters.Limit = 50, json: Json = False
 ) -> int:
-    """List what waits for its next attempt, soonest first."""
+    """List notifications that wait for a retry, soonest first."""
     import msgspec
 
     base = delay(delay_, "--delay")
@@ -105,7 +105,7 @@ async def waiting(
         print_json(options.privacy.wire(merged))
         return ExitCode.OK
     if not found:
-        options.notes.line("nothing waits for a retry")
+        options.notes.line("no notification waits for a retry")
         return ExitCode.OK
     options.screen.table(
         ("ID", "TYPE", "CHANNEL", "TO", "ATTEMPTS>", "NEXT ATTEMPT", "", "PROVIDER", "LAST ERROR~"),
@@ -133,12 +133,12 @@ async def retry_info(
     id: NotificationId,
     max_attempts: Annotated[
         int | None,
-        typer.Option("--max-attempts", metavar="N", help="Compute with this maximum; changes nothing."),
+        typer.Option("--max-attempts", metavar="N", help="Compute with this maximum. Changes nothing."),
     ] = None,
     delay_: Delay = None,
     json: Json = False,
 ) -> int:
-    """Show where one notification stands in its retries."""
+    """Show attempts, delays and next retry of one notification."""
     import msgspec
 
     async with engine(options) as homing:
@@ -166,9 +166,9 @@ async def retry_info(
 
 
 def _facts(n: Notification, privacy: Privacy) -> list[tuple[str, Any]]:
-    said = n.content.subject or n.content.title or n.content.body or n.content.text or ""
+    summary = n.content.subject or n.content.title or n.content.body or n.content.text or ""
     reason = f" ({n.reason.value})" if n.reason else ""
-    pinned = ", forced" if n.pinned else ""
+    pinned = " (forced, no failover)" if n.pinned else ""
     return [
         ("id", n.id),
         ("status", (styled(n.status.value), reason)),
@@ -176,7 +176,7 @@ def _facts(n: Notification, privacy: Privacy) -> list[tuple[str, Any]]:
         ("channel", f"{n.channel.value}, {n.mode.value} mode, {n.priority.value} priority"),
         ("type", n.type + (f" (category {n.category})" if n.category != n.type else "")),
         ("origin", n.origin),
-        ("says", said[:80] + ("…" if len(said) > 80 else "")),
+        ("content", summary[:80] + ("…" if len(summary) > 80 else "")),
         ("attempts", str(n.attempt_count)),
         ("provider", f"{n.provider}{pinned}"),
         ("accepted", _when(n.created_at)),
@@ -191,7 +191,7 @@ def _facts(n: Notification, privacy: Privacy) -> list[tuple[str, Any]]:
         ("acknowledged", _acknowledged(n)),
         ("resend of", n.resend_of),
         ("resent as", n.resent_as),
-        ("cancel", "requested: there will be no further attempt" if n.cancel_requested else None),
+        ("cancel", "requested; there will be no further attempt" if n.cancel_requested else None),
         ("message ids", ", ".join(id for id in n.provider_message_ids if id)),
         ("batch", n.batch_id),
         ("tenant", n.tenant),

@@ -1,6 +1,6 @@
-"""What a person sees: aligned tables and lines, in colour only where the terminal wants it.
+"""Output for people: lines and aligned tables, with colours on a terminal.
 
-Rich is asked only where somebody watches: a pipe gets plain text, and does not wait for the import.
+Rich is imported only for a terminal. A pipe gets plain text and does not pay for the import.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_NARROWEST = 20
-"""A column is not cut below this."""
+_MIN_CUT_WIDTH = 20
+"""Minimum width of a column that may be cut."""
 
 STYLES = {
     "sent": "green",
@@ -50,7 +50,7 @@ STYLES = {
 
 
 class Styled(str):
-    """Text with a style of its own."""
+    """Text that carries a rich style."""
 
     style: str
 
@@ -61,16 +61,16 @@ class Styled(str):
 
 
 def styled(text: str, style: str | None = None) -> Styled:
-    """Text with a style; a status, outcome or phase has its own."""
+    """Returns the text with a style, by default the colour of that status, outcome or breaker phase."""
     return Styled(one_line(text), style if style is not None else STYLES.get(text, ""))
 
 
 Cell = Any
-"""Text, styled text, a number, None, or a tuple of these, one after the other."""
+"""Text, styled text, a number, None, or a tuple of these, which are joined."""
 
 
 class Screen:
-    """Writes for people. Nothing in it is parsed as markup: a subject may contain `[bold]`."""
+    """Writes lines and tables to stdout or stderr. Text is never parsed as markup."""
 
     def __init__(self, *, no_color: bool = False, stderr: bool = False) -> None:
         self._no_color = no_color
@@ -78,13 +78,13 @@ class Screen:
 
     @property
     def live(self) -> bool:
-        """Whether somebody watches: only then are colours, bars and live pictures worth it."""
+        """True on a capable terminal or with FORCE_COLOR: colours, bars and live displays are used."""
         watched = self._stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
         return watched or bool(os.environ.get("FORCE_COLOR"))
 
     @cached_property
     def console(self) -> Console:
-        """The rich console behind it."""
+        """The rich console for this stream."""
         from rich.console import Console
 
         return Console(
@@ -92,26 +92,26 @@ class Screen:
         )
 
     def line(self, *parts: Cell, style: str = "") -> None:
-        """One line, its parts joined by a blank."""
+        """Prints one line, its parts joined by blanks."""
         spans = [span for part in parts for span in (Styled(" ", ""), *_spans(part))][1:]
         self._print([Styled(span, f"{style} {span.style}".strip()) for span in spans])
 
     def heading(self, title: str) -> None:
-        """Starts a part of the output."""
+        """Prints an empty line and a bold title."""
         self.line("")
         self.line(title, style="bold")
 
     def fields(self, pairs: Iterable[tuple[str, Cell]]) -> None:
-        """Names and values, one a line, the values in one column; empty values are left out."""
+        """Prints one name and value per line, with the values aligned. Skips empty values."""
         shown = [(name, value) for name, value in pairs if value not in (None, "")]
         width = max((len(name) for name, _ in shown), default=0)
         for name, value in shown:
             self.line(styled(f"{name:<{width}} ", "bright_black"), value)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-        """An aligned table. A name that ends in `>` is a column of numbers, in `~` one that may be cut.
+        """Prints an aligned table. A column name ending in `>` aligns right; one ending in `~` may be cut.
 
-        Rich's own tables shorten every column on a narrow screen; an id that is cut cannot be copied.
+        Rich's tables would shorten every column on a narrow screen, and a shortened id cannot be copied.
         """
         lines = [[_spans(cell) for cell in row] for row in rows]
         heads = [[styled(column.rstrip(">~"), "bold")] for column in columns]
@@ -119,7 +119,7 @@ class Screen:
         for index, column in enumerate(columns):
             if column.endswith("~") and self.live:
                 others = sum(widths) - widths[index] + 2 * (len(columns) - 1)
-                widths[index] = min(widths[index], max(_NARROWEST, self.console.width - others))
+                widths[index] = min(widths[index], max(_MIN_CUT_WIDTH, self.console.width - others))
         for line in (heads, *lines):
             spans: list[Styled] = []
             for cell, column, width in zip(line, columns, widths, strict=True):
@@ -143,14 +143,14 @@ class Screen:
 
 
 def as_rich(spans: Iterable[Styled]) -> Text:
-    """The same for rich."""
+    """Converts styled text to a rich Text."""
     from rich.text import Text
 
     return Text.assemble(*((str(span), span.style) for span in spans))
 
 
 def print_json(value: Any) -> None:
-    """Data for programs, on stdout."""
+    """Prints the value on stdout as indented JSON."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,4 +1,4 @@
-"""`homing send`: one request from flags, or many from a CSV file."""
+"""`homing send`: sends one request from flags, or many from a CSV file."""
 
 from __future__ import annotations
 
@@ -33,11 +33,13 @@ async def send(
     email: Annotated[Text, _flag("--email", "The recipient's email address.", "ADDRESS")] = None,
     phone: Annotated[Text, _flag("--phone", "The recipient's phone number.", "NUMBER")] = None,
     device_token: Annotated[Text, _flag("--device-token", "The recipient's push token.", "TOKEN")] = None,
-    url: Annotated[Text, _flag("--url", "The recipient's webhook, chat or queue.", "URL")] = None,
-    recipient_id: Annotated[Text, _flag("--recipient-id", "A recipient the directory knows.", "ID")] = None,
+    url: Annotated[Text, _flag("--url", "The recipient's webhook, chat or queue URL.", "URL")] = None,
+    recipient_id: Annotated[
+        Text, _flag("--recipient-id", "Id of a recipient in the directory.", "ID")
+    ] = None,
     locale: Annotated[Text, _flag("--locale", "The recipient's locale, e.g. de-AT.", "LOCALE")] = None,
     time_zone: Annotated[
-        Text, _flag("--time-zone", "The recipient's zone, e.g. Europe/Vienna.", "ZONE")
+        Text, _flag("--time-zone", "The recipient's time zone, e.g. Europe/Vienna.", "ZONE")
     ] = None,
     channel: Annotated[
         list[str] | None,
@@ -45,42 +47,59 @@ async def send(
             "--channel", metavar="NAME", help="sms, email, push, webhook, chat, queue or both; repeatable."
         ),
     ] = None,
-    type: Annotated[Text, _flag("--type", "What happened, e.g. order_confirmed.", "NAME")] = None,
-    category: Annotated[Text, _flag("--category", "For preferences; default: the type.", "NAME")] = None,
+    type: Annotated[Text, _flag("--type", "The notification's type, e.g. order_confirmed.", "NAME")] = None,
+    category: Annotated[
+        Text, _flag("--category", "Category for preferences; default: the type.", "NAME")
+    ] = None,
     priority: Annotated[Text, _flag("--priority", "critical, high, medium or low.", "NAME")] = None,
     origin: Annotated[Text, _flag("--origin", "The service that sends it.", "NAME")] = None,
     subject: Annotated[Text, _flag("--subject", "An email's subject.")] = None,
     title: Annotated[Text, _flag("--title", "A push message's title.")] = None,
-    body: Annotated[Text, _flag("--body", "What to say.")] = None,
-    body_file: Annotated[Text, _flag("--body-file", "The body from a file; - is stdin.", "FILE")] = None,
+    body: Annotated[Text, _flag("--body", "The message text.")] = None,
+    body_file: Annotated[Text, _flag("--body-file", "Read the body from FILE; - is stdin.", "FILE")] = None,
     html: Annotated[Text, _flag("--html", "An email's HTML part.")] = None,
-    html_file: Annotated[Text, _flag("--html-file", "The HTML part from a file; - is stdin.", "FILE")] = None,
-    data: Annotated[Text, _flag("--data", "The template's or message's data.", "JSON")] = None,
-    template_key: Annotated[Text, _flag("--template-key", "The template to render.", "NAME")] = None,
-    provider: Annotated[Text, _flag("--provider", "Force a provider: no failover.", "NAME")] = None,
-    idempotency_key: Annotated[
-        Text, _flag("--idempotency-key", "Same key and request: sent once.", "KEY")
+    html_file: Annotated[
+        Text, _flag("--html-file", "Read the HTML part from FILE; - is stdin.", "FILE")
     ] = None,
-    dedup_key: Annotated[Text, _flag("--dedup-key", "Same key within its window: sent once.", "KEY")] = None,
-    send_at: Annotated[Text, _flag("--send-at", "Not before this time.", "TIME")] = None,
-    send_in: Annotated[Text, _flag("--in", "Not before this long from now, e.g. 10m.", "DURATION")] = None,
-    expires_at: Annotated[Text, _flag("--expires-at", "Not after this time.", "TIME")] = None,
-    expires_in: Annotated[Text, _flag("--expires-in", "Not after this long from now.", "DURATION")] = None,
-    metadata: Annotated[Text, _flag("--metadata", "Free data that is kept with it.", "JSON")] = None,
-    bulk: Annotated[bool, typer.Option("--bulk", help="In the bulk lane, behind everything else.")] = False,
+    data: Annotated[
+        Text, _flag("--data", "Data for the template, or the message's own data.", "JSON")
+    ] = None,
+    template_key: Annotated[Text, _flag("--template-key", "The template to render.", "NAME")] = None,
+    provider: Annotated[
+        Text, _flag("--provider", "Use only this provider, without failover.", "NAME")
+    ] = None,
+    idempotency_key: Annotated[
+        Text, _flag("--idempotency-key", "A request repeated with this key is sent once.", "KEY")
+    ] = None,
+    dedup_key: Annotated[
+        Text, _flag("--dedup-key", "Only the first request with this key in its time window is sent.", "KEY")
+    ] = None,
+    send_at: Annotated[Text, _flag("--send-at", "Send at this time at the earliest.", "TIME")] = None,
+    send_in: Annotated[Text, _flag("--in", "Send after this delay, e.g. 10m.", "DURATION")] = None,
+    expires_at: Annotated[Text, _flag("--expires-at", "Do not send after this time.", "TIME")] = None,
+    expires_in: Annotated[Text, _flag("--expires-in", "Do not send after this delay.", "DURATION")] = None,
+    metadata: Annotated[
+        Text, _flag("--metadata", "Your own data, stored with the notification.", "JSON")
+    ] = None,
+    bulk: Annotated[bool, typer.Option("--bulk", help="Use the bulk lane, with lowest precedence.")] = False,
     synchronous: Annotated[
         bool | None,
-        typer.Option("--synchronous/--queued", help="Send now and wait at most 2 s; never queued."),
+        typer.Option("--synchronous/--queued", help="Send now and wait up to 2 s, or always queue."),
     ] = None,
     csv: Annotated[
-        Text, _flag("--csv", "One request a row; flags hold for all rows. - is stdin.", "FILE")
+        Text, _flag("--csv", "Send one request per row; flags apply to all rows. - is stdin.", "FILE")
     ] = None,
     idempotency_column: Annotated[
-        Text, _flag("--idempotency-column", "The CSV column that makes a second run repeat nothing.", "NAME")
+        Text,
+        _flag(
+            "--idempotency-column",
+            "CSV column with a key per row, so that a second run repeats nothing.",
+            "NAME",
+        ),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Send a notification, or a CSV file of them."""
+    """Send a notification, or one per row of a CSV file."""
     request: dict[str, Any] = {
         "channels": channel or None,
         "type": type,
@@ -120,7 +139,7 @@ async def send(
     if csv is not None:
         return await _from_csv(options, csv, request, person or to, idempotency_column, json=json)
     if idempotency_column is not None:
-        raise Refused("--idempotency-column: is for --csv; for one request give --idempotency-key")
+        raise Refused("--idempotency-column: works only with --csv; for one request use --idempotency-key")
     return await _one(options, _addressed(_with_data(request), person, to), json=json)
 
 
@@ -130,13 +149,13 @@ async def _one(options: Options, request: dict[str, Any], *, json: bool) -> int:
     from homing.core.reading import request_from
 
     async with engine(options) as homing:
-        with redirect_stdout(sys.stderr):  # the console provider must not mix with the answer
+        with redirect_stdout(sys.stderr):  # keeps the console provider's messages out of stdout
             result = await homing.submit(request_from(request))
     if json:
         print_json(result)
         return ExitCode.OK
     screen = options.screen
-    again = " (accepted before)" if result.duplicate else ""
+    again = " (already accepted before)" if result.duplicate else ""
     where = f"in {result.queue_name}" if result.queue_name else ""
     for id in result.notification_ids:
         screen.line(styled(result.status), id, f"{where}{again}")
@@ -151,11 +170,11 @@ async def _from_csv(
     from homing.cli.send_csv import send_file
 
     if to:
-        raise Refused("--csv: each row names its recipient; leave the recipient's flags out")
+        raise Refused("--csv: each row names its recipient; remove the recipient flags")
     if request.pop("synchronous", None):
-        raise Refused("--synchronous: is for one request at a time; leave it out with --csv")
+        raise Refused("--synchronous: does not work with --csv; remove one of them")
     if "idempotency_key" in request:
-        raise Refused("--idempotency-key: would be the same for every row; give --idempotency-column")
+        raise Refused("--idempotency-key: would be the same for every row; use --idempotency-column")
     names = request.get("channels")
     if names and len(names) == 1:
         request["channel"] = names[0]
@@ -164,7 +183,7 @@ async def _from_csv(
 
 
 def _with_data(request: dict[str, Any]) -> dict[str, Any]:
-    """Data without a template is part of the message itself."""
+    """Moves data into the content if there is no template."""
     own = request.pop("content_data", None)
     if own is not None:
         request["content"] = {**(request.get("content") or {}), "data": own}
@@ -173,9 +192,9 @@ def _with_data(request: dict[str, Any]) -> dict[str, Any]:
 
 def _addressed(request: dict[str, Any], person: dict[str, Any], to: list[str] | None) -> dict[str, Any]:
     if to and person.keys() - {"locale", "time_zone"}:
-        raise Refused("--to: and the recipient's own flags (--email, --phone, …) are both given; give one")
+        raise Refused("--to: give either --to or recipient flags (--email, --phone, …), not both")
     if to and person:
-        raise Refused("--to: is an address alone; with --locale or --time-zone name it --email, --phone, …")
+        raise Refused("--to: does not work with --locale or --time-zone; use --email, --phone, … instead")
     if to:
         request["recipients" if len(to) > 1 else "recipient"] = to if len(to) > 1 else to[0]
     elif person:
@@ -187,7 +206,7 @@ def _time(at: str | None, after: str | None, at_flag: str, after_flag: str) -> A
     from datetime import UTC, datetime
 
     if at is not None and after is not None:
-        raise Refused(f"{at_flag}: and {after_flag} are both given; give one of them")
+        raise Refused(f"{at_flag}: give either {at_flag} or {after_flag}, not both")
     if at is not None:
         return moment(at, at_flag)
     wait = delay(after, after_flag)
@@ -202,5 +221,5 @@ def _text(given: str | None, file: str | None, flag: str) -> str | None:
     if file is None:
         return given
     if given is not None:
-        raise Refused(f"{flag}: and {flag}-file are both given; give one of them")
+        raise Refused(f"{flag}: give either {flag} or {flag}-file, not both")
     return file_text(file, f"{flag}-file")

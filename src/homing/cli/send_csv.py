@@ -1,4 +1,4 @@
-"""A CSV file as requests: one a row, streamed, each bad row named by its line and field."""
+"""Sends a CSV file: one request per row, streamed. Reports each rejected row by line and field."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from homing.core.errors import InvalidRequest
     from homing.core.request import SendRequest
 
-_LONGEST_LINE = 16 * 1024 * 1024
+_MAX_LINE_BYTES = 16 * 1024 * 1024
 _ERRORS_KEPT = 1_000
-"""With --json; more are counted, not listed. Without it every one is printed as it is found."""
+"""Maximum number of errors listed with --json; more are only counted. Without --json all are printed."""
 
 _RECIPIENT = ("email", "phone", "device_token", "url", "recipient_id", "locale", "time_zone")
 _CONTENT = ("subject", "title", "body", "text", "html")
@@ -43,22 +43,23 @@ _REQUEST = (
 )
 _OTHER = ("recipient", "channel", "data", "metadata", "bulk")
 COLUMNS = (*_OTHER[:2], *_RECIPIENT, *_CONTENT, *_REQUEST, *_OTHER[2:])
-_SAME = {"to": "recipient", "channels": "channel"}
-_FREE = re.compile(r"(data|metadata)\.\w[\w\-]*")
-_TRUE = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+_ALIASES = {"to": "recipient", "channels": "channel"}
+_FREE_COLUMN = re.compile(r"(data|metadata)\.\w[\w\-]*")
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
 
 class Report(msgspec.Struct, rename="camel"):
-    """What became of a file."""
+    """Totals of one file."""
 
     rows: int = 0
     accepted: int = 0
     duplicates: int = 0
-    """Of the accepted: those that had been accepted before (same idempotency key, or a dedup window)."""
+    """Accepted rows that had been accepted before (same idempotency key, or a dedup window)."""
     rejected: int = 0
     notifications: int = 0
     errors: list[dict[str, Any]] = msgspec.field(default_factory=list)
     errors_left_out: int = 0
+    """Rejected rows that are not listed in `errors`."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -70,7 +71,7 @@ class Report(msgspec.Struct, rename="camel"):
 async def send_file(
     options: Options, source: str, defaults: Mapping[str, Any], key_column: str | None, *, json: bool
 ) -> int:
-    """Sends every row; the exit code says whether some were rejected."""
+    """Sends every row and returns the exit code, which depends on whether rows were rejected."""
     with _opened(source) as binary:
         lines = _Lines(binary, source)
         reader = csv.reader(lines, strict=True)
@@ -85,7 +86,7 @@ async def send_file(
     if json:
         print_json(report)
     else:
-        _say(options, report, source, key_column)
+        _print_totals(options, report, source, key_column)
     return report.exit_code
 
 
@@ -108,13 +109,13 @@ def _count(report: Report, result: Any, line: int, bar: Bar, *, json: bool) -> N
         report.errors_left_out += 1
 
 
-def _say(options: Options, report: Report, source: str, key_column: str | None) -> None:
+def _print_totals(options: Options, report: Report, source: str, key_column: str | None) -> None:
     before = f", {report.duplicates:,} of them accepted before" if report.duplicates else ""
     rows = plural(report.rows, "row")
     options.screen.line(f"{rows}: {report.accepted:,} accepted{before}, {report.rejected:,} rejected")
     if report.rejected and report.accepted and not key_column:
         options.notes.line(
-            "note: sending the whole file again would repeat the accepted rows; send only the mended ones, "
+            "note: sending the whole file again would repeat the accepted rows; send only the fixed rows, "
             "or name a column with --idempotency-column"
         )
 
@@ -126,7 +127,7 @@ def _requests(
     key_column: str | None,
     places: deque[int],
 ) -> Iterator[SendRequest | InvalidRequest]:
-    """One request, or what is wrong with it, for each row; `places` gets the line it starts on."""
+    """Yields a request or its error for each row, and appends the row's first line to `places`."""
     from homing.core.errors import InvalidRequest
     from homing.core.reading import request_from
 
@@ -138,7 +139,7 @@ def _requests(
             return
         except csv.Error as error:
             places.append(line)
-            yield InvalidRequest("row", f"is not CSV: {error}")
+            yield InvalidRequest("row", f"is not valid CSV: {error}")
             continue
         if not any(cell.strip() for cell in row):
             continue
@@ -153,30 +154,32 @@ def _cells(row: Sequence[str], names: Sequence[str]) -> Iterator[tuple[str, str]
     from homing.core.errors import InvalidRequest
 
     if len(row) != len(names):
-        raise InvalidRequest("row", f"has {plural(len(row), 'cell')}; the header names {len(names)}")
+        raise InvalidRequest("row", f"has {plural(len(row), 'cell')}; the header has {len(names)}")
     return ((name, cell) for name, cell in zip(names, row, strict=True) if cell.strip())
 
 
 def _request(cells: dict[str, str], defaults: Mapping[str, Any], key_column: str | None) -> dict[str, Any]:
-    """The row's fields over those that the flags give to all rows."""
+    """Builds a request from the row; its fields override those of the flags."""
     from homing.core.errors import InvalidRequest
 
     request = dict(defaults)
     request.update({name: cells[name] for name in _REQUEST if name in cells})
     if key_column is not None:
         if key_column not in cells:
-            raise InvalidRequest("idempotencyKey", f"column {key_column} is empty; each row needs its own")
+            raise InvalidRequest(
+                "idempotencyKey", f"column {key_column} is empty; each row needs its own key"
+            )
         request["idempotency_key"] = cells[key_column].strip()
     if "channel" in cells:
         request["channel"], request["channels"] = None, re.split(r"[+,;\s]+", cells["channel"].strip())
     if "bulk" in cells:
-        request["bulk"] = _truth(cells["bulk"])
+        request["bulk"] = _parse_boolean(cells["bulk"])
     if content := {name: cells[name] for name in _CONTENT if name in cells}:
         request["content"] = {**(request.get("content") or {}), **content}
     if to := _recipient(cells, request):
         request["recipient"] = to
     for name in ("data", "metadata"):
-        if free := _free(name, cells):
+        if free := _free_fields(name, cells):
             request[name] = {**(request.get(name) or {}), **free}
     if request.get("data") and not request.get("template_key"):
         request["content"] = {**(request.get("content") or {}), "data": request.pop("data")}
@@ -184,7 +187,7 @@ def _request(cells: dict[str, str], defaults: Mapping[str, Any], key_column: str
 
 
 def _recipient(cells: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:
-    """Its addresses by name; what the column `recipient` has is the address for the channel."""
+    """Builds the recipient. The column `recipient` is the address for the row's channel."""
     from homing.core.errors import InvalidRequest
     from homing.core.request import ADDRESS_FIELD, SendRequest, channels_of
 
@@ -194,14 +197,14 @@ def _recipient(cells: Mapping[str, str], request: Mapping[str, Any]) -> dict[str
         channels = channels_of(named)
         if len(channels) > 1:
             raise InvalidRequest(
-                "recipient", "is one address for several channels; name email, device_token, …"
+                "recipient", "is one address for several channels; use the columns email, device_token, …"
             )
         to[ADDRESS_FIELD[channels[0]]] = cells["recipient"]
     return to
 
 
-def _free(name: str, cells: Mapping[str, str]) -> dict[str, Any]:
-    """`data` as JSON, and each `data.x` column as its member x."""
+def _free_fields(name: str, cells: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the JSON of the column `data` (or `metadata`), with each column `data.x` as member x."""
     from homing.core.errors import InvalidRequest
 
     found: dict[str, Any] = {}
@@ -215,28 +218,28 @@ def _free(name: str, cells: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _truth(cell: str) -> bool:
+def _parse_boolean(cell: str) -> bool:
     from homing.core.errors import InvalidRequest
 
     try:
-        return _TRUE[cell.strip().lower()]
+        return _BOOLEANS[cell.strip().lower()]
     except KeyError:
-        raise InvalidRequest("bulk", f"is {cell!r}; allowed are true and false") from None
+        raise InvalidRequest("bulk", f"is {cell!r}; must be true or false") from None
 
 
 def _header(reader: Iterator[list[str]], source: str, key_column: str | None) -> list[str]:
-    """The columns' names. What no field is called is refused before anything is sent."""
+    """Returns the normalised column names. Raises Refused for unknown or repeated columns."""
     try:
         raw = next(reader)
     except StopIteration:
         raise Refused(f"{source}: is empty; its first line must name the columns") from None
     except csv.Error as error:
-        raise Refused(f"{source}: line 1 is not CSV: {error}") from None
+        raise Refused(f"{source}: line 1 is not valid CSV: {error}") from None
     names = [_name(cell) for cell in raw]
     for name, cell in zip(names, raw, strict=True):
-        if name not in COLUMNS and not _FREE.fullmatch(name) and name != key_column:
+        if name not in COLUMNS and not _FREE_COLUMN.fullmatch(name) and name != key_column:
             close = difflib.get_close_matches(name, COLUMNS, n=1)
-            allowed = f"allowed are {', '.join(COLUMNS)}, data.*, metadata.*"
+            allowed = f"use {', '.join(COLUMNS)}, data.*, metadata.*"
             hint = f"did you mean {close[0]}?" if close else allowed
             raise Refused(f"{source}: line 1: column {cell!r} is not a field; {hint}")
         if names.count(name) > 1:
@@ -247,17 +250,17 @@ def _header(reader: Iterator[list[str]], source: str, key_column: str | None) ->
 
 
 def _name(cell: str) -> str:
-    """`deviceToken`, `Device Token` and `device_token` are the same column."""
+    """Normalises a column name: `deviceToken` and `Device Token` become `device_token`."""
     cell = cell.strip()
     if cell.startswith(("data.", "metadata.")):
         return cell
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cell)
     snake = re.sub(r"[\s\-]+", "_", snake).lower()
-    return _SAME.get(snake, snake)
+    return _ALIASES.get(snake, snake)
 
 
 class _Lines:
-    """The file's lines, decoded, each bounded; knows how many bytes have been read."""
+    """Iterates over the decoded lines of a file, limits their length and counts the bytes read."""
 
     def __init__(self, binary: BinaryIO, source: str) -> None:
         self._binary = binary
@@ -269,21 +272,21 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        raw = self._binary.readline(_LONGEST_LINE)
+        raw = self._binary.readline(_MAX_LINE_BYTES)
         if not raw:
             raise StopIteration
         self._number += 1
         self.bytes_read += len(raw)
-        if len(raw) == _LONGEST_LINE and not raw.endswith(b"\n"):
+        if len(raw) == _MAX_LINE_BYTES and not raw.endswith(b"\n"):
             raise Refused(f"{self._source}: line {self._number} is longer than 16 MiB; is this a CSV file?")
         if self._number == 1:
             raw = raw.removeprefix(b"\xef\xbb\xbf")
-        # What is not UTF-8 becomes surrogates, which the checks refuse with the name of the field.
+        # Invalid UTF-8 becomes surrogates, which the request checks reject with the name of the field.
         return raw.decode("utf-8", "surrogateescape")
 
 
 def _opened(source: str) -> Any:
-    csv.field_size_limit(_LONGEST_LINE)
+    csv.field_size_limit(_MAX_LINE_BYTES)
     if source == "-":
         return os.fdopen(os.dup(0), "rb")
     try:
@@ -293,7 +296,7 @@ def _opened(source: str) -> Any:
 
 
 def _size(binary: BinaryIO) -> int | None:
-    """How many bytes there are to read; None for a pipe."""
+    """Returns the size in bytes, or None for a pipe or an empty file."""
     try:
         return os.fstat(binary.fileno()).st_size or None
     except OSError:

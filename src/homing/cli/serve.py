@@ -1,4 +1,4 @@
-"""`homing serve`: the API, and beside it a worker, until it is told to stop."""
+"""`homing serve`: runs the REST API and a worker until a stop signal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _OTHER_FILES = 1_024
-"""Of the store, and of connections to providers."""
+"""Open files reserved for the store and for connections to providers."""
 
 
 @command(app, "serve")
@@ -39,24 +39,34 @@ def serve(
     options: Options,
     listen: Annotated[
         str | None,
-        typer.Option("--listen", metavar="HOST:PORT", help="Where; default: 127.0.0.1:8080. Port 0: any."),
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Address; default: 127.0.0.1:8080. Port 0 picks a free port.",
+        ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", metavar="N", help="Processes that share the address; default: 1."),
+        typer.Option(
+            "--workers", metavar="N", help="Number of processes that share the address; default: 1."
+        ),
     ] = None,
     no_worker: Annotated[
-        bool, typer.Option("--no-worker", help="Accept and answer only; deliver nothing from here.")
+        bool, typer.Option("--no-worker", help="Serve the API only, without delivering.")
     ] = False,
     metrics: Annotated[
         str | None,
         typer.Option(
-            "--metrics", metavar="HOST:PORT", help="Serve /metrics there too, without a key; 0: any port."
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Also serve /metrics at this address, without a key. Port 0 picks a free port.",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, and every request.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log more, including every request.")
+    ] = False,
 ) -> int:
-    """Serve the API and deliver, until SIGTERM or SIGINT; a second signal breaks off what is under way."""
+    """Serve the API and deliver until SIGTERM or SIGINT. A second signal aborts what is in flight."""
     own = {"listen": listen, "workers": workers}
     flags: dict[str, Any] = {"service": {name: value for name, value in own.items() if value is not None}}
     if metrics is not None:
@@ -81,14 +91,14 @@ def _check(settings: Settings) -> None:
     missing = [name for name in ("uvicorn", "httptools") if not _has(name)]
     if missing:
         raise Refused(
-            f"{' and '.join(missing)} missing, which the service needs: pip install 'homing[service]'"
+            f"the service needs {' and '.join(missing)}; install with pip install 'homing[service]'"
         )
     if settings.service.workers > 1 and settings.store == "memory:":
-        raise Refused("--workers: several processes cannot share memory:; name a store that they can")
+        raise Refused("--workers: several processes cannot share memory:; use a SQLite file or postgresql://")
 
 
 def _allow_files(connections: int) -> None:
-    """A connection is an open file, and many systems allow a thousand unless they are asked for more."""
+    """Raises the limit of open files, which is often about 1,000: each connection is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _OTHER_FILES
     if soft < wanted:
@@ -111,7 +121,7 @@ def _bound(settings: Settings) -> socket.socket:
 
 
 def _of_process(settings: Settings, number: int) -> Settings:
-    """Names and ports that processes must not share."""
+    """Returns the settings for one process, with its own worker name and metrics port."""
     from homing.compose import service
 
     name, listen = settings.worker_name, settings.metrics.listen
@@ -126,18 +136,16 @@ def _of_process(settings: Settings, number: int) -> Settings:
 
 
 async def _prepare(options: Options, settings: Settings, at: socket.socket) -> None:
-    """What is done once, before there are several."""
+    """Opens the engine once before forking: migrates, checks the settings, creates the first key."""
     from homing.compose import service
 
     async with engine(options, settings) as homing:
-        service.behind(
-            settings, homing
-        )  # what is wrong in the settings would end each of them, again and again
+        service.behind(settings, homing)  # fails here, not in every child, if a setting is wrong
         await _greet(options, settings, homing, at)
 
 
 async def _greet(options: Options, settings: Settings, homing: Homing, at: socket.socket) -> None:
-    """Makes the first key where there is none, and says how to begin."""
+    """Creates the first key if there is none, and prints how to start."""
     from homing.compose import service
 
     made = await service.first_key(settings, homing)
@@ -146,9 +154,9 @@ async def _greet(options: Options, settings: Settings, homing: Homing, at: socke
     file = service.key_file(settings)
     readable = os.access(file, os.R_OK)
     screen = options.screen
-    screen.line(f"serving on {url} (store: {shown(settings.store)}); what there is to call: {url}/docs")
+    screen.line(f"serving on {url} (store: {shown(settings.store)}); API docs: {url}/docs")
     if made:
-        screen.line(f"a first key, which may do everything, is in {file}; only you can read it. Try:")
+        screen.line(f"a first key with all scopes is in {file}, readable only by you. Try:")
     elif readable:
         screen.line("try:")
     if made or readable:
@@ -160,7 +168,7 @@ async def _greet(options: Options, settings: Settings, homing: Homing, at: socke
         )
     if not _is_local(host):
         options.notes.line(
-            f"note: {host} can be reached from elsewhere, and this is HTTP: put a proxy with TLS in front"
+            f"note: {host} may be reachable from other machines over plain HTTP; put a TLS proxy in front"
         )
     sys.stdout.flush()
 
@@ -178,19 +186,19 @@ def _is_local(host: str) -> bool:
 async def _serve(
     options: Options, settings: Settings, at: socket.socket, *, deliver: bool, alive: int | None = None
 ) -> int:
-    """One process. `alive`: it is one of several, and ends with the parent at the other end."""
+    """Runs one process. `alive` is the pipe to the parent, or None if this is the only process."""
     from homing.compose import service
 
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with AsyncExitStack() as stack:
         homing, watchers = await stack.enter_async_context(watched(options, settings, count=True))
-        told = Signals()  # not before: one that comes while the store is waited for ends it at once
+        signals = Signals()  # only now: while the store opens, a signal ends the process at once
         served = service.behind(settings, homing)
         if alive is None:
             await _greet(options, settings, homing, at)
         else:
-            stack.callback(_hear_end(alive, told))
+            stack.callback(_stop_with_parent(alive, signals))
         served.metrics = watchers.counted.shown if watchers.counted else None
         served.simulate = simulator()
         server = service.server(settings, served, watchers.all)
@@ -200,16 +208,18 @@ async def _serve(
             await asyncio.gather(asyncio.wait([serving]), homing.stop_worker(hard=hard))
 
         serving = asyncio.create_task(server.serve([at]))
-        both = asyncio.create_task(_both(serving, homing if deliver else None))
+        both = asyncio.create_task(_run_both(serving, homing if deliver else None))
         hard = await until_stopped(
             options,
-            told,
+            signals,
             both,
             stop,
             lambda: (
-                f"no more is taken, {server.under_way} requests and {homing.worker.in_flight} sends under way"
+                f"stopping, with {server.under_way} requests and {homing.worker.in_flight} sends in flight"
             ),
-            lambda: f"{homing.worker.in_flight} sends broken off; their leases run out and others take them",
+            lambda: (
+                f"{homing.worker.in_flight} sends aborted; other workers retry them when the leases expire"
+            ),
         )
         if alive is None:
             how = "stopped hard" if hard else "stopped"
@@ -217,20 +227,20 @@ async def _serve(
     return ExitCode.NO if hard else ExitCode.OK
 
 
-def _hear_end(alive: int, told: Signals) -> Callable[[], object]:
-    """Tells when the parent is gone: once, as a second time would break off what is under way."""
+def _stop_with_parent(alive: int, signals: Signals) -> Callable[[], object]:
+    """Requests a stop when the parent has exited. Only once: a second request aborts what is in flight."""
     loop = asyncio.get_running_loop()
 
     def gone() -> None:
-        loop.remove_reader(alive)  # an end can be read for ever
-        told.tell()
+        loop.remove_reader(alive)  # a closed pipe stays readable
+        signals.tell()
 
     loop.add_reader(alive, gone)
     return lambda: loop.remove_reader(alive)
 
 
-async def _both(serving: asyncio.Task[None], homing: Homing | None) -> None:
-    """Ends when one of them does: half a service is none."""
+async def _run_both(serving: asyncio.Task[None], homing: Homing | None) -> None:
+    """Runs the server and the worker, and returns or raises when either ends."""
     tasks: set[asyncio.Task[None]] = {serving}
     if homing is not None:
         tasks.add(asyncio.create_task(homing.run_worker()))

@@ -1,4 +1,4 @@
-"""What every command shares: its global options, how it opens the engine, how it runs."""
+"""Global options, command registration, and functions that open the engine or the store."""
 
 from __future__ import annotations
 
@@ -24,26 +24,30 @@ if TYPE_CHECKING:
     from homing.core.ports import Backend
     from homing.library import Homing
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Who = Annotated[
-    str | None, typer.Option("--who", metavar="NAME", help="Who does this; default: the login name.")
+    str | None,
+    typer.Option("--who", metavar="NAME", help="Your name, for the records; default: the login name."),
 ]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Why; kept with the change.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; change nothing.")]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, stored with the change.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 NotificationId = Annotated[str, typer.Argument(metavar="ID", help="The notification's id.")]
 
 Config = Annotated[
     str | None,
-    typer.Option("--config", metavar="FILE", envvar="HOMING_CONFIG", help="Settings; default: homing.toml."),
+    typer.Option(
+        "--config", metavar="FILE", envvar="HOMING_CONFIG", help="Settings file; default: homing.toml."
+    ),
 ]
 Store = Annotated[
-    str | None, typer.Option("--store", metavar="STORE", help="A SQLite file, postgresql://, or memory:.")
+    str | None,
+    typer.Option("--store", metavar="STORE", help="A SQLite file, a postgresql:// URL, or memory:."),
 ]
 Tenant = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", help="Whose notifications; default: default.")
+    str | None, typer.Option("--tenant", metavar="NAME", help="The tenant; default: “default”.")
 ]
-NoColor = Annotated[bool, typer.Option("--no-color", help="No colours; NO_COLOR=1 does the same.")]
+NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colours, like NO_COLOR=1.")]
 ShowRecipients = Annotated[
     bool, typer.Option("--show-recipients", help="Show addresses in full instead of masked.")
 ]
@@ -51,7 +55,7 @@ ShowRecipients = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The global options. They may stand before the command or after it; the latter win."""
+    """The global options. They may precede or follow the command; those that follow it win."""
 
     config: str | None = None
     store: str | None = None
@@ -65,7 +69,7 @@ class Options:
 
     @property
     def notes(self) -> Screen:
-        """Stderr: progress and remarks, so that stdout stays what was asked for."""
+        """The screen on stderr, for progress and remarks, so that stdout has only the result."""
         return Screen(no_color=self.no_color, stderr=True)
 
     @property
@@ -73,6 +77,7 @@ class Options:
         return Privacy(show=self.show_recipients)
 
     def over(self, before: Options) -> Options:
+        """Merges these options, given after the command, with those given before it."""
         return Options(
             config=self.config if self.config is not None else before.config,
             store=self.store if self.store is not None else before.store,
@@ -82,7 +87,7 @@ class Options:
         )
 
     def settings(self, **flags: Any) -> Settings:
-        """The settings in force for this command; `flags` win over the file and the environment."""
+        """Loads the settings for this command. `flags` override the file and the environment."""
         from homing import config
 
         given = {"store": self.store, "tenant": self.tenant, **flags}
@@ -98,11 +103,11 @@ _SHARED = {
 }
 
 Body = Callable[..., Any]
-"""`(options, **flags) -> int | None`, or a coroutine of it."""
+"""Function `(options, **flags) -> int | None`, possibly async."""
 
 
 def command(app: typer.Typer, name: str) -> Callable[[Body], Body]:
-    """Registers a command: its first parameter is `Options`, it may be async, it returns its exit code."""
+    """Registers a function as a command. Its first parameter is `Options`; it returns the exit code."""
 
     def register(body: Body) -> Body:
         own = inspect.signature(body, eval_str=True)
@@ -128,12 +133,12 @@ def command(app: typer.Typer, name: str) -> Callable[[Body], Body]:
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """Runs a command's coroutine, on uvloop where it is installed."""
+    """Runs a command's coroutine and returns its result. Uses uvloop if it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     try:
         from uvloop import new_event_loop as factory
     except ImportError:
-        factory = None  # asyncio's own
+        factory = None  # use asyncio's event loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(work)
 
@@ -142,7 +147,7 @@ def run_async(work: Coroutine[Any, Any, Any]) -> Any:
 async def engine(
     options: Options, settings: Settings | None = None, observers: Sequence[Observer] = ()
 ) -> AsyncIterator[Homing]:
-    """The engine, open, for one command."""
+    """Opens the engine for one command and closes it afterwards."""
     from homing.library import Homing
 
     settings = settings or options.settings()
@@ -150,8 +155,8 @@ async def engine(
     homing = Homing(loaded_settings=settings, observers=observers)
     try:
         await homing.open()
-        if new:  # a misspelt path would otherwise look like an empty queue
-            note = f"note: the store {settings.store} was not there; a new one is made"
+        if new:  # otherwise a misspelt path looks like an empty queue
+            note = f"note: the store {settings.store} did not exist and was created"
             options.notes.line(note, style="bright_black")
         yield homing
     finally:
@@ -160,7 +165,7 @@ async def engine(
 
 @asynccontextmanager
 async def backend(settings: Settings, *, migrate: bool = True) -> AsyncIterator[Backend]:
-    """The store alone, for commands about it."""
+    """Opens only the store, without an engine, and closes it afterwards."""
     from homing import compose
 
     store = compose.store(settings.store)
@@ -176,7 +181,7 @@ async def backend(settings: Settings, *, migrate: bool = True) -> AsyncIterator[
 async def noted(
     homing: Homing, action: str, target: str = "", *, who: str | None = None, tenant: str = "", **detail: Any
 ) -> str:
-    """Writes into the audit trail what is about to be done; answers who does it, as commands record it."""
+    """Writes the action to the audit trail before it is done. Returns the name of the person doing it."""
     from homing.core.access import Caller, Scope
 
     name = who or login()
@@ -186,7 +191,7 @@ async def noted(
 
 
 def configure_logging(settings: Settings, *, verbose: bool = False) -> None:
-    """Log lines on stderr, as the settings say; `verbose` asks for more."""
+    """Sets up logging to stderr from the settings. `verbose` lowers the level to info."""
     from homing import compose
 
     level = settings.log.level
@@ -194,34 +199,34 @@ def configure_logging(settings: Settings, *, verbose: bool = False) -> None:
 
 
 def login() -> str:
-    """Who is at the keyboard, as commands record it."""
+    """Returns the login name, or `cli` if the user has none."""
     import getpass
 
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # a user in a container may have no name
         return "cli"
 
 
 def confirm(question: str, *, yes: bool) -> bool:
-    """Asks before a change of many; where nobody can answer, `--yes` must have said it."""
+    """Asks for confirmation unless `yes` is set. Raises Refused if there is no terminal to ask on."""
     from homing.cli.exits import Refused
 
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise Refused("--yes: is missing; without a terminal to ask on, say --yes (or --dry-run to look)")
+        raise Refused("--yes: is required without a terminal; add --yes, or --dry-run for a preview")
     return bool(typer.confirm(question, err=True))
 
 
 def is_new(address: str) -> bool:
-    """Whether the store is a file that is not there yet."""
+    """Returns True if the store is a file that does not exist yet."""
     path = address.removeprefix("sqlite:")
     return bool(path) and path != "memory:" and "://" not in path and not Path(path).exists()
 
 
 def shown(address: str) -> str:
-    """The store's address without the user, the password and the settings in it."""
+    """Returns the store's address without user, password and query parameters."""
     scheme, found, rest = address.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if found else address
 

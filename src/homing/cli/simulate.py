@@ -1,4 +1,4 @@
-"""`homing policy simulate`: a policy, an outage and traffic in; delivery times and dead letters out."""
+"""`homing policy simulate`: simulates traffic and an outage under a policy, and reports the result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 def simulate(
     options: Options,
     preset: Annotated[
-        str | None, typer.Option("--preset", metavar="NAME", help="Default: the configured preset and rules.")
+        str | None,
+        typer.Option(
+            "--preset", metavar="NAME", help="Preset to simulate; default: the configured preset and rules."
+        ),
     ] = None,
     max_attempts: MaxAttemptsFlag = None,
     backoff: BackoffFlag = None,
@@ -56,51 +59,62 @@ def simulate(
     max_age: MaxAgeFlag = None,
     outage: Annotated[
         str,
-        typer.Option("--outage", metavar="DURATION", help="How long the provider is away; 0: not at all."),
+        typer.Option("--outage", metavar="DURATION", help="Length of the outage; 0 means none."),
     ] = "10m",
-    outage_at: Annotated[str, typer.Option("--outage-at", metavar="DURATION", help="When it begins.")] = "2m",
+    outage_at: Annotated[
+        str, typer.Option("--outage-at", metavar="DURATION", help="Start of the outage.")
+    ] = "2m",
     outage_kind: Annotated[
-        str, typer.Option("--outage-kind", metavar="KIND", help="down, throttle or slow.")
+        str, typer.Option("--outage-kind", metavar="KIND", help="Kind of outage: down, throttle or slow.")
     ] = "down",
     outage_share: Annotated[
-        float, typer.Option("--outage-share", metavar="X", help="How much of the sends it hits, up to 1.")
+        float, typer.Option("--outage-share", metavar="X", help="Share of sends that are affected, 0 to 1.")
     ] = 1.0,
     outage_of: Annotated[
-        str, typer.Option("--outage-of", metavar="WHICH", help="primary, secondary or both.")
+        str,
+        typer.Option("--outage-of", metavar="WHICH", help="Affected provider: primary, secondary or both."),
     ] = "primary",
     retry_after: Annotated[
-        str, typer.Option("--retry-after", metavar="DURATION", help="What a throttling provider asks for.")
+        str, typer.Option("--retry-after", metavar="DURATION", help="Retry-After of a throttling provider.")
     ] = "30s",
     slowness: Annotated[
-        str, typer.Option("--slowness", metavar="DURATION", help="How long a slow answer takes.")
+        str, typer.Option("--slowness", metavar="DURATION", help="Response time during a slow outage.")
     ] = "60s",
-    rate: Annotated[str, typer.Option("--rate", metavar="RATE", help="Traffic, e.g. 20/s or 300/m.")] = "5/s",
+    rate: Annotated[
+        str, typer.Option("--rate", metavar="RATE", help="Traffic rate, e.g. 20/s or 300/m.")
+    ] = "5/s",
     duration: Annotated[
-        str, typer.Option("--for", metavar="DURATION", help="How long the traffic goes on.")
+        str, typer.Option("--for", metavar="DURATION", help="Duration of the traffic.")
     ] = "20m",
-    channel: Annotated[str, typer.Option("--channel", metavar="NAME", help="Its channel.")] = "email",
-    type: Annotated[str, typer.Option("--type", metavar="NAME", help="Its type.")] = "message",
-    origin: Annotated[str, typer.Option("--origin", metavar="NAME", help="Its origin.")] = "",
+    channel: Annotated[
+        str, typer.Option("--channel", metavar="NAME", help="Channel of the traffic.")
+    ] = "email",
+    type: Annotated[str, typer.Option("--type", metavar="NAME", help="Type of the traffic.")] = "message",
+    origin: Annotated[str, typer.Option("--origin", metavar="NAME", help="Origin of the traffic.")] = "",
     priority: Annotated[
         list[str] | None,
         typer.Option(
-            "--priority", metavar="NAME[=SHARE]", help="Its priorities; repeatable; default: a mix."
+            "--priority", metavar="NAME[=SHARE]", help="Priority of the traffic; repeatable; default: a mix."
         ),
     ] = None,
     providers: Annotated[
-        int, typer.Option("--providers", metavar="N", help="1, or 2 with failover to the second.")
+        int, typer.Option("--providers", metavar="N", help="Number of providers: 1, or 2 with failover.")
     ] = 1,
     latency: Annotated[
-        str, typer.Option("--latency", metavar="DURATION", help="How long a good answer takes.")
+        str, typer.Option("--latency", metavar="DURATION", help="Normal response time.")
     ] = "200ms",
     provider_rate: Annotated[
-        str | None, typer.Option("--provider-rate", metavar="RATE", help="Each provider's rate limit.")
+        str | None, typer.Option("--provider-rate", metavar="RATE", help="Rate limit of each provider.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed, another run.")] = 1,
-    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Draw a picture as well.")] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Random seed; the same seed repeats a run.")
+    ] = 1,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Also write an SVG chart to FILE.")
+    ] = None,
     json: Json = False,
 ) -> int:
-    """Simulate an outage under a policy: the engine's own code under virtual time."""
+    """Simulate an outage under a policy, running the real engine in virtual time."""
     import logging
 
     from homing.core.model import Channel
@@ -143,7 +157,7 @@ def simulate(
         tenant=options.settings().tenant,
         **mix,
     )
-    logging.getLogger("homing").setLevel(logging.ERROR)  # the engine's remarks are about virtual troubles
+    logging.getLogger("homing").setLevel(logging.ERROR)  # warnings would be about simulated failures
     report = rehearse(
         Rehearsal(
             preset=name,
@@ -166,7 +180,7 @@ def simulate(
 
 
 def _policy(options: Options, preset: str | None, patch: dict[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """The preset and rules to try: as configured, or a preset with the given fields over all its rules."""
+    """Returns the preset and rules to simulate. Fields in `patch` replace all configured rules."""
     from homing import config
     from homing.core.presets import preset as named
 
@@ -183,7 +197,7 @@ def _which(name: str) -> tuple[str, ...]:
     if name == "both":
         return PROVIDERS
     if name not in PROVIDERS:
-        raise Refused(f"--outage-of: is {name!r}; allowed are {', '.join(PROVIDERS)} and both")
+        raise Refused(f"--outage-of: is {name!r}; must be one of {', '.join(PROVIDERS)} or both")
     return (name,)
 
 
@@ -196,7 +210,7 @@ def _priorities(given: list[str]) -> dict[Any, float]:
         try:
             shares[priority_of(name)] = float(share or 1)
         except ValueError:
-            raise Refused(f"--priority: {one!r} has no number as its share; give e.g. high=0.3") from None
+            raise Refused(f"--priority: {one!r} has an invalid share; give a number, e.g. high=0.3") from None
     return shares
 
 

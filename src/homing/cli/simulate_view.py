@@ -1,4 +1,4 @@
-"""A rehearsal's report, as people read it."""
+"""Prints the report of a simulated outage."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CHART_WIDTH = 72
 def show(
     screen: Screen, report: RehearsalReport, traffic: Traffic, away: Outage | None, svg: Path | None
 ) -> None:
-    """The whole report, as a page."""
+    """Prints the whole report."""
     screen.line(f"Policy: {report.policy}", style="bold")
     screen.line(
         f"{traffic.per_second:g}/s {traffic.channel.value} for {span(traffic.duration_ms)}"
-        f" ({plural(report.notifications, 'notification')}) to {', '.join(report.providers)};"
+        f" ({plural(report.notifications, 'notification')}) to {', '.join(report.providers)}"
     )
     screen.line(_outage_words(away))
     _endings(screen, report)
@@ -31,7 +31,7 @@ def show(
     _breakers(screen, report)
     if svg is not None:
         screen.line("")
-        screen.line(f"picture: {svg}")
+        screen.line(f"chart: {svg}")
 
 
 def _outage_words(away: Outage | None) -> str:
@@ -43,7 +43,7 @@ def _outage_words(away: Outage | None) -> str:
         "slow": f"slow ({span(away.latency_ms)})",
     }[away.kind.value]
     share = "" if away.share >= 1 else f" for {100 * away.share:g} % of sends"
-    when = f"for {span(away.duration_ms)}, from {span(away.start_ms)} on"
+    when = f"for {span(away.duration_ms)}, starting at {span(away.start_ms)}"
     return f"{', '.join(away.providers)} {how}{share} {when}"
 
 
@@ -63,7 +63,7 @@ def _endings(screen: Screen, report: RehearsalReport) -> None:
     )
     screen.line(
         f"{report.delivered:,} delivered, {plural(report.dead_letters, 'dead letter')}, "
-        f"{report.unfinished:,} unfinished; {report.attempts_per_delivered:.2f} attempts for each delivered"
+        f"{report.unfinished:,} unfinished; {report.attempts_per_delivered:.2f} attempts per delivery"
     )
 
 
@@ -80,7 +80,7 @@ def _times(screen: Screen, report: RehearsalReport) -> None:
     for peak in (peak for peak in report.recovery_peaks if peak.per_second):
         screen.line(
             f"recovery peak at {peak.provider}: {peak.per_second:.1f}/s at {span(peak.at_ms)}, "
-            f"{peak.times_normal:.1f} times the usual"
+            f"{peak.times_normal:.1f} times normal"
         )
     screen.line(
         f"largest backlog {report.largest_backlog:,}; the last one ended after {span(report.ended_ms)}"
@@ -88,7 +88,7 @@ def _times(screen: Screen, report: RehearsalReport) -> None:
 
 
 def _charts(screen: Screen, report: RehearsalReport) -> None:
-    screen.heading(f"Sends per second, and the backlog, over {span(len(report.buckets) * report.bucket_ms)}")
+    screen.heading(f"Sends per second and backlog, over {span(len(report.buckets) * report.bucket_ms)}")
     rows: list[tuple[Any, ...]] = []
     for provider in report.providers:
         sends = [bucket.sends_per_second.get(provider, 0.0) for bucket in report.buckets]
@@ -112,7 +112,7 @@ def _charts(screen: Screen, report: RehearsalReport) -> None:
 
 
 def _breakers(screen: Screen, report: RehearsalReport) -> None:
-    """When breakers opened and closed; the trials in between are only counted."""
+    """Prints when breakers opened and closed. Failed trials in between are only counted."""
     if report.breaker_changes:
         screen.heading("Breakers")
     failed_trials = 0

@@ -1,4 +1,4 @@
-"""The simulator that `homing serve` gives to the API."""
+"""The outage simulator that `homing serve` provides to the API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def simulator() -> Callable[[Rehearsal], Awaitable[RehearsalReport]]:
-    """Rehearses an outage in a process of its own. Imported when it is first asked: it is large."""
+    """Returns a function that simulates an outage in a child process. Imports the simulator on first use."""
 
     async def simulate(rehearsal: Rehearsal) -> RehearsalReport:
         from homing.sim.apart import rehearse_apart

@@ -1,4 +1,4 @@
-"""How a command that goes on is ended: the first signal lets what is under way end, the second does not."""
+"""Stops long-running commands: the first signal waits for what is in flight, the second aborts it."""
 
 from __future__ import annotations
 
@@ -11,44 +11,48 @@ if TYPE_CHECKING:
     from homing.cli.shared import Options
 
 Stop = Callable[[bool], Awaitable[Any]]
-"""Ends the work; True: at once, also while an earlier call waits."""
+"""Stops the work. With True it aborts at once, even while an earlier call still waits."""
 
 
 class Signals:
-    """SIGTERM and SIGINT, in the order in which they came. To be made where the event loop runs."""
+    """Queue of received SIGTERM and SIGINT signals. Must be created inside the running event loop."""
 
     def __init__(self) -> None:
-        self._told: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        self._received: asyncio.Queue[signal.Signals] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.tell, number)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT))
 
     def tell(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """As if it had come."""
-        self._told.put_nowait(number)
+        """Queues a signal as if the process had received it."""
+        self._received.put_nowait(number)
 
     async def next(self) -> signal.Signals:
-        return await self._told.get()
+        """Waits for the next signal."""
+        return await self._received.get()
 
 
 async def until_stopped(
     options: Options,
-    told: Signals,
+    signals: Signals,
     running: asyncio.Task[Any],
     stop: Stop,
     under_way: Callable[[], str],
     left: Callable[[], str],
 ) -> bool:
-    """True where what was under way had to be broken off; `under_way` and `left` tell the reader of it."""
-    first = asyncio.create_task(told.next())
+    """Waits until `running` ends or is stopped by signals. Returns True if a second signal aborted it.
+
+    `under_way` and `left` return the messages for the first and the second signal.
+    """
+    first = asyncio.create_task(signals.next())
     await asyncio.wait([running, first], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         first.cancel()
-        await running  # it broke off by itself: say why
+        await running  # it ended without a signal: raise its error
         return False
-    options.notes.line(f"{first.result().name}: {under_way()}; again to break them off")
+    options.notes.line(f"{first.result().name}: {under_way()}; send the signal again to abort them")
     drain = asyncio.ensure_future(stop(False))
-    second = asyncio.create_task(told.next())
+    second = asyncio.create_task(signals.next())
     await asyncio.wait([drain, second], return_when=asyncio.FIRST_COMPLETED)
     hard = not drain.done()
     if hard:

@@ -1,4 +1,4 @@
-"""Several processes that serve one socket: the parent starts them, replaces one that died, and ends them."""
+"""The parent of several `homing serve` processes: starts them, replaces those that die, stops them."""
 
 from __future__ import annotations
 
@@ -13,56 +13,57 @@ from homing.cli.exits import ExitCode
 
 log = logging.getLogger("homing.serve")
 
-_WAITED_FOR = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)
-_SETTLED_S = 10.0
-"""One that lived for this long is replaced at once; others after a pause, so that a fault does not spin."""
+_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGALRM)
+_STABLE_AFTER_S = 10.0
+"""A process that ran this long is replaced at once. Others wait, to avoid a restart loop."""
 _LONGEST_PAUSE_S = 30.0
 
 Work = Callable[[int, int], int]
-"""What process N does until it is told to stop (the pipe ends when the parent is gone); its exit code.
+"""Main function of a child. Takes its number and a pipe that closes when the parent exits.
 
-SIGTERM and SIGINT are held back until it listens to them (`stopping.Signals`): none is lost at the start.
+It returns the exit code. SIGTERM and SIGINT stay blocked until the child handles them with
+`stopping.Signals`, so that none is lost at startup.
 """
 
 
 class Supervisor:
-    """Runs `work` in as many processes as asked for. It keeps no threads and no event loop: it forks."""
+    """Runs `work` in several forked processes. Because it forks, it has no threads and no event loop."""
 
     def __init__(self, processes: int, work: Work) -> None:
         self._processes = processes
         self._work = work
         self._running: dict[int, tuple[int, float]] = {}
-        """Process id → its number, and when it began."""
+        """Maps process id to (number, start time)."""
         self._to_start: dict[int, float] = {}
-        """Number → when to start it."""
+        """Maps process number to the time at which to start it again."""
         self._pauses: dict[int, float] = {}
         self._stopping = False
         self._hard = False
-        self._alive, self._held = os.pipe()
+        self._alive, self._parent_end = os.pipe()
 
     def run(self) -> int:
-        """Until all have ended after a signal; a second signal breaks off what they have under way."""
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # ignored, it would not be waited for everywhere
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
+        """Runs until all processes have ended after a signal. A second signal aborts what is in flight."""
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # if ignored, sigwait misses it on some systems
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
         for number in range(self._processes):
             self._start(number)
         while self._running or self._to_start:
-            self._hear(signal.Signals(signal.sigwait(_WAITED_FOR)))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED_FOR)
+            self._handle(signal.Signals(signal.sigwait(_HANDLED_SIGNALS)))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
         return ExitCode.NO if self._hard else ExitCode.OK
 
-    def _hear(self, told: signal.Signals) -> None:
-        if told is signal.SIGCHLD:
-            self._bury()
-        elif told is not signal.SIGALRM:
+    def _handle(self, received: signal.Signals) -> None:
+        if received is signal.SIGCHLD:
+            self._reap()
+        elif received is not signal.SIGALRM:
             self._hard = self._stopping
             self._stopping = True
             self._to_start.clear()
             for pid in self._running:
-                os.kill(pid, told)
+                os.kill(pid, received)
         self._start_due()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         for pid in list(self._running):
             found, status = os.waitpid(pid, os.WNOHANG)
             if not found:
@@ -73,13 +74,15 @@ class Supervisor:
                 continue
             lived_s = time.monotonic() - began
             pause_s = (
-                0.0 if lived_s > _SETTLED_S else min(self._pauses.get(number, 0.5) * 2, _LONGEST_PAUSE_S)
+                0.0 if lived_s > _STABLE_AFTER_S else min(self._pauses.get(number, 0.5) * 2, _LONGEST_PAUSE_S)
             )
             self._pauses[number] = pause_s or 0.5
             self._to_start[number] = time.monotonic() + pause_s
             code = os.waitstatus_to_exitcode(status)
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            log.warning("process %d (%d) %s; another takes its place", number, pid, how)
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            )
+            log.warning("process %d (pid %d) %s; starting a replacement", number, pid, how)
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -98,14 +101,14 @@ class Supervisor:
             return
         code = int(ExitCode.NO)
         try:
-            os.close(self._held)
-            os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on: twice would be a hard stop
+            os.close(self._parent_end)
+            os.setpgrp()  # Ctrl-C must reach only the parent, which forwards it: two signals would abort
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, signal.SIGALRM))
             code = self._work(number, self._alive)
         except BaseException:
-            log.exception("process %d broke off", number)
+            log.exception("process %d failed", number)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

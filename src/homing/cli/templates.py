@@ -1,4 +1,4 @@
-"""`homing templates`: what is there, whether it is fit to be deployed, and how it reads."""
+"""`homing templates`: lists, checks and previews message templates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ templates = group("templates", "List, check and preview message templates.")
 
 @command(templates, "list")
 async def list_(options: Options, json: Json = False) -> int:
-    """List templates: their channels, locales and versions; with --tenant also those that it has written."""
+    """List templates. With --tenant, include the tenant's own templates."""
     found = await _listed(options)
     if json:
         print_json(found)
@@ -45,9 +45,9 @@ async def list_(options: Options, json: Json = False) -> int:
 
 @command(templates, "check")
 async def check(options: Options, json: Json = False) -> int:
-    """Check every template in every declared locale with its sample data; exit code 1 if one is not fit.
+    """Check every template in every declared locale with its sample data. Exit code 1 if one fails.
 
-    With --tenant also those that it has written itself.
+    With --tenant, include the tenant's own templates.
     """
     report = await _checked(options)
     if json:
@@ -62,7 +62,7 @@ async def check(options: Options, json: Json = False) -> int:
         screen.line(styled(finding.message, "red"))
     there = f"{plural(len(report.keys), 'template')} in {plural(len(report.locales), 'locale')}"
     if report.good:
-        screen.line(f"{there}: all is well")
+        screen.line(f"{there}: no problems")
         return ExitCode.OK
     screen.line(f"{there}: {plural(len(report.findings), 'problem')}")
     return ExitCode.NO
@@ -74,20 +74,25 @@ async def preview(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The template's key.")],
     locale: Annotated[
         str | None,
-        typer.Option("--locale", metavar="LOCALE", help="As a recipient prefers it; default: the tenant's."),
+        typer.Option("--locale", metavar="LOCALE", help="The recipient's locale; default: the tenant's."),
     ] = None,
     channel: Annotated[
-        str | None, typer.Option("--channel", metavar="NAME", help="Only this channel; default: all it has.")
+        str | None,
+        typer.Option(
+            "--channel", metavar="NAME", help="Only this channel; default: all channels of the template."
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="FILE", help="JSON; - is stdin; default: the template's sample.json."),
+        typer.Option(
+            "--data", metavar="FILE", help="JSON file; - is stdin; default: the template's sample.json."
+        ),
     ] = None,
     json: Json = False,
 ) -> int:
-    """Render a template and print its parts; nothing is sent or stored.
+    """Render a template and print its parts. Nothing is sent or stored.
 
-    With --tenant the one that it has written itself comes first.
+    With --tenant, the tenant's own template takes precedence.
     """
     from homing.cli.filters import one_of
     from homing.core.model import Channel
@@ -108,7 +113,7 @@ async def preview(
 
 
 async def _listed(options: Options) -> Sequence[TemplateSummary]:
-    """Without a tenant the store is not opened: where a folder is deployed there may be none."""
+    """Lists templates. Opens the store only for a tenant, since a build machine may have no store."""
     from homing import compose
 
     if options.tenant is None:
@@ -142,7 +147,7 @@ async def _previewed(
 
 
 def _locale(settings: Settings, wanted: str | None) -> str:
-    """The declared locale that is meant; a preview, too, falls back to no other."""
+    """Returns the declared locale that matches. Raises Refused if none does; there is no fallback."""
     from homing import compose
     from homing.core.locale import lookup, normal
 
@@ -151,7 +156,7 @@ def _locale(settings: Settings, wanted: str | None) -> str:
         return policy.resolve(settings.tenant, None, None)
     if found := lookup([normal(wanted)], policy.declared):
         return found
-    raise Refused(f"--locale: is {wanted!r}; the declared ones are {', '.join(policy.declared)}")
+    raise Refused(f"--locale: is {wanted!r}; declared locales are {', '.join(policy.declared)}")
 
 
 def _parts(content: Content) -> Iterator[tuple[str, str]]:

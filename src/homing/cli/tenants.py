@@ -1,4 +1,4 @@
-"""`homing tenants`: whose keys are let in."""
+"""`homing tenants`: lists, creates, disables and enables tenants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from homing.cli.words import local
 if TYPE_CHECKING:
     from homing.engine.tenants import Tenant
 
-tenants = group("tenants", "Tenants: list, create, disable, enable.")
+tenants = group("tenants", "List, create, disable and enable tenants.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant's name.")]
 
@@ -25,7 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant's name.")]
 async def list_(
     options: Options, limit: filters.PageLimit = 100, cursor: filters.Cursor = None, json: Json = False
 ) -> int:
-    """List tenants by name, also those that have sent something without ever being created."""
+    """List tenants by name, including those that sent without being created."""
     async with engine(options) as homing:
         found = await homing.tenants.list(after=cursor or "", limit=limit + 1)
     items, more = found[:limit], len(found) > limit
@@ -37,25 +37,25 @@ async def list_(
         [(one.name, _status(one), local(one.created_at), one.created_by) for one in items],
     )
     if more:
-        options.notes.line(f"there are more: --cursor {items[-1].name}")
+        options.notes.line(f"for more, add --cursor {items[-1].name}")
     return ExitCode.OK
 
 
 @command(tenants, "create")
 async def create(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
-    """Make a tenant: small letters, digits, and . _ - in its name."""
+    """Create a tenant. Its name may contain lowercase letters, digits and . _ -"""
     async with engine(options) as homing:
         by = await noted(homing, "tenant.create", name, who=who)
         made = await homing.tenants.create(name, who=f"cli:{by}")
     _tell(options, made, json=json)
     if not json:
-        options.notes.line(f"`homing keys create NAME --tenant {made.name}` makes a key for it")
+        options.notes.line(f"create a key for it with `homing keys create NAME --tenant {made.name}`")
     return ExitCode.OK
 
 
 @command(tenants, "disable")
 async def disable(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
-    """Refuse a tenant's keys and tokens; what it has sent is delivered all the same."""
+    """Reject a tenant's keys and tokens. Notifications already accepted are still delivered."""
     async with engine(options) as homing:
         by = await noted(homing, "tenant.disable", name, who=who)
         found = await homing.tenants.disable(name, who=f"cli:{by}")
@@ -65,7 +65,7 @@ async def disable(options: Options, name: Name, who: Who = None, json: Json = Fa
 
 @command(tenants, "enable")
 async def enable(options: Options, name: Name, who: Who = None, json: Json = False) -> int:
-    """Let a tenant's keys in again."""
+    """Allow a tenant's keys and tokens again."""
     async with engine(options) as homing:
         by = await noted(homing, "tenant.enable", name, who=who)
         found = await homing.tenants.enable(name, who=f"cli:{by}")

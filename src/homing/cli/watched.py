@@ -1,4 +1,4 @@
-"""An engine with whoever watches it: the metrics and the traces that the settings ask for."""
+"""Opens the engine together with its metrics and traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 async def watched(
     options: Options, settings: Settings, *, count: bool = False
 ) -> AsyncIterator[tuple[Homing, Watchers]]:
-    """The engine, open, and who watches it. `count`: metrics also where no address is set for them."""
+    """Opens the engine with the telemetry of the settings.
+
+    `count` collects metrics even if the settings have no address to serve them on.
+    """
     from homing import compose
 
     watchers = compose.watchers(settings, count=count)

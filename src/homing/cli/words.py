@@ -1,4 +1,4 @@
-"""Times, durations and rates, as people write and read them."""
+"""Parses and formats times, durations, rates and counts for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RATE_SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
 
 
 def duration_ms(text: str, flag: str) -> int:
-    """Returns milliseconds from `10m`, `1h30m`, `500ms`; a bare number is seconds. At most 100 years."""
+    """Parses `10m`, `1h30m`, `500ms` or a bare number of seconds. At most 100 years are allowed."""
     from homing.config import duration_ms as parse
     from homing.core.errors import ConfigError
 
@@ -33,14 +33,14 @@ def duration_ms(text: str, flag: str) -> int:
 
 
 def delay(text: str | None, flag: str) -> timedelta | None:
-    """The same as a `timedelta`."""
+    """Parses a duration as a `timedelta`. None stays None."""
     if text is None:
         return None
     return timedelta(milliseconds=duration_ms(text, flag))
 
 
 def moment(text: str, flag: str) -> datetime:
-    """A time with its zone: ISO 8601."""
+    """Parses an ISO 8601 time, which must have a time zone."""
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -51,7 +51,7 @@ def moment(text: str, flag: str) -> datetime:
 
 
 def per_second(text: str, flag: str) -> float:
-    """A rate from `20`, `20/s`, `300/m` or `1000/h`."""
+    """Parses a rate such as `20`, `20/s`, `300/m` or `1000/h` and returns it per second."""
     found = _RATE.fullmatch(text.strip().lower())
     if found is None:
         raise Refused(f"{flag}: is {text!r}; give a rate like 20/s, 300/m or 1000/h")
@@ -62,7 +62,7 @@ def per_second(text: str, flag: str) -> float:
 
 
 def span(ms: float) -> str:
-    """A duration in at most two units: `1h 21m`, `12.5s`, `340ms`."""
+    """Formats a duration in at most two units: `1h 21m`, `12.5s`, `340ms`."""
     if ms < 1000:
         return f"{int(ms)}ms"
     if ms < 59_950:
@@ -76,7 +76,7 @@ def span(ms: float) -> str:
 
 
 def local(at: datetime | None, *, millis: bool = False) -> str:
-    """A time in the reader's zone; empty for none."""
+    """Formats a time in the local time zone. None gives an empty string."""
     if at is None:
         return ""
     text = at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
@@ -84,7 +84,7 @@ def local(at: datetime | None, *, millis: bool = False) -> str:
 
 
 def relative(at: datetime | None, now: datetime | None = None) -> str:
-    """`in 4m 10s`, `2h ago`; empty for none."""
+    """Formats a time relative to now: `in 4m 10s`, `2h ago`. None gives an empty string."""
     if at is None:
         return ""
     ms = (at - (now or datetime.now(UTC))).total_seconds() * 1000
@@ -95,5 +95,5 @@ def relative(at: datetime | None, now: datetime | None = None) -> str:
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """`1 notification`, `2 notifications`."""
+    """Formats a count with its noun: `1 notification`, `2 notifications`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"

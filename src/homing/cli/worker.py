@@ -1,4 +1,4 @@
-"""`homing worker`: delivers until it is told to stop."""
+"""`homing worker`: delivers until a stop signal."""
 
 from __future__ import annotations
 
@@ -24,25 +24,23 @@ async def worker(
     options: Options,
     interval: Annotated[
         str | None,
-        typer.Option(
-            "--interval", metavar="DURATION", help="How long it sleeps at most when nothing is due."
-        ),
+        typer.Option("--interval", metavar="DURATION", help="Maximum sleep while nothing is due."),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            "--batch-size", metavar="N", help="Attempts under way at most, for each mode and channel."
-        ),
+        typer.Option("--batch-size", metavar="N", help="Maximum attempts in flight, per mode and channel."),
     ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(
-            "--metrics", metavar="HOST:PORT", help="Serve /metrics, /healthz and /readyz there; 0: any port."
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Serve /metrics, /healthz and /readyz. Port 0 picks a free port.",
         ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False,
 ) -> int:
-    """Deliver until SIGTERM or SIGINT: the first ends what is under way, the second breaks it off."""
+    """Deliver until SIGTERM or SIGINT. A second signal aborts what is in flight."""
     settings = options.settings(**_settings(interval, batch_size, metrics))
     configure_logging(settings, verbose=verbose)
     async with watched(options, settings) as (homing, _):
@@ -51,7 +49,7 @@ async def worker(
 
 async def _work(options: Options, homing: Homing) -> int:
     loop = asyncio.get_running_loop()
-    told = Signals()
+    signals = Signals()
     screen, began = options.screen, loop.time()
     settings = homing.settings
     screen.line(
@@ -61,18 +59,20 @@ async def _work(options: Options, homing: Homing) -> int:
     sys.stdout.flush()
     hard = await until_stopped(
         options,
-        told,
+        signals,
         asyncio.create_task(homing.run_worker()),
         lambda hard: homing.stop_worker(hard=hard),
-        lambda: f"no more is taken, {homing.worker.in_flight} under way",
-        lambda: f"{homing.worker.in_flight} broken off; their leases run out and others take them",
+        lambda: f"stopping, with {homing.worker.in_flight} attempts in flight",
+        lambda: (
+            f"{homing.worker.in_flight} attempts aborted; other workers retry them when the leases expire"
+        ),
     )
     screen.line(ended(homing, span((loop.time() - began) * 1000), hard=hard))
     return ExitCode.NO if hard else ExitCode.OK
 
 
 def ended(homing: Homing, after: str, *, hard: bool) -> str:
-    """What a worker has done, in one line."""
+    """Returns a one-line summary of what the worker has done."""
     done, lateness = homing.worker.processed, homing.worker.lateness
     mean = f", {span(lateness.total_ms / lateness.seen)} late on average" if lateness.seen else ""
     other = f", {done.other} other" if done.other else ""
