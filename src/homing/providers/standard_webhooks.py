@@ -29,7 +29,7 @@ _BLOCK = 64
 class SigningKey:
     """One secret, ready to sign or verify with. Its text stays hidden."""
 
-    __slots__ = ("_begun", "_private", "_public")
+    __slots__ = ("_keyed_hashes", "_private", "_public")
 
     def __init__(self, given: Secret, field: str = "secret") -> None:
         kind, mark, encoded = given.reveal().rpartition("_")
