@@ -121,7 +121,7 @@ def test_a_port_that_is_taken_is_an_error_and_not_a_worker_in_the_dark(tmp_path:
     with working(cli) as worker:
         second = cli("worker", "--metrics", worker.address)
         assert second.code == 2
-        assert f"metrics.listen: {worker.address} cannot be used: " in second.err
+        assert f"metrics.listen: cannot listen on {worker.address}: " in second.err
 
 
 def test_log_lines_are_json_for_who_asks_and_name_nobody(tmp_path: Path) -> None:

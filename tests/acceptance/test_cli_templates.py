@@ -128,7 +128,7 @@ def test_a_preview_takes_other_data_and_prints_json(cli: Cli) -> None:
     ("argv", "says"),
     [
         (["order_confirmd"], "templateKey: 'order_confirmd' does not exist; did you mean 'order_confirmed'?"),
-        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; the declared locales: en-US, de-DE"),
+        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; use one of the declared locales: en-US, de-DE"),
         (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; allowed are"),
         (["order_confirmed", "--channel", "push"], "has no content for push in en-US; it does for email, sms"),
         (["order_confirmed", "--data", "none.json"], "--data: none.json: No such file or directory"),
