@@ -122,7 +122,7 @@ class Metrics:
         self.registry.register(self._gauges)
 
     async def page(self) -> bytes:
-        """Returns all metrics in Prometheus' text format. Queries the store, but not every time."""
+        """Returns all metrics in Prometheus' text format. Queries the store at most every five seconds."""
         if self._gauges is not None:
             await self._gauges.refresh()
         return prometheus.generate_latest(_WithoutCreatedSeries(self.registry))

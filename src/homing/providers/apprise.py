@@ -98,7 +98,7 @@ class AppriseProvider:
     def _notify(self, delivery: Delivery) -> _Reply:
         """Sends one message.
 
-        Runs in a thread of the pool, which creates its own services: they keep state.
+        Runs in a thread of the pool, which creates its own services, because services keep state.
         """
         message, attachments = _message_text(delivery.content), _attachments(delivery.content)
         with quietly() as statuses:

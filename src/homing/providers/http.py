@@ -1,7 +1,7 @@
 """The HTTP types that providers use, independent of the client that sends the requests.
 
 `Transport` is the interface to that client, which is implemented with libcurl. A transport never raises
-because of the network. It returns either a response or a failure. The failure says whether the request had
+because of the network. It returns either a response or a failure. The failure reports whether the request had
 been written completely, which decides between a transient and an ambiguous outcome.
 """
 

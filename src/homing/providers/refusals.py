@@ -9,7 +9,10 @@ from homing.providers.wire import Unsendable
 
 
 def refusal(provider: str, code: str, error: str | None = None) -> Unsendable:
-    """Returns the exception that `build` raises. `error` replaces the table's text if more can be said."""
+    """Returns the exception that `build` raises.
+
+    `error` replaces the table's text with a more specific one.
+    """
     meaning = error_table(provider).codes[code]
     return Unsendable(meaning.outcome, code, error or meaning.means)
 

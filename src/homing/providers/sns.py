@@ -95,7 +95,8 @@ class SnsProvider(HttpProvider):
         return await super().send(_with_remaining_time(delivery, began))
 
     async def _opted_out(self, delivery: Delivery) -> bool:
-        """Asks SNS whether the recipient has opted out, because SNS accepts such an SMS without sending it.
+        """Asks SNS whether the recipient has opted out, because SNS accepts such an SMS without delivering
+        it.
 
         Without a clear answer, the SMS is sent.
         """
@@ -133,9 +134,7 @@ class SnsProvider(HttpProvider):
         return self._signed(_CHECK_FORM, self._now_ms())
 
     def is_up(self, answer: Answer) -> bool:
-        """Returns True also if the keys may only publish, so that SNS rejects this request, but not if they
-        are wrong.
-        """
+        """Returns False if the credentials are wrong. Those that only allow publishing are fine."""
         return super().is_up(answer) and sns_answers.classify(answer).error_code not in _CREDENTIAL_ERRORS
 
     def _signed(self, body: bytes, now_ms: int) -> Request:

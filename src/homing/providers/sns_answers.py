@@ -22,7 +22,7 @@ _INVALID = (
 )
 """Refined codes for `InvalidParameter`.
 
-Only the message, whose wording AWS may change, tells what is invalid.
+Only the message, whose wording AWS may change, shows what is invalid.
 """
 
 _WAIT_MS = re.compile(r"[0-9]{1,9}")

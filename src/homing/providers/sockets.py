@@ -25,7 +25,7 @@ class Connections:
         self._sweep_size = 1024
 
     def alive(self, local_port: int, made: list[int]) -> bool:
-        """Returns False if this machine has seen the other side close the connection.
+        """Returns False if the other side is known to have closed the connection.
 
         `made` has the sockets that were opened for this transfer; a connection over one of them is new.
         """

@@ -117,7 +117,7 @@ def signature(keys: Sequence[SigningKey], id: str, timestamp_s: int, body: bytes
 
 
 def verify(secrets: Sequence[Secret], callback: Callback, now_ms: int) -> None:
-    """Raises `CallbackRefused` unless one of the secrets signed this request within the last 5 minutes."""
+    """Raises `CallbackRefused` unless one of the secrets signed this request within 5 minutes of now."""
     id_, given, stamp = (
         callback.headers.get(f"webhook-{name}", "") for name in ("id", "signature", "timestamp")
     )

@@ -193,7 +193,7 @@ class _LoopTransport:
         self._multi.close()
 
     def _set_timer(self, timeout_ms: int) -> None:
-        """Stores when libcurl wants to be called next. It must not be called from within this callback."""
+        """Schedules the next call of libcurl, which must not happen within this callback."""
         if timeout_ms == 0:
             if self._soon_handle is None:
                 self._soon_handle = self._loop.call_soon(self._on_soon)

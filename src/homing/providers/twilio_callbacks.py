@@ -178,7 +178,7 @@ def _form(callback: Callback) -> Params | None:
 
 
 def _url_variants(url: str) -> list[str]:
-    """Returns the URL with and without its port, or with the default port: Twilio may sign either."""
+    """Returns the URL, and a second form without its port or with the default one. Twilio signs either."""
     parts = _URL.fullmatch(url)
     if parts is None:
         return [url]

@@ -95,7 +95,7 @@ def correlated(callback_url: str, delivery: Delivery) -> str:
 
 
 def checked_callback_url(url: str) -> str:
-    """Returns the setting `callback_url`. Twilio would refuse messages (21609) with an unsuitable URL.
+    """Returns the setting `callback_url`. With an unsuitable one, Twilio rejects every message (21609).
 
     Raises `ConfigError` if Twilio would not call or sign the URL exactly as written.
     """

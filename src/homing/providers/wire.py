@@ -58,7 +58,7 @@ class HttpProvider(ABC):
         """Returns what a response means. Never raises, whatever the response contains."""
 
     def check_request(self) -> Request | None:
-        """Returns a request that tests whether the provider is up, or None if there is none but a send."""
+        """Returns a request that tests whether the provider is up, or None if only a send could."""
         return None
 
     async def send(self, delivery: Delivery) -> Outcome:
