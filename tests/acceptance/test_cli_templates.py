@@ -99,12 +99,12 @@ def test_a_check_that_finds_something_says_what_and_ends_with_one(cli: Cli) -> N
         "order_confirmed  ok     wrong\n"
         "order_shipped    ok     missing\n"
         "order_confirmed/de-DE/sms.txt, line 1: 'nme' is undefined\n"
-        "order_shipped/de-DE: does not exist\n"
+        "order_shipped/de-DE: is missing\n"
         "2 templates in 2 locales: 2 problems\n"
     )
     assert data.json["keys"] == ["order_confirmed", "order_shipped"]
     assert data.json["findings"][1] == {
-        "message": "order_shipped/de-DE: does not exist",
+        "message": "order_shipped/de-DE: is missing",
         "key": "order_shipped",
         "locale": "de-DE",
         "missing": True,
@@ -128,9 +128,9 @@ def test_a_preview_takes_other_data_and_prints_json(cli: Cli) -> None:
     ("argv", "says"),
     [
         (["order_confirmd"], "templateKey: 'order_confirmd' does not exist; did you mean 'order_confirmed'?"),
-        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; use one of the declared locales: en-US, de-DE"),
+        (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; the declared ones are en-US, de-DE"),
         (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; allowed are"),
-        (["order_confirmed", "--channel", "push"], "has no content for push in en-US; it does for email, sms"),
+        (["order_confirmed", "--channel", "push"], "has no content for push in en-US, only for email, sms"),
         (["order_confirmed", "--data", "none.json"], "--data: none.json: No such file or directory"),
     ],
 )
