@@ -112,7 +112,7 @@ def test_the_settings_can_say_where_and_a_flag_wins(tmp_path: Path) -> None:
         assert worker.get("/healthz")[0] == 200
     refused = Cli(tmp_path)("worker")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "metrics.listen: is 'nowhere at all'; give HOST:PORT" in refused.err
+    assert "metrics.listen: is 'nowhere at all'; use HOST:PORT" in refused.err
 
 
 def test_a_port_that_is_taken_is_an_error_and_not_a_worker_in_the_dark(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_port_that_is_taken_is_an_error_and_not_a_worker_in_the_dark(tmp_path:
     with working(cli) as worker:
         second = cli("worker", "--metrics", worker.address)
         assert second.code == 2
-        assert f"metrics.listen: {worker.address} cannot be used: " in second.err
+        assert f"metrics.listen: cannot listen on {worker.address}: " in second.err
 
 
 def test_log_lines_are_json_for_who_asks_and_name_nobody(tmp_path: Path) -> None:

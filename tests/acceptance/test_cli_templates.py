@@ -99,12 +99,12 @@ def test_a_check_that_finds_something_says_what_and_ends_with_one(cli: Cli) -> N
         "order_confirmed  ok     wrong\n"
         "order_shipped    ok     missing\n"
         "order_confirmed/de-DE/sms.txt, line 1: 'nme' is undefined\n"
-        "order_shipped/de-DE: does not exist\n"
+        "order_shipped/de-DE: is missing\n"
         "2 templates in 2 locales: 2 problems\n"
     )
     assert data.json["keys"] == ["order_confirmed", "order_shipped"]
     assert data.json["findings"][1] == {
-        "message": "order_shipped/de-DE: does not exist",
+        "message": "order_shipped/de-DE: is missing",
         "key": "order_shipped",
         "locale": "de-DE",
         "missing": True,
@@ -130,7 +130,7 @@ def test_a_preview_takes_other_data_and_prints_json(cli: Cli) -> None:
         (["order_confirmd"], "templateKey: 'order_confirmd' does not exist; did you mean 'order_confirmed'?"),
         (["order_confirmed", "--locale", "fr"], "--locale: is 'fr'; declared locales are en-US, de-DE"),
         (["order_confirmed", "--channel", "fax"], "--channel: is 'fax'; must be one of"),
-        (["order_confirmed", "--channel", "push"], "says nothing for push in en-US; it does for email, sms"),
+        (["order_confirmed", "--channel", "push"], "has no content for push in en-US, only for email, sms"),
         (["order_confirmed", "--data", "none.json"], "--data: none.json: No such file or directory"),
     ],
 )

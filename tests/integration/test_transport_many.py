@@ -118,7 +118,7 @@ async def test_a_listener_that_fails_does_not_keep_the_others_from_hearing(
         async with asyncio.timeout(60):
             await asyncio.gather(told.of(1), broke.wait())
     assert told.said["b"].status == 200
-    assert "1 requests brought could not be taken note of" in caplog.text
+    assert "the results of 1 requests could not be processed" in caplog.text
 
 
 # A provider over it --------------------------------------------------------------------------------

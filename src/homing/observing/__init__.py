@@ -1,1 +1,1 @@
-"""Who watches: Prometheus metrics, the endpoint that shows them, and log lines for machines."""
+"""Telemetry: Prometheus metrics, the endpoint that serves them, OpenTelemetry traces, and log formatting."""

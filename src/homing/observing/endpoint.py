@@ -1,8 +1,8 @@
-"""A small local HTTP endpoint: a few pages, read only, for scrapers and probes.
+"""A small HTTP endpoint with a few read-only pages, for scrapers and probes.
 
-It shares its event loop with a worker and may be reached by anybody who reaches its port, so everything
-about a client is bounded: how many there are, what one may say, how long it may take to say it, and how
-long to read the answer.
+It shares the event loop with a worker, and anyone who can reach its port can use it. Therefore everything
+about a client is limited: the number of clients, the size of a request, and the time for sending it and for
+reading the response.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from homing.core.errors import ConfigError
 
 log = logging.getLogger("homing.endpoint")
 
-_HEAD_BYTES = 8_192
-_CLIENTS = 32
-_CLIENT_S = 5.0
-_ANSWER_S = 10.0
+_MAX_HEAD_BYTES = 8_192
+_MAX_CLIENTS = 32
+_CLIENT_TIMEOUT_S = 5.0
+_PAGE_TIMEOUT_S = 10.0
 _REQUEST = re.compile(rb"(?P<method>[A-Z]{1,16}) (?P<path>/[!-~]{0,2000}) HTTP/1\.[01]\r\n", re.ASCII)
 _LISTEN = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):)?(?P<port>\d{1,5})")
 _LOOPBACK = "127.0.0.1"
 
 
 class Answer(Struct, frozen=True):
-    """One page."""
+    """The response with one page."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
@@ -41,25 +41,27 @@ Page = Callable[[], Awaitable[Answer]]
 
 
 class Listen(Struct, frozen=True):
-    """Where to listen; port 0 takes a free one."""
+    """The address to listen on. Port 0 picks a free port."""
 
     host: str
     port: int
 
 
 def listen_at(text: str, where: str) -> Listen:
-    """From `HOST:PORT`, `[IPv6]:PORT` or `PORT` (on 127.0.0.1)."""
+    """Parses `HOST:PORT`, `[IPv6]:PORT` or `PORT`, which means 127.0.0.1. Raises `ConfigError` otherwise."""
     found = _LISTEN.fullmatch(text.strip())
     if found is None or int(found["port"]) > 65_535:
-        raise ConfigError(where, f"is {text!r}; give HOST:PORT, such as 127.0.0.1:9464")
+        raise ConfigError(where, f"is {text!r}; use HOST:PORT, such as 127.0.0.1:9464")
     return Listen((found["host"] or _LOOPBACK).strip("[]"), int(found["port"]))
 
 
 class Endpoint:
-    """Serves pages by path until it is closed; `async with` starts and closes it."""
+    """Serves pages by path while its `async with` block runs."""
 
-    def __init__(self, listen: Listen, pages: Mapping[str, Page], *, client_s: float = _CLIENT_S) -> None:
-        """`client_s`: how long a client may take to ask, and as long again to read."""
+    def __init__(
+        self, listen: Listen, pages: Mapping[str, Page], *, client_s: float = _CLIENT_TIMEOUT_S
+    ) -> None:
+        """`client_s` is how long a client may take to send its request, and again to read the response."""
         self._listen = listen
         self._pages = pages
         self._client_s = client_s
@@ -70,12 +72,12 @@ class Endpoint:
         listen = self._listen
         try:
             self._server = await asyncio.start_server(
-                self._client, listen.host, listen.port, limit=_HEAD_BYTES, backlog=_CLIENTS
+                self._client, listen.host, listen.port, limit=_MAX_HEAD_BYTES, backlog=_MAX_CLIENTS
             )
         except OSError as error:
             why = error.strerror or type(error).__name__
             raise ConfigError(
-                "metrics.listen", f"{listen.host}:{listen.port} cannot be used: {why}"
+                "metrics.listen", f"cannot listen on {listen.host}:{listen.port}: {why}"
             ) from None
         return self
 
@@ -88,22 +90,22 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """HOST:PORT as it is listened on."""
+        """The HOST:PORT that the endpoint listens on."""
         assert self._server is not None, "entered"
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def clients(self) -> int:
-        """How many are being served."""
+        """The number of clients being served."""
         return len(self._clients)
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None, "asyncio runs it as one"
+        assert task is not None, "asyncio runs this method as a task"
         try:
-            if len(self._clients) >= _CLIENTS:
-                return  # whoever is being served goes first
+            if len(self._clients) >= _MAX_CLIENTS:
+                return  # too many clients: those already connected take precedence
             self._clients.add(task)
             async with asyncio.timeout(self._client_s):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -114,27 +116,27 @@ class Endpoint:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # it went away, took too long or said too much: nobody to tell
+            pass  # the client disconnected, was too slow or sent too much
         finally:
             self._clients.discard(task)
             writer.transport.abort()
 
     async def _answer(self, head: bytes) -> tuple[Answer, bool]:
-        """The page, and whether its body is wanted."""
-        asked = _REQUEST.match(head)
-        if asked is None:
+        """Returns the page, and True if its body is to be sent."""
+        request = _REQUEST.match(head)
+        if request is None:
             return _plain(HTTPStatus.BAD_REQUEST), True
-        with_body = asked["method"] != b"HEAD"
-        if asked["method"] not in (b"GET", b"HEAD"):
+        with_body = request["method"] != b"HEAD"
+        if request["method"] not in (b"GET", b"HEAD"):
             return _plain(HTTPStatus.METHOD_NOT_ALLOWED), True
-        page = self._pages.get(asked["path"].partition(b"?")[0].decode("ascii"))
+        page = self._pages.get(request["path"].partition(b"?")[0].decode("ascii"))
         if page is None:
             return _plain(HTTPStatus.NOT_FOUND), with_body
         try:
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(_PAGE_TIMEOUT_S):
                 return await page(), with_body
         except Exception:
-            log.exception("a page could not be made")
+            log.exception("a page could not be created")
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR), with_body
 
 

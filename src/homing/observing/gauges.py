@@ -1,4 +1,4 @@
-"""What is read when somebody looks, not counted on the way: this process, and the depths of the store."""
+"""Gauges that are read at each scrape: the state of this process and the counts in the store."""
 
 from __future__ import annotations
 
@@ -18,57 +18,57 @@ from homing.observing import catalogue
 from homing.observing.catalogue import Metric
 from homing.observing.names import Known
 
-_FRESH_S = 5.0
-_PATIENCE_S = 2.0
+_REFRESH_EVERY_S = 5.0
+_STORE_TIMEOUT_S = 2.0
 
 
 class Watched(Protocol):
-    """The engine, as far as it is looked at."""
+    """The part of the engine that the gauges use."""
 
     def glance(self) -> Glance: ...
     async def depths(self) -> Depths: ...
 
 
 class Gauges(Collector):
-    """A collector over a running engine. `refresh` asks the store, at most every five seconds."""
+    """A Prometheus collector for a running engine. `refresh` queries the store at most every five seconds."""
 
     def __init__(self, watched: Watched, providers: Known) -> None:
-        self._watched = watched
+        self._engine = watched
         self._providers = providers
         self._depths: Depths | None = None
         self._asked_at: float | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._refresh_lock = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Reads the store's counts, if those at hand are not fresh. A store that is away is a gauge too."""
-        async with self._one_at_a_time:
+        """Reads the store's counts unless they are fresh. If the store fails, `homing_store_up` becomes 0."""
+        async with self._refresh_lock:
             now = asyncio.get_running_loop().time()
-            if self._asked_at is not None and now - self._asked_at < _FRESH_S:
+            if self._asked_at is not None and now - self._asked_at < _REFRESH_EVERY_S:
                 return
             try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    self._depths = await self._watched.depths()
-            except Exception:  # whatever ails it: what is known no longer holds
+                async with asyncio.timeout(_STORE_TIMEOUT_S):
+                    self._depths = await self._engine.depths()
+            except Exception:  # whatever the error is, the old counts no longer hold
                 self._depths = None
             self._asked_at = now
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Names only: registering must not look at anything."""
+        """Returns the names only, because registering must not read any values."""
         return [_gauge(metric) for metric in catalogue.CATALOGUE if metric.kind == "gauge"]
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        yield from self._of_the_process(self._watched.glance())
-        yield from self._of_the_store(self._depths)
+        yield from self._process_gauges(self._engine.glance())
+        yield from self._store_gauges(self._depths)
 
-    def _of_the_process(self, glance: Glance) -> Iterable[GaugeMetricFamily]:
+    def _process_gauges(self, glance: Glance) -> Iterable[GaugeMetricFamily]:
         yield _gauge(catalogue.BUILD, ((_version(),), 1))
         yield _gauge(catalogue.WORKING, ((), glance.working))
         yield _gauge(catalogue.SETTLE_BACKLOG, ((), glance.settle_backlog))
-        under_way: dict[tuple[str, ...], float] = {}
+        in_flight: dict[tuple[str, ...], float] = {}
         for (lane, provider), number in glance.in_flight.items():
             labels = (lane, self._providers[provider])
-            under_way[labels] = under_way.get(labels, 0) + number
-        yield _gauge(catalogue.IN_FLIGHT, *under_way.items())
+            in_flight[labels] = in_flight.get(labels, 0) + number
+        yield _gauge(catalogue.IN_FLIGHT, *in_flight.items())
         phases = [
             ((provider, phase.value), float(phase is now))
             for provider, now in glance.breakers.items()
@@ -76,9 +76,9 @@ class Gauges(Collector):
         ]
         yield _gauge(catalogue.BREAKER, *phases)
 
-    def _of_the_store(self, depths: Depths | None) -> Iterable[GaugeMetricFamily]:
+    def _store_gauges(self, depths: Depths | None) -> Iterable[GaugeMetricFamily]:
         yield _gauge(catalogue.STORE_UP, ((), depths is not None))
-        if depths is None:  # no number is better than an old one
+        if depths is None:  # no value is better than an old one
             return
         yield _gauge(catalogue.RETRY_QUEUE_DEPTH, ((), depths.statuses.get(Status.RETRYING, 0)))
         yield _gauge(catalogue.OLDEST_RETRY, ((), (depths.oldest_retry_ms or 0) / 1000))

@@ -1,6 +1,7 @@
-"""Log lines of a process: as text for people or as JSON for machines, never with a recipient in them.
+"""Formats a process's log lines as text or JSON, without addresses of recipients.
 
-The library logs through the standard library and configures nothing; this is what a process of our own does.
+As a library, Homing logs through the standard library and configures nothing; only its own processes use this
+module.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from homing.core.errors import ConfigError
 from homing.core.redact import redact
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-_OURS = frozenset({"timestamp", "level", "logger"})
-"""Fields that we write ourselves; a date looks like a telephone number."""
-_DEEPEST = 6
+_OWN_FIELDS = frozenset({"timestamp", "level", "logger"})
+"""Fields that Homing writes itself. They are not redacted, because a date looks like a phone number."""
+_MAX_DEPTH = 6
 
 
 def configure(format: str, level: str, stream: TextIO | None = None) -> None:
-    """Sends the log lines of the whole process, other libraries' too, to `stream` (stderr)."""
+    """Sends the log lines of the whole process, including those of other libraries, to `stream` or stderr."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(json_formatter() if format == "json" else TextFormatter(_TEXT))
     root = logging.getLogger()
@@ -32,10 +33,13 @@ def configure(format: str, level: str, stream: TextIO | None = None) -> None:
 
 
 class TextFormatter(logging.Formatter):
-    """The usual line. What others wrote into it is redacted, and so is a traceback."""
+    """The usual text format.
+
+    Messages and tracebacks are redacted, because their text may come from others.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        record.exc_text = None  # another handler may have kept its own words there
+        record.exc_text = None  # may hold an unredacted traceback cached by another handler
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
@@ -50,16 +54,19 @@ class TextFormatter(logging.Formatter):
 
 
 def json_formatter() -> logging.Formatter:
-    """One JSON object per line: timestamp, level, logger, event, what `extra` gave, exception."""
+    """Returns a formatter that writes one JSON object per line.
+
+    It has timestamp, level, logger, event, the fields of `extra`, and exception.
+    """
     try:
         import structlog
     except ImportError:
         raise ConfigError(
-            "log.format", "json needs structlog, which is missing: pip install 'homing[logs]'"
+            "log.format", "json requires structlog; install it with pip install 'homing[logs]'"
         ) from None
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
-            structlog.stdlib.ExtraAdder(),  # first: what it brings along must not pass for ours
+            structlog.stdlib.ExtraAdder(),  # first, so that it cannot overwrite our own fields
             structlog.stdlib.add_log_level,
             structlog.stdlib.add_logger_name,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -73,9 +80,9 @@ def json_formatter() -> logging.Formatter:
 
 
 def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """What others wrote, redacted; and the traceback, which has no values of variables."""
+    """Redacts all fields that others wrote, and adds the traceback, without values of variables."""
     info = event.pop("exc_info", None)
-    clean = {key: value if key in _OURS else _clean(value) for key, value in event.items()}
+    clean = {key: value if key in _OWN_FIELDS else _clean(value) for key, value in event.items()}
     error = info[1] if isinstance(info, tuple) else info
     if isinstance(error, BaseException):
         clean["exception"] = _traceback(error)
@@ -83,13 +90,13 @@ def _redacted(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mu
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
-    """Without addresses and secrets, however deep they are; small numbers and flags as they are."""
+    """Removes addresses and secrets at any depth. Small numbers and booleans are kept."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, (int, float)):
         text = redact(str(value))
         return value if text == str(value) else text
-    if isinstance(value, str) or depth == _DEEPEST:
+    if isinstance(value, str) or depth == _MAX_DEPTH:
         return redact(str(value))
     if isinstance(value, Mapping):
         return {redact(str(key)): _clean(one, depth + 1) for key, one in value.items()}
@@ -99,19 +106,19 @@ def _clean(value: Any, depth: int = 0) -> Any:
 
 
 def _traceback(error: BaseException) -> str:
-    """Where it was, as usual, and what was raised, redacted: an error's own text may name the recipient."""
-    return "\n".join(_told(TracebackException.from_exception(error, capture_locals=False)))
+    """Returns the traceback with a redacted error text, which may contain the recipient's address."""
+    return "\n".join(_format_lines(TracebackException.from_exception(error, capture_locals=False)))
 
 
-def _told(error: TracebackException) -> Iterator[str]:
+def _format_lines(error: TracebackException) -> Iterator[str]:
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if before is not None:
-        yield from _told(before)
+        yield from _format_lines(before)
         yield "\nThis led to:\n"
     if error.stack:
         yield "Traceback (most recent call last):"
         yield "".join(error.stack.format()).rstrip("\n")
     yield redact("".join(error.format_exception_only()).rstrip("\n"))
     for one in error.exceptions or ():
-        yield "\nOne of its exceptions:\n"
-        yield from _told(one)
+        yield "\nOne of the grouped exceptions:\n"
+        yield from _format_lines(one)

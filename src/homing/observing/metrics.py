@@ -1,4 +1,4 @@
-"""An observer that counts, in Prometheus' terms."""
+"""An observer that counts engine events and HTTP requests as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from homing.observing.names import Bounded, Known
 
 CONTENT_TYPE = prometheus.CONTENT_TYPE_PLAIN_0_0_4
 
-_TAKEN = (Status.SENT, Status.DELIVERED)
+_ACCEPTED_STATUSES = (Status.SENT, Status.DELIVERED)
 Labels = tuple[str, ...]
 _Kind = TypeVar("_Kind", prometheus.Counter, prometheus.Histogram)
 
 
 class Family(Generic[_Kind]):
-    """One metric with its series at hand: the library's own way to find one costs more than to count."""
+    """One metric with its series cached, because the library's own lookup costs more than counting."""
 
     def __init__(self, family: _Kind) -> None:
         self._family: _Kind = family
@@ -53,13 +53,13 @@ class Family(Generic[_Kind]):
         return found
 
     def add(self: Family[prometheus.Counter], counts: Mapping[Labels, int]) -> None:
-        """What a batch has counted."""
+        """Adds the counts of a batch."""
         for labels, number in counts.items():
             self[labels].inc(number)
 
 
-class _WithoutBirthdays(Collector):
-    """The `_created` series, one more for each counter and histogram, are of no use to Prometheus."""
+class _WithoutCreatedSeries(Collector):
+    """Omits the `_created` series, one per counter and histogram, because Prometheus has no use for them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -71,10 +71,10 @@ class _WithoutBirthdays(Collector):
 
 
 class Metrics:
-    """Counts what it is told of: an observer for one engine. `registry` may be a program's own.
+    """Observes one engine and counts its events. `registry` may be the caller's own.
 
-    The counts begin with the process, as Prometheus expects. No label has more values than are known
-    beforehand: `tenants` bounds theirs, and providers are those of the engine that it watches.
+    All counters start at zero with the process, as Prometheus expects. Every label has a limited number of
+    values: `tenants` limits the tenant label, and the provider label has the engine's providers.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Metrics:
         self._providers = Known()
         self._tenants = Bounded(tenants)
         self._gauges: Gauges | None = None
-        named = queue_names or {mode: info.queue_name for mode, info in MODE_INFO.items()}
-        self._queues = {mode: named.get(mode) or mode.value for mode in Mode}
+        names = queue_names or {mode: info.queue_name for mode, info in MODE_INFO.items()}
+        self._queues = {mode: names.get(mode) or mode.value for mode in Mode}
         counter, histogram = self._counter, self._histogram
         self._accepted = counter(catalogue.ACCEPTED)
         self._duplicates = counter(catalogue.DUPLICATES)
@@ -108,69 +108,69 @@ class Metrics:
         self._lateness = histogram(catalogue.LATENESS)
         self._requests = counter(catalogue.REQUESTS)
         self._request_seconds = histogram(catalogue.REQUEST_SECONDS)
-        for queue in self._queues.values():  # a rate can only be seen to rise from a series that is there
+        for queue in self._queues.values():  # create all series, so that rates see their first increase
             for family in (self._scheduled, self._exhausted):
                 family[(queue,)].inc(0)
             for status in ("success", "failed"):
                 self._executed[queue, status].inc(0)
 
     def watch(self, engine: Watched) -> None:
-        """Shows this engine's gauges too, and knows its providers; before anything is counted."""
-        assert self._gauges is None, "one engine each"
+        """Adds this engine's gauges and provider names. Must be called before anything is counted."""
+        assert self._gauges is None, "one engine per registry"
         self._providers = Known(engine.glance().breakers)
         self._gauges = Gauges(engine, self._providers)
         self.registry.register(self._gauges)
 
     async def page(self) -> bytes:
-        """All of it in Prometheus' text format (`CONTENT_TYPE`). Asks the store, seldom and not for long."""
+        """Returns all metrics in Prometheus' text format. Queries the store at most every five seconds."""
         if self._gauges is not None:
             await self._gauges.refresh()
-        return prometheus.generate_latest(_WithoutBirthdays(self.registry))
+        return prometheus.generate_latest(_WithoutCreatedSeries(self.registry))
 
     async def shown(self) -> tuple[bytes, str]:
-        """The page, and its content type."""
+        """Returns the page and its content type."""
         return await self.page(), CONTENT_TYPE
 
-    # The observer --------------------------------------------------------------------------------
+    # Engine events -------------------------------------------------------------------------------
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        new: Counter[Labels] = Counter()
-        known: Counter[Labels] = Counter()
+        accepted: Counter[Labels] = Counter()
+        duplicates: Counter[Labels] = Counter()
         for submission, answer in zip(batch, answers, strict=True):
             tenant = self._tenants[submission.tenant]
             if answer.conflict:
                 self._conflicts[(tenant,)].inc()
                 continue
             for notification, id in zip(submission.notifications, answer.ids, strict=False):
-                (known if id in answer.duplicates else new)[notification.lane, tenant] += 1
-        self._accepted.add(new)
-        self._duplicates.add(known)
+                (duplicates if id in answer.duplicates else accepted)[notification.lane, tenant] += 1
+        self._accepted.add(accepted)
+        self._duplicates.add(duplicates)
 
     def claimed(self, batch: ClaimBatch) -> None:
         for claim in batch.claims:
             self._lateness[(claim.lane,)].observe(max(0, batch.now - claim.due_at) / 1000)
 
     def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
-        became: Counter[Labels] = Counter()
-        tried: Counter[Labels] = Counter()
+        settled: Counter[Labels] = Counter()
+        attempts: Counter[Labels] = Counter()
         for settlement, claim in batch:
             if settlement.id in refused:
                 continue
-            became[claim.lane, self._tenants[claim.tenant], settlement.status.value] += 1
+            settled[claim.lane, self._tenants[claim.tenant], settlement.status.value] += 1
             attempt = settlement.attempt
             if attempt is None:
                 continue
             provider, queue = self._providers[attempt.provider], self._queues[claim.mode]
-            tried[claim.lane, provider, attempt.outcome.value] += 1
-            if attempt.number > 1 or settlement.status not in _TAKEN:
+            attempts[claim.lane, provider, attempt.outcome.value] += 1
+            if attempt.number > 1 or settlement.status not in _ACCEPTED_STATUSES:
                 self._retried(settlement, attempt, queue)
-            if attempt.outcome is not OutcomeKind.LOST:  # how long nobody answered says nothing about it
+            if attempt.outcome is not OutcomeKind.LOST:  # the duration of a lost attempt is not known
                 self._attempt_seconds[claim.channel.value, provider].observe(attempt.latency_ms / 1000)
-            if settlement.status in _TAKEN:
+            if settlement.status in _ACCEPTED_STATUSES:
                 took_ms = attempt.started_at + attempt.latency_ms - claim.aged_from
                 self._delivery_seconds[(claim.lane,)].observe(max(0, took_ms) / 1000)
-        self._settled.add(became)
-        self._attempts.add(tried)
+        self._settled.add(settled)
+        self._attempts.add(attempts)
         if refused:
             self._stale[()].inc(len(refused))
 
@@ -194,21 +194,21 @@ class Metrics:
     def store_failed(self, call: str, error: StoreError) -> None:
         self._store_errors[call, error.code].inc()
 
-    # The service's requests ----------------------------------------------------------------------
+    # HTTP requests of the service ----------------------------------------------------------------
 
     def began(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """Nothing to remember: who asks says how long it took."""
+        """Does nothing: the caller measures the duration."""
 
     def ended(self, began: None, operation: str, method: str, status: int, took_s: float) -> None:
-        """The names of operations are those of the service's own routes, so they are few."""
+        """Counts a request. The operations are the service's own routes, so the label has few values."""
         name = operation or "none"
         self._requests[name, f"{status // 100}xx"].inc()
         self._request_seconds[(name,)].observe(took_s)
 
-    # Its parts -----------------------------------------------------------------------------------
+    # Helpers -------------------------------------------------------------------------------------
 
     def _retried(self, settlement: Settlement, attempt: AttemptRecord, queue: str) -> None:
-        """What is counted of those that did not land at the first attempt."""
+        """Counts retries, for notifications that were not delivered at the first attempt."""
         if attempt.number > 1:
             self._executed[queue, "success" if attempt.outcome is OutcomeKind.ACCEPTED else "failed"].inc()
         if settlement.status is Status.RETRYING:

@@ -1,4 +1,4 @@
-"""The labels of metrics: each of a small set, whatever a notification says."""
+"""Limits the values of metric labels to a small set, whatever a notification contains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OTHER = "other"
 
 
 class Bounded:
-    """The first so many names keep theirs; whoever comes later is `other`."""
+    """Keeps the first `most` names as they are. Every later name becomes `other`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -25,7 +25,7 @@ class Bounded:
 
 
 class Known:
-    """Names that are known beforehand; everybody else is `other`."""
+    """Keeps names that are known in advance. Every other name becomes `other`."""
 
     def __init__(self, names: Collection[str] = ()) -> None:
         self._names = frozenset(names)

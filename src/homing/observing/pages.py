@@ -1,4 +1,4 @@
-"""What the endpoint of a worker shows: /metrics, /healthz and /readyz."""
+"""The pages of a worker's HTTP endpoint: /metrics, /healthz and /readyz."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from homing.observing.metrics import CONTENT_TYPE, Metrics
 
 
 class Asked(Protocol):
-    """The engine, as far as it is asked."""
+    """The part of the engine that the pages use."""
 
     async def readiness(self) -> Readiness: ...
 
 
 def pages(metrics: Metrics, engine: Asked) -> Mapping[str, Page]:
-    """By path."""
+    """Returns the pages by path."""
 
     async def show_metrics() -> Answer:
         return Answer(await metrics.page(), CONTENT_TYPE)
 
     async def show_health() -> Answer:
-        """Alive is who answers."""
+        """Liveness check: 200 while the process runs."""
         return Answer(b"ok\n")
 
     async def show_readiness() -> Answer:

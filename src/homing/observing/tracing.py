@@ -1,8 +1,9 @@
-"""OpenTelemetry traces: an observer that tells of each notification from its acceptance to its receipt.
+"""OpenTelemetry traces: an observer that creates spans for each notification, from acceptance to receipt.
 
-A notification's trace is its id: the 128 bits of the UUID are the trace's id, and its last 64 bits are the
-first span's. Whoever accepts, claims, settles or hears of it, in whichever process, finds the same trace
-without anything being stored or handed on. The trace of the caller's own request is linked to it.
+A notification's id determines its trace: the 128 bits of the UUID are the trace id, and its last 64 bits are
+the id of the first span. Every process that accepts, claims or settles the notification, or gets a receipt
+for it, therefore adds to the same trace, without storing or passing on anything. The trace of the caller's
+request is linked to it.
 """
 
 from __future__ import annotations
@@ -48,22 +49,22 @@ from homing.core.ports import Clock
 
 _NS = 1_000_000
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_PROPAGATED = (b"traceparent", b"tracestate")
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
 
 Attributes = Mapping[str, str | int | bool]
 
 
 def otlp(endpoint: str) -> SpanProcessor:
-    """Sends spans to a collector, in batches, from a thread of its own."""
+    """Returns a processor that sends spans to a collector, in batches, from its own thread."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
 
 
 class Tracing:
-    """An observer of an engine, and a watcher of the service's requests. `close` sends what is left.
+    """Observes an engine and the service's HTTP requests. `close` sends the remaining spans.
 
-    `share` is the part of all notifications that is traced: which ones, their ids decide, so that all
+    `share` is the fraction of notifications that are traced. Their ids decide which ones, so that all
     processes agree.
     """
 
@@ -71,8 +72,8 @@ class Tracing:
         self, processor: SpanProcessor, *, clock: Clock, service_name: str = "homing", share: float = 1.0
     ) -> None:
         self._clock = clock
-        self._below = int(share * 2**32)
-        self._ids = _Ids()
+        self._sampled_below = int(share * 2**32)
+        self._ids = _IdGenerator()
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service_name}),
             sampler=_Sampler(self._ids, share),
@@ -84,18 +85,18 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def close(self) -> None:
-        """Sends what is left; blocks until then."""
+        """Sends the remaining spans and blocks until that is done."""
         self._provider.shutdown()
 
     # The service's requests ----------------------------------------------------------------------
 
     def began(self, headers: Sequence[tuple[bytes, bytes]]) -> tuple[Span, Token[context.Context]]:
-        """Goes on with the caller's trace, where it has one."""
-        carried = {
-            name.decode("ascii"): value.decode("latin-1") for name, value in headers if name in _PROPAGATED
+        """Starts a span for a request, within the caller's trace if there is one."""
+        trace_headers = {
+            name.decode("ascii"): value.decode("latin-1") for name, value in headers if name in _TRACE_HEADERS
         }
-        around = self._propagator.extract(carried) if carried else context.Context()
-        span = self._tracer.start_span("request", around, SpanKind.SERVER)
+        parent = self._propagator.extract(trace_headers) if trace_headers else context.Context()
+        span = self._tracer.start_span("request", parent, SpanKind.SERVER)
         return span, context.attach(trace.set_span_in_context(span))
 
     def ended(
@@ -114,7 +115,7 @@ class Tracing:
             span.set_status(StatusCode.ERROR)
         span.end()
 
-    # The observer --------------------------------------------------------------------------------
+    # Engine events -------------------------------------------------------------------------------
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
         for submission, answer in zip(batch, answers, strict=True):
@@ -125,8 +126,8 @@ class Tracing:
     def claimed(self, batch: ClaimBatch) -> None:
         for claim in batch.claims:
             if self._is_traced(claim.id):
-                facts = {**_facts(claim), "homing.attempt": claim.attempt}
-                self._span("claim", claim.id, min(claim.due_at, batch.now), batch.now, facts)
+                attributes = {**_common_attributes(claim), "homing.attempt": claim.attempt}
+                self._span("claim", claim.id, min(claim.due_at, batch.now), batch.now, attributes)
 
     def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
         now = self._clock.now_ms()
@@ -139,20 +140,20 @@ class Tracing:
         for receipt in receipts:
             id = receipt.notification_id
             if id is not None and self._is_traced(id):
-                facts: dict[str, str | int | bool] = {
+                attributes: dict[str, str | int | bool] = {
                     "homing.provider": receipt.provider,
                     "homing.event": receipt.event.value,
                     "homing.applied": receipt.event_id in applied,
                 }
-                self._span("receipt", id, min(receipt.at, now), now, facts, SpanKind.CONSUMER)
+                self._span("receipt", id, min(receipt.at, now), now, attributes, SpanKind.CONSUMER)
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
-        """No notification's own: the metrics count it."""
+        """Does nothing: this concerns no single notification. The metrics count it."""
 
     def store_failed(self, call: str, error: StoreError) -> None:
-        """No notification's own: the metrics count it."""
+        """Does nothing: this concerns no single notification. The metrics count it."""
 
-    # Its parts -----------------------------------------------------------------------------------
+    # Spans ---------------------------------------------------------------------------------------
 
     def _accept(self, tenant: str, notification: NewNotification, id: str) -> None:
         request = trace.get_current_span()
@@ -160,35 +161,47 @@ class Tracing:
         if links:
             request.set_attribute("homing.notification_id", id)
         now = self._clock.now_ms() * _NS
-        facts = {**_facts(notification), "homing.tenant": tenant, "homing.type": notification.type}
+        attributes = {
+            **_common_attributes(notification),
+            "homing.tenant": tenant,
+            "homing.type": notification.type,
+        }
         with self._ids.given(id):
             span = self._tracer.start_span(
-                "accept", context.Context(), SpanKind.PRODUCER, facts, links, start_time=now
+                "accept", context.Context(), SpanKind.PRODUCER, attributes, links, start_time=now
             )
         span.end(now)
 
     def _settle(self, settlement: Settlement, claim: Claim, now: int, *, stale: bool) -> None:
-        facts = _facts(claim)
+        attributes = _common_attributes(claim)
         attempt = settlement.attempt
         began = now
         if attempt is not None:
             began = attempt.started_at + attempt.latency_ms
             failed = attempt.outcome is not OutcomeKind.ACCEPTED
-            tried: dict[str, str | int | bool] = {
-                **facts,
+            attempt_attributes: dict[str, str | int | bool] = {
+                **attributes,
                 "homing.attempt": attempt.number,
                 "homing.provider": attempt.provider,
                 "homing.outcome": attempt.outcome.value,
                 **({"homing.error_code": attempt.error_code} if attempt.error_code else {}),
             }
-            self._span("attempt", claim.id, attempt.started_at, began, tried, SpanKind.CLIENT, failed=failed)
-        became: dict[str, str | int | bool] = {
-            **facts,
+            self._span(
+                "attempt",
+                claim.id,
+                attempt.started_at,
+                began,
+                attempt_attributes,
+                SpanKind.CLIENT,
+                failed=failed,
+            )
+        settle_attributes: dict[str, str | int | bool] = {
+            **attributes,
             "homing.status": settlement.status.value,
             "homing.stale": stale,
             **({"homing.reason": settlement.reason.value} if settlement.reason else {}),
         }
-        self._span("settle", claim.id, min(began, now), now, became)
+        self._span("settle", claim.id, min(began, now), now, settle_attributes)
 
     def _span(
         self,
@@ -196,28 +209,28 @@ class Tracing:
         id: str,
         from_ms: int,
         until_ms: int,
-        facts: Attributes,
+        attributes: Attributes,
         kind: SpanKind = SpanKind.INTERNAL,
         *,
         failed: bool = False,
     ) -> None:
-        """A span below the notification's first one, wherever that was told of."""
+        """Creates a span below the notification's first span, which another process may have created."""
         first = SpanContext(
             _trace_id(id), _span_id(id), is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED)
         )
-        around = trace.set_span_in_context(NonRecordingSpan(first), context.Context())
-        span = self._tracer.start_span(name, around, kind, facts, start_time=from_ms * _NS)
+        parent = trace.set_span_in_context(NonRecordingSpan(first), context.Context())
+        span = self._tracer.start_span(name, parent, kind, attributes, start_time=from_ms * _NS)
         if failed:
             span.set_status(Status(StatusCode.ERROR))
         span.end(max(from_ms, until_ms) * _NS)
 
     def _is_traced(self, id: str) -> bool:
-        """A callback may name what is no id of ours."""
-        return _UUID.fullmatch(id) is not None and int(id[28:], 16) < self._below
+        """Returns True if this notification is sampled. A callback may contain an id that is not ours."""
+        return _UUID.fullmatch(id) is not None and int(id[28:], 16) < self._sampled_below
 
 
-class _Ids(RandomIdGenerator):
-    """Ids of spans and traces: at random, but for a notification's first span."""
+class _IdGenerator(RandomIdGenerator):
+    """Generates random ids for spans and traces, except for the first span of a notification."""
 
     _id: str | None = None
 
@@ -225,8 +238,8 @@ class _Ids(RandomIdGenerator):
     def is_given(self) -> bool:
         return self._id is not None
 
-    def given(self, id: str) -> _Ids:
-        """Within `with`: the next span is that notification's first."""
+    def given(self, id: str) -> _IdGenerator:
+        """Within `with`, makes the next span the first one of this notification."""
         self._id = id
         return self
 
@@ -243,9 +256,12 @@ class _Ids(RandomIdGenerator):
 
 
 class _Sampler(ParentBased):
-    """Requests as their callers say, or by chance; a notification's first span always: its id chose it."""
+    """Samples requests as their callers decide, or else at random.
 
-    def __init__(self, ids: _Ids, share: float) -> None:
+    A notification's first span is always sampled, because its id has already decided that it is traced.
+    """
+
+    def __init__(self, ids: _IdGenerator, share: float) -> None:
         super().__init__(TraceIdRatioBased(share))
         self._ids = ids
 
@@ -263,6 +279,6 @@ def _span_id(id: str) -> int:
     return _trace_id(id) & (2**64 - 1)
 
 
-def _facts(of: Any) -> dict[str, str | int | bool]:
-    """What a notification and a claim have in common. No address, and nothing that it says."""
+def _common_attributes(of: Any) -> dict[str, str | int | bool]:
+    """Returns the attributes that notifications and claims share. Excludes address and content."""
     return {"homing.notification_id": of.id, "homing.lane": of.lane, "homing.channel": of.channel.value}

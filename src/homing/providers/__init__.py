@@ -1,1 +1,5 @@
-"""Providers: each builds a request, sends it, and says what became of it. Adding one is one file."""
+"""Providers: each builds a request for one vendor or protocol, sends it, and classifies the response.
+
+The engine passes in a delivery and gets an outcome back. A provider may also verify callbacks and look up the
+status of a message. To add a provider, add one module.
+"""

@@ -1,4 +1,4 @@
-"""Azure Communication Services: email, its delivery reports, and the look-up of an operation."""
+"""Azure Communication Services: email, delivery reports, and the lookup of an operation."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ from homing.providers.wire import HttpProvider, NowMs, inside, wall_clock_ms
 
 _TABLE = error_table("acs")
 _OPERATION = re.compile(r"[A-Za-z0-9-]{1,100}")
-_LOOKED_UP = {
+_EVENT_BY_STATUS = {
     "NotStarted": ReceiptEvent.QUEUED,
     "Running": ReceiptEvent.QUEUED,
     "Succeeded": ReceiptEvent.SENT,
     "Failed": ReceiptEvent.FAILED,
     "Canceled": ReceiptEvent.FAILED,
 }
-"""`Succeeded` is handed over for delivery, not delivered."""
-_SAYS_NO_MORE = ("BadRequest",)
-"""Codes that say no more than the status 400."""
+"""The receipt for each status of an operation. `Succeeded` means handed over for delivery, not delivered."""
+_UNSPECIFIC_CODES = ("BadRequest",)
+"""Codes that explain no more than the status 400."""
 _encode = msgspec.json.Encoder().encode
 
 
 class AcsProvider(HttpProvider):
     """Sends mail through a Communication Services resource.
 
-    The operation is named after the notification, the same for every attempt: what it came to can be looked
-    up even if the answer was lost. Whether the service sends a repeated operation only once is not promised.
+    The operation id is derived from the notification and is the same for every attempt, so its result can be
+    looked up even if the response was lost. The service does not promise that a repeated operation is sent
+    only once.
     """
 
     channels = ("email",)
@@ -75,7 +76,7 @@ class AcsProvider(HttpProvider):
         self._version = f"api-version={quote(api_version, safe='')}"
         self._name_operations = name_operations
         self._style = mail_style(default_subject, unsubscribe_mailto)
-        self._usual: dict[str, Any] = {
+        self._common_fields: dict[str, Any] = {
             "senderAddress": mailbox("sender_address", sender_address).address,
             **({"replyTo": [_reply_to(reply_to, reply_to_name)]} if reply_to else {}),
             **(
@@ -94,7 +95,7 @@ class AcsProvider(HttpProvider):
         if mail.html:
             content["html"] = mail.html
         body: dict[str, Any] = {
-            **self._usual,
+            **self._common_fields,
             "content": content,
             "recipients": {"to": [{"address": mail.to}]},
         }
@@ -109,10 +110,10 @@ class AcsProvider(HttpProvider):
         return self._signed("POST", "/emails:send", now_ms, _encode(body), named)
 
     def classify(self, answer: Answer, now_ms: int) -> Outcome:
-        said = json_object(answer.body)
-        code, message = _error(said, answer)
-        if answer.status == 202 and said.get("status") not in ("Failed", "Canceled"):
-            return Outcome(OutcomeKind.ACCEPTED, provider_message_id=_operation(said, answer))
+        decoded = json_object(answer.body)
+        code, message = _error(decoded, answer)
+        if answer.status == 202 and decoded.get("status") not in ("Failed", "Canceled"):
+            return Outcome(OutcomeKind.ACCEPTED, provider_message_id=_operation(decoded, answer))
         wait_ms = None
         if answer.status == 429 or answer.status >= 500:
             wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
@@ -120,24 +121,27 @@ class AcsProvider(HttpProvider):
         return _TABLE.outcome(
             known,
             answer.status,
-            _told(code, message),
+            _error_text(code, message),
             retry_after_ms=wait_ms,
-            other_code=code is not None and code not in _SAYS_NO_MORE,
+            other_code=code is not None and code not in _UNSPECIFIC_CODES,
         )
 
     def check_request(self) -> Request:
-        """The status of an operation that nobody began: the answer is 404 while the service is up."""
+        """Returns a request for the status of an operation that does not exist.
+
+        The service answers with 404.
+        """
         return self._status_request(str(UUID(int=0)), self._now_ms())
 
     def is_up(self, answer: Answer) -> bool:
         return answer.status < 500 and answer.status not in (401, 403)
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
-        """Event Grid: its handshake, or a batch of delivery and engagement reports."""
+        """Answers Event Grid's handshake, or reads a batch of delivery and engagement reports."""
         return self._callbacks.hear(callback, now_ms)
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
-        """What became of the operation; None where the service does not know it or gave no answer."""
+        """Returns the operation's status, or None if the service does not know it or gave no answer."""
         operation = provider_message_id or (operation_id(delivery) if self._name_operations else None)
         if operation is None or not _OPERATION.fullmatch(operation):
             return None
@@ -162,7 +166,9 @@ class AcsProvider(HttpProvider):
 
 
 def operation_id(delivery: Delivery) -> str:
-    """A UUID for all attempts of a notification: its key, where that is one."""
+    """Returns the operation's UUID for all attempts: the idempotency key if it is a UUID, or else one derived
+    from it.
+    """
     try:
         return str(UUID(delivery.idempotency_key))
     except ValueError:
@@ -170,13 +176,13 @@ def operation_id(delivery: Delivery) -> str:
 
 
 def looked_up(answer: Answer, operation: str, delivery: Delivery, now_ms: int) -> Receipt | None:
-    """What the status of an operation says. Any bytes at all: never raises."""
-    said = json_object(answer.body)
-    status = said.get("status")
-    event = _LOOKED_UP.get(status) if isinstance(status, str) else None
+    """Returns the receipt for the status of an operation, or None. Never raises, whatever the response is."""
+    decoded = json_object(answer.body)
+    status = decoded.get("status")
+    event = _EVENT_BY_STATUS.get(status) if isinstance(status, str) else None
     if event is None:
         return None
-    code, message = _error(said, answer)
+    code, message = _error(decoded, answer)
     failed = event is ReceiptEvent.FAILED
     meaning = _TABLE.codes.get(code) if failed and code else None
     return Receipt(
@@ -190,16 +196,16 @@ def looked_up(answer: Answer, operation: str, delivery: Delivery, now_ms: int) -
         outcome=meaning.outcome if meaning else None,
         retry_after_ms=meaning.retry_after_ms if meaning else None,
         error_code=(code or str(status)) if failed else None,
-        error=_told(code, message) if failed else None,
+        error=_error_text(code, message) if failed else None,
     )
 
 
 def _connection(given: Secret) -> tuple[str, Secret]:
-    """`endpoint=https://…/;accesskey=…`; a key may end in `=`."""
+    """Parses `endpoint=https://…/;accesskey=…`. A key may end in `=`."""
     parts = dict(part.strip().partition("=")[::2] for part in given.reveal().split(";") if part.strip())
     found = {name.strip().lower(): value.strip() for name, value in parts.items()}
     if not found.get("endpoint") or not found.get("accesskey"):
-        raise ConfigError("connection_string", "is not like endpoint=https://…;accesskey=…")
+        raise ConfigError("connection_string", "must look like endpoint=https://…;accesskey=…")
     return found["endpoint"], Secret(found["accesskey"])
 
 
@@ -208,21 +214,21 @@ def _reply_to(address: str, name: str) -> dict[str, str]:
     return {"address": box.address, "displayName": box.name} if box.name else {"address": box.address}
 
 
-def _error(said: dict[str, Any], answer: Answer) -> tuple[str | None, str | None]:
-    """(code, message) of `{"error": {…}}`; the code also comes as a header."""
-    error = as_object(said.get("error"))
+def _error(decoded: dict[str, Any], answer: Answer) -> tuple[str | None, str | None]:
+    """Returns (code, message) of `{"error": {…}}`. The code may also come as a header."""
+    error = as_object(decoded.get("error"))
     code = text_of(error.get("code"), 100) or text_of(answer.headers.get("x-ms-error-code"), 100)
     return code, error_text(error.get("message"))
 
 
-def _told(code: str | None, message: str | None) -> str | None:
-    """A code that the table does not know is still worth reading."""
+def _error_text(code: str | None, message: str | None) -> str | None:
+    """Returns the error text with its code, because the table may not list that code."""
     return f"{code}: {message}" if code and message else message or code
 
 
-def _operation(said: dict[str, Any], answer: Answer) -> str | None:
-    """Its id from the body, else from the address to poll."""
-    found = said.get("id")
+def _operation(decoded: dict[str, Any], answer: Answer) -> str | None:
+    """Returns the operation's id from the body, or else from the URL for polling."""
+    found = decoded.get("id")
     if isinstance(found, str) and _OPERATION.fullmatch(found):
         return found
     last = answer.headers.get("operation-location", "").partition("?")[0].rpartition("/")[2]

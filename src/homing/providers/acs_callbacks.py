@@ -1,7 +1,8 @@
-"""Event Grid as it reports on mails of Communication Services: the handshake, and events in either schema.
+"""Reads Event Grid's reports about mail of Communication Services: the handshake, and events in either
+schema.
 
-Event Grid signs nothing: whoever knows the key in the address (or in a header that the subscription adds)
-is believed, and nobody is while no key is set.
+Event Grid signs nothing. A callback is accepted if it has the configured key in its URL, or in a header that
+the subscription adds. Without a configured key, every callback is refused.
 """
 
 from __future__ import annotations
@@ -22,36 +23,36 @@ KEY_HEADER = "x-webhook-key"
 KEY_PARAMETER = "key"
 _MAX_QUERY_FIELDS = 100
 
-_VALIDATION = "Microsoft.EventGrid.SubscriptionValidationEvent"
-_DELIVERY = "Microsoft.Communication.EmailDeliveryReportReceived"
-_ENGAGEMENT = "Microsoft.Communication.EmailEngagementTrackingReportReceived"
+_VALIDATION_TYPE = "Microsoft.EventGrid.SubscriptionValidationEvent"
+_DELIVERY_TYPE = "Microsoft.Communication.EmailDeliveryReportReceived"
+_ENGAGEMENT_TYPE = "Microsoft.Communication.EmailEngagementTrackingReportReceived"
 
-_REPORTED = {"Delivered": ReceiptEvent.DELIVERED, "Expanded": ReceiptEvent.SENT}
-"""The statuses that are no failure. By the vendor's documentation, every other status is one."""
+_DELIVERY_EVENTS = {"Delivered": ReceiptEvent.DELIVERED, "Expanded": ReceiptEvent.SENT}
+"""The statuses that are not failures. According to the vendor's documentation, every other status is one."""
 
-_ENGAGED = {"view": ReceiptEvent.OPEN, "click": ReceiptEvent.CLICK}
+_ENGAGEMENT_EVENTS = {"view": ReceiptEvent.OPEN, "click": ReceiptEvent.CLICK}
 
 
 class AcsCallbacks:
-    """Reads what Event Grid posts."""
+    """Verifies and reads the callbacks of Event Grid."""
 
     def __init__(self, key: str | Secret, *, named_by_us: bool) -> None:
         self._key = secret("webhook_key", key).reveal().encode() if key else None
-        self._named_by_us = named_by_us
+        self._has_notification_ids = named_by_us
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
-        """One bad event never fails its batch."""
+        """Reads one batch. An event that cannot be read does not affect the others."""
         self._check(callback)
         if callback.method == "OPTIONS":
-            return _welcome(callback)
+            return _answer_handshake(callback)
         events = json_of(callback.body)
         receipts: list[Receipt] = []
         ignored = unreadable = 0
         for event in events if isinstance(events, list) else [events]:
             try:
                 kind = _kind(event)
-                if kind == _VALIDATION:
-                    return _validation(event)
+                if kind == _VALIDATION_TYPE:
+                    return _answer_validation(event)
                 found = self._receipts(kind, event, now_ms)
             except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
                 unreadable += 1
@@ -62,7 +63,7 @@ class AcsCallbacks:
 
     def _check(self, callback: Callback) -> None:
         if self._key is None:
-            raise CallbackRefused("webhook_key is not set, so no event can be believed")
+            raise CallbackRefused("webhook_key is not set, so callbacks cannot be verified")
         given = callback.headers.get(KEY_HEADER)
         if given is None:
             try:
@@ -71,85 +72,88 @@ class AcsCallbacks:
             except ValueError:
                 given = ""
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self._key):
-            raise CallbackRefused("the key of the callback is not ours; nothing was changed")
+            raise CallbackRefused("the callback's key does not match webhook_key")
 
     def _receipts(self, kind: str, event: dict[str, Any], now_ms: int) -> list[Receipt]:
-        if kind == _DELIVERY:
+        if kind == _DELIVERY_TYPE:
             return [self._delivery(event, now_ms)]
-        if kind == _ENGAGEMENT:
+        if kind == _ENGAGEMENT_TYPE:
             return self._engagement(event, now_ms)
         return []
 
     def _delivery(self, event: dict[str, Any], now_ms: int) -> Receipt:
         data = event["data"]
-        status = _needed(data, "status")
-        meant = _REPORTED.get(status, ReceiptEvent.FAILED)
-        failed = meant is ReceiptEvent.FAILED
+        status = _require_text(data, "status")
+        receipt_event = _DELIVERY_EVENTS.get(status, ReceiptEvent.FAILED)
+        failed = receipt_event is ReceiptEvent.FAILED
         meaning = error_table("acs").codes.get(status) if failed else None
-        told = as_object(data.get("deliveryStatusDetails")).get("statusMessage")
+        message = as_object(data.get("deliveryStatusDetails")).get("statusMessage")
         return Receipt(
-            event=meant,
-            event_id=_needed(event, "id"),
+            event=receipt_event,
+            event_id=_require_text(event, "id"),
             at=_at(event, data.get("deliveryAttemptTimeStamp"), now_ms),
             outcome=meaning.outcome if meaning else None,
             retry_after_ms=meaning.retry_after_ms if meaning else None,
             error_code=status[:100] if failed else None,
-            error=error_text(told) if failed else None,
-            **self._whose(data),
+            error=error_text(message) if failed else None,
+            **self._identify(data),
         )
 
     def _engagement(self, event: dict[str, Any], now_ms: int) -> list[Receipt]:
-        """Who opens or clicks has got it: it tells of the delivery too, should its own report be lost."""
+        """Returns the receipts of an open or click. Both imply the delivery, whose own report may be lost."""
         data = event["data"]
-        meant = _ENGAGED.get(_needed(data, "engagementType").lower())
-        if meant is None:
+        receipt_event = _ENGAGEMENT_EVENTS.get(_require_text(data, "engagementType").lower())
+        if receipt_event is None:
             return []
-        id = _needed(event, "id")
+        id = _require_text(event, "id")
         at = _at(event, data.get("userActionTimeStamp"), now_ms)
-        whose = self._whose(data)
+        identity = self._identify(data)
         return [
-            Receipt(event=ReceiptEvent.DELIVERED, event_id=id, at=at, **whose),
-            Receipt(event=meant, event_id=f"{id}:{meant.value}", at=at, **whose),
+            Receipt(event=ReceiptEvent.DELIVERED, event_id=id, at=at, **identity),
+            Receipt(event=receipt_event, event_id=f"{id}:{receipt_event.value}", at=at, **identity),
         ]
 
-    def _whose(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The message; where operations are named after notifications, its id is the notification's."""
-        message_id = _needed(data, "messageId")
+    def _identify(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Returns the fields that identify the message.
+
+        If operations are named after notifications, the message's id is also the notification's.
+        """
+        message_id = _require_text(data, "messageId")
         return {
             "provider": "acs",
             "provider_message_id": message_id,
-            "notification_id": message_id.lower() if self._named_by_us else None,
+            "notification_id": message_id.lower() if self._has_notification_ids else None,
         }
 
 
 def _kind(event: dict[str, Any]) -> str:
-    """Event Grid's schema says `eventType`, that of CloudEvents `type`."""
+    """Returns the event's type: `eventType` in Event Grid's schema, `type` in that of CloudEvents."""
     kind = event.get("eventType") or event.get("type")
     if not isinstance(kind, str):
-        raise TypeError("an event without its type")
+        raise TypeError("the event has no type")
     return kind
 
 
-def _validation(event: dict[str, Any]) -> Heard:
-    code = _needed(event["data"], "validationCode")
+def _answer_validation(event: dict[str, Any]) -> Heard:
+    code = _require_text(event["data"], "validationCode")
     return Heard(reply=msgspec.json.encode({"validationResponse": code}), reply_type="application/json")
 
 
-def _welcome(callback: Callback) -> Heard:
-    """The handshake of CloudEvents: the sender may send, as fast as it likes."""
+def _answer_handshake(callback: Callback) -> Heard:
+    """Answers the handshake of CloudEvents: allows the sender to send at any rate."""
     origin = callback.headers.get("webhook-request-origin", "")
     if not origin or not origin.isprintable() or not origin.isascii():
-        raise CallbackRefused("an OPTIONS request without its WebHook-Request-Origin")
+        raise CallbackRefused("the OPTIONS request has no WebHook-Request-Origin")
     return Heard(reply_headers={"WebHook-Allowed-Origin": origin, "WebHook-Allowed-Rate": "*"})
 
 
-def _needed(fields: dict[str, Any], name: str) -> str:
+def _require_text(fields: dict[str, Any], name: str) -> str:
     value = fields[name]
     if not isinstance(value, str) or not value or len(value) > 255:
-        raise ValueError(f"{name} is not what it should be")
+        raise ValueError(f"{name} must be a non-empty text of at most 255 characters")
     return value
 
 
 def _at(event: dict[str, Any], happened: Any, now_ms: int) -> int:
-    """When the report says it happened, else when it was made: `eventTime`, `time` in CloudEvents."""
+    """Returns when the event happened, or else when it was reported (`eventTime`, in CloudEvents `time`)."""
     return moment_ms(happened or event.get("eventTime") or event.get("time"), now_ms)

@@ -12,21 +12,25 @@ from urllib.parse import urlsplit
 from homing.core.errors import ConfigError
 from homing.providers.http import Headers
 
-_USUAL_PORT = {"https": 443, "http": 80}
+_DEFAULT_PORT = {"https": 443, "http": 80}
 
 
 class AcsSigner:
-    """Signs requests to one endpoint. The key is decoded once; each request is dated and signed anew."""
+    """Signs requests to one endpoint.
+
+    The key is decoded once; each request gets its own date and signature.
+    """
 
     def __init__(self, access_key: str, host: str) -> None:
         try:
             self._key = b64decode(access_key, validate=True)
         except (NotBase64, ValueError):
-            raise ConfigError("access_key", "is not base64; copy the key as the portal shows it") from None
+            message = "is not valid base64; copy the key as the portal shows it"
+            raise ConfigError("access_key", message) from None
         self._host = host
 
     def headers(self, method: str, target: str, body: bytes, now_ms: int) -> Headers:
-        """`target` is the path with its query, as it stands in the request line."""
+        """Returns the signature headers. `target` is the path with its query, as in the request line."""
         date = formatdate(now_ms // 1000, usegmt=True)
         digest = b64encode(sha256(body).digest()).decode()
         signed = f"{method}\n{target}\n{date};{self._host};{digest}"
@@ -42,8 +46,8 @@ class AcsSigner:
 
 
 def signed_host(base_url: str) -> str:
-    """The Host header of requests to it: with its port, unless that is the usual one."""
+    """Returns the Host header for this URL, which includes the port unless it is the default one."""
     parts = urlsplit(base_url)
     host, port = parts.hostname or "", parts.port
     shown = f"[{host}]" if ":" in host else host
-    return shown if port in (None, _USUAL_PORT[parts.scheme]) else f"{shown}:{port}"
+    return shown if port in (None, _DEFAULT_PORT[parts.scheme]) else f"{shown}:{port}"

@@ -1,10 +1,11 @@
-"""Error tables: what each code of a provider means, kept as data in `errors/*.toml` and documented from it.
+"""Error tables: the meaning of each error code of a provider, kept as data in `errors/*.toml`.
 
-A table has `[codes]` (the provider's own), and `[statuses]` (HTTP, or the first digits of it: `5xx`). Each
-entry is `{ outcome = "…", means = "…" }`, with `retry_after_ms` where the provider's documentation names one.
+A table has `[codes]`, which are the provider's own, and `[statuses]`, which are HTTP statuses or classes of
+them, such as `5xx`. Each entry is `{ outcome = "…", means = "…" }`, with `retry_after_ms` if the provider
+documents a delay. The reference pages of the providers are generated from these tables.
 
-An error is *unlisted* if neither its code nor its exact status has a line that explains it, so that only the
-class of its status (`4xx`) is known. An unlisted `bad_content` is a guess, and the outcome says so.
+An error is *unlisted* if neither its code nor its exact status has an entry, so that only the class of its
+status (`4xx`) is known. An unlisted `bad_content` is a guess, and the outcome is marked as such.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from homing.core.model import Outcome, OutcomeKind
 
 
 class Meaning(Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of an error table."""
+    """One entry of an error table."""
 
     outcome: OutcomeKind
     means: str
@@ -34,15 +35,18 @@ class ErrorTable(Struct, frozen=True, forbid_unknown_fields=True):
     codes: Mapping[str, Meaning] = {}
 
     def meaning(self, code: str | None, status: int) -> Meaning:
-        """By the provider's code; else by the status, exact before its class; else a server's bad day."""
+        """Returns the entry for the code, or else for the exact status, or else for the class of the status.
+
+        Without any entry, the error counts as transient.
+        """
         found = self.codes.get(code) if code else None
         return found or self.statuses.get(str(status)) or self.statuses.get(f"{status // 100}xx") or _UNKNOWN
 
     def lists(self, code: str | None, status: int, *, other_code: bool = False) -> bool:
-        """Returns whether the table explains this error by more than the class of its status.
+        """Returns True if the table explains this error by more than the class of its status.
 
-        A code that has no line makes the error unlisted, even if its status has one: 400 is what every
-        fault may come with. The exception is 413, which is about the size of the message whatever the code.
+        An error whose code has no entry is unlisted even if its status has one, because any error may come
+        with 400. The exception is 413, which is about the size of the message whatever the code.
         """
         if code and code in self.codes:
             return True
@@ -57,9 +61,10 @@ class ErrorTable(Struct, frozen=True, forbid_unknown_fields=True):
         retry_after_ms: int | None = None,
         other_code: bool = False,
     ) -> Outcome:
-        """The outcome of an answer with this code and status.
+        """Returns the outcome of a response with this code and status.
 
-        `other_code`: the answer has a code that the table does not list, and `code` leaves it out.
+        `other_code` is True if the response has a code that the table does not list and that `code` therefore
+        omits.
         """
         meaning = self.meaning(code, status)
         return Outcome(
@@ -73,15 +78,15 @@ class ErrorTable(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _TOO_LARGE = 413
-_UNKNOWN = Meaning(OutcomeKind.TRANSIENT, "an answer that the contract does not know")
+_UNKNOWN = Meaning(OutcomeKind.TRANSIENT, "a response that the provider's documentation does not describe")
 
 
 @cache
 def error_table(name: str) -> ErrorTable:
-    """The table of that provider."""
+    """Returns the error table of a built-in provider."""
     return table_of((files("homing.providers") / "errors" / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def table_of(toml: str) -> ErrorTable:
-    """A table from its text: for providers of other packages."""
+    """Parses an error table. Providers in other packages use it for their own tables."""
     return convert(tomllib.loads(toml), ErrorTable)

@@ -1,4 +1,7 @@
-"""Any Apprise URL: more than a hundred services by one adapter. It blocks, and answers yes or no."""
+"""Sends to any Apprise URL: one adapter for more than a hundred services.
+
+Apprise blocks its thread and reports nothing but success or failure.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,25 @@ from homing.providers.secret import Secret, secret
 from homing.providers.threads import Threads
 from homing.providers.wire import Unsendable, inside
 
-_MOST_THREADS = 256
+_MAX_THREADS = 256
 _CLOSE_MS = 5_000
 
 
-class _Words(NamedTuple):
+class _MessageText(NamedTuple):
     title: str
     body: str
     body_format: str
 
 
 class _Reply(NamedTuple):
-    """What Apprise said, and the HTTP status that it told its log of."""
+    """Apprise's result, and the last HTTP status that it logged."""
 
-    yes: bool
+    accepted: bool
     status: str | None
 
 
 class AppriseProvider:
-    """Hands messages to Apprise in threads of its own. See docs/reference/providers/apprise.md."""
+    """Calls Apprise in a thread pool. See docs/reference/providers/apprise.md."""
 
     def __init__(
         self,
@@ -50,29 +53,32 @@ class AppriseProvider:
         recipient_hosts: Sequence[str] = (),
         max_threads: int = 8,
     ) -> None:
-        if isinstance(max_threads, bool) or not 1 <= max_threads <= _MOST_THREADS:
-            raise ConfigError("max_threads", f"is {max_threads!r}; allowed are 1 to {_MOST_THREADS}")
+        if isinstance(max_threads, bool) or not 1 <= max_threads <= _MAX_THREADS:
+            raise ConfigError(
+                "max_threads", f"is {max_threads!r}; use a whole number from 1 to {_MAX_THREADS}"
+            )
         self._urls = tuple(_lines(urls))
         self._from_recipient = url_from_recipient
         if self._from_recipient == bool(self._urls):
-            raise ConfigError("urls", "or url_from_recipient must be given, and not both")
+            raise ConfigError("urls", "set either urls or url_from_recipient, not both")
         self._schemes = frozenset(scheme.lower() for scheme in schemes)
         self._hosts = frozenset(host.lower() for host in recipient_hosts)
         if self._from_recipient and not self._schemes:
-            raise ConfigError("schemes", "is empty; name the schemes that recipients may use, e.g. discord")
+            message = "is empty; list the schemes that recipients may use, such as discord"
+            raise ConfigError("schemes", message)
         for scheme in self._schemes - _known_schemes():
-            raise ConfigError("schemes", f"names {scheme!r}, which Apprise does not know")
-        self._here = threading.local()
+            raise ConfigError("schemes", f"contains {scheme!r}, which Apprise does not support")
+        self._thread_local = threading.local()
         self._threads: Threads[_Reply] = Threads("homing-apprise", max_threads)
         for index, url in enumerate(self._urls):
             with quietly():
                 if not len(_services((url,))):
-                    raise ConfigError(f"urls[{index}]", "is not a URL that Apprise can use")
+                    raise ConfigError(f"urls[{index}]", "is not a URL that Apprise supports")
 
     async def send(self, delivery: Delivery) -> Outcome:
         deadline = asyncio.get_running_loop().time() + inside(delivery.timeout_ms) / 1000
         try:
-            # Half of the time at most for a thread: what ends while it waits was certainly not sent.
+            # At most half of the time goes to waiting for a thread: a timeout there is never ambiguous.
             place_ms = delivery.timeout_ms // 2
             reply = await self._threads.run(lambda: self._notify(delivery), place_within_ms=place_ms)
         except TimeoutError:
@@ -82,73 +88,87 @@ class AppriseProvider:
         return _outcome(reply)
 
     async def check(self) -> bool:
-        """Nothing can be asked without sending."""
+        """Returns True: Apprise offers no check other than sending."""
         return True
 
     async def close(self) -> None:
-        """Waits a little for what is under way; a call that hangs is left behind."""
+        """Waits a few seconds for calls in progress. A call that hangs is left behind."""
         await self._threads.close(_CLOSE_MS)
 
     def _notify(self, delivery: Delivery) -> _Reply:
-        """In a thread of the pool. Configured services are made once per thread: they keep state."""
-        words, attachments = _words(delivery.content), _attachments(delivery.content)
+        """Sends one message.
+
+        Runs in a thread of the pool, which creates its own services, because services keep state.
+        """
+        message, attachments = _message_text(delivery.content), _attachments(delivery.content)
         with quietly() as statuses:
-            services = self._recipients(delivery.address) if self._from_recipient else self._configured()
-            said = services.notify(
-                body=words.body,
-                title=words.title,
-                body_format=words.body_format,
+            services = (
+                self._recipient_services(delivery.address)
+                if self._from_recipient
+                else self._configured_services()
+            )
+            accepted = services.notify(
+                body=message.body,
+                title=message.title,
+                body_format=message.body_format,
                 attach=attachments or None,
             )
-            return _Reply(bool(said), statuses[-1] if statuses else None)
+            return _Reply(bool(accepted), statuses[-1] if statuses else None)
 
-    def _configured(self) -> lib.Apprise:
-        made: lib.Apprise | None = getattr(self._here, "services", None)
+    def _configured_services(self) -> lib.Apprise:
+        made: lib.Apprise | None = getattr(self._thread_local, "services", None)
         if made is None:
-            made = self._here.services = _services(self._urls)
+            made = self._thread_local.services = _services(self._urls)
         return made
 
-    def _recipients(self, address: str) -> lib.Apprise:
-        """A service from a recipient's URL: of a scheme that is allowed, to a host that it may name."""
+    def _recipient_services(self, address: str) -> lib.Apprise:
+        """Returns the service for a recipient's URL.
+
+        Raises `Unsendable` if its scheme or host is not allowed.
+        """
         scheme = address.partition("://")[0].lower()
         if scheme not in self._schemes:
-            raise _bad_url("has a scheme that the setting schemes does not allow")
-        if "?" in address:  # its options may name another host, or follow redirects to one
-            raise _bad_url("has a query, which a recipient's may not")
+            raise _bad_url("has a scheme that is not listed in the setting schemes")
+        if "?" in address:  # query options may name another host or enable redirects
+            raise _bad_url("has a query, which is not allowed for recipients")
         parts: dict[str, Any] | None = lib.plugins.url_to_dict(address)  # type: ignore[no-untyped-call]
         services = _services((Secret(address),))
         if parts is None or not len(services):
-            raise _bad_url("is not a URL that Apprise can use")
-        if _goes_to_its_host(scheme) and str(parts.get("host")).lower() not in self._hosts:
-            raise _bad_url("names a host that the setting recipient_hosts does not allow")
+            raise _bad_url("is not a URL that Apprise supports")
+        if _uses_host_of_url(scheme) and str(parts.get("host")).lower() not in self._hosts:
+            raise _bad_url("has a host that is not listed in the setting recipient_hosts")
         return services
 
 
 def _outcome(reply: asyncio.Future[_Reply]) -> Outcome:
-    """A yes is a yes. A no may have been taken all the same: by one of several services, for instance."""
+    """Returns the outcome.
+
+    A failure is ambiguous, as one of several services may have accepted the message.
+    """
     if not reply.done():
         return error_table("apprise").outcome("timeout", 0, None)
     error = reply.exception()
     if isinstance(error, Unsendable):
         return error.outcome
     if error is not None:
-        # Only its kind: the text of a plugin's error may hold the URL.
+        # Only the exception's type: a plugin's error text may contain the URL.
         return error_table("apprise").outcome("raised", 0, f"Apprise raised {type(error).__name__}")
-    yes, status = reply.result()
-    if yes:
+    accepted, status = reply.result()
+    if accepted:
         return Outcome(OutcomeKind.ACCEPTED)
-    return error_table("apprise").outcome("no", 0, f"Apprise says no (HTTP {status})" if status else None)
+    error_text = f"Apprise reported a failure (HTTP {status})" if status else None
+    return error_table("apprise").outcome("no", 0, error_text)
 
 
-def _words(content: Content) -> _Words:
+def _message_text(content: Content) -> _MessageText:
     title = content.title or content.subject or ""
     if content.html:
-        return _Words(title, content.html, "html")
+        return _MessageText(title, content.html, "html")
     body = content.text or content.body or ""
     if not body and not title:
         raise refusal("apprise", "empty")
-    # A title alone is the message: not every service has titles.
-    return _Words(title, body, "text") if body else _Words("", title, "text")
+    # A title without a body is sent as the body, because not every service has titles.
+    return _MessageText(title, body, "text") if body else _MessageText("", title, "text")
 
 
 def _attachments(content: Content) -> list[AttachMemory]:
@@ -166,7 +186,7 @@ def _attachments(content: Content) -> list[AttachMemory]:
 def _services(urls: Iterable[Secret]) -> lib.Apprise:
     made = lib.Apprise(asset=_asset())
     for url in urls:
-        # `add` of a text would take it for several URLs where it has a comma.
+        # `add` would split a text with a comma into several URLs.
         service = lib.Apprise.instantiate(url.reveal(), asset=_asset())
         if service is not None:
             made.add(service)
@@ -174,7 +194,7 @@ def _services(urls: Iterable[Secret]) -> lib.Apprise:
 
 
 def _asset() -> lib.AppriseAsset:
-    """One service after the other in the thread that we gave it; nothing on disk; no redirects."""
+    """Returns the options: run services one by one in our thread, without disk storage or redirects."""
     return lib.AppriseAsset(
         async_mode=False,
         service_timeout=0,
@@ -185,7 +205,7 @@ def _asset() -> lib.AppriseAsset:
 
 
 def _plugins() -> Any:
-    """Apprise's list of services. All of them are loaded when it is first asked, which takes seconds."""
+    """Returns Apprise's plugins. The first access loads all of them, which takes seconds."""
     return lib.manager_plugins.NotificationManager()  # type: ignore[no-untyped-call]
 
 
@@ -193,14 +213,14 @@ def _known_schemes() -> frozenset[str]:
     return frozenset(_plugins().schemas())
 
 
-def _goes_to_its_host(scheme: str) -> bool:
-    """Whether the service connects to a host that its URL names, rather than to one of its own."""
+def _uses_host_of_url(scheme: str) -> bool:
+    """Returns True if the service connects to the host in its URL rather than to a fixed one."""
     plugin = _plugins()[scheme]
     return any("{host}" in template for template in plugin.templates) or not plugin.templates
 
 
 def _lines(urls: str | Secret | Sequence[str | Secret]) -> Iterable[Secret]:
-    """Each URL; a secret, such as a file, may hold several of them, one per line."""
+    """Yields the URLs. A secret, such as a file, may contain several of them, one per line."""
     for given in (urls,) if isinstance(urls, (str, Secret)) else urls:
         for line in secret("urls", given).reveal().splitlines():
             if line.strip() and not line.lstrip().startswith("#"):

@@ -1,4 +1,4 @@
-"""Apprise's own log, kept from leaving: it, and the HTTP client below it, may write credentials."""
+"""Suppresses the log of Apprise and of its HTTP client, because both may write credentials."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ _LOGGERS = ("apprise", "urllib3.connectionpool", "urllib3.util.retry", "requests
 _STATUS = re.compile(r"error[ =:]{1,3}([1-5]\d\d)\b")
 
 
-class _Quiet(logging.Filter):
-    """Holds back what the current thread logs while it is at work for us. Other users' logs go on."""
+class _LogCapture(logging.Filter):
+    """Suppresses what the current thread logs within the context manager. Other threads' logs pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._here = threading.local()
+        self._thread_local = threading.local()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        heard: list[str] | None = getattr(self._here, "heard", None)
-        if heard is None:
+        statuses: list[str] | None = getattr(self._thread_local, "statuses", None)
+        if statuses is None:
             return True
-        # Of all that was said only the HTTP status is sure to hold no secret.
-        heard += _STATUS.findall(record.getMessage())[:1]
+        # The HTTP status is the only part that certainly contains no secret.
+        statuses += _STATUS.findall(record.getMessage())[:1]
         return False
 
     @contextmanager
     def __call__(self) -> Iterator[list[str]]:
-        heard: list[str] = []
-        self._here.heard = heard
+        statuses: list[str] = []
+        self._thread_local.statuses = statuses
         try:
-            yield heard
+            yield statuses
         finally:
-            self._here.heard = None
+            self._thread_local.statuses = None
 
 
-quietly = _Quiet()
-"""`with quietly() as statuses`: nothing of what Apprise logs in here comes out but the HTTP statuses."""
+quietly = _LogCapture()
+"""`with … as statuses`: suppresses everything that Apprise logs, and collects the HTTP statuses in it."""
 
 for _name in _LOGGERS:
     logging.getLogger(_name).addFilter(quietly)

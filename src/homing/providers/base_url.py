@@ -1,4 +1,4 @@
-"""The setting `base_url`, checked at start: a wrong one must not look like the recipients' fault later."""
+"""Checks the setting `base_url` at start, so that a wrong URL is not blamed on the recipients later."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from urllib.parse import urlsplit
 from homing.core.errors import ConfigError
 
 _PLAIN = re.compile(r"https?://[A-Za-z0-9._:\[\]-]+(?:/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?")
-"""No query, fragment or credentials, and nothing that the HTTP client would refuse to write."""
+"""A URL without query, fragment or credentials, and without characters that the HTTP client rejects."""
 
 
 def checked_base_url(given: str, field: str = "base_url") -> str:
-    """An http or https URL without query, fragment, credentials or a slash at its end."""
+    """Returns the URL without a trailing slash.
+
+    Raises `ConfigError` unless it is a plain http or https URL.
+    """
     try:
         parts = urlsplit(given)
         fine = bool(_PLAIN.fullmatch(given) and parts.hostname) and parts.port != 0
     except ValueError:
         fine = False
     if not fine:
-        raise ConfigError(field, "is not a URL like https://api.example.org")
+        raise ConfigError(field, "must be a URL like https://api.example.org, without a query or credentials")
     return given.rstrip("/")

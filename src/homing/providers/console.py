@@ -1,4 +1,4 @@
-"""Prints messages: the embedded default, which needs no account."""
+"""Prints messages. This is the default provider of the embedded library and needs no account."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ConsoleProvider:
 
     async def send(self, delivery: Delivery) -> Outcome:
         content = delivery.content
-        said = content.subject or content.title or content.text or content.body or ""
-        line = f"[{delivery.channel.value}] to {delivery.address}: {' '.join(said.split())}\n"
+        text = content.subject or content.title or content.text or content.body or ""
+        line = f"[{delivery.channel.value}] to {delivery.address}: {' '.join(text.split())}\n"
         try:
             stream = self._stream or sys.stdout
             stream.write(line)
@@ -31,4 +31,4 @@ class ConsoleProvider:
         return True
 
     async def close(self) -> None:
-        """Nothing to close: the stream is not ours."""
+        """Does nothing: the stream belongs to the caller."""

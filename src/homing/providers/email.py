@@ -1,7 +1,7 @@
-"""One reading of a notification as an email, shared by all that send email.
+"""Builds an email from a notification, for all providers that send email.
 
-The text is `content.text`, or `content.body` where there is none; nothing is made up from the HTML. The
-subject is `content.subject`, else the title, else the provider's `default_subject`.
+The text is `content.text` or else `content.body`; no text is derived from the HTML. The subject is
+`content.subject`, or else the title, or else the provider's `default_subject`.
 """
 
 from __future__ import annotations
@@ -25,38 +25,41 @@ from homing.core.text import check_line, check_text
 from homing.providers.wire import Unsendable
 
 DEFAULT_SUBJECT = "(no subject)"
-_NO_LIMIT = 2**62  # sizes were limited at intake
+_NO_LIMIT = 2**62  # sizes were checked when the notification was accepted
 
 
 class Mailbox(Struct, frozen=True):
-    """An address of ours, and the name that is shown with it."""
+    """One of our own addresses, and the name that is shown with it."""
 
     address: str
     name: str = ""
 
 
 class Mail(Struct, frozen=True, kw_only=True):
-    """What a mail says, before anyone has put it into a form of their own."""
+    """An email, not yet in any provider's format."""
 
     to: str
-    """Its domain is ASCII (IDNA); its local part may not be."""
+    """The recipient. Its domain is ASCII (IDNA); its local part may not be."""
     subject: str
     text: str | None
     html: str | None
     headers: tuple[tuple[str, str], ...]
     attachments: tuple[Attachment, ...]
-    """Their base64 is one line."""
+    """Attachments, with their base64 on a single line."""
 
 
 class MailStyle(Struct, frozen=True, kw_only=True):
-    """What a provider's settings add to each mail."""
+    """What a provider's settings add to each email."""
 
     default_subject: str = DEFAULT_SUBJECT
     unsubscribe_mailto: str | None = None
 
 
 def mail_of(delivery: Delivery, style: MailStyle) -> Mail:
-    """Reads a delivery. What intake would refuse today is `Unsendable`: it may have been stored before."""
+    """Builds the email of a delivery.
+
+    Raises `Unsendable` for content that would be rejected today but was accepted earlier.
+    """
     content = delivery.content
     subject = content.subject or content.title or style.default_subject
     text = content.text or content.body
@@ -82,7 +85,7 @@ def mail_of(delivery: Delivery, style: MailStyle) -> Mail:
 
 
 def mail_style(default_subject: str, unsubscribe_mailto: str | None) -> MailStyle:
-    """From the settings, checked."""
+    """Returns the settings for all emails. Raises `ConfigError` if one of them is wrong."""
     try:
         check_line(default_subject, "default_subject")
         refuse_encoded_words(default_subject, "default_subject")
@@ -90,32 +93,32 @@ def mail_style(default_subject: str, unsubscribe_mailto: str | None) -> MailStyl
             address, _, query = unsubscribe_mailto.partition("?")
             email_address(address, "unsubscribe_mailto")
             if not query.isascii() or any(c <= " " or c in '<>"' for c in query):
-                raise InvalidRequest("unsubscribe_mailto", "is not like name@example.org?subject=stop")
+                raise InvalidRequest("unsubscribe_mailto", "must look like name@example.org?subject=stop")
     except InvalidRequest as error:
-        raise ConfigError(error.field, _said(error)) from None
+        raise ConfigError(error.field, _message_without_field(error)) from None
     if not default_subject.strip():
-        raise ConfigError("default_subject", "is empty; providers refuse mails without a subject")
+        raise ConfigError("default_subject", "is empty; providers reject email without a subject")
     return MailStyle(default_subject=default_subject, unsubscribe_mailto=unsubscribe_mailto)
 
 
 def mailbox(field: str, address: str, name: str = "", name_field: str = "name") -> Mailbox:
-    """An address from the settings and the name that goes with it, checked; its domain in ASCII."""
+    """Returns an address from the settings and its name, with the domain in ASCII. Raises `ConfigError`."""
     try:
         checked = ascii_domain(email_address(address.strip(), field))
         check_line(name, name_field)
         refuse_encoded_words(name, name_field)
     except InvalidRequest as error:
-        raise ConfigError(error.field, _said(error)) from None
+        raise ConfigError(error.field, _message_without_field(error)) from None
     if checked is None:
-        raise ConfigError(field, "has a domain that cannot be written in ASCII")
+        raise ConfigError(field, "has a domain that cannot be converted to ASCII")
     return Mailbox(checked, name)
 
 
 def ascii_domain(address: str) -> str | None:
-    """The address with its domain as mail servers look it up (`xn--…`); None: it cannot be written so.
+    """Returns the address with its domain in ASCII (`xn--…`), or None if the domain cannot be converted.
 
-    Labels go through Punycode as they are, in lower case: the standard library's codec is IDNA 2003, which
-    turns ß into ss, and that may be somebody else's domain.
+    Labels are put in lower case and converted with Punycode. The standard library's codec implements IDNA
+    2003, which turns ß into ss and may thus produce another domain.
     """
     if address.isascii():
         return address
@@ -136,7 +139,7 @@ def _recipient(address: str) -> str:
     except InvalidRequest as error:
         raise Unsendable(OutcomeKind.BAD_RECIPIENT, "bad_address", error.message) from None
     if written is None:
-        raise Unsendable(OutcomeKind.BAD_RECIPIENT, "bad_domain", "the domain cannot be written in ASCII")
+        raise Unsendable(OutcomeKind.BAD_RECIPIENT, "bad_domain", "the domain cannot be converted to ASCII")
     return written
 
 
@@ -147,5 +150,5 @@ def _one_line(attachment: Attachment) -> Attachment:
     return Attachment(attachment.filename, content, attachment.content_type)
 
 
-def _said(error: InvalidRequest) -> str:
+def _message_without_field(error: InvalidRequest) -> str:
     return error.message.removeprefix(f"{error.field}: ")

@@ -1,4 +1,7 @@
-"""Receipts of reported failures, classed by the same error table as failures that a send is answered with."""
+"""Receipts for failures that a provider reports after accepting a message.
+
+They are classified by the same error table as failures in the response to a send.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ def failed(
 ) -> Iterator[Receipt]:
     """Yields the receipt as a failure and, if the recipient has opted out, a second one that unsubscribes.
 
-    `meaning` is the table's line for the code. If the table has none, `error` is the text of the failure.
+    `meaning` is the table's entry for the code. If the table has none, `error` is used as the failure's text.
     """
     kind = meaning.outcome if meaning else None
     yield replace(

@@ -1,4 +1,4 @@
-"""Firebase Cloud Messaging, HTTP v1: push to Android, Apple devices and browsers."""
+"""Firebase Cloud Messaging, HTTP v1: push messages to Android, Apple devices and browsers."""
 
 from __future__ import annotations
 
@@ -54,9 +54,11 @@ class FcmProvider(HttpProvider):
         account = ServiceAccount(secret("service_account", service_account))
         project = project_id or account.project_id or ""
         if not _PROJECT.fullmatch(project):
-            raise ConfigError("project_id", "is not a Firebase project's id; the key file has none either")
+            raise ConfigError(
+                "project_id", "must be a Firebase project id, because the key file contains none"
+            )
         if target not in ("token", "fid"):
-            raise ConfigError("target", f"is {target!r}; allowed are token, fid")
+            raise ConfigError("target", f"is {target!r}; use token or fid")
         origin = checked_base_url(base_url)
         self._url = f"{origin}/v1/projects/{project}/messages:send"
         self._check_url = f"{origin}/"
@@ -76,7 +78,7 @@ class FcmProvider(HttpProvider):
         self._callbacks = FcmCallbacks(project, callback_secret)
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:
-        """The request but for its access token, which only a send has."""
+        """Builds the request without its access token, which `send` adds."""
         return Request(
             url=self._url,
             body=self._messages.body(delivery, now_ms),
@@ -87,7 +89,7 @@ class FcmProvider(HttpProvider):
         return fcm_answers.classify(answer, now_ms)
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
-        """An app's report of what it got."""
+        """Verifies and reads an app's report about a message."""
         return self._callbacks.hear(callback, now_ms)
 
     async def send(self, delivery: Delivery) -> Outcome:
@@ -96,22 +98,22 @@ class FcmProvider(HttpProvider):
             request = self.build(delivery, self._now_ms())
         except Unsendable as refusal:
             return refusal.outcome
-        # Half of the time at most for a token: what ends while it waits was certainly not sent.
+        # At most half of the time goes to the token: a timeout while waiting for it is never ambiguous.
         token = await self._tokens.get(left_ms() // 2)
         if isinstance(token, Outcome):
             return token
-        answer = await self._transport.send(_authorised(request, token), timeout_ms=left_ms())
+        answer = await self._transport.send(_authorized(request, token), timeout_ms=left_ms())
         if isinstance(answer, Answer) and fcm_answers.wants_a_new_token(answer):
             token = await self._tokens.replace(token, left_ms() // 2)
             if isinstance(token, Outcome):
                 return token
-            answer = await self._transport.send(_authorised(request, token), timeout_ms=left_ms())
+            answer = await self._transport.send(_authorized(request, token), timeout_ms=left_ms())
         if isinstance(answer, Failure):
             return outcome_of(answer)
         return self.classify(answer, self._now_ms())
 
     async def check(self) -> bool:
-        """Up: there is an access token, and FCM answers."""
+        """Returns True if an access token is available and FCM answers."""
         if isinstance(await self._tokens.get(5_000), Outcome):
             return False
         return await super().check()
@@ -120,18 +122,18 @@ class FcmProvider(HttpProvider):
         return Request(url=self._check_url, method="GET")
 
     def is_up(self, answer: Answer) -> bool:
-        """There is nothing at that address: a 404 is FCM's."""
+        """Returns True for any status below 500: a 404 also comes from FCM, as that URL has no content."""
         return answer.status < 500
 
     async def close(self) -> None:
         await self._tokens.close()
 
 
-def _authorised(request: Request, token: Secret) -> Request:
+def _authorized(request: Request, token: Secret) -> Request:
     return replace(request, headers=(*request.headers, ("Authorization", f"Bearer {token.reveal()}")))
 
 
 def _countdown(total_ms: int) -> Callable[[], int]:
-    """How much of the time for the whole attempt is left; never nothing."""
+    """Returns a function that returns how many milliseconds are left, at least 1."""
     ends_at = monotonic() + total_ms / 1000
     return lambda: max(1, int((ends_at - monotonic()) * 1000))

@@ -1,7 +1,8 @@
-"""What apps report back about FCM messages. Google itself has no delivery webhook, so the body is ours. Pure.
+"""Reads what apps report about FCM messages. Pure.
 
-`{"messageId", "event": "delivered" | "failed", "error"?, "deviceToken"?, "timestamp"}`, signed as Standard
-Webhooks. The signed `webhook-id` is the event's id: a repeat of it changes nothing.
+Google has no webhook for delivery reports, so the format is our own: `{"messageId", "event": "delivered" |
+"failed", "error"?, "deviceToken"?, "timestamp"}`, signed as Standard Webhooks. The signed `webhook-id` is the
+event's id, so a repeated report changes nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from homing.providers.secret import Secret, secret
 from homing.providers.standard_webhooks import SigningKey, verify
 
 Secrets = str | Secret | Sequence[str | Secret]
-"""One, or while they are changed the old one and the new one."""
+"""One secret, or the old and the new one while the secret is being changed."""
 
 _MAX_BODY_BYTES = 64 * 1024
 _EVENTS = {"delivered": ReceiptEvent.DELIVERED, "failed": ReceiptEvent.FAILED}
 
 
 class Report(Struct, frozen=True, rename="camel"):
-    """The body. A member that it does not have is ignored."""
+    """The body of a report. Unknown members are ignored."""
 
     message_id: str
     event: str
@@ -39,15 +40,15 @@ class FcmCallbacks:
     """Verifies and reads the reports of one project's apps."""
 
     def __init__(self, project_id: str, callback_secret: Secrets = ()) -> None:
-        self._names = f"projects/{project_id}/messages/"
+        self._name_prefix = f"projects/{project_id}/messages/"
         given = (callback_secret,) if isinstance(callback_secret, (str, Secret)) else callback_secret
         self._secrets = [secret("callback_secret", one) for one in given if one]
         for one in self._secrets:
-            SigningKey(one, "callback_secret")  # a wrong one is told at start, not at the first callback
+            SigningKey(one, "callback_secret")  # fails at start if the secret is wrong
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         if not self._secrets:
-            raise CallbackRefused("callback_secret is not set: no report of an app is believed")
+            raise CallbackRefused("callback_secret is not set, so reports of apps cannot be verified")
         if len(callback.body) > _MAX_BODY_BYTES:
             raise CallbackRefused(f"the body has more than {_MAX_BODY_BYTES} bytes")
         verify(self._secrets, callback, now_ms)
@@ -78,5 +79,5 @@ class FcmCallbacks:
         )
 
     def _name(self, message_id: str) -> str:
-        """A device knows its message by the last part of the name that FCM gave us."""
-        return message_id if message_id.startswith("projects/") else self._names + message_id
+        """Returns FCM's full name of the message. A device gets only the last part of that name."""
+        return message_id if message_id.startswith("projects/") else self._name_prefix + message_id

@@ -1,4 +1,4 @@
-"""An FCM v1 message from a notification: `{"message": {…}}`, with what the settings add. Pure."""
+"""Builds an FCM v1 message, `{"message": {…}}`, from a notification and the settings. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_PAYLOAD_BYTES = 4096
 Table = Mapping[str, Any]
 
 _RESERVED = frozenset({"from", "message_type"})
-_RESERVED_STARTS = ("google.", "gcm.notification.")
+_RESERVED_PREFIXES = ("google.", "gcm.notification.")
 
-# Android, APNs, Web Push: what a priority is called there.
-_CALLED = {
+# The name of each priority on Android, APNs and Web Push.
+_PRIORITY_NAMES = {
     Priority.CRITICAL: ("high", "10", "high"),
     Priority.HIGH: ("high", "10", "high"),
     Priority.MEDIUM: ("normal", "5", "normal"),
@@ -32,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class FcmMessages:
-    """Makes messages. What depends on the settings and the priority alone is merged once, not per message."""
+    """Builds messages. Parts that depend only on settings and priority are merged once, not per message."""
 
     def __init__(
         self,
@@ -60,26 +60,26 @@ class FcmMessages:
         }
 
     def body(self, delivery: Delivery, now_ms: int) -> bytes:
-        """The request's body. Raises `Unsendable` for what FCM would refuse anyway."""
-        said = push_content(delivery.content, self._image_key)
-        if said.silent and not said.data:
+        """Returns the request's body. Raises `Unsendable` for a message that FCM would reject."""
+        content = push_content(delivery.content, self._image_key)
+        if content.silent and not content.data:
             raise refusal("fcm", "empty")
-        shown = _shown(said)
+        shown = _shown(content)
         message: dict[str, Any] = {self._target: delivery.address}
         if shown:
             message["notification"] = shown
-        if said.data:
-            _check_data(said.data)
-            message["data"] = said.data
+        if content.data:
+            _check_data(content.data)
+            message["data"] = content.data
         message.update(self._options)
-        message.update(self._platforms_of(delivery, said.silent, now_ms))
+        message.update(self._platforms_of(delivery, content.silent, now_ms))
         body = _encode({"message": message, **self._envelope})
         if len(body) > MAX_PAYLOAD_BYTES:
-            _check_payload(shown, said.data)
+            _check_payload(shown, content.data)
         return body
 
     def _platforms_of(self, delivery: Delivery, silent: bool, now_ms: int) -> Table:
-        """Each platform's part, with the time to live and the collapse key of this message."""
+        """Returns each platform's part, with the time to live and the collapse key of this message."""
         usual = self._platforms[delivery.priority, silent]
         ttl, collapse = ttl_s(delivery, now_ms, self._ttl_s), collapse_id(delivery, self._collapse)
         if ttl is None and collapse is None:
@@ -91,7 +91,7 @@ class FcmMessages:
         )
         if ttl is not None:
             android["ttl"] = f"{ttl}s"
-            # 0 tells APNs not to store it: the same as no time to live.
+            # For APNs, 0 means that it tries once and does not store the message.
             apns["apns-expiration"] = str(now_ms // 1000 + ttl) if ttl else "0"
             web["TTL"] = str(ttl)
         if collapse is not None:
@@ -104,13 +104,13 @@ class FcmMessages:
 
 
 def _platforms(priority: Priority, silent: bool, android: Table, apns: Table, webpush: Table) -> Table:
-    on_android, on_apple, on_web = _CALLED[priority]
+    on_android, on_apple, on_web = _PRIORITY_NAMES[priority]
     made: dict[str, Any] = {
         "android": _merged({"priority": on_android}, android),
         "apns": _merged({"headers": {"apns-priority": on_apple}}, apns),
         "webpush": _merged({"headers": {"Urgency": on_web}}, webpush),
     }
-    if silent:  # APNs takes data alone only at priority 5, and hands it over only with this flag
+    if silent:  # APNs accepts messages without text only at priority 5 and with this flag
         made["apns"] = _merged(made["apns"], {"headers": {"apns-priority": "5"}, "payload": _WAKE_THE_APP})
     return made
 
@@ -124,24 +124,25 @@ def _merged(below: Table, above: Table) -> dict[str, Any]:
     return made
 
 
-def _shown(said: PushContent) -> dict[str, str]:
-    parts = {"title": said.title, "body": said.body, "image": said.image}
-    return {} if said.silent else {name: part for name, part in parts.items() if part is not None}
+def _shown(content: PushContent) -> dict[str, str]:
+    parts = {"title": content.title, "body": content.body, "image": content.image}
+    return {} if content.silent else {name: part for name, part in parts.items() if part is not None}
 
 
 def _check_data(data: Table) -> None:
-    """FCM's data is text only; it answers anything else with a refusal of the whole message."""
+    """Raises `Unsendable` if the data is not text only, because FCM would reject the whole message."""
     for key, value in data.items():
         field = f"content.data.{key[:50]}"
         if not isinstance(value, str):
             kind = type(value).__name__
-            raise refusal("fcm", "data", f"{field} is {kind}; FCM takes text only: write it as text")
-        if key in _RESERVED or key.startswith(_RESERVED_STARTS):
-            raise refusal("fcm", "data", f"{field} has a name that FCM keeps to itself")
+            raise refusal("fcm", "data", f"{field} is {kind}; FCM accepts only text, so write it as text")
+        if key in _RESERVED or key.startswith(_RESERVED_PREFIXES):
+            raise refusal("fcm", "data", f"{field} has a name that FCM reserves; choose another one")
 
 
 def _check_payload(shown: Table, data: Table) -> None:
-    """What reaches the device counts, not what the request says about its way there."""
+    """Raises `Unsendable` if the payload is too large. Only what reaches the device counts."""
     size = len(_encode(shown)) + len(_encode(data))
     if size > MAX_PAYLOAD_BYTES:
-        raise refusal("fcm", "too_large", f"the payload has {size} bytes; FCM takes {MAX_PAYLOAD_BYTES}")
+        error = f"the payload has {size} bytes; FCM accepts at most {MAX_PAYLOAD_BYTES}"
+        raise refusal("fcm", "too_large", error)

@@ -1,4 +1,4 @@
-"""Access tokens for FCM: signed for with the service account's key, fetched once, shared by all sends."""
+"""Access tokens for FCM: requested with the service account's key and shared by all sends."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from homing.providers.wire import NowMs
 
 SCOPE = "https://www.googleapis.com/auth/firebase.messaging"
 AUDIENCE = "https://oauth2.googleapis.com/token"
-"""Google's libraries write it wherever `token_uri` points to."""
+"""Google's libraries use this audience even if `token_uri` differs."""
 
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _ASSERTION_S = 3600
 _FETCH_MS = 10_000
-_LONGEST_MS = 3_600_000
-_USUAL_MS = 60_000
-_EARLY_MS = 300_000
-"""So long before a token's end the next one is fetched, while the old one still serves."""
-_PAUSE_MS = 10_000
+_MAX_LIFETIME_MS = 3_600_000
+_DEFAULT_LIFETIME_MS = 60_000
+_REFRESH_EARLY_MS = 300_000
+"""How long before a token expires the next one is fetched, while the old one is still in use."""
+_RETRY_PAUSE_MS = 10_000
 _BEARER = re.compile(r"[\x21-\x7e]{1,8192}")
 
 
 class ServiceAccount:
-    """A service account's key: what it may say about itself, and a signer."""
+    """A service account's key file: the account's properties, and a signer."""
 
     def __init__(self, key: Secret) -> None:
         info = _key_file(key)
@@ -49,7 +49,7 @@ class ServiceAccount:
         return "ServiceAccount(…)"
 
     def assertion(self, now_ms: int) -> str:
-        """The signed claim that a token is asked for with."""
+        """Returns the signed claims with which a token is requested."""
         issued = now_ms // 1000
         claims = {
             "iat": issued,
@@ -62,57 +62,66 @@ class ServiceAccount:
         return signed.decode("ascii")
 
 
-class _Held(Struct, frozen=True):
+class _CachedToken(Struct, frozen=True):
+    """An access token and when, in epoch milliseconds, to refresh it and to stop using it."""
+
     token: Secret
     refresh_at: int
     useless_at: int
 
 
 class AccessTokens:
-    """The current access token. However many sends wait for one, it is asked for once."""
+    """Provides the current access token. It is fetched only once, however many sends wait for it."""
 
     def __init__(self, account: ServiceAccount, transport: Transport, token_uri: str, now_ms: NowMs) -> None:
         self._account = account
         self._transport = transport
         self._uri = token_uri
         self._now_ms = now_ms
-        self._held: _Held | None = None
+        self._current: _CachedToken | None = None
         self._fetching: asyncio.Task[Outcome | None] | None = None
         self._next_try_at = 0
 
     async def get(self, within_ms: int) -> Secret | Outcome:
-        """A token that is good for a while, or why there is none. No message was written: never ambiguous."""
-        held, now = self._held, self._now_ms()
-        if held is None or now >= held.useless_at:
-            return await self._fetched(within_ms)
-        if now >= held.refresh_at and now >= self._next_try_at:
-            self._next_try_at = now + _PAUSE_MS
+        """Returns a token that stays valid for a while, or the outcome if there is none.
+
+        The outcome is never ambiguous, because no message was sent yet.
+        """
+        current, now = self._current, self._now_ms()
+        if current is None or now >= current.useless_at:
+            return await self._fetch_and_wait(within_ms)
+        if now >= current.refresh_at and now >= self._next_try_at:
+            self._next_try_at = now + _RETRY_PAUSE_MS
             self._fetch_once()
-        return held.token
+        return current.token
 
     async def replace(self, refused: Secret, within_ms: int) -> Secret | Outcome:
-        """Another token than the one that was refused. One that came meanwhile will do."""
-        if self._held is not None and self._held.token is not refused:
-            return self._held.token
-        self._held = None
-        return await self._fetched(within_ms)
+        """Returns another token than the rejected one, which may already have been fetched meanwhile."""
+        if self._current is not None and self._current.token is not refused:
+            return self._current.token
+        self._current = None
+        return await self._fetch_and_wait(within_ms)
 
     async def close(self) -> None:
-        """Gives up what is under way."""
+        """Cancels the fetch in progress, if any."""
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.wait({self._fetching})
 
-    async def _fetched(self, within_ms: int) -> Secret | Outcome:
+    async def _fetch_and_wait(self, within_ms: int) -> Secret | Outcome:
         task = self._fetch_once()
-        # A send that gives up leaves the fetch to the others.
+        # A send that stops waiting does not cancel the fetch, because others may wait for it.
         await asyncio.wait({task}, timeout=within_ms / 1000)
         if not task.done() or task.cancelled():
             return _unavailable(f"no access token within {within_ms} ms")
         failure = task.result()
         if failure is not None:
             return failure
-        return self._held.token if self._held is not None else _unavailable("the access token was refused")
+        return (
+            self._current.token
+            if self._current is not None
+            else _unavailable("the access token was rejected")
+        )
 
     def _fetch_once(self) -> asyncio.Task[Outcome | None]:
         if self._fetching is None or self._fetching.done():
@@ -129,12 +138,12 @@ class AccessTokens:
         found = read_token(answer, asked_at)
         if isinstance(found, Outcome):
             return found
-        self._held = found
+        self._current = found
         return None
 
 
 def token_request(uri: str, assertion: str) -> Request:
-    """What a token is asked for with."""
+    """Returns the request for a token."""
     return Request(
         url=uri,
         body=urlencode({"grant_type": _GRANT, "assertion": assertion}).encode("ascii"),
@@ -142,11 +151,14 @@ def token_request(uri: str, assertion: str) -> Request:
     )
 
 
-def read_token(answer: Answer, asked_at: int) -> _Held | Outcome:
-    """The token of an answer, or what became of the question. Any bytes at all: never raises."""
+def read_token(answer: Answer, asked_at: int) -> _CachedToken | Outcome:
+    """Returns the token of a response, or the outcome of a failure.
+
+    Never raises, whatever the response is.
+    """
     fields = json_object(answer.body)
     if answer.status == 200:
-        return _granted(fields, asked_at)
+        return _read_granted(fields, asked_at)
     if answer.status in (408, 429) or answer.status >= 500:
         wait_ms = retry_after_ms(answer.headers.get("retry-after"), asked_at)
         return _unavailable(f"the token server answered {answer.status}", wait_ms)
@@ -154,17 +166,17 @@ def read_token(answer: Answer, asked_at: int) -> _Held | Outcome:
     return _refused(": ".join([f"the token server answered {answer.status}", *filter(None, words)]))
 
 
-def _granted(fields: dict[str, Any], asked_at: int) -> _Held | Outcome:
+def _read_granted(fields: dict[str, Any], asked_at: int) -> _CachedToken | Outcome:
     token, lasts = fields.get("access_token"), fields.get("expires_in")
     if not isinstance(token, str) or not _BEARER.fullmatch(token):
-        return _unavailable("the token server's answer has no token in it")
-    lasts_ms = _USUAL_MS
+        return _unavailable("the token server's response contains no token")
+    lasts_ms = _DEFAULT_LIFETIME_MS
     if isinstance(lasts, (int, float)) and lasts > 0:
-        lasts_ms = int(min(lasts * 1000, _LONGEST_MS))
-    return _Held(
+        lasts_ms = int(min(lasts * 1000, _MAX_LIFETIME_MS))
+    return _CachedToken(
         Secret(token),
-        refresh_at=asked_at + lasts_ms - min(_EARLY_MS, lasts_ms // 4),
-        useless_at=asked_at + lasts_ms - min(_PAUSE_MS, lasts_ms // 10),
+        refresh_at=asked_at + lasts_ms - min(_REFRESH_EARLY_MS, lasts_ms // 4),
+        useless_at=asked_at + lasts_ms - min(_RETRY_PAUSE_MS, lasts_ms // 10),
     )
 
 
@@ -179,10 +191,12 @@ def _refused(error: str) -> Outcome:
 def _key_file(key: Secret) -> dict[str, Any]:
     info = json_object(key.reveal())
     if not info:
-        raise ConfigError("service_account", "is not JSON; give file:PATH of the key file that Google made")
+        message = "is not JSON; use file:PATH with the key file that Google created"
+        raise ConfigError("service_account", message)
     for name in ("client_email", "private_key"):
         if not isinstance(info.get(name), str):
-            raise ConfigError("service_account", f"has no {name}; is it the key file of a service account?")
+            message = f"has no {name}; it must be the key file of a service account"
+            raise ConfigError("service_account", message)
     return info
 
 

@@ -1,4 +1,4 @@
-"""Appends messages to a file as JSON lines: for trying things out, and for other programs to read."""
+"""Appends messages to a file as JSON lines, for trials and for other programs to read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from homing.core.ports import Delivery
 
 
 class FileProvider:
-    """One line per message, written whole; on disk before it is called accepted."""
+    """Writes one line per message. A message is accepted only once its complete line is on disk."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -43,13 +43,13 @@ class FileProvider:
         return self._path.parent.is_dir()
 
     async def close(self) -> None:
-        """Nothing to close: the file is opened for each write."""
+        """Does nothing: the file is opened for each write."""
 
     def _append(self, line: bytes) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             end = os.fstat(descriptor).st_size
-            if os.write(descriptor, line) < len(line):  # the disk ran full in the middle of it
+            if os.write(descriptor, line) < len(line):  # the disk became full: remove the partial line
                 os.ftruncate(descriptor, end)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)

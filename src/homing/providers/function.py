@@ -1,4 +1,4 @@
-"""A Python function as a provider: the shortest way to plug in what Homing does not know."""
+"""A Python function as a provider, the shortest way to add a service that Homing does not support."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SendCall = Callable[[Delivery], "Outcome | str | Awaitable[Outcome | str | None]
 
 
 class FunctionProvider:
-    """Calls a function, plain or async. A plain one must be quick: it runs on the event loop.
+    """Calls a function, plain or async. A plain function must be quick, because it runs on the event loop.
 
-    It may return an `Outcome`, a provider message id, or nothing (accepted). An exception means that the
-    message was not taken: a transient failure.
+    The function may return an `Outcome`, a provider message id, or None; the latter two mean accepted. If it
+    raises, the message was not sent, and the failure is transient.
     """
 
     def __init__(self, call: SendCall) -> None:
@@ -23,17 +23,17 @@ class FunctionProvider:
 
     async def send(self, delivery: Delivery) -> Outcome:
         try:
-            answer = self._call(delivery)
-            if inspect.isawaitable(answer):
-                answer = await answer
-        except Exception as error:  # the function's way to say no
+            result = self._call(delivery)
+            if inspect.isawaitable(result):
+                result = await result
+        except Exception as error:  # how the function reports a failure
             return Outcome(OutcomeKind.TRANSIENT, error_code=type(error).__name__, error=str(error))
-        if isinstance(answer, Outcome):
-            return answer
-        return Outcome(OutcomeKind.ACCEPTED, provider_message_id=answer)
+        if isinstance(result, Outcome):
+            return result
+        return Outcome(OutcomeKind.ACCEPTED, provider_message_id=result)
 
     async def check(self) -> bool:
         return True
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there is no connection."""

@@ -1,8 +1,10 @@
-"""Which addresses a request may go to whose URL came from outside (SSRF). Pure: no names are resolved here.
+"""Decides which addresses a request may go to if its URL comes from outside (SSRF).
 
-The URL is looked at before anything else, for what can be seen in it. What decides is the address that is
-connected to: the transport asks `Guard.allows` with it, when the socket is made and again for every request
-that rides on a pooled connection, so that a name which resolves differently the second time gains nothing.
+Pure: it resolves no names.
+
+The URL is checked first, as far as its text allows. The resolved address is what decides: the transport
+checks it when a connection is opened, and again for every request over a pooled connection. A name that later
+resolves to another address is therefore rejected as well.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _CLOSED_V4 = tuple(
     for network in (
         "0.0.0.0/8",  # this network, unspecified
         "10.0.0.0/8",  # private
-        "100.64.0.0/10",  # shared by carriers (CGNAT), some metadata services
+        "100.64.0.0/10",  # carrier-grade NAT, some metadata services
         "127.0.0.0/8",  # loopback
         "168.63.129.16/32",  # Azure's platform address
         "169.254.0.0/16",  # link-local, metadata services
@@ -58,7 +60,7 @@ _CARRIES_V4 = tuple(
         ("2002::/16", 80),  # 6to4
     )
 )
-"""IPv6 forms that lead to an IPv4 address, and how far it is from their right end."""
+"""IPv6 networks that embed an IPv4 address, and the number of bits to the right of that address."""
 
 _NAME = re.compile(
     r"(?=.{1,253}\.?\Z)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_-]{1,63}\.?", re.IGNORECASE
@@ -71,31 +73,31 @@ class Guard(Struct, frozen=True, kw_only=True):
     """The rules for addresses from outside, with their exceptions."""
 
     networks: tuple[Network, ...] = ()
-    """Allowed although they are not public: for tests and private installations."""
+    """Networks that are allowed although they are not public, for tests and private installations."""
     http: bool = False
-    """Also without TLS."""
+    """True if URLs without TLS are allowed."""
     ports: tuple[int, ...] = ()
-    """The only ones; empty: 80, 443 and all from 1024 on."""
+    """The only allowed ports. If empty, 80, 443 and all ports from 1024 on are allowed."""
 
     def refusal(self, url: str) -> str | None:
-        """What speaks against this URL as it is written; None: nothing."""
+        """Returns why this URL is not allowed, judging by its text alone, or None if it is."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError:
             return "it is not a URL"
         if parts.scheme != "https" and not (parts.scheme == "http" and self.http):
-            return "it must begin with https://"
+            return "it must start with https://"
         if not host or parts.netloc.endswith(":"):
-            return "it names no host"
+            return "it has no host"
         if "@" in parts.netloc:
-            return "it has a user name or password in it"
+            return "it contains a user name or password"
         if not self._port_open(port or (443 if parts.scheme == "https" else 80)):
             return f"port {port} is not allowed"
         return self._host_refusal(host)
 
     def allows(self, address: str, port: int) -> bool:
-        """Whether this resolved address may be connected to."""
+        """Returns True if connecting to this resolved address is allowed."""
         try:
             found = ip_address(address)
         except ValueError:
@@ -104,12 +106,12 @@ class Guard(Struct, frozen=True, kw_only=True):
 
     def _host_refusal(self, host: str) -> str | None:
         if "%" in host:
-            return "its address has a zone"
+            return "its address has a zone index"
         try:
             literal = ip_address(host)
         except ValueError:
             odd = _LOOKS_NUMERIC.fullmatch(host) or not _NAME.fullmatch(host)
-            return "its host is neither a name nor an address in its usual form" if odd else None
+            return "its host is neither a name nor an address in the usual notation" if odd else None
         return None if self._address_open(literal) else "its address is not public"
 
     def _port_open(self, port: int) -> bool:
@@ -127,28 +129,28 @@ class Guard(Struct, frozen=True, kw_only=True):
 
 
 _ORIGIN = re.compile(r"[^:/?#]*://[^/?#]*")
-_REMEMBERED = 4_096
+_CACHE_SIZE = 4_096
 
 
 class Door:
-    """A guard that remembers what it has said of the hosts and addresses that are used again and again."""
+    """A guard with a cache, because the same hosts and addresses are used again and again."""
 
     def __init__(self, guard: Guard) -> None:
-        self._refusal = lru_cache(_REMEMBERED)(guard.refusal)
-        self.allows: Callable[[str, int], bool] = lru_cache(_REMEMBERED)(guard.allows)
+        self._refusal = lru_cache(_CACHE_SIZE)(guard.refusal)
+        self.allows: Callable[[str, int], bool] = lru_cache(_CACHE_SIZE)(guard.allows)
 
     def refusal(self, url: str) -> str | None:
-        """`Guard.refusal`, which looks at nothing of a URL but its scheme, host and port."""
+        """Returns why the URL is not allowed, or None. Only its scheme, host and port matter."""
         origin = _ORIGIN.match(url)
         return self._refusal(origin[0] if origin else url)
 
 
 def networks(names: Iterable[str], where: str) -> tuple[Network, ...]:
-    """Networks from settings: `10.0.0.0/8`, or one address."""
+    """Parses networks from the settings, such as `10.0.0.0/8` or a single address."""
     found: list[Network] = []
     for name in names:
         try:
             found.append(ip_network(name))
         except ValueError:
-            raise ConfigError(where, f"names {name!r}; give networks like 10.0.0.0/8 or fd00::/8") from None
+            raise ConfigError(where, f"contains {name!r}; use networks like 10.0.0.0/8 or fd00::/8") from None
     return tuple(found)

@@ -1,8 +1,8 @@
-"""What providers say to and hear from HTTP, apart from who carries it.
+"""The HTTP types that providers use, independent of the client that sends the requests.
 
-`Transport` is the seam: `homing.providers.transport` implements it with libcurl. A transport never raises
-for what the network does; it answers with an `Answer`, or with a `Failure` that tells whether the request
-had been written, which is the difference between a transient failure and an ambiguous one.
+`Transport` is the interface to that client, which is implemented with libcurl. A transport never raises
+because of the network. It returns either a response or a failure. The failure reports whether the request had
+been written completely, which decides between a transient and an ambiguous outcome.
 """
 
 from __future__ import annotations
@@ -18,69 +18,87 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class Request(Struct, frozen=True, gc=False):
-    """One HTTP request, whole. It is made by a pure function, anew for each attempt."""
+    """One complete HTTP request. A pure function builds a new one for each attempt."""
 
     url: str
     body: bytes = b""
     headers: Headers = ()
     method: str = "POST"
     guarded: bool = False
-    """The address came from outside: only public addresses may be connected to (SSRF)."""
+    """True if the URL comes from outside, such as a recipient's webhook.
+
+    Then only public addresses are allowed (SSRF).
+    """
 
     def __repr__(self) -> str:
-        """Headers, body and the address itself may hold credentials."""
+        """Hides the URL, the headers and the body, because each may contain credentials."""
         return f"Request({self.method}, {len(self.body)} bytes)"
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """What came back. Untrusted: any bytes, at most 64 KiB of them."""
+    """The response to a request. Its content is untrusted: any bytes, at most 64 KiB."""
 
     status: int
     headers: Mapping[str, str]
-    """Names in lower case; of a repeated header the last one."""
+    """Header names are in lower case. If a header is repeated, the last value wins."""
     body: bytes = b""
     truncated: bool = False
-    """`body` is only its beginning: there was more than the cap, or the rest never came."""
+    """True if `body` is incomplete, because it exceeded the limit or the connection ended early."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """No whole answer came."""
+    """A request that got no response."""
 
     code: str
     """`dns`, `connect`, `tls`, `timeout`, `dropped`, `refused_address`, `bad_request` or `protocol`."""
     error: str
     written: bool
-    """The request was fully written: the other side may have acted on it."""
+    """True if the request was written completely, so that the server may have acted on it."""
 
 
 class Transport(Protocol):
-    """Carries requests: pooled connections, no redirects, bounded answers."""
+    """Sends HTTP requests over pooled connections, without redirects and with bounded responses."""
 
     async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
-        """`timeout_ms` is for the whole exchange. Cancelling stops it and gives its connection up."""
+        """Sends one request and returns its result. `timeout_ms` covers the whole exchange.
+
+        Cancelling the call aborts the exchange and closes its connection.
+        """
 
     async def close(self) -> None: ...
 
 
 Exchange = tuple[Request, int, Any]
-"""A request, the time for the whole exchange in milliseconds, and a mark to know it by."""
+"""A request, its timeout in milliseconds for the whole exchange, and a handle that identifies it in the
+result.
+"""
 OnAnswers = Callable[[list[tuple[Any, Answer | Failure]]], None]
-"""Told (mark, what came back) of those that ended at the same moment."""
+"""Receives `(handle, result)` for the requests that ended together."""
 
 
 @runtime_checkable
 class CarriesMany(Protocol):
-    """A transport that takes many requests at once, with nobody waiting for each."""
+    """A transport that can start many requests with one call and reports each result through a callback."""
 
     def begin(self, exchanges: Sequence[Exchange], ended: OnAnswers) -> None:
-        """Each ends within its time, and `ended` is told of it once, later; unless it is given up."""
+        """Starts the requests and returns without waiting.
+
+        Calls `ended` later, exactly once per request that was not aborted, within that request's timeout.
+        """
 
     def give_up(self, marks: Collection[Any]) -> None:
-        """Stops those of them that are under way, with their connections. Nothing is told of them."""
+        """Aborts those requests that are still in flight and closes their connections.
+
+        They are not reported.
+        """
 
 
 def outcome_of(failure: Failure) -> Outcome:
-    """Before the request was written a failure is transient; after it, nobody knows."""
+    """Returns the outcome of a request that got no response.
+
+    It is transient if the request was not written completely, and ambiguous if it was. If the URL itself was
+    rejected, the recipient is at fault.
+    """
     kind = OutcomeKind.AMBIGUOUS if failure.written else OutcomeKind.TRANSIENT
     if failure.code in ("refused_address", "bad_request"):
         kind = OutcomeKind.BAD_RECIPIENT

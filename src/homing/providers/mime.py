@@ -1,8 +1,9 @@
-"""A mail as bytes (RFC 5322, MIME), written and then read back: its headers are those that were meant.
+"""Writes an email as bytes (RFC 5322, MIME), then parses its headers to make sure that no others were
+injected.
 
-Everything is 7-bit but the recipient of an internationalised address; lines end in CRLF and are short
-enough for any server. The same mail gives the same bytes, apart from its date: a second attempt carries the
-same `Message-ID`, so that a receiver can tell that it has it already.
+Everything is 7-bit except an internationalised recipient address. Lines end in CRLF and are short enough for
+any server. The same email produces the same bytes apart from its date. A second attempt has the same
+`Message-ID`, by which a receiver can recognise a duplicate.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from homing.core.model import Attachment, OutcomeKind
 from homing.providers.email import Mail, Mailbox
 from homing.providers.wire import Unsendable
 
-_LINE = 78
-_LONGEST_PLAIN_LINE = 900
-_WORD_BYTES = 45  # 60 characters of base64, and the encoded word's marks around them
+_MAX_LINE = 78
+_MAX_PLAIN_LINE = 900
+_WORD_BYTES = 45  # 60 characters of base64, plus the delimiters of an encoded word
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")
 _ATOM_TEXT = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~ -]*")
 _PLAIN_PARAMETER = re.compile(r"[\x20\x21\x23-\x5b\x5d-\x7e]*")
@@ -29,13 +30,13 @@ _FIELD = re.compile(rb"([!-9;-~]+):[ \t]?")
 
 
 def message_id(idempotency_key: str, sender: Mailbox) -> str:
-    """The same for every attempt: made from the key that is."""
+    """Returns the Message-ID. Derived from the idempotency key, it is the same for every attempt."""
     safe = idempotency_key if _ID_SAFE.fullmatch(idempotency_key) else _digest(idempotency_key)
     return f"<{safe.strip('.') or _digest(safe)}@{sender.address.rpartition('@')[2]}>"
 
 
 def mime(mail: Mail, *, sender: Mailbox, reply_to: Mailbox | None, id: str, now_ms: int) -> bytes:
-    """The whole mail. Raises `Unsendable` if it does not read back as it was meant."""
+    """Returns the whole email. Raises `Unsendable` if its headers do not parse to the intended ones."""
     headers = [
         ("From", _mailbox(sender)),
         ("To", mail.to),
@@ -47,13 +48,13 @@ def mime(mail: Mail, *, sender: Mailbox, reply_to: Mailbox | None, id: str, now_
         *((name, _folded(value, len(name) + 2)) for name, value in mail.headers),
     ]
     head = "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
-    _read_back(head, [name for name, _ in headers])
+    _check_headers(head, [name for name, _ in headers])
     whole = head + _body(mail, _digest(id))
     return whole if whole.endswith(b"\r\n") else whole + b"\r\n"
 
 
-def _read_back(head: bytes, names: list[str]) -> None:
-    """Reads as a receiver would: a line that is no continuation begins a header, and nothing else does."""
+def _check_headers(head: bytes, names: list[str]) -> None:
+    """Parses the headers like a receiver. Raises `Unsendable` unless exactly these names are found."""
     found = []
     for line in head.removesuffix(b"\r\n").split(b"\r\n"):
         if line[:1] in b" \t" and line.strip():
@@ -66,7 +67,7 @@ def _read_back(head: bytes, names: list[str]) -> None:
         if found == names:
             return
     raise Unsendable(
-        OutcomeKind.BAD_CONTENT, "headers_differ", "the mail's headers do not read as they were meant"
+        OutcomeKind.BAD_CONTENT, "headers_differ", "a header of the email would be read as several headers"
     )
 
 
@@ -90,7 +91,7 @@ def _unstructured(text: str, used: int) -> str:
 
 
 def _encoded(text: str) -> str:
-    """Encoded words (RFC 2047), each of whole characters and on a line of its own."""
+    """Returns encoded words (RFC 2047), each on a line of its own and without splitting a character."""
     words, chunk = [], b""
     for character in text:
         piece = character.encode()
@@ -103,12 +104,12 @@ def _encoded(text: str) -> str:
 
 
 def _folded(value: str, used: int) -> str:
-    """Broken at single spaces, where a line would become too long."""
-    if len(value) + used <= _LINE:
+    """Folds a header value at single spaces, so that its lines are not too long."""
+    if len(value) + used <= _MAX_LINE:
         return value
     lines, line = [], ""
     for word in re.split(r"(?<=[^ ]) (?=[^ ])", value):
-        if line and used + len(line) + 1 + len(word) > _LINE:
+        if line and used + len(line) + 1 + len(word) > _MAX_LINE:
             lines.append(line)
             line, used = word, 1
         else:
@@ -135,7 +136,7 @@ def _body(mail: Mail, seed: str) -> bytes:
 
 
 def _multipart(kind: str, boundary: str, parts: list[bytes]) -> bytes:
-    """The boundary is in none of the parts: `=_` is not in base64, quoted-printable, or our plain text."""
+    """Joins the parts. None contains the boundary: base64, quoted-printable and our 7-bit text lack `=_`."""
     mark = boundary.encode()
     head = f'Content-Type: multipart/{kind}; boundary="{boundary}"\r\n\r\n'.encode()
     return head + b"".join(b"--%b\r\n%b\r\n" % (mark, part) for part in parts) + b"--%b--" % mark
@@ -148,13 +149,16 @@ def _text(kind: str, text: str) -> bytes:
 
 
 def _transfer(text: str) -> tuple[str, bytes]:
-    """As it is where every server takes that; else quoted-printable, or base64 where little is ASCII."""
+    """Returns the transfer encoding and the encoded text.
+
+    Short ASCII lines stay as they are. Other text is quoted-printable, or base64 if little of it is ASCII.
+    """
     data = text.encode()
-    short = len(text) < _LONGEST_PLAIN_LINE or max(map(len, text.split("\r\n"))) < _LONGEST_PLAIN_LINE
+    short = len(text) < _MAX_PLAIN_LINE or max(map(len, text.split("\r\n"))) < _MAX_PLAIN_LINE
     if text.isascii() and short and "=_" not in text:
         return "7bit", data
     if len(data) - len(text) <= len(data) // 4:
-        # As binary, line by line: the codec's own notion of line ends depends on the first one it sees.
+        # Line by line, because the codec derives its line ending from the first one that it finds.
         lines = (b2a_qp(line, istext=True).replace(b"\n", b"\r\n") for line in data.split(b"\r\n"))
         return "quoted-printable", b"\r\n".join(lines)
     return "base64", _base64_lines(b64encode(data))

@@ -1,4 +1,4 @@
-"""What push providers do alike with a notification: its words, its data, how long it lives. Pure."""
+"""What push providers share: the text, data, time to live and collapse key of a notification. Pure."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from homing.core.model import Content
 from homing.core.ports import Delivery
 
 MAX_TTL_S = 2_419_200
-"""Four weeks: what FCM and the browsers' push services keep a message at most."""
+"""Four weeks: the longest time for which FCM and the browsers' push services keep a message."""
 
 COLLAPSE_BY = ("none", "type", "notification")
 
-_SHORT = re.compile(r"[A-Za-z0-9_-]{1,32}")
+_VALID_COLLAPSE_KEY = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class PushContent(NamedTuple):
-    """The parts of a content that a device can show or hand to its app."""
+    """The parts of a content that a device shows or passes to its app."""
 
     title: str | None
     body: str | None
@@ -30,15 +30,15 @@ class PushContent(NamedTuple):
 
     @property
     def silent(self) -> bool:
-        """Nothing to show: the app alone gets it."""
+        """True if there is nothing to show, so that only the app gets the message."""
         return self.title is None and self.body is None
 
 
 def push_content(content: Content, image_key: str) -> PushContent:
-    """The parts to push. The https URL under `image_key` of the data is the image, and no data then."""
+    """Returns the parts to push. If `image_key` in the data has an https URL, it becomes the image."""
     title, body, data = content.title or None, content.body or None, content.data or {}
     if body is not None and title is None:
-        title = content.subject or None  # one content for email and push calls it the subject
+        title = content.subject or None  # content written for both email and push has a subject
     image = data.get(image_key)
     if not (isinstance(image, str) and image.startswith("https://")):
         return PushContent(title, body, None, data)
@@ -47,34 +47,37 @@ def push_content(content: Content, image_key: str) -> PushContent:
 
 
 def ttl_s(delivery: Delivery, now_ms: int, usual_s: int | None) -> int | None:
-    """Seconds that the message is worth keeping: until it expires, else as usual."""
+    """Returns the seconds for which the message should be kept: until it expires, or `usual_s` if it never
+    does.
+    """
     if delivery.expires_at is None:
         return usual_s
     return min(max(0, (delivery.expires_at - now_ms) // 1000), MAX_TTL_S)
 
 
 def collapse_id(delivery: Delivery, by: str) -> str | None:
-    """What an undelivered message is replaced by: at most 32 characters of base64url.
+    """Returns the collapse key, at most 32 characters of base64url, or None if messages are not collapsed.
 
-    By `notification`, only another attempt of the same one replaces it: fewer doubles after a timeout.
+    A newer message replaces an undelivered one with the same key. With `notification`, only another attempt
+    of the same notification does, which avoids duplicates after a timeout.
     """
     if by == "none":
         return None
     name = delivery.type if by == "type" else delivery.notification_id.replace("-", "")
-    if _SHORT.fullmatch(name):
+    if _VALID_COLLAPSE_KEY.fullmatch(name):
         return name
     return urlsafe_b64encode(sha256(name.encode()).digest())[:32].decode()
 
 
 def checked_collapse(given: str) -> str:
-    """The setting `collapse`."""
+    """Returns the setting `collapse`. Raises `ConfigError` unless it is one of the known modes."""
     if given not in COLLAPSE_BY:
-        raise ConfigError("collapse", f"is {given!r}; allowed are {', '.join(COLLAPSE_BY)}")
+        raise ConfigError("collapse", f"is {given!r}; use one of {', '.join(COLLAPSE_BY)}")
     return given
 
 
 def checked_ttl(given: object) -> int:
-    """A time to live from the settings, in seconds."""
+    """Returns the setting `ttl_seconds`. Raises `ConfigError` unless it is an integer in range."""
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given <= MAX_TTL_S:
-        raise ConfigError("ttl_seconds", f"is {given!r}; allowed are 0 to {MAX_TTL_S}")
+        raise ConfigError("ttl_seconds", f"is {given!r}; use a whole number from 0 to {MAX_TTL_S}")
     return given

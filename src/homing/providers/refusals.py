@@ -1,4 +1,4 @@
-"""Refusals before anything is sent, with the meaning that the provider's error table gives their code."""
+"""Refusals before anything is sent, classified by the provider's error table."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from homing.providers.wire import Unsendable
 
 
 def refusal(provider: str, code: str, error: str | None = None) -> Unsendable:
-    """To raise from `build`. `error` says more than the table's line, where there is more to say."""
+    """Returns the exception that `build` raises.
+
+    `error` replaces the table's text with a more specific one.
+    """
     meaning = error_table(provider).codes[code]
     return Unsendable(meaning.outcome, code, error or meaning.means)
 
 
 def check_segments(provider: str, text: str, most: int) -> None:
-    """Refuses a text that would go, and cost, as more SMS than allowed; 0 allows any number."""
+    """Raises `Unsendable` if the text would be billed as more than `most` SMS. 0 means no limit."""
     if not most:
         return
     size = sms_size(text)
     if size.segments > most:
-        said = f"the text goes as {size.segments} SMS ({size.encoding}); max_segments allows {most}"
-        raise refusal(provider, "segments", said)
+        error = f"the text needs {size.segments} SMS ({size.encoding}); max_segments allows {most}"
+        raise refusal(provider, "segments", error)
 
 
 def checked_segments(given: int) -> int:
-    """The setting `max_segments`."""
+    """Returns the setting `max_segments`. Raises `ConfigError` unless it is an integer of at least 0."""
     if type(given) is not int or given < 0:
-        raise ConfigError("max_segments", f"is {given!r}; give a whole number, or 0 for no limit")
+        raise ConfigError("max_segments", f"is {given!r}; use a whole number, or 0 for no limit")
     return given

@@ -1,4 +1,4 @@
-"""`Retry-After`, in both of its forms (RFC 9110, 10.2.3). Pure."""
+"""Parses the header `Retry-After` in both of its forms (RFC 9110, 10.2.3). Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DATES = tuple(
 
 
 def retry_after_ms(value: str | None, now_ms: int) -> int | None:
-    """How long to wait from now; None where the header is missing or unusable, then our own backoff holds.
+    """Returns how many milliseconds to wait from now, or None if the header is missing or unusable.
 
-    A time that has passed means now. What is longer than any calendar is unusable.
+    With None, the policy's own backoff applies. A time in the past means no wait.
     """
     text = (value or "").strip(" \t")
     if _SECONDS.fullmatch(text):
@@ -37,7 +37,7 @@ def retry_after_ms(value: str | None, now_ms: int) -> int | None:
 
 def _epoch_ms(found: re.Match[str], now_ms: int) -> int | None:
     year = int(found["year"])
-    if len(found["year"]) == 2:  # never more than 50 years ahead
+    if len(found["year"]) == 2:  # RFC 9110: a two-digit year is at most 50 years ahead
         this = datetime.fromtimestamp(now_ms / 1000, UTC).year
         year += this // 100 * 100
         year -= 100 if year > this + 50 else 0
@@ -54,5 +54,5 @@ def _epoch_ms(found: re.Match[str], now_ms: int) -> int | None:
             ).timestamp()
             * 1000
         )
-    except (ValueError, OverflowError):  # the 31st of February
+    except (ValueError, OverflowError):  # a date that does not exist, such as February 31
         return None

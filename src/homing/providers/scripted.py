@@ -1,4 +1,4 @@
-"""A provider that does as it is told: for tests, the demo and rehearsals of an outage."""
+"""A provider that returns prepared outcomes, for tests, the demo and outage rehearsals."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from homing.core.ports import Delivery
 Step = Outcome | OutcomeKind | Callable[[Delivery], Outcome]
 
 HANG = Outcome(OutcomeKind.AMBIGUOUS, error_code="hang")
-"""As a step: never answers, until the attempt's timeout ends it."""
+"""A step that never returns, so that the attempt runs into its timeout."""
 
 
 class ScriptedProvider:
-    """Answers with the steps of its script, then with its usual answer; keeps what it was asked."""
+    """Returns the outcomes of its script in order, then the `usual` one. Records every delivery."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class ScriptedProvider:
         self.usual = _step(usual)
         self.latency_ms = latency_ms
         self.up = True
-        """What a health check says."""
+        """The result of the health check."""
         self.sent: list[Delivery] = []
-        """Every delivery that was asked for, in order, whatever the answer."""
+        """Every delivery that was passed to `send`, in order, whatever the outcome."""
 
     async def send(self, delivery: Delivery) -> Outcome:
         self.sent.append(delivery)
@@ -51,7 +51,7 @@ class ScriptedProvider:
             return replace(outcome, provider_message_id=f"{self.name}-{len(self.sent)}")
         if outcome.kind is not OutcomeKind.ACCEPTED and outcome.error is None:
             return replace(
-                outcome, error_code=outcome.kind.value, error=f"{self.name} says {outcome.kind.value}"
+                outcome, error_code=outcome.kind.value, error=f"{self.name} returned {outcome.kind.value}"
             )
         return outcome
 
@@ -59,9 +59,9 @@ class ScriptedProvider:
         return self.up
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there is no connection."""
 
 
 def _step(given: Step | str) -> Step:
-    """From the settings a step comes as a word."""
+    """Converts a step from the settings, which is the name of an outcome."""
     return OutcomeKind(given) if isinstance(given, str) else given

@@ -1,4 +1,4 @@
-"""Credentials that do not show: not in `repr`, not in logs, not in errors."""
+"""Credentials that stay hidden in `repr`, logs and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _IN_A_HEADER = re.compile(r"[\x21-\x7e]+")
 
 
 class Secret:
-    """A credential. `reveal` is the only way to its text."""
+    """A credential. Only `reveal` returns its text."""
 
     __slots__ = ("_text",)
 
@@ -29,31 +29,35 @@ class Secret:
 
 
 def secret(field: str, given: str | Secret) -> Secret:
-    """From a setting: the text itself, `env:NAME`, or `file:PATH` (its content without the last line end)."""
+    """Reads a credential from a setting: the text itself, `env:NAME`, or `file:PATH`.
+
+    A line break at the end of the file is dropped. Raises `ConfigError` if there is no text.
+    """
     if isinstance(given, Secret):
         return given
     if not given:
-        raise ConfigError(field, "is missing; give the secret, env:NAME or file:PATH")
+        raise ConfigError(field, "is missing; set it to the secret itself, env:NAME or file:PATH")
     kind, _, where = given.partition(":")
     if kind == "env":
         found = os.environ.get(where)
         if not found:
-            raise ConfigError(field, f"names the environment variable {where}, which is not set")
+            raise ConfigError(field, f"refers to the environment variable {where}, which is not set")
         return Secret(found)
     if kind == "file":
         try:
             read = Path(where).read_text(encoding="utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
-            raise ConfigError(field, f"names a file that cannot be read: {type(error).__name__}") from None
+            message = f"refers to a file that cannot be read: {type(error).__name__}"
+            raise ConfigError(field, message) from None
         if not read:
-            raise ConfigError(field, "names a file that is empty")
+            raise ConfigError(field, "refers to a file that is empty")
         return Secret(read)
     return Secret(given)
 
 
 def header_secret(field: str, given: str | Secret) -> Secret:
-    """A secret that goes into a header as it is: with a stray line end, every request would be refused."""
+    """Reads a credential that is sent in a header. Raises `ConfigError` if a header must not contain it."""
     found = secret(field, given)
     if not _IN_A_HEADER.fullmatch(found.reveal()):
-        raise ConfigError(field, "has a space, line end or other character that no header may have")
+        raise ConfigError(field, "contains a space, line break or other character not allowed in a header")
     return found

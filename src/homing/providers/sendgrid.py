@@ -1,4 +1,4 @@
-"""SendGrid: email over its v3 API, and its signed event webhook."""
+"""SendGrid: email through its v3 API, and its signed Event Webhook."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SendGridProvider(HttpProvider):
-    """Sends mail through SendGrid. It takes no idempotency key; custom arguments lead events home."""
+    """Sends mail through SendGrid. It has no idempotency key; custom arguments link events to attempts."""
 
     channels = ("email",)
 
@@ -62,17 +62,17 @@ class SendGridProvider(HttpProvider):
     ) -> None:
         super().__init__(transport, now_ms)
         if isinstance(categories, str) or len(categories) > 10:
-            raise ConfigError("categories", "must be a list of at most 10")
+            raise ConfigError("categories", "must be a list with at most 10 entries")
         self._key = header_secret("api_key", api_key)
-        self._as_subuser = _subuser(on_behalf_of)
+        self._as_subuser = _subuser_headers(on_behalf_of)
         origin = checked_base_url(base_url)
         self._url = f"{origin}/v3/mail/send"
         self._check_url = f"{origin}/v3/scopes"
         self._sandbox = sandbox
         self._style = mail_style(default_subject, unsubscribe_mailto)
-        self._usual: dict[str, Any] = {
-            "from": _named(mailbox("from_email", from_email, from_name, "from_name")),
-            **({"reply_to": _named(mailbox("reply_to", reply_to))} if reply_to else {}),
+        self._common_fields: dict[str, Any] = {
+            "from": _email_and_name(mailbox("from_email", from_email, from_name, "from_name")),
+            **({"reply_to": _email_and_name(mailbox("reply_to", reply_to))} if reply_to else {}),
             **({"categories": list(categories)} if categories else {}),
             **({"asm": {"group_id": asm_group_id}} if asm_group_id is not None else {}),
             **({"ip_pool_name": ip_pool_name} if ip_pool_name else {}),
@@ -84,7 +84,7 @@ class SendGridProvider(HttpProvider):
     def build(self, delivery: Delivery, now_ms: int) -> Request:
         mail = mail_of(delivery, self._style)
         body: dict[str, Any] = {
-            **self._usual,
+            **self._common_fields,
             "personalizations": [
                 {
                     "to": [{"email": mail.to}],
@@ -117,7 +117,7 @@ class SendGridProvider(HttpProvider):
                 OutcomeKind.ACCEPTED, provider_message_id=answer.headers.get("x-message-id", "")[:255] or None
             )
         field, message = _first_error(answer.body)
-        code = _listed(field) if answer.status == 400 else None
+        code = _find_listed_field(field) if answer.status == 400 else None
         wait_ms = _wait_ms(answer, now_ms) if answer.status in (429, 503) else None
         return _TABLE.outcome(
             code, answer.status, message, retry_after_ms=wait_ms, other_code=field is not None
@@ -127,33 +127,33 @@ class SendGridProvider(HttpProvider):
         return Request(url=self._check_url, method="GET", headers=self._headers())
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
-        """A batch of events."""
+        """Verifies and reads a batch of events."""
         return self._callbacks.hear(callback, now_ms)
 
     def _headers(self) -> Headers:
         return (("Authorization", f"Bearer {self._key.reveal()}"), *self._as_subuser)
 
 
-def _subuser(name: str) -> Headers:
+def _subuser_headers(name: str) -> Headers:
     if not name:
         return ()
     if not (name.isascii() and name.isprintable()):
-        raise ConfigError("on_behalf_of", "has characters that no header may have")
+        raise ConfigError("on_behalf_of", "contains a character that is not allowed in a header")
     return (("on-behalf-of", name),)
 
 
-def _named(box: Mailbox) -> dict[str, str]:
+def _email_and_name(box: Mailbox) -> dict[str, str]:
     return {"email": box.address, "name": box.name} if box.name else {"email": box.address}
 
 
 def _contents(mail: Mail) -> list[dict[str, str]]:
-    """Plain text first: SendGrid insists on the order."""
+    """Returns the bodies, plain text first, because SendGrid requires this order."""
     parts = (("text/plain", mail.text), ("text/html", mail.html))
     return [{"type": kind, "value": text} for kind, text in parts if text]
 
 
 def _tracking(opens: bool | None, clicks: bool | None) -> dict[str, Any]:
-    """None leaves it to the account."""
+    """Returns the tracking settings. None leaves the choice to the account."""
     settings: dict[str, Any] = {}
     if clicks is not None:
         settings["click_tracking"] = {"enable": clicks, "enable_text": clicks}
@@ -163,22 +163,22 @@ def _tracking(opens: bool | None, clicks: bool | None) -> dict[str, Any]:
 
 
 def _first_error(body: bytes) -> tuple[str | None, str | None]:
-    """(field without its indexes, message) of `{"errors": [{"message": …, "field": …}]}`, if it is that."""
+    """Returns (field without indexes, message) of `{"errors": [{"message": …, "field": …}]}`, or Nones."""
     errors = json_object(body).get("errors")
     first = as_object(errors[0]) if isinstance(errors, list) and errors else {}
-    field = text_of(first.get("field"))  # the word "null" is seen too
+    field = text_of(first.get("field"))  # SendGrid also sends the text "null"
     return _INDEX.sub("", field) if field and field != "null" else None, error_text(first.get("message"))
 
 
-def _listed(field: str | None) -> str | None:
-    """The table's line for a field: its own, or that of the nearest field around it."""
+def _find_listed_field(field: str | None) -> str | None:
+    """Returns the field if the table lists it, or else the nearest enclosing field that it lists."""
     while field and field not in _TABLE.codes:
         field = field.rpartition(".")[0]
     return field or None
 
 
 def _wait_ms(answer: Answer, now_ms: int) -> int | None:
-    """Until the window resets (unix time in seconds); SendGrid does not promise a Retry-After."""
+    """Returns the time until the rate limit resets, because SendGrid does not promise a Retry-After."""
     reset = answer.headers.get("x-ratelimit-reset", "").strip()
     if reset.isascii() and reset.isdigit() and len(reset) <= 12:
         return min(max(0, int(reset) * 1000 - now_ms), _LONGEST_WAIT_MS)

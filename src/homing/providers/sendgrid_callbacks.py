@@ -1,4 +1,4 @@
-"""SendGrid's Event Webhook: a signed batch of events in, receipts out."""
+"""Verifies SendGrid's Event Webhook and turns its batches of events into receipts."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from homing.providers.secret import Secret, secret
 
 NOTIFICATION_ARG = "homing_notification_id"
 ATTEMPT_ARG = "homing_attempt"
-"""Custom arguments come back at the top level of each event; SendGrid's own names would win over ours."""
+"""Custom arguments, which come back as members of each event. SendGrid's own names would override ours."""
 
 SIGNATURE_HEADER = "x-twilio-email-event-webhook-signature"
 TIMESTAMP_HEADER = "x-twilio-email-event-webhook-timestamp"
 
 Verify = Callable[[bytes, bytes], bool]
-"""(signature, what was signed) → whether it is SendGrid's."""
+"""Takes a signature and the signed bytes; returns True if SendGrid signed them."""
 
 
 class SendGridCallbacks:
-    """Verifies and reads callbacks with the account's public key, which is parsed once."""
+    """Verifies callbacks with the account's public key, which is parsed once, and reads them."""
 
     def __init__(self, public_key: str | Secret, tolerance_ms: int) -> None:
         if tolerance_ms < 0:
-            raise ConfigError("webhook_tolerance_ms", "is negative; 0 takes signatures of any age")
+            raise ConfigError("webhook_tolerance_ms", "is negative; use 0 to accept signatures of any age")
         self._verify = verifier(secret("webhook_public_key", public_key).reveal()) if public_key else None
         self._tolerance_ms = tolerance_ms
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
-        """One bad event never fails its batch."""
+        """Reads one batch. An event that cannot be read does not affect the others."""
         self._check(callback, now_ms)
         events = json_of(callback.body)
         if not isinstance(events, list):
@@ -57,7 +57,7 @@ class SendGridCallbacks:
 
     def _check(self, callback: Callback, now_ms: int) -> None:
         if self._verify is None:
-            raise CallbackRefused("webhook_public_key is not set, so no event can be believed")
+            raise CallbackRefused("webhook_public_key is not set, so callbacks cannot be verified")
         timestamp = callback.headers.get(TIMESTAMP_HEADER, "")
         try:
             signature = b64decode(callback.headers.get(SIGNATURE_HEADER, ""))
@@ -76,7 +76,7 @@ class SendGridCallbacks:
 
 
 def verifier(public_key: str) -> Verify:
-    """From the key as SendGrid shows it: base64 of its DER form, or that as PEM."""
+    """Parses the key as SendGrid shows it: base64 of its DER form, or the same as PEM."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -85,13 +85,11 @@ def verifier(public_key: str) -> Verify:
     body = "".join(line for line in public_key.split("\n") if "-----" not in line)
     try:
         key: Any = load_der_public_key(b64decode("".join(body.split()), validate=True))
-    except (
-        Exception
-    ):  # the library's own kinds differ by what is wrong; the key itself stays out of the error
+    except Exception:  # the library raises many types; the key must not appear in the error
         key = None
     if not (isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)):
         raise ConfigError(
-            "webhook_public_key", "is not the verification key that SendGrid shows (ECDSA P-256)"
+            "webhook_public_key", "is not SendGrid's verification key (ECDSA P-256); copy it as shown there"
         )
     algorithm = ec.ECDSA(SHA256())
 
@@ -108,9 +106,9 @@ def verifier(public_key: str) -> Verify:
 # Events ----------------------------------------------------------------------------------------------
 
 Meant = tuple[tuple[ReceiptEvent, dict[str, Any]], ...]
-"""The receipts that an event stands for, and what is particular to each."""
+"""The receipts for an event, each with its specific fields."""
 
-_PLAIN: dict[str, Meant] = {
+_FIXED_RECEIPTS: dict[str, Meant] = {
     "processed": ((ReceiptEvent.QUEUED, {}),),
     "deferred": ((ReceiptEvent.QUEUED, {}),),
     "delivered": ((ReceiptEvent.DELIVERED, {}),),
@@ -119,23 +117,23 @@ _PLAIN: dict[str, Meant] = {
     "unsubscribe": ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),),
     "group_unsubscribe": ((ReceiptEvent.UNSUBSCRIBE, {}),),
 }
-"""Who clicks has got it: engagement tells of the delivery too, should its own event be lost."""
+"""A click implies the delivery, whose own event may be lost."""
 
 _UNSUBSCRIBED: Meant = ((ReceiptEvent.UNSUBSCRIBE, {"unsubscribed_from_all": True}),)
 
 
 def receipts_of(event: dict[str, Any], now_ms: int) -> list[Receipt]:
-    """What one event says; nothing: it is no business of ours. Raises for what is no event at all."""
+    """Returns the receipts of one event, or none if it does not concern us. Raises if it is not an event."""
     name = event["event"] if isinstance(event.get("event"), str) else None
     if name is None:
-        raise ValueError("an event without its name")
+        raise ValueError("the event has no name")
     message_id = message_id_of(event)
     notification_id = _text(event, NOTIFICATION_ARG, 64)
     if not (message_id or notification_id):
         return []
     event_id = _text(event, "sg_event_id", 100) or sha256(msgspec.json.encode(event)).hexdigest()
     attempt = _text(event, ATTEMPT_ARG, 6)
-    said: dict[str, Any] = {
+    common: dict[str, Any] = {
         "provider": "sendgrid",
         "provider_message_id": message_id,
         "at": moment_ms(event.get("timestamp"), now_ms),
@@ -149,7 +147,7 @@ def receipts_of(event: dict[str, Any], now_ms: int) -> list[Receipt]:
             event=kind,
             error_code=_code(name, event) if kind is ReceiptEvent.FAILED else None,
             error=error_text(event.get("reason")) or error_text(event.get("response")),
-            **said,
+            **common,
             **more,
         )
         for one, (kind, more) in enumerate(meant)
@@ -166,14 +164,14 @@ def _meaning(name: str, event: dict[str, Any]) -> Meant:
         failed = _failed(f"dropped.{reason}")
         return (*failed, *_UNSUBSCRIBED) if reason == "unsubscribed address" else failed
     if name == "open":
-        # A machine that fetches images has the mail, but nobody has read it.
+        # An open by a machine, which only fetches the images, proves the delivery but not a reader.
         opened: Meant = () if event.get("sg_machine_open") is True else ((ReceiptEvent.OPEN, {}),)
         return ((ReceiptEvent.DELIVERED, {}), *opened)
-    return _PLAIN.get(name, ())
+    return _FIXED_RECEIPTS.get(name, ())
 
 
 def _failed(code: str) -> Meant:
-    """A failure with its class in the error table, which lists an event by its name and type or reason."""
+    """Returns a failure, classified by the table's entry for the event's name and its type or reason."""
     meaning = error_table("sendgrid").codes.get(code)
     if meaning is None:
         return ((ReceiptEvent.FAILED, {}),)
@@ -182,7 +180,7 @@ def _failed(code: str) -> Meant:
 
 
 def message_id_of(event: dict[str, Any]) -> str:
-    """The `X-Message-Id` of the send: what `sg_message_id` begins with, before its routing data."""
+    """Returns the `X-Message-Id` of the send: `sg_message_id` without the routing data at its end."""
     whole = _text(event, "sg_message_id", 255) or ""
     at_sender = (_text(event, "smtp-id", 255) or "").strip("<>").partition("@")[0]
     if at_sender and whole.startswith(f"{at_sender}."):

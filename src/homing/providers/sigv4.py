@@ -1,4 +1,4 @@
-"""Signature Version 4, made by botocore. The key it derives for a day is derived once a day."""
+"""AWS Signature Version 4, computed by botocore, but with the derived signing key cached for a day."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ except ImportError:  # pragma: no cover
 
 
 class AwsKeys:
-    """An account's keys as the settings give them; those in files and variables can be read again."""
+    """AWS credentials from the settings. Those in files and environment variables can be read again."""
 
     def __init__(
         self,
@@ -31,12 +31,15 @@ class AwsKeys:
         self.credentials = Credentials(*self._read)
 
     def newer_than(self, used: Credentials) -> bool:
-        """Whether there are others than those now: temporary ones are replaced by whoever made them."""
+        """Returns True if newer credentials than `used` are available, reading them again if necessary.
+
+        Temporary credentials are replaced from outside before they expire.
+        """
         if self.credentials is used:
-            self._reread()
+            self._read_again()
         return self.credentials is not used
 
-    def _reread(self) -> None:
+    def _read_again(self) -> None:
         try:
             found = self._texts()
         except ConfigError:
@@ -62,7 +65,7 @@ class SigV4Signer:
         self._auth = _DailyKeyAuth(keys.credentials, service, region)
 
     def sign(self, method: str, url: str, body: bytes, headers: Headers, now_ms: int) -> Headers:
-        """The headers with date, token and signature."""
+        """Returns the headers plus date, session token and signature."""
         if self._auth.credentials is not self._keys.credentials:
             self._auth = _DailyKeyAuth(self._keys.credentials, self._service, self._region)
         auth, token = self._auth, self._keys.credentials.token
@@ -72,14 +75,17 @@ class SigV4Signer:
         to_sign = auth.string_to_sign(request, auth.canonical_request(request))
         names = auth.signed_headers(auth.headers_to_sign(request))
         signature = auth.signature(to_sign, request)
-        says = (
+        authorization = (
             f"AWS4-HMAC-SHA256 Credential={auth.scope(request)}, SignedHeaders={names}, Signature={signature}"
         )
-        return (*dated.items(), ("Authorization", says))
+        return (*dated.items(), ("Authorization", authorization))
 
 
 class _Signable:
-    """What botocore reads of a request; its own `AWSRequest` would be prepared once more for its body."""
+    """The parts of a request that botocore reads.
+
+    Its own `AWSRequest` would be prepared again for each body.
+    """
 
     __slots__ = ("body", "context", "headers", "method", "params", "url")
 
@@ -90,7 +96,7 @@ class _Signable:
 
 
 class _DailyKeyAuth(SigV4Auth):  # type: ignore[misc]
-    """botocore's signer, which derives the key anew for each request, with the last derived key kept."""
+    """botocore's signer with a cached key. The original derives the key again for each request."""
 
     _day = ""
     _key = b""

@@ -1,4 +1,4 @@
-"""Slack's incoming webhooks. The URL is the secret."""
+"""Slack's incoming webhooks. The webhook's URL is the credential."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from homing.providers.secret import Secret, secret
 from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
 
 _HOSTS = ("hooks.slack.com", "hooks.slack-gov.com")
-_OUR_OWN = ("not_slack", "unreadable")
-"""Codes of the table that Slack does not say."""
+_OWN_CODES = ("not_slack", "unreadable")
+"""Codes of the error table that Slack itself never returns."""
 
 
 class SlackProvider(HttpProvider):
-    """Posts to the webhook of the settings, or to the recipient's where the settings have none."""
+    """Posts to the webhook in the settings or, without one, to the recipient's webhook."""
 
     channels: ClassVar[tuple[Channel, ...]] = (Channel.CHAT,)
 
@@ -39,12 +39,14 @@ class SlackProvider(HttpProvider):
         now_ms: NowMs = wall_clock_ms,
     ) -> None:
         super().__init__(transport, now_ms)
-        self._own = _checked(secret("webhook_url", webhook_url)) if webhook_url else None
+        self._configured_url = _check_webhook_url(secret("webhook_url", webhook_url)) if webhook_url else None
         self._base_url = checked_base_url(base_url) if base_url else ""
         self._escape = escape
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:
-        hook = self._own.reveal() if self._own else _recipients(delivery.address)
+        hook = (
+            self._configured_url.reveal() if self._configured_url else _check_recipient_url(delivery.address)
+        )
         url = self._base_url + urlsplit(hook).path if self._base_url else hook
         body = msgspec.json.encode(message(delivery.content, escape=self._escape))
         return Request(url=url, body=body, headers=(("content-type", "application/json"),))
@@ -56,19 +58,19 @@ class SlackProvider(HttpProvider):
             return Outcome(OutcomeKind.ACCEPTED)
         if 200 <= answer.status < 300:
             return table.outcome("unreadable", answer.status, None)
-        code = said if said in table.codes and said not in _OUR_OWN else None
+        code = said if said in table.codes and said not in _OWN_CODES else None
         wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
         outcome = table.outcome(
             code, answer.status, None, retry_after_ms=wait_ms, other_code=bool(said) and code is None
         )
-        if self._own and outcome.kind is OutcomeKind.DEAD_ADDRESS:
+        if self._configured_url and outcome.kind is OutcomeKind.DEAD_ADDRESS:
             return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
         # A recipient's webhook URL is of no use to any other provider.
-        return outcome if self._own else replace(outcome, unlisted=False)
+        return outcome if self._configured_url else replace(outcome, unlisted=False)
 
 
 def message(content: Content, *, escape: bool = True) -> dict[str, Any]:
-    """Text, with the title in bold above it; `blocks` from `data` go along as they are."""
+    """Returns the message: the text with the title in bold above it, and `blocks` from `data` unchanged."""
     text = content.text or content.body or ""
     clean = _escaped if escape else str
     title = f"*{clean(content.title)}*" if content.title else ""
@@ -80,12 +82,12 @@ def message(content: Content, *, escape: bool = True) -> dict[str, Any]:
 
 
 def _escaped(text: str) -> str:
-    """Slack's three special characters: otherwise `<!channel>` in somebody's text would call everybody."""
+    """Escapes Slack's three special characters, so that `<!channel>` in a text does not notify everyone."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _recipients(address: str) -> str:
-    """Only Slack's own hosts: a recipient's URL must not lead anywhere else."""
+def _check_recipient_url(address: str) -> str:
+    """Returns the recipient's URL. Raises `Unsendable` unless it leads to one of Slack's own hosts."""
     try:
         parts = urlsplit(address)
         fine = parts.scheme == "https" and parts.netloc.lower() in _HOSTS
@@ -96,11 +98,11 @@ def _recipients(address: str) -> str:
     return address
 
 
-def _checked(hook: Secret) -> Secret:
+def _check_webhook_url(hook: Secret) -> Secret:
     try:
         url = checked_base_url(hook.reveal(), "webhook_url")
     except ConfigError:
         url = ""
     if len(urlsplit(url).path) < 2:
-        raise ConfigError("webhook_url", "is not a webhook's URL; give https://hooks.slack.com/services/…")
+        raise ConfigError("webhook_url", "must be a webhook URL like https://hooks.slack.com/services/…")
     return Secret(url)

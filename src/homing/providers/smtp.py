@@ -1,4 +1,4 @@
-"""SMTP: mail through any server, over pooled connections."""
+"""SMTP: sends email through any server, over pooled connections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
 
 
 class SmtpProvider:
-    """Sends mail to one server. The same notification has the same `Message-ID` in every attempt."""
+    """Sends email through one server. All attempts of a notification have the same `Message-ID`."""
 
     channels = ("email",)
 
@@ -52,30 +52,30 @@ class SmtpProvider:
         unsubscribe_mailto: str | None = None,
         now_ms: NowMs = wall_clock_ms,
     ) -> None:
-        host = _checked_host(host)
+        host = _check_host(host)
         if tls not in _PORTS:
-            raise ConfigError("tls", f"is {tls!r}; allowed are {', '.join(_PORTS)}")
+            raise ConfigError("tls", f"is {tls!r}; use one of {', '.join(_PORTS)}")
         if tls == "none" and not allow_plaintext and not _is_loopback(host):
-            raise ConfigError("tls", "none is for servers on this machine; set allow_plaintext to force it")
+            raise ConfigError("tls", "is none, but the server is remote; use TLS or set allow_plaintext")
         for name, value in (
             ("max_connections", max_connections),
             ("idle_ms", idle_ms),
             ("mails_per_connection", mails_per_connection),
         ):
             if value < 1:
-                raise ConfigError(name, f"is {value}; it must be at least 1")
+                raise ConfigError(name, f"is {value}; must be at least 1")
         self._sender = mailbox("from_email", from_email, from_name, "from_name")
         self._reply_to = mailbox("reply_to", reply_to) if reply_to else None
         self._envelope_from = mailbox("envelope_from", envelope_from or from_email).address
         self._style = mail_style(default_subject, unsubscribe_mailto)
         self._door = Door(
             host=host,
-            port=_checked_port(port, _PORTS[tls]),
+            port=_check_port(port, _PORTS[tls]),
             tls=tls,
             context=None if tls == "none" else _context(ca_file),
             username=username,
             password=secret("password", password) if username else None,
-            local_hostname=_checked_host(
+            local_hostname=_check_host(
                 local_hostname or self._sender.address.rpartition("@")[2], "local_hostname"
             ),
         )
@@ -88,7 +88,7 @@ class SmtpProvider:
         self._now_ms = now_ms
 
     def build(self, delivery: Delivery, now_ms: int) -> Letter:
-        """The mail of this attempt and its envelope. Raises `Unsendable`."""
+        """Builds the email of this attempt and its envelope. Raises `Unsendable` if that is impossible."""
         mail = mail_of(delivery, self._style)
         id = message_id(delivery.idempotency_key, self._sender)
         data = mime(mail, sender=self._sender, reply_to=self._reply_to, id=id, now_ms=now_ms)
@@ -104,17 +104,17 @@ class SmtpProvider:
             async with asyncio.timeout(inside(delivery.timeout_ms) / 1000):
                 return await self._send(letter, progress)
         except TimeoutError:
-            return _late(progress.stage)
-        except Exception as error:  # whatever a server's answer does to the client: how far it came decides
+            return _timeout_outcome(progress.stage)
+        except Exception as error:  # any failure of the client: the stage it reached decides the outcome
             return outcome_of(error, progress.stage)
 
     async def check(self) -> bool:
-        """Up: it greets us and lets us in."""
+        """Returns True if the server accepts a connection and our login."""
         try:
             async with asyncio.timeout(_CHECK_S):
                 client = await open_session(self._door)
                 client.close()
-        except Exception:  # any reason is a no
+        except Exception:  # any failure means that the server is not usable
             return False
         return True
 
@@ -129,7 +129,7 @@ class SmtpProvider:
             try:
                 outcome = await converse(session.client, letter, progress)
             except BaseException:
-                session.client.close()  # cut off in the middle of something: not to be used again
+                session.client.close()  # interrupted in an unknown state, so it is not reused
                 raise
             self._pool.keep(session)
         finally:
@@ -141,7 +141,7 @@ class SmtpProvider:
         )
 
 
-def _late(stage: Stage) -> Outcome:
+def _timeout_outcome(stage: Stage) -> Outcome:
     if stage is Stage.WAITING:
         return happened("pool")
     return happened("timeout_after_dot" if stage is Stage.DOT else "timeout")
@@ -154,17 +154,17 @@ def _context(ca_file: str) -> ssl.SSLContext:
         raise ConfigError("ca_file", f"cannot be read: {type(error).__name__}") from None
 
 
-def _checked_host(host: str, field: str = "host") -> str:
+def _check_host(host: str, field: str = "host") -> str:
     if not _HOST.fullmatch(host) and not _is_address(host):
-        raise ConfigError(field, "is not a server's name or address; a port has a setting of its own")
+        raise ConfigError(field, "must be a host name or an address; set the port in port")
     return host
 
 
-def _checked_port(port: int | None, usual: int) -> int:
+def _check_port(port: int | None, usual: int) -> int:
     if port is None:
         return usual
     if not 0 < port < 65_536:
-        raise ConfigError("port", f"is {port}; allowed are 1 to 65535")
+        raise ConfigError("port", f"is {port}; must be 1 to 65535")
     return port
 
 

@@ -1,4 +1,4 @@
-"""Open SMTP connections, kept for the next mail: so many at most, each for so long and so many mails."""
+"""A pool of open SMTP connections, bounded in number, and each in idle time and number of emails."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 import aiosmtplib
 from msgspec import Struct
 
-_FAREWELL_S = 1.0
+_QUIT_TIMEOUT_S = 1.0
 
 
 class Session(Struct):
-    """A connection and what it has been through."""
+    """A connection, the number of emails sent over it, and the loop time since which it is idle."""
 
     client: aiosmtplib.SMTP
     mails: int = 0
@@ -21,7 +21,7 @@ class Session(Struct):
 
 
 class SmtpPool:
-    """Lends connections. One that was cut off in the middle of something is closed, not kept."""
+    """Lends connections. One that was interrupted is closed instead of being returned to the pool."""
 
     def __init__(
         self,
@@ -39,24 +39,24 @@ class SmtpPool:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def reserve(self) -> None:
-        """Waits for its turn: at most `size` have one."""
+        """Waits until fewer than `size` connections are in use, and reserves one."""
         await self._free.acquire()
 
     def release(self) -> None:
         self._free.release()
 
     async def session(self) -> Session:
-        """The connection used last, if it still answers; else a new one. Nothing was sent over it yet."""
+        """Returns the most recently used connection that still answers, or else a new one."""
         while self._idle:
             session = self._idle.pop()
-            if self._outlived(session) or not await _answers(session.client):
+            if self._is_expired(session) or not await _answers(session.client):
                 session.client.close()
                 continue
             return session
         return Session(await self._connect())
 
     def keep(self, session: Session) -> None:
-        """Idle from now on, unless it has carried enough mails or is no longer there."""
+        """Returns a connection to the pool, unless it is closed or has sent its maximum number of emails."""
         session.mails += 1
         if session.mails >= self._mails or not session.client.is_connected:
             session.client.close()
@@ -68,28 +68,28 @@ class SmtpPool:
             self._sweeper = loop.call_later(self._idle_s, self._sweep)
 
     async def close(self) -> None:
-        """Says goodbye on the idle ones."""
+        """Closes the idle connections with QUIT."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
         leaving, self._idle = list(self._idle), deque()
         await asyncio.gather(*(_quit(session.client) for session in leaving))
 
-    def _outlived(self, session: Session) -> bool:
+    def _is_expired(self, session: Session) -> bool:
         age = asyncio.get_running_loop().time() - session.idle_since
         return age > self._idle_s or not session.client.is_connected
 
     def _sweep(self) -> None:
-        """Those that waited longest are on the left."""
+        """Closes connections that were idle for too long. The longest idle ones are on the left."""
         self._sweeper = None
-        while self._idle and self._outlived(self._idle[0]):
+        while self._idle and self._is_expired(self._idle[0]):
             self._idle.popleft().client.close()
         if self._idle:
             self._sweeper = asyncio.get_running_loop().call_later(self._idle_s, self._sweep)
 
 
 async def _answers(client: aiosmtplib.SMTP) -> bool:
-    """RSET: it clears what a refused mail may have left, and shows whether anybody is there."""
+    """Sends RSET, which clears the remains of a rejected email and shows whether the server still answers."""
     try:
         await client.rset()
     except (aiosmtplib.SMTPException, OSError):
@@ -102,6 +102,6 @@ async def _answers(client: aiosmtplib.SMTP) -> bool:
 
 async def _quit(client: aiosmtplib.SMTP) -> None:
     try:
-        await client.quit(timeout=_FAREWELL_S)
+        await client.quit(timeout=_QUIT_TIMEOUT_S)
     except (aiosmtplib.SMTPException, OSError):
         client.close()

@@ -1,4 +1,4 @@
-"""What an SMTP reply means, from its code, its enhanced code, and where in the conversation it came."""
+"""Classifies SMTP replies by their code, their enhanced code, and the stage of the session."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ _ABOUT_SIZE_OR_FORM = ("5.2.3", "5.3.4", "5.6.")
 
 
 class Stage(IntEnum):
-    """How far a conversation has come. Only after the last of them may the mail have been taken."""
+    """The stage that a session has reached. Only at the last one may the server have accepted the email."""
 
     WAITING = 0
+    """Waiting for a free connection."""
     GREETING = 1
-    """Connecting, EHLO, TLS, login."""
+    """Connecting, EHLO, TLS and login."""
     SENDER = 2
     RECIPIENT = 3
     DATA = 4
     """From the DATA command until the final dot is written."""
     DOT = 5
-    """The final dot was written; the reply to it is the server's word."""
+    """The final dot was written. The reply to it decides whether the email was accepted."""
 
 
 class Reply(Struct, frozen=True):
-    """One reply; of a multi-line one the text of all lines."""
+    """One reply. The text of a multi-line reply has all of its lines."""
 
     code: int
     text: str
 
     @property
     def enhanced(self) -> str | None:
-        """Its enhanced code, unless that contradicts the basic one: then the basic code wins."""
+        """The enhanced code, or None if there is none or if it contradicts the basic code."""
         found = _ENHANCED.match(self.text)
         return found[1] if found and found[1][0] == str(self.code)[:1] else None
 
@@ -51,24 +52,24 @@ class Reply(Struct, frozen=True):
 
     @property
     def goes_on(self) -> bool:
-        """The server waits for the rest."""
+        """True if the server waits for more input (3xx)."""
         return self.code // 100 == 3
 
 
 def classify(reply: Reply, stage: Stage) -> Outcome:
-    """The outcome of a reply that ended the conversation. Any code and text at all: never raises.
+    """Returns the outcome of a reply that ended the session. Never raises, whatever the reply is.
 
-    Of an accepted one the text is kept: it names the server's queue id, in words of its own.
+    If the email was accepted, the reply's text is kept, because it contains the server's queue id.
     """
-    words = error_text(" ".join(reply.text.split())) or ""
+    text = error_text(" ".join(reply.text.split())) or ""
     if stage is Stage.DOT and reply.code // 100 not in (2, 4, 5):
-        return happened("protocol_after_dot", words)
+        return happened("protocol_after_dot", text)
     if not 200 <= reply.code <= 599:
-        return happened("protocol", words)
+        return happened("protocol", text)
     if reply.positive and stage is not Stage.DOT:
-        return happened("protocol", f"{reply.code} out of turn")
-    meaning, by_reason = _meaning(reply)
-    kind = _at_stage(meaning.outcome, reply, stage, by_reason)
+        return happened("protocol", f"unexpected reply {reply.code}")
+    meaning, by_enhanced_code = _meaning(reply)
+    kind = _adjust_to_stage(meaning.outcome, reply, stage, by_enhanced_code)
     if kind is OutcomeKind.ACCEPTED:
         return Outcome(kind, provider_message_id=" ".join(reply.text.split())[:160] or None)
     wait_ms = meaning.retry_after_ms
@@ -78,14 +79,14 @@ def classify(reply: Reply, stage: Stage) -> Outcome:
     return Outcome(
         kind,
         error_code=f"{reply.code}{enhanced}",
-        error=words or meaning.means,
+        error=text or meaning.means,
         retry_after_ms=wait_ms,
-        unlisted=kind is OutcomeKind.BAD_CONTENT and not by_reason and not _is_listed(reply),
+        unlisted=kind is OutcomeKind.BAD_CONTENT and not by_enhanced_code and not _is_listed(reply),
     )
 
 
 def happened(code: str, detail: str = "") -> Outcome:
-    """The outcome of something that was no reply: one of the table's words."""
+    """Returns the outcome of an event other than a reply, such as a timeout, by its code in the table."""
     meaning = _TABLE.codes[code]
     return Outcome(
         meaning.outcome,
@@ -95,7 +96,7 @@ def happened(code: str, detail: str = "") -> Outcome:
 
 
 def _meaning(reply: Reply) -> tuple[Meaning, bool]:
-    """The table's line, and whether an enhanced code named it."""
+    """Returns the table's entry, and True if it was found by an enhanced code."""
     if enhanced := reply.enhanced:
         found = _TABLE.codes.get(f"{reply.code} {enhanced}") or _TABLE.codes.get(enhanced)
         if found:
@@ -104,14 +105,16 @@ def _meaning(reply: Reply) -> tuple[Meaning, bool]:
 
 
 def _is_listed(reply: Reply) -> bool:
-    """Returns whether the basic code explains a refusal that no line for its enhanced code explains."""
+    """Returns True if the basic code explains a rejection whose enhanced code has no entry."""
     if reply.code == _TOO_LARGE or (reply.enhanced or "").startswith(_ABOUT_SIZE_OR_FORM):
         return True
     return reply.enhanced is None and str(reply.code) in _TABLE.statuses
 
 
-def _at_stage(kind: OutcomeKind, reply: Reply, stage: Stage, by_reason: bool) -> OutcomeKind:
-    """The same code says something about the server, the sender, the recipient or the mail."""
+def _adjust_to_stage(kind: OutcomeKind, reply: Reply, stage: Stage, by_enhanced_code: bool) -> OutcomeKind:
+    """Adjusts the outcome to the stage: a code may concern the server, the sender, the recipient or the
+    email.
+    """
     if reply.code // 100 != 5:
         return kind
     if stage <= Stage.GREETING:
@@ -121,6 +124,6 @@ def _at_stage(kind: OutcomeKind, reply: Reply, stage: Stage, by_reason: bool) ->
         return kind if about_mail else OutcomeKind.PROVIDER_FAULT
     if stage is Stage.RECIPIENT and kind is OutcomeKind.BAD_CONTENT:
         return OutcomeKind.BAD_RECIPIENT
-    if stage >= Stage.DATA and kind is OutcomeKind.BAD_RECIPIENT and not by_reason:
-        return OutcomeKind.BAD_CONTENT  # the recipient had been taken: it is what the mail says
+    if stage >= Stage.DATA and kind is OutcomeKind.BAD_RECIPIENT and not by_enhanced_code:
+        return OutcomeKind.BAD_CONTENT  # the recipient was accepted before, so the content is at fault
     return kind

@@ -1,4 +1,4 @@
-"""One SMTP connection: how it is opened, and how one mail goes over it."""
+"""One SMTP session: opens the connection and sends one email over it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from homing.providers.smtp_replies import Reply, Stage, classify, happened
 
 _LINE_START_DOT = re.compile(rb"(?m)^\.")
 _CHUNK_BYTES = 64 * 1024
-"""Most bytes written at once. A TLS layer passes all it is given to the socket's buffer, whose size cannot be
-read through it; only between chunks does it notice that this buffer is full."""
+"""Maximum number of bytes written at a time.
+
+A TLS layer passes everything on to the socket's buffer, whose size is not visible through it, and notices
+only between chunks that the buffer is full.
+"""
 
 
 class Letter(Struct, frozen=True, kw_only=True):
-    """A mail and its envelope."""
+    """An email and its envelope."""
 
     sender: str
     recipient: str
     data: bytes
-    """CRLF line ends, the last line too; dots are not doubled yet."""
+    """The email with CRLF line ends, including the last line, before dot-stuffing."""
     id: str
 
     def __repr__(self) -> str:
@@ -40,21 +43,21 @@ class Letter(Struct, frozen=True, kw_only=True):
 
 
 class Door(Struct, frozen=True, kw_only=True):
-    """Where the server is and how to be let in."""
+    """The address of the server, and how to connect and log in."""
 
     host: str
     port: int
     tls: str
-    """`tls` from the first byte, `starttls`, or `none`."""
+    """`tls` (from the first byte), `starttls` or `none`."""
     context: ssl.SSLContext | None
     username: str
     password: Secret | None
     local_hostname: str
-    """What EHLO says; looking it up at each connection would cost a thread and a DNS question."""
+    """The name sent with EHLO. Determining it per connection would cost a thread and a DNS query."""
 
 
 class Progress:
-    """How far an attempt has come, for those who must say what a break means."""
+    """The stage that an attempt has reached, which decides what a broken connection means."""
 
     __slots__ = ("stage",)
 
@@ -63,7 +66,7 @@ class Progress:
 
 
 class Refused(Exception):
-    """The server does not let us in; says what that is."""
+    """The server does not let us connect or log in. `outcome` is the outcome of the attempt."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.error_code)
@@ -71,7 +74,7 @@ class Refused(Exception):
 
 
 async def open_session(door: Door) -> aiosmtplib.SMTP:
-    """Connected, greeted, encrypted and logged in. Raises `Refused`, or what the network does."""
+    """Connects, greets, encrypts and logs in. Raises `SmtpSessionRefused`, or network errors."""
     client = aiosmtplib.SMTP(
         hostname=door.host,
         port=door.port,
@@ -103,7 +106,7 @@ async def _greet(client: aiosmtplib.SMTP) -> None:
     except aiosmtplib.SMTPHeloError as error:
         if error.code // 100 != 5 or not client.is_connected:
             raise
-        await client.helo()  # a server from before ESMTP
+        await client.helo()  # a server without ESMTP
 
 
 async def _log_in(client: aiosmtplib.SMTP, door: Door) -> None:
@@ -113,14 +116,14 @@ async def _log_in(client: aiosmtplib.SMTP, door: Door) -> None:
 
 
 async def converse(client: aiosmtplib.SMTP, letter: Letter, progress: Progress) -> Outcome:
-    """One mail transaction. `progress` knows afterwards how far it came, whatever is raised."""
+    """Sends one email. `progress` holds the stage that was reached, even if this raises."""
     if letter.international and not client.supports_extension("smtputf8"):
         return happened("smtputf8_missing")
     options = [b"SMTPUTF8"] if letter.international else []
     if client.supports_extension("size"):
         limit = client.esmtp_extensions.get("size", "")
         if limit.isdigit() and 0 < int(limit) < len(letter.data):
-            return happened("too_large", f"{len(letter.data)} bytes; allowed are {limit}")
+            return happened("too_large", f"{len(letter.data)} bytes; the server accepts at most {limit}")
         options.append(b"SIZE=%d" % len(letter.data))
     steps = (
         (Stage.SENDER, (b"MAIL", b"FROM:<%b>" % letter.sender.encode(), *options)),
@@ -132,15 +135,15 @@ async def converse(client: aiosmtplib.SMTP, letter: Letter, progress: Progress) 
         reply = _reply(await client.execute_command(*command))
         if not (reply.goes_on if stage is Stage.DATA else reply.positive):
             return classify(reply, stage)
-    reply = await _hand_over(client, letter.data, progress)
+    reply = await _write_data(client, letter.data, progress)
     return classify(reply, progress.stage)
 
 
-async def _hand_over(client: aiosmtplib.SMTP, data: bytes, progress: Progress) -> Reply:
-    """Writes the mail, then the final dot, and reads the reply.
+async def _write_data(client: aiosmtplib.SMTP, data: bytes, progress: Progress) -> Reply:
+    """Writes the email, then the final dot, and reads the reply.
 
-    The dot is written only once the transport has taken everything before it. If the connection breaks or
-    hangs before that, the server cannot have accepted the mail: the attempt is transient, not ambiguous.
+    The dot is written only once the transport has sent everything before it. If the connection breaks or
+    hangs before that, the server cannot have accepted the email, so the attempt is transient, not ambiguous.
     """
     protocol = client.protocol
     if protocol is None:
@@ -153,15 +156,15 @@ async def _hand_over(client: aiosmtplib.SMTP, data: bytes, progress: Progress) -
         for start in range(0, len(stuffed), _CHUNK_BYTES):
             if not await _write(protocol, stuffed[start : start + _CHUNK_BYTES], reply):
                 return _interrupted(client, _reply(reply.result()))
-        protocol.write(b".\r\n")  # raises only where nothing was written
+        protocol.write(b".\r\n")  # if this raises, nothing was written
         progress.stage = Stage.DOT
         return _reply(await reply)
     finally:
-        _forget(reply)
+        _cancel(reply)
 
 
 async def _write(protocol: SMTPProtocol, chunk: bytes, reply: asyncio.Task[aiosmtplib.SMTPResponse]) -> bool:
-    """Writes a part of the mail and waits until it has left. Returns False if the server replied first."""
+    """Writes a part of the email and waits until it is sent. Returns False if the server replied first."""
     protocol.write(chunk)
     drained = asyncio.ensure_future(protocol._drain_helper())
     try:
@@ -171,15 +174,15 @@ async def _write(protocol: SMTPProtocol, chunk: bytes, reply: asyncio.Task[aiosm
         drained.result()
         return True
     finally:
-        _forget(drained)
+        _cancel(drained)
 
 
 def _pause_unless_empty(transport: asyncio.BaseTransport | None) -> None:
     """Makes the transport pause its protocol while anything is left in its buffer.
 
-    The class of the transport is not checked: uvloop's transports do not derive from asyncio's. The limit is
-    one byte and not zero: with zero, a TLS transport of either loop also pauses when its buffer is empty, and
-    then nothing resumes it.
+    The type of the transport is not checked, because uvloop's transports are not subclasses of asyncio's. The
+    limit is one byte, not zero: with zero, a TLS transport of either loop also pauses when its buffer is
+    empty, and is never resumed.
     """
     if transport is None or transport.is_closing():
         raise aiosmtplib.SMTPServerDisconnected("connection lost")
@@ -187,14 +190,14 @@ def _pause_unless_empty(transport: asyncio.BaseTransport | None) -> None:
 
 
 def _interrupted(client: aiosmtplib.SMTP, reply: Reply) -> Reply:
-    """A server that answers before the dot has refused the mail; the connection is of no further use."""
+    """Closes the connection and returns the reply: a server that replies before the dot rejects the email."""
     client.close()
     return reply
 
 
-def _forget(task: asyncio.Task[Any]) -> None:
+def _cancel(task: asyncio.Task[Any]) -> None:
     if not task.cancel() and not task.cancelled():
-        task.exception()  # looked at: nobody else will
+        task.exception()  # marks it as retrieved
 
 
 def _reply(response: aiosmtplib.SMTPResponse) -> Reply:
@@ -202,16 +205,16 @@ def _reply(response: aiosmtplib.SMTPResponse) -> Reply:
 
 
 def outcome_of(error: Exception, stage: Stage) -> Outcome:
-    """What an exception of a conversation means, by how far it had come."""
+    """Returns the outcome of an exception, depending on the stage that was reached."""
     if isinstance(error, Refused):
         return error.outcome
     if isinstance(error, aiosmtplib.SMTPResponseException) and error.code > 0:
         return classify(_reply(aiosmtplib.SMTPResponse(error.code, error.message)), stage)
-    word = _word(error, stage)
-    return happened(f"{word}_after_dot" if stage is Stage.DOT else word)
+    code = _event_code(error, stage)
+    return happened(f"{code}_after_dot" if stage is Stage.DOT else code)
 
 
-def _word(error: Exception, stage: Stage) -> str:
+def _event_code(error: Exception, stage: Stage) -> str:
     cause = error if isinstance(error, ssl.SSLError) else error.__cause__
     if isinstance(cause, ssl.SSLError) and stage <= Stage.GREETING:
         return "tls_certificate" if isinstance(cause, ssl.SSLCertVerificationError) else "tls"

@@ -1,4 +1,4 @@
-"""AWS SNS: SMS, and push through the endpoints of its platform applications."""
+"""AWS SNS: SMS, and push messages through the endpoints of its platform applications."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from homing.providers.wire import HttpProvider, NowMs, inside, wall_clock_ms
 _FORM = (("Content-Type", "application/x-www-form-urlencoded; charset=utf-8"),)
 _REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-[0-9]")
 _TOPIC = re.compile(r"arn:aws[a-z-]*:sns:[a-z0-9-]+:[0-9]{12}:[A-Za-z0-9_.-]+")
-_HARMLESS = b"Action=GetSMSAttributes&Version=2010-03-31"
+_CHECK_FORM = b"Action=GetSMSAttributes&Version=2010-03-31"
 _FETCH_MS = 5_000
-_WRONG_KEYS = ("InvalidClientTokenId", "SignatureDoesNotMatch", "IncompleteSignature", "ExpiredToken")
+_CREDENTIAL_ERRORS = ("InvalidClientTokenId", "SignatureDoesNotMatch", "IncompleteSignature", "ExpiredToken")
 
 
 class SnsProvider(HttpProvider):
     """Sends to a phone number or an endpoint's ARN. See docs/reference/providers/sns.md."""
 
     channels = ("sms",)
-    """And `push`, to endpoints of its own, where the settings name it: FCM's tokens are not theirs."""
+    """Without `push`, which must be enabled in the settings: its addresses are SNS endpoints, not FCM tokens.
+    """
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class SnsProvider(HttpProvider):
     ) -> None:
         super().__init__(transport, now_ms)
         if not _REGION.fullmatch(region):
-            raise ConfigError("region", f"is {region!r}; give one like eu-west-1")
+            raise ConfigError("region", f"is {region!r}; use a region like eu-west-1")
         china = ".cn" if region.startswith("cn-") else ""
         self._url = checked_base_url(base_url or f"https://sns.{region}.amazonaws.com{china}") + "/"
         self._keys = AwsKeys(access_key_id, secret_access_key, session_token)
@@ -72,7 +73,7 @@ class SnsProvider(HttpProvider):
         )
         self._check_opt_out = check_opt_out
         self._certificates = CertificateShelf()
-        self._callbacks = SnsCallbacks(_topics(callback_topics), self._certificates)
+        self._callbacks = SnsCallbacks(_check_topics(callback_topics), self._certificates)
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:
         return self._signed(self._messages.body(delivery, now_ms), now_ms)
@@ -81,32 +82,39 @@ class SnsProvider(HttpProvider):
         return sns_answers.classify(answer)
 
     async def send(self, delivery: Delivery) -> Outcome:
-        """Expired credentials are read once more: what was refused for them was not published."""
+        """Sends one message. If the credentials have expired, reads them again and repeats the request once.
+
+        Repeating is safe, because a request that was rejected for its credentials published nothing.
+        """
         used, began = self._keys.credentials, monotonic()
         if self._check_opt_out and delivery.channel is Channel.SMS and await self._opted_out(delivery):
             return error_table("sns").outcome("OptedOut", 0, None)
-        outcome = await super().send(_later(delivery, began))
+        outcome = await super().send(_with_remaining_time(delivery, began))
         if outcome.error_code != "ExpiredToken" or not self._keys.newer_than(used):
             return outcome
-        return await super().send(_later(delivery, began))
+        return await super().send(_with_remaining_time(delivery, began))
 
     async def _opted_out(self, delivery: Delivery) -> bool:
-        """Asks SNS, which takes an SMS to somebody who has opted out. Without an answer it is sent."""
+        """Asks SNS whether the recipient has opted out, because SNS accepts such an SMS without delivering
+        it.
+
+        Without a clear answer, the SMS is sent.
+        """
         request = self._signed(opt_out_form(delivery.address), self._now_ms())
         answer = await self._transport.send(request, timeout_ms=inside(delivery.timeout_ms) // 3)
         return isinstance(answer, Answer) and sns_answers.says_opted_out(answer)
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
-        """Delivery-status events from one of our topics; `prepare` comes first."""
+        """Reads delivery-status events from one of our topics. `prepare` must have run before."""
         return self._callbacks.hear(callback, now_ms)
 
     async def prepare(self, callback: Callback, now_ms: int) -> None:
-        """Fetches the certificate that `hear` will need, and answers SNS's handshake. Never raises."""
+        """Fetches the certificate that verifies the callback, and confirms subscriptions. Never raises."""
         try:
             await self._fetch_certificate(self._callbacks.wanted(callback).certificate_url)
             message = self._callbacks.verified(callback, now_ms)
         except CallbackRefused:
-            return  # and `hear` says why
+            return  # `handle_callback` raises the same error.
         if message.subscribe_url is not None and may_confirm(message):
             await self._get(message.subscribe_url)
 
@@ -117,32 +125,32 @@ class SnsProvider(HttpProvider):
                 self._certificates.put(url, answer.body)
 
     async def _get(self, url: str) -> Answer | None:
-        """What is at an address that came from outside."""
+        """Fetches a URL that comes from outside. Returns None unless the status is 200."""
         request = Request(url=url, method="GET", guarded=True)
         answer = await self._transport.send(request, timeout_ms=_FETCH_MS)
         return answer if isinstance(answer, Answer) and answer.status == 200 else None
 
     def check_request(self) -> Request:
-        return self._signed(_HARMLESS, self._now_ms())
+        return self._signed(_CHECK_FORM, self._now_ms())
 
     def is_up(self, answer: Answer) -> bool:
-        """Keys that may only publish are refused the question; keys that are wrong are another thing."""
-        return super().is_up(answer) and sns_answers.classify(answer).error_code not in _WRONG_KEYS
+        """Returns False if the credentials are wrong. Those that only allow publishing are fine."""
+        return super().is_up(answer) and sns_answers.classify(answer).error_code not in _CREDENTIAL_ERRORS
 
     def _signed(self, body: bytes, now_ms: int) -> Request:
         headers = self._signer.sign("POST", self._url, body, _FORM, now_ms)
         return Request(url=self._url, body=body, headers=headers)
 
 
-def _later(delivery: Delivery, began: float) -> Delivery:
-    """With what is left of its time since then (monotonic)."""
+def _with_remaining_time(delivery: Delivery, began: float) -> Delivery:
+    """Returns the delivery with the timeout that is left since `began` (monotonic seconds)."""
     gone_ms = int((monotonic() - began) * 1000)
     return replace(delivery, timeout_ms=max(1, delivery.timeout_ms - gone_ms)) if gone_ms else delivery
 
 
-def _topics(given: str | Sequence[str]) -> tuple[str, ...]:
+def _check_topics(given: str | Sequence[str]) -> tuple[str, ...]:
     topics = (given,) if isinstance(given, str) else tuple(given)
     for topic in topics:
         if not _TOPIC.fullmatch(topic):
-            raise ConfigError("callback_topics", "has an entry that is not the ARN of a topic")
+            raise ConfigError("callback_topics", f"contains {topic!r}, which is not the ARN of a topic")
     return topics

@@ -1,9 +1,9 @@
-"""What SNS's answers mean: the error's `Code` first, then the HTTP status. Pure."""
+"""Classifies SNS's responses, by the error's `Code` or else by the HTTP status. Pure."""
 
 from __future__ import annotations
 
 import re
-from xml.parsers import expat  # no DTD is let in, so there is nothing to expand
+from xml.parsers import expat  # safe here: documents with a DTD are rejected, so no entity is expanded
 
 from homing.core.model import Outcome, OutcomeKind
 from homing.providers.answers import error_table
@@ -11,7 +11,7 @@ from homing.providers.http import Answer
 from homing.providers.reading import error_text, text_of
 
 Leaves = dict[tuple[str, str], str]
-"""(element, its child) → the text of the first such child."""
+"""The text of the first child with this name, by (element name, child name)."""
 
 _CODE = re.compile(r"[A-Z][A-Za-z.]{2,79}")
 _INVALID = (
@@ -20,22 +20,25 @@ _INVALID = (
     (re.compile(r"phone ?number", re.IGNORECASE), "InvalidParameter.PhoneNumber"),
     (re.compile(r"TargetArn"), "InvalidParameter.TargetArn"),
 )
-"""One code for many faults: only the message's text, which nobody promises, says what is not valid."""
+"""Refined codes for `InvalidParameter`.
+
+Only the message, whose wording AWS may change, shows what is invalid.
+"""
 
 _WAIT_MS = re.compile(r"[0-9]{1,9}")
 
 
 def classify(answer: Answer) -> Outcome:
-    """Any bytes at all: never raises."""
-    said, table = leaves(answer.body), error_table("sns")
+    """Returns the outcome of a response. Never raises, whatever the response contains."""
+    texts, table = leaves(answer.body), error_table("sns")
     if 200 <= answer.status < 300:
-        message_id = text_of(said.get(("PublishResult", "MessageId")))
+        message_id = text_of(texts.get(("PublishResult", "MessageId")))
         if message_id is not None:
             return Outcome(OutcomeKind.ACCEPTED, provider_message_id=message_id)
         return table.outcome("unreadable", answer.status, None)
-    message = said.get(("Error", "Message"), "")
+    message = texts.get(("Error", "Message"), "")
     return table.outcome(
-        _code(said.get(("Error", "Code"), ""), message),
+        _code(texts.get(("Error", "Code"), ""), message),
         answer.status,
         error_text(message),
         retry_after_ms=_wait_ms(answer.headers.get("x-amz-retry-after", "")),
@@ -43,14 +46,14 @@ def classify(answer: Answer) -> Outcome:
 
 
 def says_opted_out(answer: Answer) -> bool:
-    """What CheckIfPhoneNumberIsOptedOut answers; anything but a clear yes is a no."""
-    said = leaves(answer.body).get(("CheckIfPhoneNumberIsOptedOutResult", "isOptedOut"))
-    return answer.status == 200 and said == "true"
+    """Returns True if CheckIfPhoneNumberIsOptedOut clearly returned true."""
+    texts = leaves(answer.body).get(("CheckIfPhoneNumberIsOptedOutResult", "isOptedOut"))
+    return answer.status == 200 and texts == "true"
 
 
 def leaves(body: bytes) -> Leaves:
-    """The texts of an XML document; none where it is none, or has a DTD."""
-    reader = _Reader()
+    """Returns the leaf texts of an XML document; empty if the body is not XML or has a DTD."""
+    reader = _LeafReader()
     try:
         reader.parser.Parse(body, True)
     except (expat.ExpatError, ValueError):
@@ -58,14 +61,14 @@ def leaves(body: bytes) -> Leaves:
     return reader.found
 
 
-class _Reader:
-    """Keeps each element's text, as long as nothing but text is in it."""
+class _LeafReader:
+    """Collects the text of every element that contains nothing but text."""
 
     def __init__(self) -> None:
         self.found: Leaves = {}
         self._path = [""]
         self._text: list[str] | None = None
-        # The encoding is said here, so that a document's own word for it is not looked up.
+        # A fixed encoding: the one that the document declares is not trusted.
         self.parser = parser = expat.ParserCreate("utf-8", " ")
         parser.StartElementHandler = self._start
         parser.EndElementHandler = self._end
@@ -87,11 +90,11 @@ class _Reader:
             self._text.append(text)
 
     def _doctype(self, *_: object) -> None:
-        raise ValueError("a DTD")
+        raise ValueError("the document has a DTD")
 
 
 def _code(code: str, message: str) -> str | None:
-    """SNS's code, also one that the table does not know; never one of our own."""
+    """Returns SNS's error code, also if the table does not list it. Never returns one of our own codes."""
     if not _CODE.fullmatch(code):
         return None
     if code != "InvalidParameter":

@@ -1,7 +1,7 @@
-"""Delivery-status events of SNS, in the form in which it writes them to CloudWatch Logs. Pure.
+"""Reads SNS's delivery-status events, in the format in which SNS writes them to CloudWatch Logs. Pure.
 
-SNS tells nobody directly what became of an SMS or a push: a subscription of the log group publishes these
-events to a topic, and the topic posts them to us.
+SNS itself does not call back with the result of an SMS or push message. A subscription of the log group
+publishes these events to a topic, and the topic posts them to us.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from homing.providers.answers import error_table
 from homing.providers.failures import failed
 from homing.providers.reading import as_object, error_text, json_object, json_of, moment_ms, text_of
 
-_MOST_EVENTS = 1000
+_MAX_EVENTS = 1000
 
 
 def read_events(text: str, now_ms: int) -> Heard:
-    """The delivery-status events in a message: one, or a list of them."""
-    said = json_of(text)
-    events = said if isinstance(said, list) else [said]
+    """Reads the delivery-status events of a message, which holds one event or a list of them."""
+    decoded = json_of(text)
+    events = decoded if isinstance(decoded, list) else [decoded]
     receipts: list[Receipt] = []
     ignored = unreadable = 0
-    for event in events[:_MOST_EVENTS]:
+    for event in events[:_MAX_EVENTS]:
         status = as_object(event).get("status")
         message_id = text_of(as_object(as_object(event).get("notification")).get("messageId"))
         if not isinstance(status, str) or message_id is None:
@@ -50,7 +50,7 @@ def _receipts(event: dict[str, Any], status: str, message_id: str, now_ms: int) 
     if status == "FAILURE":
         yield from _failures(receipt, delivery.get("providerResponse"))
     elif str(delivery.get("destination")).startswith("arn:"):
-        yield replace(receipt, event=ReceiptEvent.SENT)  # the platform took it; the device is not heard of
+        yield replace(receipt, event=ReceiptEvent.SENT)  # accepted by the platform; the device is unknown
     else:
         yield receipt
 
@@ -62,21 +62,21 @@ def _failures(receipt: Receipt, response: Any) -> Iterator[Receipt]:
 
 
 def _failure_code(response: Any) -> str | None:
-    """SNS's words for an SMS; for a push, the platform's own code inside its answer."""
+    """Returns SNS's error text for an SMS, or the platform's error code for a push message."""
     if not isinstance(response, str):
         return None
-    said = json_object(response)
-    results = said.get("results")
+    decoded = json_object(response)
+    results = decoded.get("results")
     first = as_object(results[0]) if isinstance(results, list) and results else {}
-    status = as_object(said.get("error")).get("status")
-    for code in (response.strip().rstrip("."), said.get("reason"), first.get("error"), status):
+    status = as_object(decoded.get("error")).get("status")
+    for code in (response.strip().rstrip("."), decoded.get("reason"), first.get("error"), status):
         if isinstance(code, str) and code in error_table("sns").codes:
             return code
     return None
 
 
 def _at(event: dict[str, Any], now_ms: int) -> int:
-    """When it was published and how long it took, where the event says so; else now."""
+    """Returns when the message was published plus the delivery time, or `now_ms` if the event has neither."""
     published = moment_ms(as_object(event.get("notification")).get("timestamp"), now_ms)
     took_ms = as_object(event.get("delivery")).get("dwellTimeMs")
     return min(now_ms, published + (took_ms if isinstance(took_ms, int) and took_ms > 0 else 0))

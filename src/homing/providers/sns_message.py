@@ -1,4 +1,4 @@
-"""What a notification becomes in SNS's Publish: an SMS, or a push through a platform's endpoint. Pure."""
+"""Builds SNS's Publish call for a notification: an SMS, or a push message to a platform endpoint. Pure."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class SnsMessages(Struct, frozen=True, kw_only=True):
     push_attributes: tuple[Attribute, ...]
     max_segments: int
     push_ttl: bool
-    """Send `AWS.SNS.MOBILE.<PLATFORM>.TTL` with what expires."""
+    """True if `AWS.SNS.MOBILE.<PLATFORM>.TTL` is added to notifications that expire."""
 
     def body(self, delivery: Delivery, now_ms: int) -> bytes:
-        """The form of one attempt."""
+        """Returns the form of one attempt."""
         if delivery.channel is Channel.SMS:
             return self._sms(delivery)
         if delivery.channel is Channel.PUSH:
@@ -54,7 +54,8 @@ class SnsMessages(Struct, frozen=True, kw_only=True):
         if not text:
             raise refusal("sns", "empty")
         if len(text) > MAX_SMS:
-            raise refusal("sns", "too_long", f"the SMS has {len(text)} characters; SNS takes {MAX_SMS}")
+            error = f"the text has {len(text)} characters; SNS accepts at most {MAX_SMS}"
+            raise refusal("sns", "too_long", error)
         check_segments("sns", text, self.max_segments)
         return publish_form({"PhoneNumber": delivery.address, "Message": text}, self.sms_attributes)
 
@@ -75,19 +76,19 @@ class SnsMessages(Struct, frozen=True, kw_only=True):
 
 
 def publish_form(call: Mapping[str, str], attributes: tuple[Attribute, ...]) -> bytes:
-    """A call of Publish as the query protocol writes it."""
+    """Returns a Publish call in AWS's query protocol."""
     return f"Action=Publish&Version=2010-03-31&{form(call.items())}{_entries(attributes)}".encode("ascii")
 
 
 def opt_out_form(number: str) -> bytes:
-    """A call of CheckIfPhoneNumberIsOptedOut."""
+    """Returns a call of CheckIfPhoneNumberIsOptedOut."""
     call = form((("phoneNumber", number),))
     return f"Action=CheckIfPhoneNumberIsOptedOut&Version=2010-03-31&{call}".encode("ascii")
 
 
 @lru_cache(256)
 def _entries(attributes: tuple[Attribute, ...]) -> str:
-    """Message attributes, numbered from 1. Most messages have the same."""
+    """Returns the message attributes, numbered from 1. Cached, because most messages have the same ones."""
     made = ""
     for number, (name, kind, value) in enumerate(attributes, 1):
         entry = f"MessageAttributes.entry.{number}"
@@ -101,7 +102,7 @@ def _entries(attributes: tuple[Attribute, ...]) -> str:
 
 
 def push_message(delivery: Delivery, platform: str) -> str:
-    """`Message` with `MessageStructure=json`: the platform's own document is encoded again as text."""
+    """Returns `Message` for `MessageStructure=json`, in which the platform's document is JSON within JSON."""
     content = push_content(delivery.content, "image")
     if content.silent and not content.data:
         raise refusal("sns", "empty")
@@ -116,11 +117,11 @@ def push_message(delivery: Delivery, platform: str) -> str:
 def sms_attributes(
     sender_id: str, sms_type: str, max_price: str | float | None, origination_number: str
 ) -> tuple[Attribute, ...]:
-    """The settings of all SMS, checked."""
+    """Returns the attributes of every SMS. Raises `ConfigError` if a setting is wrong."""
     if sender_id and not _SENDER_ID.fullmatch(sender_id):
-        raise ConfigError("sender_id", "must have 1 to 11 letters and digits, and at least one letter")
+        raise ConfigError("sender_id", "must have 1 to 11 letters and digits, including at least one letter")
     if sms_type not in SMS_TYPES:
-        raise ConfigError("sms_type", f"is {sms_type!r}; allowed are Transactional and Promotional")
+        raise ConfigError("sms_type", f"is {sms_type!r}; use Transactional or Promotional")
     given = (
         ("AWS.SNS.SMS.SenderID", "String", sender_id),
         ("AWS.SNS.SMS.SMSType", "String", sms_type),
@@ -136,7 +137,7 @@ def _gcm(content: PushContent, urgent: bool) -> dict[str, Any]:
     if not content.silent:
         made["notification"] = {name: text for name, text in shown.items() if text is not None}
     if content.data:
-        # FCM's data has texts only.
+        # FCM accepts only text as data.
         made["data"] = {name: v if isinstance(v, str) else _json(v) for name, v in content.data.items()}
     if urgent:
         made["priority"] = "high"

@@ -1,4 +1,4 @@
-"""What the transport knows of libcurl's sockets."""
+"""Health checks for libcurl's pooled connections, and the sockets that are opened for libcurl."""
 
 from __future__ import annotations
 
@@ -9,48 +9,50 @@ from collections.abc import Callable
 from contextlib import suppress
 
 Asked = Callable[[float], list[tuple[int, int]]]
+"""A bound `poll`: returns a non-empty list once the other side has closed the connection."""
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class Connections:
-    """The descriptors of pooled connections, by their local port: all that is told of one that is used again.
+    """The sockets of pooled connections by local port, the only property libcurl reports of a reused one.
 
-    An entry may be older than the connection. Then a good one may be called dead, which costs a new one.
+    An entry may belong to an earlier connection with the same port. Then a healthy connection may be taken
+    for a dead one, which costs no more than opening a new one.
     """
 
     def __init__(self) -> None:
         self._by_port: dict[int, tuple[int, Asked]] = {}
-        self._swept_at = 1024
+        self._sweep_size = 1024
 
     def alive(self, local_port: int, made: list[int]) -> bool:
-        """Whether the other side has left the connection open, as far as this machine has heard.
+        """Returns False if the other side is known to have closed the connection.
 
-        `made` are the sockets that were made for this very transfer: a connection of them is new.
+        `made` has the sockets that were opened for this transfer; a connection over one of them is new.
         """
         for descriptor in made:
             if _local_port(descriptor) == local_port:
-                self._by_port[local_port] = (descriptor, _asking(descriptor))
+                self._by_port[local_port] = (descriptor, _hangup_poll(descriptor))
                 self._sweep()
                 return True
         known = self._by_port.get(local_port)
         return known is None or not known[1](0)
 
     def _sweep(self) -> None:
-        """Now and then, forgets connections that are closed."""
-        if len(self._by_port) >= self._swept_at:
+        """Forgets closed connections whenever the table has doubled in size."""
+        if len(self._by_port) >= self._sweep_size:
             self._by_port = {port: one for port, one in self._by_port.items() if _local_port(one[0]) == port}
-            self._swept_at = max(1024, 2 * len(self._by_port))
+            self._sweep_size = max(1024, 2 * len(self._by_port))
 
 
-def _asking(descriptor: int) -> Asked:
-    """What answers with something once the connection is hung up: made once, asked before each request."""
-    asked = select.poll()
-    asked.register(descriptor, _HUNG_UP)
-    return asked.poll
+def _hangup_poll(descriptor: int) -> Asked:
+    """Returns a poll for a hang-up. It is created once per connection and called before each request."""
+    poller = select.poll()
+    poller.register(descriptor, _HUNG_UP)
+    return poller.poll
 
 
 def _local_port(descriptor: int) -> int:
-    with suppress(OSError):  # libcurl may have closed it already, for another that was quicker
+    with suppress(OSError):  # libcurl may have closed it already, because another address connected first
         probe = socket.socket(fileno=os.dup(descriptor))
         with probe:
             port: int = probe.getsockname()[1]
@@ -59,7 +61,7 @@ def _local_port(descriptor: int) -> int:
 
 
 class Handed:
-    """A socket on its way to libcurl, which takes a duplicate of its descriptor."""
+    """A new socket to pass to libcurl, which duplicates its descriptor; the original is then closed."""
 
     __slots__ = ("_socket",)
 

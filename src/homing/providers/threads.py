@@ -1,4 +1,4 @@
-"""A bounded pool of threads for calls that block and cannot be stopped."""
+"""A bounded thread pool for blocking calls that cannot be cancelled."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _T = TypeVar("_T")
 
 
 class Threads(Generic[_T]):
-    """Runs calls, as many at once as it has threads.
+    """Runs calls in at most `most` threads.
 
-    A call cannot be stopped: one that is given up keeps its place until it ends. The threads are daemons,
-    so that a call that never ends does not keep the process from ending.
+    A call cannot be stopped. If its caller stops waiting, it still occupies its thread until it returns. The
+    threads are daemons, so that a call that never returns does not keep the process from exiting.
     """
 
     def __init__(self, name: str, most: int) -> None:
@@ -28,7 +28,7 @@ class Threads(Generic[_T]):
         self._running: set[asyncio.Future[_T]] = set()
 
     async def run(self, call: Callable[[], _T], *, place_within_ms: int) -> asyncio.Future[_T]:
-        """Starts a call and gives its future; raises `TimeoutError` if no thread came free in time."""
+        """Starts a call and returns its future. Raises `TimeoutError` if no thread becomes free in time."""
         async with asyncio.timeout(place_within_ms / 1000):
             await self._free.acquire()
         if self._started < self._most:
@@ -41,7 +41,7 @@ class Threads(Generic[_T]):
         return future
 
     async def close(self, within_ms: int) -> None:
-        """Waits so long for what runs; then leaves it alone. Idle threads end."""
+        """Ends the idle threads and waits at most `within_ms` for running calls, then leaves them behind."""
         for _ in range(self._started):
             self._work.put(None)
         if self._running:
@@ -57,9 +57,9 @@ class Threads(Generic[_T]):
         result: _T | Exception
         try:
             result = call()
-        except Exception as error:  # told to who waits for the future
+        except Exception as error:  # passed on through the future
             result = error
-        with suppress(RuntimeError):  # the loop ended before the call did: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed before the call returned
             loop.call_soon_threadsafe(self._done, future, result)
 
     def _done(self, future: asyncio.Future[_T], result: _T | Exception) -> None:
@@ -69,6 +69,6 @@ class Threads(Generic[_T]):
             return
         if isinstance(result, Exception):
             future.set_exception(result)
-            future.exception()  # seen: who gave the call up does not ask for it
+            future.exception()  # marks it as retrieved: the caller may have stopped waiting
         else:
             future.set_result(result)

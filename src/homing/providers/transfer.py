@@ -1,9 +1,9 @@
-"""One transfer: a libcurl handle with its options, what came back on it, and what that means.
+"""One HTTP transfer: a libcurl handle with its options, the response to it, and the result for the caller.
 
-Whether the request was written is told by three facts together. It was begun on a connection
-(`PREREQFUNCTION`); libcurl saw it off: `POSTTRANSFER_TIME` is set when its last byte has left every buffer of
-ours for the kernel's, over TLS and HTTP/2 too, but also when libcurl gives up; and `REQUEST_SIZE`, the bytes
-that went out, is more than its body. Where one of them says no, the other side cannot have all of it.
+A request counts as written only if three facts agree. libcurl started it on a connection (`PREREQFUNCTION`).
+Its `POSTTRANSFER_TIME` is set, which happens when the last byte has left our buffers for the kernel's, also
+over TLS and HTTP/2, but also when libcurl gives up. And `REQUEST_SIZE`, the number of bytes sent, exceeds the
+size of the body. If one of them is missing, the server cannot have received the complete request.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _URL = re.compile(r"https?://[\x21\x23-\x5b\x5d\x5f\x61-\x7a\x7e|%]+", re.IGNORE
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _BODILESS = ("GET", "HEAD")
 _BLANK = (b"\r\n", b"\n")
-_LIGHT = 64 * 1024
-_SHORT = 1024
-"""No libcurl asks for leave to send so little."""
+_MAX_REUSABLE_BODY_BYTES = 64 * 1024
+_NO_EXPECT_BYTES = 1024
+"""Bytes up to which no version of libcurl sends `Expect: 100-continue`."""
 _IDLE_S = 30
-"""A connection that was idle for longer is not used again: its other end may be closing it right now."""
-_GO_ON: int = pycurl.PREREQFUNC_OK
+"""Idle seconds after which a connection is not reused, because the server may be about to close it."""
+_CONTINUE: int = pycurl.PREREQFUNC_OK
 _ABORT: int = pycurl.PREREQFUNC_ABORT
 _SOCKET_OK: int = pycurl.SOCKOPT_OK
 _E_OK: int = pycurl.E_OK
-_TOO_LARGE = 100  # CURLE_TOO_LARGE: headers without end
+_TOO_LARGE = 100  # CURLE_TOO_LARGE: the headers exceed libcurl's limit
 
 _CODES = {
     pycurl.E_COULDNT_RESOLVE_HOST: "dns",
@@ -58,63 +58,67 @@ _CODES = {
     pycurl.E_SSL_ISSUER_ERROR: "tls",
     pycurl.E_SSL_INVALIDCERTSTATUS: "tls",
 }
-_SAYS = {
+_ERROR_TEXTS = {
     "dns": "the host's name could not be resolved",
     "connect": "no connection could be made",
     "timeout": "no answer within {timeout_ms} ms",
-    "bad_request": "the URL is not one",
-    "protocol": "what came back is not HTTP",
-    "tls": "the TLS handshake failed: the certificate, or what it was made for, is not accepted",
+    "bad_request": "the URL is malformed",
+    "protocol": "the response is not valid HTTP",
+    "tls": "the TLS handshake failed; check the server's certificate and the host name it was issued for",
     "dropped": "the connection broke",
     "refused_address": "the host's address is not public",
 }
 
 
 class WireOptions(Struct, frozen=True, kw_only=True):
-    """What holds for every transfer."""
+    """Options that every transfer has in common."""
 
     connect_timeout_ms: int
     ca_file: str
     user_agent: str
     door: Door
     resolve: Mapping[str, str]
-    """`host:port` → address, instead of asking the resolver."""
+    """Addresses by `host:port`, used instead of a DNS lookup."""
 
 
 def unfit(request: Request, door: Door) -> Failure | None:
-    """What must not be written at all: broken or smuggling URLs and methods, addresses that are refused."""
+    """Returns why this request must not be sent, or None if it may.
+
+    Rejects malformed URLs and methods, which could smuggle a second request, and addresses that are not
+    allowed.
+    """
     problem = None
     if not _URL.fullmatch(request.url):
-        problem = "the URL is not a plain http or https URL in ASCII"
+        problem = "the URL is not a plain ASCII http or https URL"
     elif request.method != "POST" and not _METHOD.fullmatch(request.method):
-        problem = "the method is none"
+        problem = "the method is not a valid HTTP method"
     if problem:
         return Failure(code="bad_request", error=problem, written=False)
     refused = door.refusal(request.url) if request.guarded else None
     if refused:
-        return Failure(code="refused_address", error=f"the URL is refused: {refused}", written=False)
+        return Failure(code="refused_address", error=f"the URL is not allowed: {refused}", written=False)
     return None
 
 
 def header_lines(headers: Headers, body_size: int) -> list[str] | list[bytes] | None:
-    """As libcurl takes them; None where they have characters that no header may have, or would smuggle."""
+    """Returns the header lines for libcurl, or None if a name or value contains a forbidden character."""
     names, values = zip(*headers, strict=True) if headers else ((), ())
-    fit, typed = _known(names)
-    said = "".join(values)  # what no value may have, all of them together do not have either
-    plain = said.isascii()
-    if not fit or not ((plain and said.isprintable()) or _VALUE.fullmatch(said)):
+    fit, typed = _inspect_names(names)
+    joined = "".join(values)  # one check for all values: each is valid if the joined text is
+    plain = joined.isascii()
+    if not fit or not ((plain and joined.isprintable()) or _VALUE.fullmatch(joined)):
         return None
     lines = [f"{name}: {value}" if value else f"{name};" for name, value in headers]
     if not typed:
-        lines.append("Content-Type:")  # without it libcurl would call every body a form
-    if body_size > _SHORT:
-        lines.append("Expect:")  # the body goes out at once: no waiting for leave
+        lines.append("Content-Type:")  # stops libcurl from adding the content type of a form
+    if body_size > _NO_EXPECT_BYTES:
+        lines.append("Expect:")  # sends the body without waiting for 100 Continue
     return lines if plain else [line.encode("latin-1") for line in lines]
 
 
 @lru_cache(1_024)
-def _known(names: tuple[str, ...]) -> tuple[bool, bool]:
-    """(may all be names, one is the type's): providers send the same ones again and again."""
+def _inspect_names(names: tuple[str, ...]) -> tuple[bool, bool]:
+    """Returns (all names are valid, one of them is Content-Type). Cached: providers repeat the same names."""
     return all(map(_NAME.fullmatch, names)), "content-type" in map(str.lower, names)
 
 
@@ -123,13 +127,13 @@ def _now_ms() -> int:
 
 
 class Transfer:
-    """A handle that is used for one request after another. What they have in common is told it once."""
+    """A libcurl handle that is reused for one request after another. Options they share are set only once."""
 
     _started: bool
-    """The request was begun on a connection."""
+    """True if libcurl has started this request on a connection."""
     _stopped: bool
-    """By us: the connection was dead, or it would have been written a second time."""
-    _went_again: bool
+    """True if we stopped the request: its connection was dead, or libcurl was about to send it again."""
+    _retried: bool
 
     def __init__(self, options: WireOptions, pool: Connections) -> None:
         self._options = options
@@ -137,10 +141,10 @@ class Transfer:
         self._url = ""
         self._timeout_ms = 0
         self._shape: tuple[str, bool, bool] | None = None
-        self._went_again = False
+        self._retried = False
         self._head: list[bytes] = []
         self._body = bytearray()
-        self._made: list[int] = []
+        self._opened_sockets: list[int] = []
         self._body_size = 0
         self._guarded = False
         self.curl = pycurl.Curl()
@@ -161,17 +165,17 @@ class Transfer:
             set_(pycurl.CAINFO, options.ca_file)
         set_(pycurl.HEADERFUNCTION, self._head.append)
         set_(pycurl.WRITEFUNCTION, self._on_body)
-        set_(pycurl.SOCKOPTFUNCTION, self._on_made)
-        set_(pycurl.PREREQFUNCTION, self._on_connected)
-        self._forget()
+        set_(pycurl.SOCKOPTFUNCTION, self._on_socket_opened)
+        set_(pycurl.PREREQFUNCTION, self._before_write)
+        self._reset_state()
 
     def prepare(self, request: Request, headers: list[str] | list[bytes], timeout_ms: int) -> None:
-        """Makes the handle ready for this request, with these header lines. It must not be under way."""
+        """Sets the handle up for this request. The handle must not be in flight."""
         set_, url = self.curl.setopt, request.url
-        if self._went_again:
+        if self._retried:
             set_(pycurl.FRESH_CONNECT, 0)
             self._timeout_ms = 0
-        self._forget()
+        self._reset_state()
         self._guarded = request.guarded
         self._body_size = len(request.body)
         self._until_ms = _now_ms() + timeout_ms
@@ -184,7 +188,7 @@ class Transfer:
             self._timeout_ms = timeout_ms
         shape = (request.method, request.guarded, url[4] in "sS")
         if shape != self._shape:
-            self._take_shape(*shape)
+            self._apply_shape(*shape)
             self._shape = shape
         if self._options.resolve:
             set_(pycurl.RESOLVE, [f"{place}:{address}" for place, address in self._options.resolve.items()])
@@ -192,7 +196,7 @@ class Transfer:
         if request.method not in _BODILESS:
             set_(pycurl.POSTFIELDS, request.body)
 
-    def _take_shape(self, method: str, guarded: bool, secure: bool) -> None:
+    def _apply_shape(self, method: str, guarded: bool, secure: bool) -> None:
         set_ = self.curl.setopt
         set_(pycurl.PIPEWAIT, int(secure))
         if guarded:
@@ -207,42 +211,42 @@ class Transfer:
             set_(pycurl.CUSTOMREQUEST, method)
 
     def left_ms(self) -> int:
-        """Of the time that the request was given."""
+        """Returns how much of the request's time is left, in milliseconds."""
         return self._until_ms - _now_ms()
 
     def result(self, errno: int) -> Answer | Failure:
-        """What the transfer brought; `errno` is libcurl's, 0 for a good end.
+        """Returns the response or the failure. `errno` is libcurl's error number, 0 for success.
 
-        Once the status and headers are there, the other side has said what it did with the request,
-        whatever then becomes of its body.
+        Once the status and headers have arrived there is a response, even if its body is cut off, because the
+        server has already reported what it did with the request.
         """
         status = _status(self._head)
         if status:
-            return Answer(status, _Said(tuple(self._head)), bytes(self._body), errno != _E_OK)
-        nowhere = self._turned_away and not self._made  # of its addresses, none may be connected to
-        code = "refused_address" if self._refused or nowhere else _CODES.get(errno, "dropped")
-        error = _SAYS[code].format(timeout_ms=self._timeout_ms)
+            return Answer(status, _LazyHeaders(tuple(self._head)), bytes(self._body), errno != _E_OK)
+        none_allowed = self._address_refused and not self._opened_sockets
+        code = "refused_address" if self._refused or none_allowed else _CODES.get(errno, "dropped")
+        error = _ERROR_TEXTS[code].format(timeout_ms=self._timeout_ms)
         return Failure(code=code, error=error, written=self._written())
 
     def may_go_again(self) -> bool:
-        """A pooled connection turned out to be dead before the request was written: nothing was lost.
+        """Returns True if the request was not written because its pooled connection was dead.
 
-        If so, the handle is ready to be used once more, for the same request and on a new connection.
+        In that case the handle is ready to send the same request once more, on a new connection.
         """
         left_ms = self.left_ms()
-        if not self._stopped or self._went_again or left_ms <= 0 or self._written():
+        if not self._stopped or self._retried or left_ms <= 0 or self._written():
             return False
         self._started = self._stopped = False
-        self._went_again = True
+        self._retried = True
         self.curl.setopt(pycurl.FRESH_CONNECT, 1)
         self.curl.setopt(pycurl.TIMEOUT_MS, left_ms)
         return True
 
     def rests(self) -> bool:
-        """Lets go of what it carried. False: the handle itself holds a large body on, so it is not kept."""
+        """Releases the response. Returns False if the handle still holds a large body and must be closed."""
         self._head.clear()
         self._body.clear()
-        return self._body_size <= _LIGHT
+        return self._body_size <= _MAX_REUSABLE_BODY_BYTES
 
     def close(self) -> None:
         self.curl.close()
@@ -251,49 +255,50 @@ class Transfer:
         sent = self.curl.getinfo(pycurl.REQUEST_SIZE) > self._body_size
         return bool(self._started and sent and self.curl.getinfo(pycurl.POSTTRANSFER_TIME_T) > 0)
 
-    def _forget(self) -> None:
-        """What was found out about the last request."""
-        self._made.clear()
-        self._refused = self._turned_away = False
-        self._started = self._stopped = self._went_again = False
+    def _reset_state(self) -> None:
+        """Clears what was recorded about the last request."""
+        self._opened_sockets.clear()
+        self._refused = self._address_refused = False
+        self._started = self._stopped = self._retried = False
 
     def _on_body(self, piece: bytes) -> int:
         room = ANSWER_CAP - len(self._body)
         self._body += piece[:room]
-        return len(piece) if len(piece) <= room else -1  # -1 breaks the transfer off
+        return len(piece) if len(piece) <= room else -1  # -1 aborts the transfer
 
     def _on_socket(self, purpose: int, address: Any) -> Any:
-        """Before a connection is made for a guarded request: by the address that the name resolved to."""
+        """Checks the resolved address before a connection is opened for a guarded request."""
         family, kind, protocol, place = address
         if not self._options.door.allows(place[0], place[1]):
-            self._turned_away = True
+            self._address_refused = True
             return pycurl.SOCKET_BAD
         try:
             return Handed(socket.socket(family, kind, protocol))
-        except OSError:  # no more files: a failure to connect
+        except OSError:  # out of file descriptors: libcurl reports a failure to connect
             return pycurl.SOCKET_BAD
 
-    def _on_made(self, descriptor: int, purpose: int) -> int:
-        self._made.append(descriptor)
+    def _on_socket_opened(self, descriptor: int, purpose: int) -> int:
+        self._opened_sockets.append(descriptor)
         return _SOCKET_OK
 
-    def _on_connected(self, remote: str, local: str, remote_port: int, local_port: int) -> int:
-        """Before a request is written to a connection, new or pooled.
+    def _before_write(self, remote: str, local: str, remote_port: int, local_port: int) -> int:
+        """Checks a connection, new or pooled, before the request is written to it.
 
-        libcurl writes a request again by itself, on a new connection, when a pooled one breaks without an
-        answer. The first one may have been acted on, so that is for the policy to decide: no second time.
-        And it looks at pooled connections once a second only, so whether this one is alive is asked here.
+        If a pooled connection breaks without a response, libcurl by itself sends the request again on a new
+        one. The server may have acted on the first request, so only the retry policy may decide to repeat it:
+        the second try is stopped here. libcurl also checks pooled connections only once per second, so this
+        method checks them again.
         """
         if self._guarded and not self._options.door.allows(remote, remote_port):
             self._refused = True
             return _ABORT
-        self._stopped = self._started or not self._pool.alive(local_port, self._made)
+        self._stopped = self._started or not self._pool.alive(local_port, self._opened_sockets)
         self._started = True
-        return _ABORT if self._stopped else _GO_ON
+        return _ABORT if self._stopped else _CONTINUE
 
 
-class _Said(Mapping[str, str]):
-    """The headers of an answer, read when somebody asks for one: of most answers nobody does."""
+class _LazyHeaders(Mapping[str, str]):
+    """The headers of a response, parsed on first access, because most responses' headers are never read."""
 
     __slots__ = ("_lines", "_read")
 
@@ -318,21 +323,21 @@ class _Said(Mapping[str, str]):
 
 
 def _status(lines: Sequence[bytes]) -> int:
-    """Of a whole head; 0 where it has not come whole. A final answer may follow a provisional one (1xx)."""
-    status = whole = 0
+    """Returns the final status, or 0 if its headers are incomplete. Skips interim responses (1xx)."""
+    status = complete = 0
     for line in lines:
         if line.startswith(b"HTTP/"):
             word = line.split(None, 2)[1:2]
             status = int(word[0]) if word and word[0].isdigit() else 0
-            if status >= 200 and lines[-1] in _BLANK:  # what is between them are its headers
+            if status >= 200 and lines[-1] in _BLANK:  # the head is complete: the rest are its headers
                 return status
         elif line in _BLANK:
-            whole = status if status >= 200 else 0
-    return whole
+            complete = status if status >= 200 else 0
+    return complete
 
 
 def _headers(lines: Sequence[bytes]) -> dict[str, str]:
-    """Those of the last answer."""
+    """Returns the headers of the last response, which may follow interim ones."""
     headers: dict[str, str] = {}
     for line in lines:
         if line.startswith(b"HTTP/"):

@@ -1,4 +1,4 @@
-"""The HTTP client of all providers: libcurl's multi interface on the running event loop."""
+"""The HTTP client that all providers share: libcurl's multi interface on the running event loop."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from homing.providers.watching import Alarm, watch
 
 log = logging.getLogger("homing.transport")
 
-_LONGEST_MS = 24 * 3_600_000
-_UnderWay = tuple[Transfer, Any, OnAnswers]
-"""A transfer, its mark, and who is told what it brings."""
-_UNWRITABLE = Failure(code="bad_request", error="the request cannot be written", written=False)
-_SMUGGLING = Failure(
-    code="bad_request", error="a header has characters that no header may have", written=False
+_MAX_TIMEOUT_MS = 24 * 3_600_000
+_InFlight = tuple[Transfer, Any, OnAnswers]
+"""A transfer, the caller's handle for it, and the callback for its result."""
+_UNWRITABLE = Failure(code="bad_request", error="libcurl cannot send this request", written=False)
+_BAD_HEADER = Failure(
+    code="bad_request", error="a header contains a character that is not allowed in headers", written=False
 )
 _DROPPED = Failure(code="dropped", error="the transport was closed", written=False)
 
 
 class CurlTransport:
-    """Carries requests over pooled connections, HTTP/2 where the server speaks it over TLS.
+    """Sends requests over pooled connections, with HTTP/2 if the server supports it over TLS.
 
-    It begins in an event loop with the first request there, and has its own connections in each.
+    Each event loop that sends a request gets its own connections, starting with its first request.
     """
 
     def __init__(
@@ -53,173 +53,179 @@ class CurlTransport:
         )
         self._max_connections = max_connections
         self._max_host_connections = max_host_connections
-        self._lines: dict[asyncio.AbstractEventLoop, _Line] = {}
+        self._by_loop: dict[asyncio.AbstractEventLoop, _LoopTransport] = {}
 
     async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
-        """Never raises for the network; cancelling ends the transfer."""
+        """Sends one request and returns its result. Cancelling the call aborts the transfer."""
         future: asyncio.Future[Answer | Failure] = asyncio.get_running_loop().create_future()
-        line = self._line()
-        line.begin([(request, timeout_ms, future)], _resolve)
+        loop_transport = self._of_running_loop()
+        loop_transport.begin([(request, timeout_ms, future)], _resolve)
         try:
             return await future
         except asyncio.CancelledError:
-            line.give_up((future,))
+            loop_transport.give_up((future,))
             raise
 
     def begin(self, exchanges: Sequence[Exchange], ended: OnAnswers) -> None:
-        """The same for many; whoever asked is told of those that end together at once."""
-        self._line().begin(exchanges, ended)
+        """Starts many requests. Results that arrive together are reported in one call of `ended`."""
+        self._of_running_loop().begin(exchanges, ended)
 
     def give_up(self, marks: Collection[Any]) -> None:
-        self._line().give_up(marks)
+        self._of_running_loop().give_up(marks)
 
     async def close(self) -> None:
-        """Ends what is under way and closes all connections of this loop, and of those that are closed."""
+        """Aborts all transfers of the running loop and closes its connections, and those of closed loops."""
         here = asyncio.get_running_loop()
-        for loop in [loop for loop in self._lines if loop is here or loop.is_closed()]:
-            self._lines.pop(loop).close()
+        for loop in [loop for loop in self._by_loop if loop is here or loop.is_closed()]:
+            self._by_loop.pop(loop).close()
 
-    def _line(self) -> _Line:
+    def _of_running_loop(self) -> _LoopTransport:
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            for gone in [other for other in self._lines if other.is_closed()]:
-                self._lines.pop(gone).close()
-            line = _Line(loop, self._options, self._max_connections, self._max_host_connections)
-            self._lines[loop] = line
-        return line
+        loop_transport = self._by_loop.get(loop)
+        if loop_transport is None:
+            for gone in [other for other in self._by_loop if other.is_closed()]:
+                self._by_loop.pop(gone).close()
+            loop_transport = _LoopTransport(
+                loop, self._options, self._max_connections, self._max_host_connections
+            )
+            self._by_loop[loop] = loop_transport
+        return loop_transport
 
 
-class _Line:
-    """One multi handle in one event loop. The loop watches its sockets and its timer."""
+class _LoopTransport:
+    """One libcurl multi handle in one event loop, which watches its sockets and its timer."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, options: WireOptions, connections: int, per_host: int
     ) -> None:
         self._loop = loop
         self._options = options
-        self._most_spare = connections
-        self._watch = watch(loop, self._act, self._hand_out)
+        self._max_idle_transfers = connections
+        self._watcher = watch(loop, self._act, self._collect_ended)
         self._timer = Alarm(loop, self._on_timer)
-        self._soon: asyncio.Handle | None = None
-        self._limit = Alarm(loop, self._end_overdue)
+        self._soon_handle: asyncio.Handle | None = None
+        self._deadline_timer = Alarm(loop, self._end_overdue)
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_PIPELINING, pycurl.PIPE_MULTIPLEX)
         self._multi.setopt(pycurl.M_MAX_TOTAL_CONNECTIONS, connections)
         self._multi.setopt(pycurl.M_MAX_HOST_CONNECTIONS, per_host)
         self._multi.setopt(pycurl.M_MAXCONNECTS, connections)
-        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch.wanted)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watcher.wanted)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
         self._waiting: list[tuple[Exchange, OnAnswers]] = []
-        """What is to be sent on its way in this turn of the loop."""
-        self._under_way: dict[pycurl.Curl, _UnderWay] = {}
-        self._over: list[tuple[OnAnswers, tuple[Any, Answer | Failure]]] = []
-        """What has ended, and is told in a moment."""
-        self._spare: list[Transfer] = []
+        """Requests to start in this iteration of the event loop."""
+        self._in_flight: dict[pycurl.Curl, _InFlight] = {}
+        self._results: list[tuple[OnAnswers, tuple[Any, Answer | Failure]]] = []
+        """Results that are reported at the end of the current step."""
+        self._idle_transfers: list[Transfer] = []
         self._connections = Connections()
 
     def begin(self, exchanges: Sequence[Exchange], ended: OnAnswers) -> None:
-        """Sends requests on their way, together with all others of this turn of the loop.
+        """Starts requests, together with all others of this iteration of the event loop.
 
-        One after the other, each step for all of them is faster than all steps for each: the code of a step
-        stays in the processor's cache.
+        Running each step for all requests is faster than running all steps for each request, because the code
+        of a step stays in the processor's cache.
         """
         if not self._waiting:
-            self._loop.call_soon(self._begin_all)
+            self._loop.call_soon(self._start_waiting)
         self._waiting += [(exchange, ended) for exchange in exchanges]
 
-    def _begin_all(self) -> None:
+    def _start_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        door, over = self._options.door, self._over
-        shortest_ms = _LONGEST_MS
-        for (request, timeout_ms, mark), ended in waiting:
+        door, finished = self._options.door, self._results
+        shortest_ms = _MAX_TIMEOUT_MS
+        for (request, timeout_ms, handle), ended in waiting:
             failure = unfit(request, door)
             headers = header_lines(request.headers, len(request.body))
             if failure is not None or headers is None:
-                over.append((ended, (mark, failure or _SMUGGLING)))
+                finished.append((ended, (handle, failure or _BAD_HEADER)))
                 continue
-            if timeout_ms > _LONGEST_MS:
-                timeout_ms = _LONGEST_MS
-            transfer = self._spare.pop() if self._spare else Transfer(self._options, self._connections)
+            if timeout_ms > _MAX_TIMEOUT_MS:
+                timeout_ms = _MAX_TIMEOUT_MS
+            transfer = (
+                self._idle_transfers.pop()
+                if self._idle_transfers
+                else Transfer(self._options, self._connections)
+            )
             try:
                 transfer.prepare(request, headers, timeout_ms)
-            except (pycurl.error, TypeError, ValueError):  # what `unfit` let pass and libcurl does not
+            except (pycurl.error, TypeError, ValueError):  # passed our own checks, but libcurl rejects it
                 transfer.close()
-                over.append((ended, (mark, _UNWRITABLE)))
+                finished.append((ended, (handle, _UNWRITABLE)))
                 continue
-            self._under_way[transfer.curl] = (transfer, mark, ended)
+            self._in_flight[transfer.curl] = (transfer, handle, ended)
             self._multi.add_handle(transfer.curl)
             if timeout_ms < shortest_ms:
                 shortest_ms = timeout_ms
-        if self._under_way:
-            self._limit.set_at_latest(self._loop.time() + shortest_ms / 1000)
-        self._tell()
+        if self._in_flight:
+            self._deadline_timer.set_at_latest(self._loop.time() + shortest_ms / 1000)
+        self._report_results()
 
     def give_up(self, marks: Collection[Any]) -> None:
-        """Nobody wants to hear of them any more: their connections are given up, unless they have ended."""
+        """Aborts the transfers with these handles and closes their connections, unless they have ended."""
         self._waiting = [one for one in self._waiting if one[0][2] not in marks]
-        for transfer, mark, _ in list(self._under_way.values()):
-            if mark in marks:
-                del self._under_way[transfer.curl]
+        for transfer, handle, _ in list(self._in_flight.values()):
+            if handle in marks:
+                del self._in_flight[transfer.curl]
                 self._multi.remove_handle(transfer.curl)
                 transfer.close()
 
     def close(self) -> None:
         self._timer.close()
-        self._limit.close()
-        if self._soon is not None:
-            self._soon.cancel()
-        self._over += [(ended, (mark, _DROPPED)) for (_, _, mark), ended in self._waiting]
+        self._deadline_timer.close()
+        if self._soon_handle is not None:
+            self._soon_handle.cancel()
+        self._results += [(ended, (handle, _DROPPED)) for (_, _, handle), ended in self._waiting]
         self._waiting.clear()
-        for transfer, mark, ended in self._under_way.values():
+        for transfer, handle, ended in self._in_flight.values():
             self._multi.remove_handle(transfer.curl)
-            self._over.append((ended, (mark, transfer.result(pycurl.E_ABORTED_BY_CALLBACK))))
+            self._results.append((ended, (handle, transfer.result(pycurl.E_ABORTED_BY_CALLBACK))))
             transfer.close()
-        self._under_way.clear()
+        self._in_flight.clear()
         if not self._loop.is_closed():
-            self._tell()
-        for transfer in self._spare:
+            self._report_results()
+        for transfer in self._idle_transfers:
             transfer.close()
-        self._spare.clear()
-        self._watch.close()
+        self._idle_transfers.clear()
+        self._watcher.close()
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, None)
         self._multi.setopt(pycurl.M_TIMERFUNCTION, None)
         self._multi.close()
 
     def _set_timer(self, timeout_ms: int) -> None:
-        """libcurl says when it wants to be called if nothing happens before. Not from in here."""
+        """Schedules the next call of libcurl, which must not happen within this callback."""
         if timeout_ms == 0:
-            if self._soon is None:
-                self._soon = self._loop.call_soon(self._on_soon)
+            if self._soon_handle is None:
+                self._soon_handle = self._loop.call_soon(self._on_soon)
         else:
             self._timer.set(None if timeout_ms < 0 else self._loop.time() + timeout_ms / 1000)
 
     def _on_soon(self) -> None:
-        self._soon = None
+        self._soon_handle = None
         self._on_timer()
 
     def _on_timer(self) -> None:
         self._act(pycurl.SOCKET_TIMEOUT, 0)
-        self._hand_out()
+        self._collect_ended()
 
     def _end_overdue(self) -> None:
-        """libcurl lets what waits for a connection wait on beyond its time."""
-        for transfer, *_ in list(self._under_way.values()):
+        """Ends transfers whose time is up. libcurl's own timeout ignores those that wait for a connection."""
+        for transfer, *_ in list(self._in_flight.values()):
             left_ms = transfer.left_ms()
             if left_ms <= 0:
                 self._end(transfer.curl, pycurl.E_OPERATION_TIMEDOUT)
             else:
-                self._limit.set_at_latest(self._loop.time() + left_ms / 1000)
-        self._tell()
+                self._deadline_timer.set_at_latest(self._loop.time() + left_ms / 1000)
+        self._report_results()
 
     def _act(self, descriptor: int, events: int) -> None:
         try:
             self._multi.socket_action(descriptor, events)
         except pycurl.error:
-            return  # one transfer's trouble is reported with it
+            return  # The failed transfer is reported by `info_read`.
 
-    def _hand_out(self) -> None:
-        """Tells of transfers that have ended."""
+    def _collect_ended(self) -> None:
+        """Collects the transfers that have ended and reports their results."""
         while True:
             queued, ended, failed = self._multi.info_read()
             for curl in ended:
@@ -228,36 +234,36 @@ class _Line:
                 self._end(curl, errno)
             if not queued:
                 break
-        self._tell()
+        self._report_results()
 
     def _end(self, curl: pycurl.Curl, errno: int) -> None:
         self._multi.remove_handle(curl)
-        if errno and self._under_way[curl][0].may_go_again():
+        if errno and self._in_flight[curl][0].may_go_again():
             self._multi.add_handle(curl)
             return
-        transfer, mark, ended = self._under_way.pop(curl)
-        self._over.append((ended, (mark, transfer.result(errno))))
-        if len(self._spare) < self._most_spare and transfer.rests():
-            self._spare.append(transfer)
+        transfer, handle, ended = self._in_flight.pop(curl)
+        self._results.append((ended, (handle, transfer.result(errno))))
+        if len(self._idle_transfers) < self._max_idle_transfers and transfer.rests():
+            self._idle_transfers.append(transfer)
         else:
             transfer.close()
 
-    def _tell(self) -> None:
-        if not self._over:
+    def _report_results(self) -> None:
+        if not self._results:
             return
-        over, self._over = self._over, []
-        told: dict[OnAnswers, list[tuple[Any, Answer | Failure]]] = {}
-        for ended, result in over:
-            told.setdefault(ended, []).append(result)
-        for ended, results in told.items():
+        finished, self._results = self._results, []
+        by_callback: dict[OnAnswers, list[tuple[Any, Answer | Failure]]] = {}
+        for ended, result in finished:
+            by_callback.setdefault(ended, []).append(result)
+        for ended, results in by_callback.items():
             try:
                 ended(results)
             except Exception:
-                log.exception("what %d requests brought could not be taken note of", len(results))
+                log.exception("the results of %d requests could not be processed", len(results))
 
 
 def _resolve(results: list[tuple[asyncio.Future[Answer | Failure], Answer | Failure]]) -> None:
-    """For who waits for each."""
+    """Wakes the caller of `send` for each result."""
     for future, result in results:
         if not future.done():
             future.set_result(result)

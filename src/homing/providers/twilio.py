@@ -1,4 +1,4 @@
-"""Twilio Programmable Messaging: SMS, and WhatsApp as a chat."""
+"""Twilio Programmable Messaging: SMS, and WhatsApp as the channel `chat`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _MESSAGE = re.compile(r"(SM|MM)[0-9a-fA-F]{32}")
 
 
 class TwilioProvider(HttpProvider):
-    """Sends to a phone number. See docs/reference/providers/twilio.md."""
+    """Sends SMS and WhatsApp messages to phone numbers. See docs/reference/providers/twilio.md."""
 
     channels: tuple[str, ...] = ("sms",)
-    """And `chat`, which is WhatsApp, with a `whatsapp_sender`."""
+    """Also includes `chat`, which is WhatsApp, if `whatsapp_sender` is set."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class TwilioProvider(HttpProvider):
         if messaging_service_sid:
             _check("messaging_service_sid", messaging_service_sid, _SERVICE, "MG")
         if bool(sender) == bool(messaging_service_sid):
-            raise ConfigError("sender", "or messaging_service_sid: give one of them, and not both")
+            raise ConfigError("sender", "set either sender or messaging_service_sid, not both")
         token = secret("auth_token", auth_token) if auth_token or not api_key_sid else None
         account = f"{checked_base_url(base_url)}/2010-04-01/Accounts/{account_sid}"
         self._messages_url = f"{account}/Messages"
@@ -85,35 +85,35 @@ class TwilioProvider(HttpProvider):
         return classify(answer, now_ms)
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
-        """A status callback."""
+        """Verifies and reads a status callback."""
         return self._callbacks.hear(callback, now_ms)
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
-        """The message's own status; without its id, that of the only message with this text since."""
+        """Returns the message's status. Without its id, searches for the only message with the same text."""
         if provider_message_id is None:
             return await self._search(delivery)
         if not _MESSAGE.fullmatch(provider_message_id):
             return None
-        said = await self._ask(f"{self._messages_url}/{provider_message_id}.json", delivery.timeout_ms)
-        return receipt_of(said, delivery, self._now_ms())
+        body = await self._ask(f"{self._messages_url}/{provider_message_id}.json", delivery.timeout_ms)
+        return receipt_of(body, delivery, self._now_ms())
 
     async def _search(self, delivery: Delivery) -> Receipt | None:
         try:
             query = list_query(delivery)
         except Unsendable:
             return None
-        said = await self._ask(f"{self._messages_url}.json?{query}", delivery.timeout_ms)
-        found = found_among(said, delivery)
+        body = await self._ask(f"{self._messages_url}.json?{query}", delivery.timeout_ms)
+        found = found_among(body, delivery)
         return None if found is None else receipt_of(found, delivery, self._now_ms())
 
     async def _ask(self, url: str, timeout_ms: int) -> dict[str, Any]:
-        """The object that a GET answers with; empty where it does not."""
+        """Returns the JSON object that a GET request returns, or an empty one if it fails."""
         request = Request(url=url, headers=self._headers(), method="GET")
         answer = await self._transport.send(request, timeout_ms=inside(timeout_ms))
         return json_object(answer.body) if isinstance(answer, Answer) and answer.status == 200 else {}
 
     def check_request(self) -> Request:
-        """The messages, not the account: an API key may not see that."""
+        """Returns a request for the list of messages. An API key may not read the account itself."""
         return Request(url=f"{self._messages_url}.json?PageSize=1", headers=self._headers(), method="GET")
 
     def _headers(self) -> Headers:
@@ -121,41 +121,46 @@ class TwilioProvider(HttpProvider):
 
 
 def classify(answer: Answer, now_ms: int) -> Outcome:
-    """Any bytes at all: never raises."""
-    said, table = json_object(answer.body), error_table("twilio")
+    """Returns the outcome of a response. Never raises, whatever the response contains."""
+    body, table = json_object(answer.body), error_table("twilio")
     if 200 <= answer.status < 300:
-        sid = text_of(said.get("sid"))
+        sid = text_of(body.get("sid"))
         if sid is not None:
             return Outcome(OutcomeKind.ACCEPTED, provider_message_id=sid)
         return table.outcome("unreadable", answer.status, None)
-    if answer.status in (404, 405) and answer.body and not said:
+    if answer.status in (404, 405) and answer.body and not body:
         return table.outcome("not_twilio", answer.status, None)
     return table.outcome(
-        _code(said),
+        _code(body),
         answer.status,
-        error_text(said.get("message") or said.get("detail") or said.get("title")),
+        error_text(body.get("message") or body.get("detail") or body.get("title")),
         retry_after_ms=retry_after_ms(answer.headers.get("retry-after"), now_ms),
     )
 
 
-def _code(said: dict[str, Any]) -> str | None:
-    """Twilio's number, also one that the table does not know; never one of our own codes."""
-    code = said.get("code")
+def _code(body: dict[str, Any]) -> str | None:
+    """Returns Twilio's error number, also if the table does not list it.
+
+    Never returns one of our own codes.
+    """
+    code = body.get("code")
     text = code if isinstance(code, str) else str(code) if isinstance(code, int) else ""
     return text if _CODE.fullmatch(text) else None
 
 
 def _check(field: str, given: str, form: re.Pattern[str], prefix: str) -> None:
     if not form.fullmatch(str(given)):
-        raise ConfigError(field, f"is not {prefix} and 32 hexadecimal digits; see the Twilio console")
+        raise ConfigError(
+            field, f"must be {prefix} followed by 32 hexadecimal digits, as shown in the Twilio console"
+        )
 
 
 def _basic(account: str, token: Secret | None, key: str, key_secret: str | Secret) -> Secret:
-    """An API key signs in where one is given; the auth token then only verifies callbacks."""
+    """Returns the Authorization header. With an API key, the auth token serves only to verify callbacks."""
     if key:
         _check("api_key_sid", key, _API_KEY, "SK")
         token = secret("api_key_secret", key_secret)
-    assert token is not None  # one of them is there, or the settings were refused
+    assert token is not None  # the settings were rejected if both are missing
     pair = f"{key or account}:{token.reveal()}"
     return Secret(f"Basic {b64encode(pair.encode()).decode()}")
 
@@ -163,7 +168,7 @@ def _basic(account: str, token: Secret | None, key: str, key_secret: str | Secre
 def _extras(
     smart_encoded: bool | None, risk_check: bool | None, shorten_urls: bool | None
 ) -> tuple[tuple[str, str], ...]:
-    """What is not set is left to the account."""
+    """Returns the optional form fields. A setting of None leaves the choice to the account."""
     fields = []
     if smart_encoded is not None:
         fields.append(("SmartEncoded", "true" if smart_encoded else "false"))

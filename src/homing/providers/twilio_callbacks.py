@@ -1,4 +1,4 @@
-"""Twilio's status callbacks: whether one is Twilio's (`X-Twilio-Signature`), and what it says. Pure."""
+"""Verifies Twilio's status callbacks (`X-Twilio-Signature`) and turns them into receipts. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from homing.providers.secret import Secret
 
 Params = Sequence[tuple[str, str]]
 
-_MOST_FIELDS = 500
+_MAX_FIELDS = 500
 _MAX_BODY_BYTES = 64 * 1024
 """Twilio's status callbacks have about 1 KiB. The body is decoded before its signature can be checked."""
 _URL = re.compile(
@@ -45,17 +45,18 @@ _EVENTS: dict[str, ReceiptEvent | None] = {
     "receiving": None,
     "received": None,
 }
-"""Every status of a message, and what it says of ours; None: of messages to us."""
+"""The receipt for every message status. None marks the statuses of incoming messages."""
 
 
 class StatusReport(Struct, frozen=True, kw_only=True):
-    """A message's status, from a callback or a look-up."""
+    """The status of a message, from a callback or a lookup."""
 
     sid: str
     status: str
     error_code: str | None = None
     notification_id: str | None = None
     attempt: int = 0
+    """The attempt that sent the message. 0 if it is not known."""
 
 
 class TwilioCallbacks:
@@ -67,42 +68,48 @@ class TwilioCallbacks:
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         if self._auth_token is None:
-            raise CallbackRefused("auth_token is not set: Twilio signs with it, whatever key we send with")
+            raise CallbackRefused(
+                "auth_token is not set; Twilio signs callbacks with it, even if an API key is used"
+            )
         if len(callback.body) > _MAX_BODY_BYTES:
             raise CallbackRefused(
-                f"the body has more than {_MAX_BODY_BYTES} bytes; Twilio sends no such callback"
+                f"the body has more than {_MAX_BODY_BYTES} bytes; Twilio's callbacks are smaller"
             )
         token, signature = self._auth_token.reveal(), callback.headers.get("x-twilio-signature", "")
-        # Behind a proxy the URL that Twilio called is the one we gave it, with the query it called it with.
-        if not any(is_valid(token, url, callback, signature) for url in self._called(callback.url)):
-            raise CallbackRefused("X-Twilio-Signature is missing, or is not of this request and auth_token")
+        # Behind a proxy, Twilio signed the configured URL with the query of the request.
+        if not any(is_valid(token, url, callback, signature) for url in self._possible_urls(callback.url)):
+            raise CallbackRefused(
+                "X-Twilio-Signature is missing or does not match this request and auth_token"
+            )
         return read(callback, now_ms)
 
-    def _called(self, url: str) -> tuple[str, ...]:
+    def _possible_urls(self, url: str) -> tuple[str, ...]:
         _, mark, query = url.partition("?")
         ours = f"{self._configured}{mark}{query}"
         return (url, ours) if self._configured and ours != url else (url,)
 
 
 def is_valid(auth_token: str, url: str, callback: Callback, signature: str) -> bool:
-    """Whether Twilio, which knows the token, called this URL with this body."""
+    """Returns True if the signature proves that the owner of the token called this URL with this body."""
     params = _signed_params(url, callback)
     if params is None or not signature.isascii():
         return False
-    # Every form is tried: how long it takes tells nothing of the signature.
-    matches = [compare_digest(signature_of(auth_token, form, params), signature) for form in _forms(url)]
+    # All forms of the URL are compared, so that the time taken reveals nothing about the signature.
+    matches = [
+        compare_digest(signature_of(auth_token, form, params), signature) for form in _url_variants(url)
+    ]
     return any(matches)
 
 
 def signature_of(auth_token: str, url: str, params: Params) -> str:
-    """The signature of a request: of a repeated name each distinct value, all in the order of code points."""
+    """Returns the signature of a request. Parameters are sorted, and repeated pairs are signed once."""
     signed = "".join(name + value for name, value in sorted(set(params)))
     text = (url + signed).encode("utf-8", "surrogatepass")
     return b64encode(digest(auth_token.encode(), text, "sha1")).decode()
 
 
 def read(callback: Callback, now_ms: int) -> Heard:
-    """What a verified callback says."""
+    """Reads a verified callback."""
     fields = dict(_form(callback) or ())
     sid = fields.get("MessageSid") or fields.get("SmsSid")
     status = fields.get("MessageStatus") or fields.get("SmsStatus")
@@ -116,7 +123,7 @@ def read(callback: Callback, now_ms: int) -> Heard:
 
 
 def reported(report: StatusReport, now_ms: int) -> Iterator[Receipt]:
-    """The receipts of one status; none where it is not about a message of ours."""
+    """Yields the receipts for one status; none if the status is unknown or of an incoming message."""
     event = _EVENTS.get(report.status)
     if event is None:
         return
@@ -140,36 +147,38 @@ def reported(report: StatusReport, now_ms: int) -> Iterator[Receipt]:
 def _failures(receipt: Receipt, report: StatusReport) -> Iterator[Receipt]:
     code = report.error_code
     meaning = error_table("twilio").codes.get(code) if code and code.isdigit() else None
-    told = code[:20] if code else report.status
-    return failed(receipt, meaning, told, f"Twilio says {report.status}")
+    error_code = code[:20] if code else report.status
+    return failed(receipt, meaning, error_code, f"Twilio reported {report.status}")
 
 
 def _signed_params(url: str, callback: Callback) -> Params | None:
-    """The fields that are part of the signature; None where the body is not vouched for."""
+    """Returns the form fields that are part of the signature, or None if the signature does not cover the
+    body.
+    """
     form = _form(callback)
     if form is not None:
         return form
     claimed = _query(url).get("bodySHA256", [""])[0]
     if not claimed:
         return None if callback.body else ()
-    vouched = claimed.isascii() and compare_digest(sha256(callback.body).hexdigest(), claimed)
-    return () if vouched else None
+    matches_hash = claimed.isascii() and compare_digest(sha256(callback.body).hexdigest(), claimed)
+    return () if matches_hash else None
 
 
 def _form(callback: Callback) -> Params | None:
-    """The fields of a form, decoded; None where the body is something else."""
+    """Returns the decoded form fields, or None if the body is not a form."""
     kind = callback.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         return None
     try:
         text = callback.body.decode("utf-8", "replace")
-        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except ValueError:
         return None
 
 
-def _forms(url: str) -> list[str]:
-    """The URL as it is, without its port, and with the default one: Twilio signs any of them."""
+def _url_variants(url: str) -> list[str]:
+    """Returns the URL, and a second form without its port or with the default one. Twilio signs either."""
     parts = _URL.fullmatch(url)
     if parts is None:
         return [url]
@@ -182,13 +191,13 @@ def _forms(url: str) -> list[str]:
 
 def _query(url: str) -> dict[str, list[str]]:
     try:
-        return parse_qs(url.partition("?")[2].partition("#")[0], max_num_fields=_MOST_FIELDS)
+        return parse_qs(url.partition("?")[2].partition("#")[0], max_num_fields=_MAX_FIELDS)
     except ValueError:
         return {}
 
 
 def _correlation(url: str) -> dict[str, Any]:
-    """Our own id and attempt, as they were put into the callback's URL."""
+    """Returns the notification id and attempt that were added to the callback's URL."""
     query = _query(url)
     found, attempt = query.get("delivery", [""])[-1], query.get("attempt", [""])[-1]
     if not _ID.fullmatch(found):

@@ -1,4 +1,4 @@
-"""What Twilio says of a message when asked, also of one whose id never came back. Pure."""
+"""Looks up a message at Twilio, even if its id is not known. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from homing.providers.twilio_callbacks import StatusReport, reported
 from homing.providers.twilio_message import recipient, words
 
 PAGE_SIZE = 20
-"""Twenty messages fit into the largest answer that is read."""
+"""Twenty messages fit into the largest response that is read."""
 
-_CLOCKS_DIFFER_BY = timedelta(minutes=1)
-_LATEST_MS = 253_402_300_799_000  # the last second that has a date
+_MAX_CLOCK_DIFFERENCE = timedelta(minutes=1)
+_LATEST_MS = 253_402_300_799_000  # the last second of the year 9999
 
 
-def receipt_of(said: dict[str, Any], delivery: Delivery, now_ms: int) -> Receipt | None:
-    """The receipt that a message resource amounts to."""
-    sid, status = text_of(said.get("sid")), text_of(said.get("status"))
+def receipt_of(answer: dict[str, Any], delivery: Delivery, now_ms: int) -> Receipt | None:
+    """Returns the receipt for Twilio's description of a message, or None if it has no usable status."""
+    sid, status = text_of(answer.get("sid")), text_of(answer.get("status"))
     if sid is None or status is None:
         return None
-    code = said.get("error_code")
+    code = answer.get("error_code")
     report = StatusReport(
         sid=sid,
         status=status,
@@ -34,27 +34,31 @@ def receipt_of(said: dict[str, Any], delivery: Delivery, now_ms: int) -> Receipt
         notification_id=delivery.notification_id,
         attempt=delivery.attempt,
     )
-    # Of the receipts of one status the first is the one that moves a notification.
+    # The first receipt of a status is the one that changes the notification.
     return next(iter(reported(report, now_ms)), None)
 
 
 def list_query(delivery: Delivery) -> str:
-    """All messages to the recipient since the day the notification was made. Raises `Unsendable`."""
-    since = _made_at(delivery) - _CLOCKS_DIFFER_BY
+    """Returns the query for all messages to the recipient since the day the notification was created.
+
+    Raises `Unsendable` if the recipient's address is not usable.
+    """
+    since = _made_at(delivery) - _MAX_CLOCK_DIFFERENCE
     return urlencode(
         {"To": recipient(delivery), "DateSent>": since.date().isoformat(), "PageSize": PAGE_SIZE}
     )
 
 
-def found_among(said: dict[str, Any], delivery: Delivery) -> dict[str, Any] | None:
-    """The one message with this text that was made since the notification was.
+def found_among(answer: dict[str, Any], delivery: Delivery) -> dict[str, Any] | None:
+    """Returns the only message with this text that was created since the notification was.
 
-    Two of them, or more pages of messages, leave it open which is ours: then nothing was found.
+    Returns None if several messages match, or if there are more pages of messages: then it is unclear which
+    is ours.
     """
-    listed = said.get("messages")
-    if not isinstance(listed, list) or said.get("next_page_uri") is not None:
+    listed = answer.get("messages")
+    if not isinstance(listed, list) or answer.get("next_page_uri") is not None:
         return None
-    text, since = words(delivery.content), _made_at(delivery) - _CLOCKS_DIFFER_BY
+    text, since = words(delivery.content), _made_at(delivery) - _MAX_CLOCK_DIFFERENCE
     same = [one for one in map(as_object, listed) if text and _is_same(one, text, since)]
     return same[0] if len(same) == 1 else None
 

@@ -1,4 +1,4 @@
-"""What a notification becomes in Twilio's form: recipient, sender, words, media, time to live. Pure."""
+"""Builds Twilio's form for a notification: recipient, sender, text, media and validity period. Pure."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WHATSAPP = "whatsapp:"
 _PHONE = re.compile(r"\+?[0-9]{3,15}")
 _CONTENT_SID = re.compile(r"HX[0-9a-fA-F]{32}")
 _MEDIA_URL = re.compile(r"https?://[^\s/?#]+\S*")
-_LONGEST_CORRELATION = 80
-"""Of `delivery=…&attempt=…` with the sign before it: an id has 36 characters."""
+_MAX_CORRELATION_CHARS = 80
+"""Upper bound for `?delivery=…&attempt=…` in characters; an id has 36."""
 
 Field = tuple[str, str]
 
@@ -41,10 +41,10 @@ class TwilioMessages(Struct, frozen=True, kw_only=True):
     callback_url: str
     max_segments: int
     extras: tuple[Field, ...]
-    """Fields that go with every message."""
+    """Form fields that are added to every message."""
 
     def body(self, delivery: Delivery, now_ms: int) -> bytes:
-        """The form of one attempt."""
+        """Returns the form of one attempt."""
         to = recipient(delivery)
         whatsapp = to.startswith(WHATSAPP)
         fields = [("To", to), self._sender(whatsapp), *_content(delivery.content)]
@@ -66,7 +66,7 @@ class TwilioMessages(Struct, frozen=True, kw_only=True):
 
 
 def recipient(delivery: Delivery) -> str:
-    """`To`: the number, or for WhatsApp `whatsapp:` and the number."""
+    """Returns the field `To`: the phone number, with the prefix `whatsapp:` for WhatsApp."""
     address = delivery.address
     if delivery.channel is Channel.SMS:
         return address
@@ -78,7 +78,7 @@ def recipient(delivery: Delivery) -> str:
 
 
 def words(content: Content) -> str:
-    """What a phone shows."""
+    """Returns the text that the phone shows."""
     return content.text or content.body or content.title or ""
 
 
@@ -87,7 +87,7 @@ def as_whatsapp(number: str) -> str:
 
 
 def correlated(callback_url: str, delivery: Delivery) -> str:
-    """The callback's URL with our own id in it, so that a receipt finds its attempt without Twilio's."""
+    """Adds the notification id and attempt to the callback URL, so that a receipt needs no Twilio id."""
     url, hash_sign, overrides = callback_url.partition("#")
     joint = "&" if "?" in url else "?"
     query = f"{joint}delivery={delivery.notification_id}&attempt={delivery.attempt}"
@@ -95,7 +95,10 @@ def correlated(callback_url: str, delivery: Delivery) -> str:
 
 
 def checked_callback_url(url: str) -> str:
-    """The setting `callback_url`; Twilio refuses messages (21609) whose callback it does not like."""
+    """Returns the setting `callback_url`. With an unsuitable one, Twilio rejects every message (21609).
+
+    Raises `ConfigError` if Twilio would not call or sign the URL exactly as written.
+    """
     if not url:
         return url
     try:
@@ -103,22 +106,23 @@ def checked_callback_url(url: str) -> str:
         host = parts.hostname if parts.port != 0 else None
     except ValueError:
         host = None
-    if _is_odd(url) or not host or parts.scheme not in ("http", "https"):
-        raise ConfigError("callback_url", "is not a URL like https://notify.example.org/twilio")
+    if _has_unsafe_characters(url) or not host or parts.scheme not in ("http", "https"):
+        raise ConfigError("callback_url", "must be a URL like https://notify.example.org/twilio")
     if "_" in host:
-        raise ConfigError("callback_url", "has an underscore in its host, which Twilio refuses")
-    if len(url) > MAX_CALLBACK_URL - _LONGEST_CORRELATION:
-        raise ConfigError("callback_url", f"is too long; Twilio takes {MAX_CALLBACK_URL} characters")
+        raise ConfigError("callback_url", "has a host with an underscore, which Twilio rejects")
+    if len(url) > MAX_CALLBACK_URL - _MAX_CORRELATION_CHARS:
+        longest = MAX_CALLBACK_URL - _MAX_CORRELATION_CHARS
+        raise ConfigError("callback_url", f"has {len(url)} characters; at most {longest} are allowed")
     return url
 
 
-def _is_odd(url: str) -> bool:
-    """Something in it would not be called, or signed, as it is written."""
+def _has_unsafe_characters(url: str) -> bool:
+    """Returns True if the URL has characters that are not called, or signed, as they are written."""
     return not url.isascii() or any(character.isspace() or character < " " for character in url)
 
 
 def _validity_s(delivery: Delivery, now_ms: int) -> int | None:
-    """Seconds until it expires; None where Twilio's own ten hours end it sooner."""
+    """Returns the seconds until the notification expires, or None if that is beyond Twilio's ten hours."""
     if delivery.expires_at is None:
         return None
     left_s = (delivery.expires_at - now_ms) // 1000
@@ -135,7 +139,8 @@ def _content(content: Content) -> Iterator[Field]:
     if not text and not media:
         raise refusal("twilio", "empty")
     if len(text) > MAX_BODY:
-        raise refusal("twilio", "too_long", f"the text has {len(text)} characters; Twilio takes {MAX_BODY}")
+        error = f"the text has {len(text)} characters; Twilio accepts at most {MAX_BODY}"
+        raise refusal("twilio", "too_long", error)
     if text:
         yield "Body", text
     for url in media:
@@ -145,9 +150,9 @@ def _content(content: Content) -> Iterator[Field]:
 def _template(data: dict[str, Any]) -> Iterator[Field]:
     sid, variables = data["contentSid"], data.get("contentVariables")
     if not isinstance(sid, str) or not _CONTENT_SID.fullmatch(sid):
-        raise refusal("twilio", "template", "contentSid is not HX and 32 hexadecimal digits")
+        raise refusal("twilio", "template", "contentSid must be HX followed by 32 hexadecimal digits")
     if variables is not None and not isinstance(variables, dict):
-        raise refusal("twilio", "template", "contentVariables is not a table of names and values")
+        raise refusal("twilio", "template", "contentVariables must be an object of names and values")
     yield "ContentSid", sid
     if variables:
         yield "ContentVariables", msgspec.json.encode(variables).decode()

@@ -1,4 +1,4 @@
-"""How the event loop hears of libcurl's sockets, and of the times that it is waiting for."""
+"""Connects libcurl's sockets and timers to the event loop."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Protocol
 import pycurl  # type: ignore[import-untyped]
 
 Act = Callable[[int, int], None]
-"""(descriptor, what happened to it, in libcurl's terms)"""
+"""Receives a descriptor and what happened to it, as libcurl's CSELECT flags."""
 
-_AT_ONCE = 64
-"""Sockets that are heard of in one turn of the loop: between two turns, what was answered goes on its way."""
+_MAX_EVENTS_PER_POLL = 64
+"""Sockets handled per iteration of the event loop. Between iterations, results are passed on."""
 _IN, _OUT = pycurl.CSELECT_IN, pycurl.CSELECT_OUT
 
 
 class Watch(Protocol):
-    """Hears which sockets libcurl wants to hear of (`M_SOCKETFUNCTION`), and tells it."""
+    """Watches the sockets that libcurl asks for (`M_SOCKETFUNCTION`) and notifies it of their events."""
 
     def wanted(self, what: int, descriptor: int, multi: pycurl.CurlMulti, data: object) -> None: ...
 
@@ -26,17 +26,18 @@ class Watch(Protocol):
 
 
 def watch(loop: asyncio.AbstractEventLoop, act: Act, acted: Callable[[], None]) -> Watch:
-    """The best that this system has. `acted` is called after all that happened at once."""
+    """Returns the fastest watcher that this system supports. `acted` is called after each group of events."""
     if hasattr(select, "epoll"):
         return EpollWatch(loop, act, acted)
     return LoopWatch(loop, act, acted)
 
 
 class EpollWatch:
-    """An epoll of its own, which the loop watches: it hears of many sockets at once.
+    """A separate epoll that the event loop watches, so that one wake-up serves many sockets.
 
-    A socket that has spoken is silent until libcurl wants to hear of it again (one shot). So those that rest
-    in the pool need not be taken out, and one system call per request is enough; who closes one takes it out.
+    A socket is registered as one-shot: after an event it stays silent until libcurl asks for it again. Idle
+    pooled sockets therefore need no removal, and one system call per request is enough. Closing a socket
+    removes it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, act: Act, acted: Callable[[], None]) -> None:
@@ -50,7 +51,7 @@ class EpollWatch:
             pycurl.POLL_OUT: select.EPOLLONESHOT | select.EPOLLOUT,
             pycurl.POLL_INOUT: select.EPOLLONESHOT | select.EPOLLIN | select.EPOLLOUT,
         }
-        loop.add_reader(self._epoll.fileno(), self._heard)
+        loop.add_reader(self._epoll.fileno(), self._on_event)
 
     def wanted(self, what: int, descriptor: int, multi: pycurl.CurlMulti, data: object) -> None:
         events = self._events.get(what)
@@ -65,12 +66,12 @@ class EpollWatch:
             self._loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
-    def _heard(self) -> None:
+    def _on_event(self) -> None:
         wanted, writable = self._wanted, select.EPOLLOUT
-        for descriptor, events in self._epoll.poll(0, _AT_ONCE):
-            # What broke is heard of by who reads or writes.
-            told = _OUT if events & writable else 0
-            self._act(descriptor, told | _IN if events & ~writable else told)
+        for descriptor, events in self._epoll.poll(0, _MAX_EVENTS_PER_POLL):
+            # Errors and hang-ups are reported as readable: the next read returns them to libcurl.
+            flags = _OUT if events & writable else 0
+            self._act(descriptor, flags | _IN if events & ~writable else flags)
             if descriptor in wanted:
                 self._listen(descriptor, wanted[descriptor])
         self._acted()
@@ -78,12 +79,12 @@ class EpollWatch:
     def _listen(self, descriptor: int, events: int) -> None:
         try:
             self._epoll.modify(descriptor, events)
-        except FileNotFoundError:  # new, or its number was another's
+        except FileNotFoundError:  # a new socket, or a reused descriptor number
             self._epoll.register(descriptor, events)
 
 
 class LoopWatch:
-    """The loop's own readers and writers: for systems without epoll."""
+    """Watches sockets with the event loop's own readers and writers, for systems without epoll."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, act: Act, acted: Callable[[], None]) -> None:
         self._loop = loop
@@ -100,11 +101,11 @@ class LoopWatch:
         reads, read = what & pycurl.POLL_IN, before & pycurl.POLL_IN
         writes, wrote = what & pycurl.POLL_OUT, before & pycurl.POLL_OUT
         if reads and not read:
-            self._loop.add_reader(descriptor, self._heard, descriptor, _IN)
+            self._loop.add_reader(descriptor, self._on_event, descriptor, _IN)
         elif read and not reads:
             self._loop.remove_reader(descriptor)
         if writes and not wrote:
-            self._loop.add_writer(descriptor, self._heard, descriptor, _OUT)
+            self._loop.add_writer(descriptor, self._on_event, descriptor, _OUT)
         elif wrote and not writes:
             self._loop.remove_writer(descriptor)
 
@@ -112,8 +113,8 @@ class LoopWatch:
         for descriptor in list(self._wanted):
             self._forget(descriptor)
 
-    def _heard(self, descriptor: int, told: int) -> None:
-        self._act(descriptor, told)
+    def _on_event(self, descriptor: int, flags: int) -> None:
+        self._act(descriptor, flags)
         self._acted()
 
     def _forget(self, descriptor: int) -> None:
@@ -127,26 +128,26 @@ class LoopWatch:
 
 
 class Alarm:
-    """A timer that is set far more often than it rings: to put it off costs nothing.
+    """A timer for deadlines that are postponed far more often than they expire; postponing costs nothing.
 
-    It goes off at the time it was first set for, sees that it is too early, and sleeps on.
+    The underlying timer fires at the time that was set first, finds that it is too early, and is armed again.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
-        self._ring = ring
+        self._callback = callback
         self._at: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
 
     def set(self, at: float | None) -> None:
-        """Rings then, by the loop's clock; None: not at all."""
+        """Sets the timer to `at`, in the event loop's time. None switches it off."""
         self._at = at
         if at is not None and (self._timer is None or at < self._wakes_at):
             self._sleep_until(at)
 
     def set_at_latest(self, at: float) -> None:
-        """Rings then, or before if it is set so."""
+        """Sets the timer to `at`, unless it is already set to an earlier time."""
         if self._at is None or at < self._at:
             self.set(at)
 
@@ -158,9 +159,9 @@ class Alarm:
         if self._timer is not None:
             self._timer.cancel()
         self._wakes_at = at
-        self._timer = self._loop.call_at(at, self._woke)
+        self._timer = self._loop.call_at(at, self._on_timer)
 
-    def _woke(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._at is None:
             return
@@ -168,4 +169,4 @@ class Alarm:
             self._sleep_until(self._at)
             return
         self._at = None
-        self._ring()
+        self._callback()

@@ -1,4 +1,4 @@
-"""Signed webhooks to anybody's endpoint, as Standard Webhooks 1.0.0 has them."""
+"""Signed webhooks to any endpoint, following Standard Webhooks 1.0.0."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from homing.providers.wire import HttpProvider, NowMs, wall_clock_ms
 
 _TEXTS = ("subject", "title", "body", "text", "html")
 _texts = attrgetter(*_TEXTS)
-_TIME = 13
-"""So much of an id is its time."""
+_TIMESTAMP_CHARS = 13
+"""Leading characters of a UUIDv7 that encode its time."""
 _IS_JSON = ("content-type", "application/json")
-_ARRIVED = Outcome(OutcomeKind.ACCEPTED, delivered=True)
+_DELIVERED = Outcome(OutcomeKind.ACCEPTED, delivered=True)
 _encode = msgspec.json.Encoder().encode
 _NOT_IN_A_TYPE = re.compile(r"[^a-zA-Z0-9_.]")
 
@@ -42,7 +42,7 @@ class WebhookProvider(HttpProvider):
     channels: ClassVar[tuple[Channel, ...]] = (Channel.WEBHOOK,)
     host_slots: ClassVar[int] = 8
     breaker: ClassVar[BreakerPolicy] = BreakerPolicy(failures=1_000_000)
-    """One endpoint's failures are its own: they must not stop the webhooks to all others."""
+    """Practically never opens: the failures of one endpoint must not stop the webhooks to all others."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class WebhookProvider(HttpProvider):
 
     def classify(self, answer: Answer, now_ms: int) -> Outcome:
         if 200 <= answer.status < 300:
-            return _ARRIVED
+            return _DELIVERED
         wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
         return error_table("webhook").outcome(None, answer.status, None, retry_after_ms=wait_ms)
 
     def _url(self, address: str) -> str:
-        """The recipient's path, at the `base_url`."""
+        """Returns the recipient's path and query at the `base_url`."""
         try:
             parts = urlsplit(address)
         except ValueError:
@@ -90,31 +90,37 @@ class WebhookProvider(HttpProvider):
 
 
 def payload(delivery: Delivery) -> bytes:
-    """The same bytes for every attempt. What `data` has goes over the texts of the same name."""
+    """Returns the body, the same bytes for every attempt.
+
+    Members of `data` override texts of the same name.
+    """
     content = delivery.content
     texts, data = _texts(content), content.data or {}
     if any(texts):
         data = {**{name: text for name, text in zip(_TEXTS, texts, strict=True) if text}, **data}
-    return b"%b%b}" % (_opening(delivery.type, delivery.notification_id[:_TIME]), _encode(data))
+    return b"%b%b}" % (_opening(delivery.type, delivery.notification_id[:_TIMESTAMP_CHARS]), _encode(data))
 
 
 @lru_cache(1_024)
-def _opening(type_: str, beginning: str) -> bytes:
-    """Up to the data; by how an id begins: those that were accepted together have it in common."""
-    told = {"type": _NOT_IN_A_TYPE.sub("_", type_), "timestamp": iso(made_at(beginning))}
-    return _encode(told)[:-1] + b',"data":'
+def _opening(type_: str, time_prefix: str) -> bytes:
+    """Returns the payload up to `data`, cached by type and by the time prefix of the id.
+
+    Notifications that were accepted in the same millisecond share that prefix.
+    """
+    envelope = {"type": _NOT_IN_A_TYPE.sub("_", type_), "timestamp": iso(made_at(time_prefix))}
+    return _encode(envelope)[:-1] + b',"data":'
 
 
 def _keys(first: str | Secret, more: Sequence[str | Secret]) -> list[SigningKey]:
     given = [("secret", first)] if first else []
     given += [(f"secrets[{number}]", one) for number, one in enumerate(more)]
     if not given:
-        raise ConfigError("secret", "is missing; give whsec_… or env:NAME, or several as secrets")
+        raise ConfigError("secret", "is missing; set whsec_… or env:NAME here, or several in secrets")
     return [_signing_key(field, one) for field, one in given]
 
 
 def _signing_key(field: str, given: str | Secret) -> SigningKey:
     key = SigningKey(secret(field, given), field)
     if not key.signs:
-        raise ConfigError(field, "is a public key (whpk_); give the one that signs (whsk_)")
+        raise ConfigError(field, "is a public key (whpk_); use the private key (whsk_), which can sign")
     return key

@@ -1,4 +1,4 @@
-"""Web Push (RFC 8030): to browsers, encrypted so that only they can read it, without an account anywhere."""
+"""Web Push (RFC 8030): messages to browsers, encrypted end to end, without an account at any service."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class WebPushProvider(HttpProvider):
         self._base_url = checked_base_url(base_url) if base_url else ""
         self._ttl_s = checked_ttl(ttl_seconds)
         self._collapse = checked_collapse(collapse)
-        self._urgency = {**_URGENCY, **_checked_urgency(urgency or {})}
+        self._urgency = {**_URGENCY, **_check_urgency(urgency or {})}
         self._image_key = image_key
 
     def build(self, delivery: Delivery, now_ms: int) -> Request:
@@ -88,44 +88,44 @@ class WebPushProvider(HttpProvider):
             url=self._base_url + to.path if self._base_url else to.endpoint,
             body=encrypt(plaintext, to, new_private_key(), os.urandom(16)),
             headers=tuple(headers),
-            guarded=not self._base_url,  # an endpoint is a browser's word; base_url is the operator's
+            guarded=not self._base_url,  # an endpoint comes from a browser, base_url from the operator
         )
 
     def classify(self, answer: Answer, now_ms: int) -> Outcome:
         if 200 <= answer.status < 300:
             location = text_of(answer.headers.get("location"))
             return Outcome(OutcomeKind.ACCEPTED, provider_message_id=location)
-        # The body is not repeated in the error: a push service may quote the endpoint in it.
+        # The error omits the body, because a push service may quote the endpoint in it.
         wait_ms = retry_after_ms(answer.headers.get("retry-after"), now_ms)
         outcome = error_table("webpush").outcome(None, answer.status, None, retry_after_ms=wait_ms)
-        return replace(outcome, unlisted=False)  # a subscription is of no use to any other provider
+        return replace(outcome, unlisted=False)  # no other provider could use the subscription
 
     def _plaintext(self, delivery: Delivery) -> bytes:
-        """The JSON that the service worker gets with its `push` event."""
-        said = push_content(delivery.content, self._image_key)
+        """Returns the JSON that the service worker receives with its `push` event."""
+        content = push_content(delivery.content, self._image_key)
         payload: dict[str, Any] = {
             "id": delivery.notification_id,
             "type": delivery.type,
-            "title": said.title,
-            "body": said.body,
-            "image": said.image,
-            "data": said.data or None,
+            "title": content.title,
+            "body": content.body,
+            "image": content.image,
+            "data": content.data or None,
         }
-        if said.silent and not said.data:
+        if content.silent and not content.data:
             raise refusal("webpush", "empty")
         plaintext = msgspec.json.encode({key: value for key, value in payload.items() if value is not None})
         if len(plaintext) > MAX_PLAINTEXT_BYTES:
-            size = f"the payload has {len(plaintext)} bytes; a push takes {MAX_PLAINTEXT_BYTES}"
+            size = f"the payload has {len(plaintext)} bytes; Web Push accepts at most {MAX_PLAINTEXT_BYTES}"
             raise refusal("webpush", "too_large", size)
         return plaintext
 
 
-def _checked_urgency(given: Mapping[str, str]) -> dict[Priority, str]:
+def _check_urgency(given: Mapping[str, str]) -> dict[Priority, str]:
     found = {}
     for name, urgency in given.items():
-        if name not in tuple(Priority) or urgency not in _URGENCIES:
-            raise ConfigError(
-                f"urgency.{name}", f"is {urgency!r}; give a priority one of {', '.join(_URGENCIES)}"
-            )
+        if name not in tuple(Priority):
+            raise ConfigError(f"urgency.{name}", f"is not a priority; use one of {', '.join(Priority)}")
+        if urgency not in _URGENCIES:
+            raise ConfigError(f"urgency.{name}", f"is {urgency!r}; use one of {', '.join(_URGENCIES)}")
         found[Priority(name)] = urgency
     return found

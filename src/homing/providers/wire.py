@@ -1,4 +1,4 @@
-"""The shape of a provider that speaks HTTP: build the request (pure), send, classify the answer (pure)."""
+"""The base class of HTTP providers: build a request (pure), send it, classify the response (pure)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from homing.core.ports import Delivery, OnOutcomes
 from homing.providers.http import Answer, CarriesMany, Exchange, Failure, Request, Transport, outcome_of
 
 NowMs = Callable[[], int]
+"""Returns the current time in epoch milliseconds."""
 
 
 def wall_clock_ms() -> int:
-    """Epoch milliseconds: what signatures are dated with where no clock is handed in."""
+    """Returns the system's time in epoch milliseconds, the default clock for dating signatures."""
     return time.time_ns() // 1_000_000
 
 
 def inside(timeout_ms: int) -> int:
-    """Less than an attempt has: the transport must end before the engine does, on a busy machine too.
+    """Returns the part of an attempt's timeout that the transport gets: less than all of it.
 
-    Only the transport knows whether the request was written; broken off from outside, an attempt is in doubt.
+    The transport must end before the engine does, even on a busy machine. Only the transport can report
+    whether the request was written; an attempt that the engine aborts is ambiguous.
     """
     return timeout_ms - min(1_000, timeout_ms // 10)
 
 
 class Unsendable(Exception):
-    """The notification cannot be put into this provider's request; says what it is instead of sent."""
+    """Raised if a notification cannot be sent with this provider. `outcome` is the outcome of the attempt."""
 
     def __init__(self, kind: OutcomeKind, error_code: str, error: str) -> None:
         super().__init__(error)
@@ -37,23 +39,26 @@ class Unsendable(Exception):
 
 
 class HttpProvider(ABC):
-    """Subclasses say what to send and what an answer means; the rest is the same for all of them."""
+    """Base class of HTTP providers. A subclass builds the requests and classifies the responses."""
 
     def __init__(self, transport: Transport, now_ms: NowMs = wall_clock_ms) -> None:
         self._transport = transport
         self._now_ms = now_ms
-        self._many = transport if isinstance(transport, CarriesMany) else None
+        self._batch_transport = transport if isinstance(transport, CarriesMany) else None
 
     @abstractmethod
     def build(self, delivery: Delivery, now_ms: int) -> Request:
-        """The request of this attempt, signed afresh. Raises `Unsendable`."""
+        """Builds the request of this attempt, with a fresh signature.
+
+        Raises `Unsendable` if that is impossible.
+        """
 
     @abstractmethod
     def classify(self, answer: Answer, now_ms: int) -> Outcome:
-        """What an answer means. Any bytes at all: never raises."""
+        """Returns what a response means. Never raises, whatever the response contains."""
 
     def check_request(self) -> Request | None:
-        """What to ask to learn whether the provider is up; None: nothing can be asked without sending."""
+        """Returns a request that tests whether the provider is up, or None if only a send could."""
         return None
 
     async def send(self, delivery: Delivery) -> Outcome:
@@ -66,51 +71,51 @@ class HttpProvider(ABC):
 
     @property
     def begins(self) -> bool:
-        """Where there is nothing else to wait for in an attempt than its one answer."""
-        return self._many is not None and type(self).send is HttpProvider.send
+        """True if the transport supports batches and an attempt consists of nothing but one request."""
+        return self._batch_transport is not None and type(self).send is HttpProvider.send
 
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
-        """`send` for many: their requests are made one after the other and go out together."""
-        assert self._many is not None, "only who says so can begin"
+        """Starts many attempts: builds their requests one by one and sends them together."""
+        assert self._batch_transport is not None, "the transport supports batches"
         now_ms = self._now_ms()
         exchanges: list[Exchange] = []
         unsent: list[tuple[Any, Outcome | Exception]] = []
-        for delivery, mark in batch:
+        for delivery, handle in batch:
             try:
-                exchanges.append((self.build(delivery, now_ms), inside(delivery.timeout_ms), mark))
+                exchanges.append((self.build(delivery, now_ms), inside(delivery.timeout_ms), handle))
             except Unsendable as refusal:
-                unsent.append((mark, refusal.outcome))
+                unsent.append((handle, refusal.outcome))
             except Exception as error:
-                unsent.append((mark, error))
+                unsent.append((handle, error))
         if exchanges:
-            self._many.begin(exchanges, partial(self._answered, ended))
+            self._batch_transport.begin(exchanges, partial(self._on_responses, ended))
         if unsent:
             ended(unsent)
 
     def give_up(self, marks: Collection[Any]) -> None:
-        """Breaks them off."""
-        assert self._many is not None, "only who says so can begin"
-        self._many.give_up(marks)
+        """Aborts those attempts that are still in flight."""
+        assert self._batch_transport is not None, "the transport supports batches"
+        self._batch_transport.give_up(marks)
 
-    def _answered(self, ended: OnOutcomes, answers: list[tuple[Any, Answer | Failure]]) -> None:
+    def _on_responses(self, ended: OnOutcomes, answers: list[tuple[Any, Answer | Failure]]) -> None:
         now_ms = self._now_ms()
         outcomes: list[tuple[Any, Outcome | Exception]] = []
-        for mark, answer in answers:
+        for handle, answer in answers:
             try:
-                outcomes.append((mark, self._outcome(answer, now_ms)))
+                outcomes.append((handle, self._outcome(answer, now_ms)))
             except Exception as error:
-                outcomes.append((mark, error))
+                outcomes.append((handle, error))
         ended(outcomes)
 
     def _outcome(self, answer: Answer | Failure, now_ms: int) -> Outcome:
         return outcome_of(answer) if isinstance(answer, Failure) else self.classify(answer, now_ms)
 
     def is_up(self, answer: Answer) -> bool:
-        """Whether that answer to `check_request` is one of a provider that would take a message."""
+        """Returns True if this response to `check_request` shows that the provider would accept messages."""
         return answer.status < 500 and answer.status not in (401, 404)
 
     async def check(self) -> bool:
-        """Up: it answers, knows us, and has no error of its own."""
+        """Returns True if the provider answers, accepts our credentials and reports no server error."""
         request = self.check_request()
         if request is None:
             return True
@@ -118,4 +123,4 @@ class HttpProvider(ABC):
         return isinstance(answer, Answer) and self.is_up(answer)
 
     async def close(self) -> None:  # noqa: B027
-        """The transport is shared and closed by who made it."""
+        """Does nothing: the transport is shared, and its creator closes it."""

@@ -1,4 +1,4 @@
-"""Whether a folder of templates is fit to be deployed."""
+"""Checks whether a folder of templates is complete and renders, before it is deployed."""
 
 from __future__ import annotations
 
@@ -14,64 +14,66 @@ from homing.rendering.templates import Library, rendered
 
 
 def check(library: Library, locales: Sequence[str], limits: SendLimits) -> CheckReport:
-    """All templates, all declared locales, all channels, each rendered with its sample data."""
+    """Renders every template in all locales and channels with its sample data, and returns the findings."""
     folder = library.folder
     keys = sorted({*folder.written, *folder.samples})
     found = [Finding(message=f"{path}: {why}") for path, why in folder.strays]
     if not keys:
-        found.append(Finding(message="there is no template; they are at KEY/LOCALE/CHANNEL.PART"))
+        found.append(Finding(message="there are no templates; they must be at KEY/LOCALE/CHANNEL.PART"))
     for key in keys:
-        found += _of_template(library, key, locales, limits)
-    # An error in a shared file comes up in every template: once is enough.
+        found += _check_template(library, key, locales, limits)
+    # An error in a shared file appears in every template but is reported once.
     return CheckReport(keys=tuple(keys), locales=tuple(locales), findings=tuple(dict.fromkeys(found)))
 
 
-def _of_template(library: Library, key: str, locales: Sequence[str], limits: SendLimits) -> Iterator[Finding]:
+def _check_template(
+    library: Library, key: str, locales: Sequence[str], limits: SendLimits
+) -> Iterator[Finding]:
     written = library.folder.written.get(key, {})
     for locale in written:
         if locale not in locales:
-            told = f"{key}/{locale}: {locale} is not one of the declared locales"
-            yield Finding(key=key, locale=locale, message=told)
+            message = f"{key}/{locale}: {locale} is not one of the declared locales"
+            yield Finding(key=key, locale=locale, message=message)
     sample: dict[str, Any] | None = None
     try:
         sample = library.sample(key)
     except InvalidRequest as error:
-        yield Finding(key=key, message=_bare(error))
+        yield Finding(key=key, message=_message_without_field(error))
     everywhere = {
         part: None for locale in locales if locale in written for part in _parts(library, key, locale)
     }
     for locale in locales:
         if locale not in written:
-            yield Finding(key=key, locale=locale, missing=True, message=f"{key}/{locale}: does not exist")
+            yield Finding(key=key, locale=locale, missing=True, message=f"{key}/{locale}: is missing")
             continue
         here = _parts(library, key, locale)
         for channel, part in everywhere:
             if (channel, part) not in here:
                 name = f"{key}/{locale}/{file_name(channel, part)}"
                 yield Finding(key=key, locale=locale, message=f"{name}: is missing; other locales have it")
-        yield from _renders(library, key, locale, sample, limits)
+        yield from _check_rendering(library, key, locale, sample, limits)
 
 
-def _renders(
+def _check_rendering(
     library: Library, key: str, locale: str, sample: dict[str, Any] | None, limits: SendLimits
 ) -> Iterator[Finding]:
     try:
         template = library.compiled(key, locale)
     except InvalidRequest as error:
-        yield Finding(key=key, locale=locale, message=_bare(error))
+        yield Finding(key=key, locale=locale, message=_message_without_field(error))
         return
     for channel in template.channels if sample is not None else ():
         try:
             check_content(rendered(template, key, channel, sample or {}).content, channel, limits)
         except InvalidRequest as error:
-            told = _bare(error)
-            place = "" if told.startswith((key, "_")) else f"{key}/{locale}, {channel}: "
-            yield Finding(key=key, locale=locale, message=f"{place}{told}")
+            message = _message_without_field(error)
+            place = "" if message.startswith((key, "_")) else f"{key}/{locale}, {channel}: "
+            yield Finding(key=key, locale=locale, message=f"{place}{message}")
 
 
 def _parts(library: Library, key: str, locale: str) -> dict[tuple[Channel, str], None]:
     return {(source.channel, source.part): None for source in library.folder.written[key][locale].sources}
 
 
-def _bare(error: InvalidRequest) -> str:
+def _message_without_field(error: InvalidRequest) -> str:
     return str(error).removeprefix("templateKey: ")

@@ -1,4 +1,4 @@
-"""From a template's sources to the content of a message."""
+"""Compiles a template's files into functions that return the parts of a message."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from homing.rendering.sandbox import Sandbox
 
 Values = dict[str, Any]
 Part = Callable[[Values], Any]
-"""One part of a message, as a function of the data and the globals."""
+"""Renders one part of a message from the data and the globals."""
 
 _ONE_LINE = frozenset({"subject", "title"})
 
 
 class Compiled:
-    """One template in one locale, ready to be rendered any number of times."""
+    """One template in one locale, compiled once and rendered any number of times."""
 
     def __init__(self, sandbox: Sandbox, locale: str, written: Written) -> None:
         self.locale, self.version, self.channels = locale, written.version, written.channels
         self._given = {**sandbox.globals, "locale": locale}
         self._parts: dict[Channel, list[tuple[Source, Part]]] = {}
         for source in written.sources:
-            part = told(source.name, partial(_compiled, sandbox, source))
+            part = told(source.name, partial(_compile_part, sandbox, source))
             self._parts.setdefault(source.channel, []).append((source, part))
 
     def render(self, channel: Channel, data: Mapping[str, Any]) -> Content:
-        """The content; what goes wrong is a `TemplateFailed` that names file and line."""
+        """Returns the content. Raises `TemplateFailed` with file and line if the template fails."""
         values = {**self._given, **data}
         found: dict[str, Any] = {}
         try:
@@ -51,37 +51,37 @@ class Compiled:
 
 
 def told(name: str, make: Callable[[], Any]) -> Any:
-    """What was made, or a `TemplateFailed` for the file of that name."""
+    """Returns the result of `make`. Turns any exception into a `TemplateFailed` for the file `name`."""
     try:
         return make()
-    except Exception as error:  # Jinja, Python's own compiler, and what is nested too deeply for either
+    except Exception as error:  # from Jinja or from Python's compiler, such as too deep nesting
         raise failed(name, error) from None
 
 
 def failed(name: str, error: Exception) -> TemplateFailed:
-    """The error with its file and line: of a shared file, where it happened in one."""
+    """Returns the error with its file and line. If a shared file failed, it is named as well."""
     if isinstance(error, TemplateSyntaxError):
         where, line = error.name or name, error.lineno
     else:
         where, line = _innermost(error.__traceback__) or (name, 0)
     place = f"{where}, line {line}" if line else where
     inside = f" (used by {name})" if not where.startswith(name) else ""
-    return TemplateFailed("templateKey", f"{place}{inside}: {_what(error)}")
+    return TemplateFailed("templateKey", f"{place}{inside}: {_describe(error)}")
 
 
-def _compiled(sandbox: Sandbox, source: Source) -> Part:
+def _compile_part(sandbox: Sandbox, source: Source) -> Part:
     if source.part == "data":
-        return _data_part(sandbox, source)
+        return _compile_data_part(sandbox, source)
     written = _Text(sandbox.template(source.text, source.name))
     return written.line if source.part in _ONE_LINE else written
 
 
 class _Text:
-    """A compiled template as a function of the values."""
+    """A compiled template as a function that returns text."""
 
     def __init__(self, template: Template) -> None:
         self._root, self._blocks = template.root_render_func, template.blocks
-        # All that is the same in every render: a context is a copy of this one.
+        # Everything that is the same in every render: each context is a copy of this one.
         first = Context(template.environment, {}, template.name, {}, template.globals)
         self._context = vars(first)
 
@@ -92,7 +92,7 @@ class _Text:
         return "".join(self._root(self.context(values))).strip()
 
     def context(self, values: Values) -> Context:
-        """Of values that have the globals in them already: all parts of a message share them."""
+        """Returns a new context. `values` already include the globals, because all parts share them."""
         made = Context.__new__(Context)
         made.__dict__ = {
             **self._context,
@@ -104,20 +104,20 @@ class _Text:
         return made
 
     def result(self, values: Values) -> Any:
-        """Of a template that writes nothing, what it leaves in its context."""
+        """Runs a template that only assigns the variable `result`, and returns that variable."""
         context = self.context(values)
         for _ in self._root(context):
-            """Nothing."""
+            """Runs the template; it outputs nothing."""
         return context.vars["result"]
 
 
-def _data_part(sandbox: Sandbox, source: Source) -> Part:
-    """JSON whose texts are templates: whatever the data holds, it cannot change the JSON around it."""
+def _compile_data_part(sandbox: Sandbox, source: Source) -> Part:
+    """Compiles JSON whose texts are templates, so that no data can change the JSON around it."""
     try:
         tree = msgspec.json.decode(source.text, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise Stopped(f"is not a JSON object: {error}") from None
-    part = _node(sandbox, tree, source.name, "")
+    part = _compile_node(sandbox, tree, source.name, "")
 
     def run(values: Values) -> Any:
         found = part(values)
@@ -127,34 +127,36 @@ def _data_part(sandbox: Sandbox, source: Source) -> Part:
     return run
 
 
-def _node(sandbox: Sandbox, tree: Any, name: str, member: str) -> Part:
+def _compile_node(sandbox: Sandbox, tree: Any, name: str, member: str) -> Part:
     if isinstance(tree, str):
-        return _leaf(sandbox, tree, f"{name} ({member})")
+        return _compile_text(sandbox, tree, f"{name} ({member})")
     if isinstance(tree, dict):
-        members = {key: _node(sandbox, value, name, f"{member}.{key}"[-100:]) for key, value in tree.items()}
+        members = {
+            key: _compile_node(sandbox, value, name, f"{member}.{key}"[-100:]) for key, value in tree.items()
+        }
         return lambda values: {key: part(values) for key, part in members.items()}
     if isinstance(tree, list):
-        items = [_node(sandbox, value, name, f"{member}[{i}]"[-100:]) for i, value in enumerate(tree)]
+        items = [_compile_node(sandbox, value, name, f"{member}[{i}]"[-100:]) for i, value in enumerate(tree)]
         return lambda values: [part(values) for part in items]
     return lambda values: tree
 
 
-def _leaf(sandbox: Sandbox, text: str, name: str) -> Part:
-    """A text; `{{ … }}` alone is the value itself: a number stays a number, a list a list."""
+def _compile_text(sandbox: Sandbox, text: str, name: str) -> Part:
+    """Compiles one text. If it is a single `{{ … }}`, its value keeps its type: a number stays a number."""
     tree = sandbox._parse(text, name, None)
     match tree.body:
         case [nodes.Output(nodes=[nodes.Expr() as only])] if not isinstance(only, nodes.TemplateData):
             result = nodes.Assign(nodes.Name("result", "store", lineno=1), only, lineno=1)
             expression = _Text(sandbox.template(nodes.Template([result], lineno=1), name))
-            return lambda values: _plain(expression.result(values))
+            return lambda values: _to_json_value(expression.result(values))
     return _Text(sandbox.template(text, name))
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, list, dict)):
         return str(value) if isinstance(value, str) else value
-    str(value)  # an undefined one says which
-    raise Stopped("gives what JSON does not have; use list or tojson")
+    str(value)  # raises an error with the name if the value is undefined
+    raise Stopped("returns a value that JSON does not have; use list or tojson")
 
 
 def _innermost(trace: TracebackType | None) -> tuple[str, int] | None:
@@ -167,14 +169,14 @@ def _innermost(trace: TracebackType | None) -> tuple[str, int] | None:
     return found
 
 
-def _what(error: Exception) -> str:
-    """In words, without the values that were at hand."""
+def _describe(error: Exception) -> str:
+    """Returns the error in words, without any of the data."""
     match error:
         case TemplateSyntaxError() | UndefinedError() | SecurityError():
             return error.message or "is not allowed"
         case PartialNotFound():
             known = error.message if error.message and error.message != error.name else "is not a shared file"
-            return f"{error.name}: {known}; shared files are in folders that begin with _"
+            return f"{error.name}: {known}; shared files are in folders whose names start with _"
         case Stopped():
             return str(error)
         case RecursionError():
@@ -187,6 +189,6 @@ def _what(error: Exception) -> str:
 
 
 def compile_partials(sandbox: Sandbox, names: Iterable[str]) -> None:
-    """Compiles what templates share, so that no render has to."""
+    """Compiles the shared files, so that no render has to."""
     for name in names:
         told(name, partial(sandbox.get_template, name))

@@ -1,4 +1,4 @@
-"""The filters a template may use: those that cost no more than what they are given."""
+"""The filters that a template may use: those whose cost is bounded by the size of their input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXT = (
     *("capitalize", "e", "escape", "forceescape", "lower", "safe", "string", "title", "trim", "truncate"),
     *("upper", "urlencode", "wordcount"),
 )
-"""Filters of one text or number."""
+"""Filters that take a single text or number."""
 
 _PLAIN = (
     *("abs", "count", "d", "default", "dictsort", "filesizeformat", "first", "float", "groupby", "int"),
@@ -27,33 +27,37 @@ _PLAIN = (
     *("selectattr", "sort", "unique"),
 )
 
-_MOST_DECIMALS = 12
+_MAX_DECIMALS = 12
 
 Filter = Callable[..., Any]
 
 
 def text_of(value: Any) -> Any:
-    """A text or a number, which alone may be written out.
+    """Returns the value if it is a text or a number, the only types that a template may output.
 
-    `None`, `True` or a whole list in a message is a mistake that its reader would see.
+    `None`, `True` or a whole list in a message would be a mistake visible to the recipient, so they raise
+    `RenderStopped`.
     """
     kind = type(value)
     if kind is str or kind is int or kind is float or kind is Markup or isinstance(value, Undefined):
         return value
     if value is None:
-        raise Stopped("writes null; give the value, or say {{ … | default('', true) }}")
+        raise Stopped("outputs null; provide the value, or use {{ … | default('', true) }}")
     if kind is bool:
-        raise Stopped("writes true or false; say it in words: {{ 'yes' if … else 'no' }}")
+        raise Stopped("outputs true or false; write it in words: {{ 'yes' if … else 'no' }}")
     if isinstance(value, (list, tuple, dict)):
-        raise Stopped("writes a whole list or mapping; loop over it, or use join or tojson")
-    raise Stopped("writes something that is no text; loop over it, or call it")
+        raise Stopped("outputs a whole list or mapping; loop over it, or use join or tojson")
+    raise Stopped("outputs a value that is not text; loop over it, or call it")
 
 
 def allowed_filters() -> dict[str, Filter]:
-    """By name. What is not here (`attr`, `format`, `center`, `indent`, `xmlattr`, …) does not exist."""
+    """Returns the filters by name.
+
+    Others (`attr`, `format`, `center`, `indent`, `xmlattr`, …) do not exist.
+    """
     found = {name: _metered(FILTERS[name]) for name in _PLAIN}
     found |= {name: _metered(_of_text(FILTERS[name])) for name in _TEXT}
-    found |= {name: _metered(own) for name, own in _OWN.items()}
+    found |= {name: _metered(own) for name, own in _REPLACED.items()}
     return found | {ROUNDS: rounds, CONCAT: _concat, BUILT: account}
 
 
@@ -78,12 +82,12 @@ def _of_text(inner: Filter) -> Filter:
     return run
 
 
-# Those that would make much of little ----------------------------------------------------------------
+# Filters that could turn a small input into a large output -------------------------------------------
 
 
 @pass_eval_context
 def _join(context: EvalContext, value: Iterable[Any], d: str = "", attribute: str | None = None) -> str:
-    items = [text_of(item) for item in _taken(context.environment, value, attribute)]
+    items = [text_of(item) for item in _read_items(context.environment, value, attribute)]
     write(len(str(d)) * len(items) + sum(len(str(item)) for item in items))
     joined: str = FILTERS["join"](context, items, str(text_of(d)) if not isinstance(d, Markup) else d)
     return joined
@@ -92,14 +96,14 @@ def _join(context: EvalContext, value: Iterable[Any], d: str = "", attribute: st
 @pass_eval_context
 def _replace(context: EvalContext, s: str, old: str, new: str, count: int | None = None) -> str:
     text, before, after = str(text_of(s)), str(text_of(old)), str(text_of(new))
-    write(len(text) + text.count(before) * len(after) * 6)  # escaped, one character may become six
+    write(len(text) + text.count(before) * len(after) * 6)  # escaping turns one character into up to six
     replaced: str = FILTERS["replace"](context, s, before, new if isinstance(new, Markup) else after, count)
     return replaced
 
 
 def _round(value: float, precision: int = 0, method: str = "common") -> float:
-    if not -_MOST_DECIMALS <= precision <= _MOST_DECIMALS:
-        raise Stopped(f"rounds to more than {_MOST_DECIMALS} places")
+    if not -_MAX_DECIMALS <= precision <= _MAX_DECIMALS:
+        raise Stopped(f"rounds to more than {_MAX_DECIMALS} decimal places")
     rounded: float = FILTERS["round"](value, precision, method)
     return rounded
 
@@ -107,9 +111,9 @@ def _round(value: float, precision: int = 0, method: str = "common") -> float:
 @pass_environment
 def _sum(environment: Environment, iterable: Iterable[Any], attribute: str | None = None) -> float:
     total: float = 0
-    for item in _taken(environment, iterable, attribute):
+    for item in _read_items(environment, iterable, attribute):
         if isinstance(item, bool) or not isinstance(item, (int, float)):
-            raise Stopped("sums up what is no number")
+            raise Stopped("uses sum on a value that is not a number")
         total += item
     return total
 
@@ -119,12 +123,12 @@ def _tojson(value: Any) -> Markup:
     return htmlsafe_json_dumps(value)
 
 
-def _taken(environment: Environment, value: Iterable[Any], attribute: str | None) -> list[Any]:
+def _read_items(environment: Environment, value: Iterable[Any], attribute: str | None) -> list[Any]:
     items = list(rounds(value))
     return items if attribute is None else list(map(make_attrgetter(environment, attribute), items))
 
 
-_OWN: dict[str, Filter] = {
+_REPLACED: dict[str, Filter] = {
     "join": _join,
     "replace": _replace,
     "round": _round,
@@ -132,7 +136,7 @@ _OWN: dict[str, Filter] = {
     "tojson": _tojson,
 }
 
-# What the compiler puts into templates; the blank makes them names that no template can say. ---------
+# Filters that the compiler inserts into templates. The space keeps templates from naming them. -------
 
 ROUNDS = " rounds"
 CONCAT = " concat"
@@ -141,6 +145,6 @@ BUILT = " built"
 
 @pass_eval_context
 def _concat(context: EvalContext, parts: list[Any]) -> str:
-    """`a ~ b`: its length is charged before it is made."""
+    """Implements `a ~ b`. The length is charged before the text is built."""
     write(sum(len(str(text_of(part))) for part in parts))
     return (markup_join if context.autoescape else str_join)(parts)

@@ -1,7 +1,7 @@
-"""What one render may use up. Everything that a template does is charged here, as it happens.
+"""The limits of one render. Everything that a template does is charged here as it happens.
 
-Steps and characters are counted, so the same template with the same data ends in the same way everywhere;
-the processor's time is the backstop, looked at between steps.
+Steps and characters are counted, so the same template with the same data gives the same result everywhere. A
+limit on CPU time, checked between steps, catches everything else.
 """
 
 from __future__ import annotations
@@ -12,76 +12,77 @@ from time import thread_time
 from typing import Any
 
 MOST_STEPS = 50_000
-"""Loop rounds, calls and filters; large values cost more than one."""
+"""Maximum number of loop iterations, calls and filters. Large values cost more than one step."""
 MOST_CHARACTERS = 1_000_000
-"""Of all text that is written or built on the way."""
+"""Maximum length of all text that is output or built along the way."""
 MOST_SECONDS = 0.25
-"""Of the processor, not of the clock on the wall: a busy machine refuses nothing."""
+"""Maximum CPU time, not wall-clock time, so that a busy machine rejects nothing."""
 MOST_NODES = 100_000
-"""Of one list or mapping, with all that is in it."""
+"""Maximum size of one list or mapping, including everything in it."""
 MOST_DEPTH = 64
+"""Maximum nesting depth of one list or mapping."""
 
-_LOOK_EVERY = 500
+_CHECK_EVERY_STEPS = 500
 
 
 class Stopped(Exception):
-    """A template went beyond what a render may use."""
+    """Raised if a template exceeds a limit or does something that is not allowed."""
 
 
 class Meter:
-    """What is left for one render."""
+    """What is left of the limits for one render."""
 
     __slots__ = ("characters", "look_below", "started", "steps")
 
     def __init__(self) -> None:
         self.steps = MOST_STEPS
         self.characters = MOST_CHARACTERS
-        self.look_below = MOST_STEPS - _LOOK_EVERY
+        self.look_below = MOST_STEPS - _CHECK_EVERY_STEPS
         self.started = -1.0
 
     def look(self) -> None:
-        """Below so many steps: are there any left, and time?"""
+        """Checks the steps and the CPU time. Called once fewer than `check_below` steps are left."""
         if self.steps < 0:
-            raise Stopped(f"takes more than {MOST_STEPS:,} steps")
+            raise Stopped(f"needs more than {MOST_STEPS:,} steps")
         now = thread_time()
         if self.started < 0:
             self.started = now
         elif now - self.started > MOST_SECONDS:
-            raise Stopped(f"takes longer than {MOST_SECONDS} s")
-        self.look_below = self.steps - _LOOK_EVERY
+            raise Stopped(f"needs more than {MOST_SECONDS} s of CPU time")
+        self.look_below = self.steps - _CHECK_EVERY_STEPS
 
 
-_METER: ContextVar[Meter] = ContextVar("homing_template_meter")
-_meter = _METER.get
+_CURRENT_METER: ContextVar[Meter] = ContextVar("homing_template_meter")
+_current_meter = _CURRENT_METER.get
 
-# Every piece of text and every round of a loop is charged: so a charge is a single call, and `written` and
-# `rounds` make none for it.
+# Every piece of text and every loop iteration is charged, so the two hottest functions below inline the
+# charge instead of calling the others.
 
 
 def begin() -> None:
-    """A render starts here, in this thread or task, with everything it may use."""
-    _METER.set(Meter())
+    """Starts a render in this thread or task, with its full limits."""
+    _CURRENT_METER.set(Meter())
 
 
 def step(count: int = 1) -> None:
-    """Charges work."""
-    meter = _meter()
+    """Charges steps. Raises `RenderStopped` if none are left."""
+    meter = _current_meter()
     meter.steps -= count
     if meter.steps < meter.look_below:
         meter.look()
 
 
 def write(characters: int) -> None:
-    """Charges text before it is made, or as it is."""
-    meter = _meter()
+    """Charges text, before or as it is built. Raises `RenderStopped` if the limit is exceeded."""
+    meter = _current_meter()
     meter.characters -= characters
     if meter.characters < 0:
-        raise Stopped(f"makes more than {MOST_CHARACTERS:,} characters")
+        raise Stopped(f"builds more than {MOST_CHARACTERS:,} characters")
 
 
 def written(text: str) -> str:
-    """The same text, charged."""
-    meter = _meter()
+    """Charges this text and returns it."""
+    meter = _current_meter()
     meter.characters -= len(text)
     if meter.characters < 0:
         write(0)
@@ -89,8 +90,8 @@ def written(text: str) -> str:
 
 
 def rounds(items: Iterable[Any]) -> Iterator[Any]:
-    """The same items, each charged as it is taken."""
-    meter = _meter()
+    """Yields the items and charges one step for each."""
+    meter = _current_meter()
     for item in items:
         meter.steps -= 1
         if meter.steps < meter.look_below:
@@ -99,7 +100,7 @@ def rounds(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def account(value: Any) -> Any:
-    """Charges a value that was just made: its text, or all that is in it."""
+    """Charges a new value, by the length of its text or by everything in it, and returns it."""
     if isinstance(value, str):
         write(len(value))
     elif isinstance(value, (list, tuple, dict)):
@@ -108,14 +109,17 @@ def account(value: Any) -> Any:
 
 
 def weigh(value: Any) -> int:
-    """How much is in a value, counted as if nothing in it were shared; more than allowed is refused.
+    """Returns the size of a value, counting shared parts each time they occur.
 
-    Lists that hold each other twice over are small in memory and endless when they are written or compared.
+    Raises `RenderStopped` if it is too large.
+
+    Lists that contain each other several times are small in memory, but endless when they are output or
+    compared.
     """
     weight = 0
-    below: list[tuple[Any, int]] = [(value, 0)]
-    while below:
-        one, depth = below.pop()
+    pending: list[tuple[Any, int]] = [(value, 0)]
+    while pending:
+        one, depth = pending.pop()
         weight += 1
         if isinstance(one, str):
             weight += len(one) // 64
@@ -123,7 +127,7 @@ def weigh(value: Any) -> int:
             weight += len(one)
             inner = one.values() if isinstance(one, dict) else one
             if weight <= MOST_NODES:
-                below += [(item, depth + 1) for item in inner if isinstance(item, (str, list, tuple, dict))]
+                pending += [(item, depth + 1) for item in inner if isinstance(item, (str, list, tuple, dict))]
         if weight > MOST_NODES or depth > MOST_DEPTH:
             raise Stopped("builds a list or mapping that is too large")
     return weight

@@ -1,4 +1,4 @@
-"""Templates that tenants have written themselves, beside those of the folder."""
+"""Templates that tenants have written themselves, in addition to those of the folder."""
 
 from __future__ import annotations
 
@@ -33,25 +33,27 @@ from homing.rendering.files import Folder, Source, Written, file_name
 from homing.rendering.templates import FolderTemplates, Library, Turns, rendered
 
 FRESH_MS = 2_000
-"""So long a template is used before it is asked again whether it is still the one in force."""
+"""How long a template is used before the registry is asked for a newer version."""
 MOST_KNOWN = 1_000
-"""Templates that are held compiled; those that are used least are let go."""
+"""Maximum number of compiled templates in the cache. The least recently looked-up ones are dropped."""
 
 
-class _Known(Struct):
-    """What was found out about a key of a tenant."""
+class _CachedTemplate(Struct):
+    """What is cached about a tenant's template key."""
 
     version: int
-    """0: the tenant has none of its own."""
+    """The version in use. 0 if the tenant has no template of its own."""
     library: Library | None
+    """The tenant's compiled template. None if the folder's is used."""
     looked_ms: int
+    """Monotonic time of the last lookup in the registry."""
 
 
 class TenantTemplates:
-    """The renderer of a service: the tenant's own template of a key, else the folder's.
+    """The renderer of a service: uses the tenant's own template of a key, or else the folder's.
 
-    What tenants write is not trusted: it runs in the same sandbox, within the same bounds. Other processes
-    see a change within `FRESH_MS`.
+    Templates of tenants are not trusted: they run in the same sandbox, within the same limits. Other
+    processes use a changed template after at most `TEMPLATE_FRESH_MS`.
     """
 
     def __init__(
@@ -68,35 +70,35 @@ class TenantTemplates:
         self._locales = locales
         self._limits = limits
         self._clock = clock
-        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
-        self._nothing = Library(Folder())
-        self._turns = Turns()
+        self._cache: OrderedDict[tuple[str, str], _CachedTemplate] = OrderedDict()
+        self._empty_library = Library(Folder())
+        self._yield_timer = Turns()
 
     async def render(
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
     ) -> Rendered:
-        """The content in exactly this locale."""
-        known = self._known.get((tenant, template_key))
-        if known is None or self._clock.monotonic_ms() - known.looked_ms >= FRESH_MS:
-            known = await self._looked_up(tenant, template_key)
-        own, wanted = known.library, locale or LAST_RESORT
+        """Returns the content in exactly this locale."""
+        cached = self._cache.get((tenant, template_key))
+        if cached is None or self._clock.monotonic_ms() - cached.looked_ms >= FRESH_MS:
+            cached = await self._looked_up(tenant, template_key)
+        own, wanted = cached.library, locale or LAST_RESORT
         if own is None:
             if self._folder is None:
-                told = f"{template_key!r} does not exist for tenant {tenant!r}"
-                raise TemplateNotFound("templateKey", told)
+                message = f"{template_key!r} does not exist for tenant {tenant!r}"
+                raise TemplateNotFound("templateKey", message)
             found = self._folder.ready(template_key, locale)
             if found is None:
                 return await self._folder.render(tenant, template_key, channel, locale, data)
         else:
             found = own.ready(template_key, wanted)
-            if found is None:  # compiling takes milliseconds: not on the event loop
+            if found is None:  # compiling takes milliseconds, so it runs in a thread
                 found = await asyncio.to_thread(own.compiled, template_key, wanted)
         made = rendered(found, template_key, channel, data)
-        if self._turns.due:
+        if self._yield_timer.due:
             await asyncio.sleep(0)
         return made
 
-    # As `core.templates.Press` has it --------------------------------------------------------------
+    # Operations on templates -----------------------------------------------------------------------
 
     async def shared(self) -> Mapping[str, TemplateSummary]:
         if self._folder is None:
@@ -105,13 +107,13 @@ class TenantTemplates:
         return {key: shared_summary(library, key) for key in library.folder.written}
 
     async def get_shared(self, key: str) -> Template | None:
-        library = await self._beside()
-        return _shared(library, key) if key in library.folder.written else None
+        library = await self._shared_library()
+        return _shared_template(library, key) if key in library.folder.written else None
 
     async def check(self, templates: Sequence[Template]) -> CheckReport:
-        """One by one, each on a thread: whoever gives up waiting stops it after the one under way."""
-        beside = await self._beside()
-        reports = [await self._checked(_library(one, beside)) for one in templates]
+        """Checks the templates one by one in a thread. If cancelled, stops after the current one."""
+        shared = await self._shared_library()
+        reports = [await self._checked(_library(one, shared)) for one in templates]
         return CheckReport(
             keys=tuple(one.key for one in templates),
             locales=self._locales.declared,
@@ -131,75 +133,77 @@ class TenantTemplates:
         channel: Channel | None,
         data: Mapping[str, Any] | None,
     ) -> Preview:
-        self.forget(tenant, key)  # whoever looks at it wants it as it is now
-        library = (await self._looked_up(tenant, key)).library or await self._beside()
+        self.forget(tenant, key)  # a preview must show the current version
+        library = (await self._looked_up(tenant, key)).library or await self._shared_library()
         if key not in library.folder.written:
             raise NotFound(f"there is no template {key!r} for tenant {tenant!r}")
-        return await asyncio.to_thread(library.preview, key, self._declared(tenant, locale), channel, data)
+        return await asyncio.to_thread(
+            library.preview, key, self._declared_locale(tenant, locale), channel, data
+        )
 
     def forget(self, tenant: str, key: str) -> None:
-        if known := self._known.get((tenant, key)):
-            known.looked_ms = -FRESH_MS
+        if cached := self._cache.get((tenant, key)):
+            cached.looked_ms = -FRESH_MS
 
-    # What is in force ------------------------------------------------------------------------------
+    # The current version ---------------------------------------------------------------------------
 
-    async def _looked_up(self, tenant: str, key: str) -> _Known:
-        """What is in force now; the known one, where that is still it."""
+    async def _looked_up(self, tenant: str, key: str) -> _CachedTemplate:
+        """Returns the current version from the registry, or the cached one if it is still current."""
         place = tenant, key
-        before, now = self._known.get(place), self._clock.monotonic_ms()
+        before, now = self._cache.get(place), self._clock.monotonic_ms()
         if before is not None:
-            before.looked_ms = now  # others go on with what there is, meanwhile
+            before.looked_ms = now  # until the answer arrives, other renders use the cached version
         try:
-            found = await self._filed(tenant, key, before)
+            found = await self._load_current(tenant, key, before)
         except StoreUnavailable:
-            # What goes into a spool must be rendered all the same: with what is known, or the folder's.
-            return before or _Known(0, None, now)
+            # A spooled request must still be rendered: use the cached template, or else the folder's.
+            return before or _CachedTemplate(0, None, now)
         found.looked_ms = now
-        self._known[place] = found
-        self._known.move_to_end(place)
-        while len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
+        self._cache[place] = found
+        self._cache.move_to_end(place)
+        while len(self._cache) > MOST_KNOWN:
+            self._cache.popitem(last=False)
         return found
 
-    async def _filed(self, tenant: str, key: str, before: _Known | None) -> _Known:
+    async def _load_current(self, tenant: str, key: str, before: _CachedTemplate | None) -> _CachedTemplate:
         head = (await self._registry.get_many(tenant, TEMPLATE, [key])).get(key)
         version = head_version(head) if head else 0
         if before is not None and before.version == version:
             return before
         place = version_key(key, version)
-        filed = (
+        entry = (
             (await self._registry.get_many(tenant, TEMPLATE_VERSION, [place])).get(place) if head else None
         )
-        if filed is None:
-            return _Known(0, None, 0)
-        return _Known(version, _library(template_of(key, filed), await self._beside()), 0)
+        if entry is None:
+            return _CachedTemplate(0, None, 0)
+        return _CachedTemplate(version, _library(template_of(key, entry), await self._shared_library()), 0)
 
-    async def _beside(self) -> Library:
-        return self._nothing if self._folder is None else await self._folder.read()
+    async def _shared_library(self) -> Library:
+        return self._empty_library if self._folder is None else await self._folder.read()
 
     async def _checked(self, library: Library) -> CheckReport:
         from homing.rendering.checking import check
 
         return await asyncio.to_thread(check, library, self._locales.declared, self._limits)
 
-    def _declared(self, tenant: str, wanted: str | None) -> str:
-        """The declared locale that is meant; a preview, too, falls back to no other."""
+    def _declared_locale(self, tenant: str, wanted: str | None) -> str:
+        """Returns the declared locale for `wanted`. A preview never falls back to another locale."""
         if wanted is None:
             return self._locales.resolve(tenant, None, None)
         if found := lookup([normal(wanted)], self._locales.declared):
             return found
         there = ", ".join(self._locales.declared)
-        raise InvalidRequest("locale", f"is {wanted!r}; the declared ones are {there}")
+        raise InvalidRequest("locale", f"is {wanted!r}; use one of the declared locales: {there}")
 
 
-def _library(template: Template, beside: Library) -> Library:
-    """A template as if it lay in a folder: errors name the same places."""
+def _library(template: Template, shared: Library) -> Library:
+    """Returns the template as if it were in a folder, so that errors name the same paths."""
     written = {
         locale: Written(sources=_sources(template.key, locale, channels), version=str(template.version))
         for locale, channels in template.locales.items()
     }
     sample = msgspec.json.encode(template.sample).decode()
-    return Library(Folder(written={template.key: written}, samples={template.key: sample}), beside)
+    return Library(Folder(written={template.key: written}, samples={template.key: sample}), shared)
 
 
 def _sources(key: str, locale: str, channels: Mapping[Channel, TemplateParts]) -> tuple[Source, ...]:
@@ -217,7 +221,7 @@ def _sources(key: str, locale: str, channels: Mapping[Channel, TemplateParts]) -
 
 
 def shared_summary(library: Library, key: str) -> TemplateSummary:
-    """What there is of a template of the folder."""
+    """Returns the locales, versions and channels of a template of the folder."""
     locales = {
         locale: LocaleSummary(version=one.version, channels=one.channels)
         for locale, one in library.folder.written[key].items()
@@ -225,7 +229,7 @@ def shared_summary(library: Library, key: str) -> TemplateSummary:
     return TemplateSummary(key=key, origin=TemplateOrigin.FOLDER, locales=locales)
 
 
-def _shared(library: Library, key: str) -> Template:
+def _shared_template(library: Library, key: str) -> Template:
     return Template(
         key=key,
         origin=TemplateOrigin.FOLDER,
@@ -243,7 +247,7 @@ def _parts(written: Written) -> dict[Channel, TemplateParts]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """What is not a JSON object is told by the check; here it is empty."""
+    """Decodes a JSON object. Returns an empty one if the text is not one; the check reports that."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError:

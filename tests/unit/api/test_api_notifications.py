@@ -171,7 +171,7 @@ def test_attempts_and_explanation_tell_what_happened_and_what_comes(serve: Serve
     assert why["presetRule"] == "default"
     assert (why["policy"]["maxAttempts"], why["policy"]["baseMs"]) == (3, 300_000)
     assert why["sources"]["baseMs"] == "preset simple/default"
-    assert why["verdict"] == "1 attempt so far: pigeon says transient"
+    assert why["verdict"] == "1 attempt so far: pigeon returned transient"
     assert why["nextStep"].startswith("attempt 2 of 3 at ")
 
 

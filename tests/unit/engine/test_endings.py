@@ -75,7 +75,7 @@ async def test_it_expires_between_two_attempts(world: World) -> None:
     done = await engine.get(id)
     assert (done.status, done.reason) == (Status.EXPIRED, Reason.EXPIRED)
     assert provider.times == pytest.approx([0.0, 10.0, 20.0], abs=0.02)
-    assert done.last_error == "timed says transient"
+    assert done.last_error == "timed returned transient"
 
 
 async def test_it_expires_behind_an_open_breaker(world: World) -> None:

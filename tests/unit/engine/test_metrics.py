@@ -262,5 +262,5 @@ async def test_every_sample_is_of_the_catalogue_with_its_labels(world: World) ->
 
 async def test_one_registry_serves_one_engine(world: World) -> None:
     _, metrics = await watched(world)
-    with pytest.raises(AssertionError, match="one engine each"):
+    with pytest.raises(AssertionError, match="one engine per registry"):
         metrics.watch(world.make())

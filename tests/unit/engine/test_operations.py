@@ -96,7 +96,7 @@ async def test_retry_info_has_all_twelve_fields(world: World) -> None:
         next_retry_at=found.last_attempt_at + timedelta(minutes=10),
         is_ready_for_retry=False,
         status=Status.RETRYING,
-        error_message="scripted says transient",
+        error_message="scripted returned transient",
         current_delay_minutes=10,
         next_delay_minutes=20,
     )

@@ -256,7 +256,7 @@ async def test_explain_tells_what_happened_and_what_comes_next(world: World) -> 
     id = await mail(engine)
     await seconds(1)
     told = await engine.explain(id)
-    assert told.verdict == "1 attempt so far: first says transient"
+    assert told.verdict == "1 attempt so far: first returned transient"
     assert told.next_step.startswith("attempt 2 of 6 at 2025-06-15T15:06:50")
     assert told.next_step.endswith("goes to one, after 2 failures there two")
     await seconds(15)
@@ -271,7 +271,7 @@ async def test_explain_tells_what_happened_and_what_comes_next(world: World) -> 
     [
         (HANG, {}, "sending", "attempt 1 is under way at mail"),
         (K.AMBIGUOUS, {"on_timeout": "hold"}, "in_doubt (UNCONFIRMED)", "waits for a receipt"),
-        (K.BAD_CONTENT, {}, "failed after 1 attempt (BAD_CONTENT): scripted says bad_content", "nothing"),
+        (K.BAD_CONTENT, {}, "failed after 1 attempt (BAD_CONTENT): scripted returned bad_content", "nothing"),
         (K.TRANSIENT, {"max_attempts": 1}, "failed after 1 attempt (RETRIES_EXHAUSTED)", "nothing"),
     ],
 )

@@ -81,7 +81,7 @@ async def test_a_dead_letter_raises_its_alert_with_the_fields_of_the_source(worl
         "templateKey": None,
         "attemptCount": 2,
         "reason": "BAD_RECIPIENT",
-        "lastError": "m says bad_recipient",
+        "lastError": "m returned bad_recipient",
         "providerAttempts": [
             {"provider": "mail", "messageId": None, "error": "transient"},
             {"provider": "mail", "messageId": None, "error": "bad_recipient"},

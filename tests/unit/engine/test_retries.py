@@ -49,7 +49,7 @@ async def test_a_transient_failure_is_retried_at_the_same_provider_after_its_bac
     waiting = await engine.get(id)
     assert waiting.status is Status.RETRYING
     assert waiting.next_retry_at is not None
-    assert waiting.last_error == "timed says transient"
+    assert waiting.last_error == "timed returned transient"
     assert waiting.error_code == "transient"
     await seconds(10)
     done = await engine.get(id)

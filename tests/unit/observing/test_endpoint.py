@@ -181,13 +181,13 @@ async def test_a_big_page_reaches_who_reads_it(served: Endpoint) -> None:
 
 
 async def test_idle_clients_are_bounded_and_make_room_in_time(impatient: Endpoint) -> None:
-    idle = [await connected(impatient) for _ in range(3 * module._CLIENTS)]
+    idle = [await connected(impatient) for _ in range(3 * module._MAX_CLIENTS)]
     most = 0
     async with asyncio.timeout(60):
         while not most or impatient.clients:
             most = max(most, impatient.clients)
             await asyncio.sleep(0.01)
-    assert most <= module._CLIENTS
+    assert most <= module._MAX_CLIENTS
     assert await get(impatient, "/healthz") == (200, b"ok\n")
     for _, writer in idle:
         writer.transport.abort()
@@ -204,7 +204,7 @@ async def test_closing_hangs_up_on_everybody() -> None:
 
 async def test_a_port_that_is_taken_is_said_so(served: Endpoint) -> None:
     listen = listen_at(served.address, "metrics.listen")
-    with pytest.raises(ConfigError, match=r"metrics\.listen: 127\.0\.0\.1:\d+ cannot be used: "):
+    with pytest.raises(ConfigError, match=r"metrics\.listen: cannot listen on 127\.0\.0\.1:\d+: "):
         async with Endpoint(listen, PAGES):
             pass
 
@@ -228,5 +228,5 @@ def test_where_to_listen_is_read(text: str, host: str, port: int) -> None:
     "text", ["", ":9464", "host:", "host:99999", "a b:1", "::1:9464", "http://x:1", "-1"]
 )
 def test_what_is_no_place_to_listen_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="give HOST:PORT, such as "):
+    with pytest.raises(ConfigError, match="use HOST:PORT, such as "):
         listen_at(text, "metrics.listen")

@@ -92,7 +92,7 @@ async def test_a_no_may_have_been_taken(server: FaultServer, act: Act) -> None:
 
 async def test_a_no_tells_the_status_and_nothing_else(server: FaultServer) -> None:
     server.play(html(403))
-    assert (await sent(AppriseProvider(urls=url(server)))).error == "Apprise says no (HTTP 403)"
+    assert (await sent(AppriseProvider(urls=url(server)))).error == "Apprise reported a failure (HTTP 403)"
 
 
 async def test_nobody_there_is_a_no_too() -> None:

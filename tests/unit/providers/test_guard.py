@@ -168,5 +168,5 @@ def test_exceptions_are_made_for_networks_http_and_ports() -> None:
 
 
 def test_a_network_that_is_none_is_a_clear_error() -> None:
-    with pytest.raises(ConfigError, match=r"http\.allow_networks: names 'intranet'; give networks like"):
+    with pytest.raises(ConfigError, match=r"http\.allow_networks: contains 'intranet'; use networks like"):
         networks(["intranet"], "http.allow_networks")

@@ -218,9 +218,9 @@ async def test_the_script_is_played_and_then_the_usual_answer() -> None:
     provider = ScriptedProvider("p", script, usual=K.ACCEPTED)
     outcomes = [await provider.send(a_delivery(attempt=n)) for n in range(4)]
     assert outcomes == [
-        Outcome(K.TRANSIENT, error_code="transient", error="p says transient"),
+        Outcome(K.TRANSIENT, error_code="transient", error="p returned transient"),
         Outcome(K.ACCEPTED, provider_message_id="own"),
-        Outcome(K.OPTED_OUT, error_code="opted_out", error="p says opted_out"),
+        Outcome(K.OPTED_OUT, error_code="opted_out", error="p returned opted_out"),
         Outcome(K.ACCEPTED, provider_message_id="p-4"),
     ]
     assert [delivery.attempt for delivery in provider.sent] == [0, 1, 2, 3]

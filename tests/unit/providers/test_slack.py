@@ -66,7 +66,7 @@ def test_with_a_base_url_it_posts_there() -> None:
 
 @pytest.mark.parametrize("given", ["T0/B0/xyz", "https://hooks.slack.com", "https://", "x://hooks/xyz"])
 def test_a_webhook_url_that_is_none_is_refused_at_start_without_showing_it(given: str) -> None:
-    with pytest.raises(ConfigError, match="webhook_url: is not a webhook's URL") as raised:
+    with pytest.raises(ConfigError, match="webhook_url: must be a webhook URL") as raised:
         provider(webhook_url=given)
     assert "xyz" not in str(raised.value)
 

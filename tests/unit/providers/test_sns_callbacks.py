@@ -145,7 +145,7 @@ async def test_another_key_than_the_certificates_is_refused() -> None:
 
 
 async def test_a_certificate_that_has_expired_is_refused() -> None:
-    with pytest.raises(CallbackRefused, match="not valid now"):
+    with pytest.raises(CallbackRefused, match="has expired or is not valid yet"):
         await hear(posted(), Amazon(certificate(days=-1)))
 
 

@@ -92,5 +92,5 @@ def test_nothing_outside_the_folder_is_read(tmp_path: Path) -> None:
     folder = read_folder(root)
     assert not folder.partials
     assert not folder.written
-    assert [why for _, why in folder.strays] == ["is a link that leads out of the folder"] * 2
+    assert [why for _, why in folder.strays] == ["is a link that leads outside the folder"] * 2
     assert SECRET not in repr(folder)

@@ -44,9 +44,9 @@ async def test_a_message_is_rendered_in_exactly_its_locale_and_channel(tmp_path:
     [
         ("orders", Channel.SMS, "de", "'orders' does not exist; did you mean 'order'?"),
         ("../order", Channel.SMS, "de", "'../order' does not exist"),
-        ("order", Channel.SMS, "fr", "'order' does not exist in fr; it does in de, en-US"),
+        ("order", Channel.SMS, "fr", "'order' does not exist in fr, only in de, en-US"),
         ("order", Channel.SMS, "de-AT", "'order' does not exist in de-AT"),
-        ("order", Channel.PUSH, "de", "'order' says nothing for push in de; it does for email, sms"),
+        ("order", Channel.PUSH, "de", "'order' has no content for push in de, only for email, sms"),
     ],
 )
 async def test_what_is_not_there_is_not_replaced_by_something_else(
@@ -129,7 +129,7 @@ def test_a_good_folder_passes(tmp_path: Path) -> None:
 
 def test_a_locale_that_is_missing_fails_the_check(tmp_path: Path) -> None:
     report = checked(write(tmp_path, ORDER), (*BOTH, "fr"))
-    assert [one.message for one in report.findings] == ["order/fr: does not exist"]
+    assert [one.message for one in report.findings] == ["order/fr: is missing"]
     assert [report.state("order", locale) for locale in (*BOTH, "fr")] == ["ok", "ok", "missing"]
 
 
@@ -143,18 +143,18 @@ def test_a_locale_that_is_missing_fails_the_check(tmp_path: Path) -> None:
         ({"order/en-US/push.body.txt": "x"}, "order/de/push.body.txt: is missing; other locales have it"),
         ({"order/sample.json": "[]"}, "order/sample.json: is not a JSON object"),
         ({"order/sample.json": "{}"}, "order/de/sms.txt, line 1: 'name' is undefined"),
-        ({"lost/sample.json": "{}"}, "lost/de: does not exist"),
+        ({"lost/sample.json": "{}"}, "lost/de: is missing"),
         ({"new/de/sms.txt": "x", "new/en-US/sms.txt": "x"}, "new/sample.json: is missing"),
         ({"order/fr/sms.txt": "x"}, "order/fr: fr is not one of the declared locales"),
-        ({"order/de/fax.txt": "x"}, "order/de/fax.txt: is no part of a message"),
-        ({"order/sms.txt": "x"}, "order/sms.txt: is not in the folder of a locale"),
-        ({"a b/de/sms.txt": "x"}, "a b/de/sms.txt: has a key that no request can name"),
+        ({"order/de/fax.txt": "x"}, "order/de/fax.txt: is not part of a message"),
+        ({"order/sms.txt": "x"}, "order/sms.txt: is not in a locale's folder"),
+        ({"a b/de/sms.txt": "x"}, "a b/de/sms.txt: has a key that requests cannot use"),
         (
             {"order/de/push.json": "{", "order/en-US/push.json": "{}"},
             "order/de/push.json: is not a JSON object",
         ),
         ({"_f.txt": "{% for %}"}, "_f.txt, line 1: "),
-        ({"order/de/sms.txt": "x" * (MOST_BYTES + 1)}, "order/de/sms.txt: has more than 256 KiB"),
+        ({"order/de/sms.txt": "x" * (MOST_BYTES + 1)}, "order/de/sms.txt: is larger than 256 KiB"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -178,7 +178,7 @@ def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_not_fit(tmp_path: Path) -> None:
-    assert messages(tmp_path) == ["there is no template; they are at KEY/LOCALE/CHANNEL.PART"]
+    assert messages(tmp_path) == ["there are no templates; they must be at KEY/LOCALE/CHANNEL.PART"]
 
 
 def test_a_preview_has_all_channels_or_one_and_takes_other_data(tmp_path: Path) -> None:

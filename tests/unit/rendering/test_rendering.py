@@ -61,7 +61,7 @@ def test_html_is_escaped_and_text_is_not() -> None:
 
 
 def test_nobody_brings_markup_of_their_own() -> None:
-    with pytest.raises(InvalidRequest, match="data: cannot be written as JSON"):
+    with pytest.raises(InvalidRequest, match="data: cannot be encoded as JSON"):
         text("{{ name }}", {"name": Markup("<i>")}, part="html")
 
 
@@ -89,14 +89,14 @@ def test_what_one_render_keeps_in_a_shared_file_the_next_one_does_not_find() -> 
 
 
 def test_plain_text_is_never_pulled_into_html() -> None:
-    with pytest.raises(TemplateFailed, match=r"_f\.txt: cannot be included: HTML takes \.html"):
+    with pytest.raises(TemplateFailed, match=r"_f\.txt: cannot be included here; use \.html in HTML"):
         text("{% include '_f.txt' %}", part="html", partials={"_f.txt": "{{ name }}"})
 
 
 def test_data_of_python_comes_as_json_would_bring_it() -> None:
     data = {"price": Decimal("9.90"), "at": datetime(2026, 1, 31, tzinfo=UTC), "pair": (1, 2)}
     assert text("{{ price }} {{ at }} {{ pair | join }}", data) == "9.90 2026-01-31T00:00:00Z 12"
-    with pytest.raises(InvalidRequest, match="data: cannot be written as JSON"):
+    with pytest.raises(InvalidRequest, match="data: cannot be encoded as JSON"):
         text("x", {"f": print})
 
 
@@ -125,16 +125,16 @@ def test_json_keeps_its_shape_whatever_the_data_says() -> None:
         ("{% for %}", "t/en/email.txt, line 1: "),
         ("x\n\n{% if name %}", "line 3: "),
         ("{{ name | nosuch }}", "line 1: No filter named 'nosuch'"),
-        ("{{ order.note }}", "line 1: writes null"),
-        ("{{ order.paid }}", "writes true or false"),
-        ("{{ items }}", "writes a whole list or mapping"),
+        ("{{ order.note }}", "line 1: outputs null"),
+        ("{{ order.paid }}", "outputs true or false"),
+        ("{{ items }}", "outputs a whole list or mapping"),
         ("{{ n / 0 }}", "line 1: divides by zero"),
-        ("{{ name * 3 }}", "calculates with text"),
+        ("{{ name * 3 }}", "uses text in arithmetic"),
         ("{{ nme + 1 }}", "'nme' is undefined"),
         ("{{ n < name }}", "cannot be rendered with this data (TypeError)"),
         ("{% include '_nosuch.txt' %}", "_nosuch.txt: is not a shared file"),
-        ("{% autoescape false %}{% endautoescape %}", "autoescape is not allowed; say | safe"),
-        ("{% for x in items recursive %}{% endfor %}", "a recursive loop is not allowed"),
+        ("{% autoescape false %}{% endautoescape %}", "uses autoescape, which is not allowed; use | safe"),
+        ("{% for x in items recursive %}{% endfor %}", "uses a recursive loop, which is not allowed"),
         ("{{ name.format() }}", "has no attribute 'format'"),
     ],
 )
@@ -152,10 +152,10 @@ def test_errors_name_the_file_the_line_and_what_is_wrong(source: str, says: str)
             "{% for a in range(999) %}{% for b in range(999) %}{% endfor %}{% endfor %}",
             "more than 50,000 steps",
         ),
-        ("{% for a in range(999) %}{{ long }}{% endfor %}", "makes more than 1,000,000 characters"),
-        ("{% for a in range(10001) %}{% endfor %}", "has a range of more than 10,000"),
+        ("{% for a in range(999) %}{{ long }}{% endfor %}", "builds more than 1,000,000 characters"),
+        ("{% for a in range(10001) %}{% endfor %}", "uses a range of more than 10,000"),
         ("{% set x = [1] %}" + "{% set x = [x, x] %}" * 20, "builds a list or mapping that is too large"),
-        ("{{ 10 ** 5000 }}", "works out a number that is too large"),
+        ("{{ 10 ** 5000 }}", "computes a number that is too large"),
     ],
 )
 def test_what_goes_too_far_is_stopped_and_told(
@@ -170,7 +170,7 @@ def test_what_goes_too_far_is_stopped_and_told(
 def test_a_render_that_takes_too_long_is_stopped_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter((1.0, 1.2, 1.3))
     monkeypatch.setattr(meter, "thread_time", lambda: next(looks))
-    with pytest.raises(TemplateFailed, match=r"takes longer than 0\.25 s"):
+    with pytest.raises(TemplateFailed, match=r"needs more than 0\.25 s of CPU time"):
         text("{% for a in range(9999) %}{% endfor %}")
     assert list(looks) == []
 

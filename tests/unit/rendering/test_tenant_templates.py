@@ -163,11 +163,11 @@ async def test_what_is_held_compiled_is_bounded(engine: Homing, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        (Template(key="hello", locales=sms("only english")), "hello/de: does not exist"),
+        (Template(key="hello", locales=sms("only english")), "hello/de: is missing"),
         (hello(german="{{ nme }}"), "hello/de/sms.txt, line 1: 'nme' is undefined"),
         (hello(german="{% if %}"), "hello/de/sms.txt, line 1"),
         (hello(german=""), "content: is empty for sms"),
-        (hello(german="{% for x in range(99999999) %}{% endfor %}"), "has a range of more than"),
+        (hello(german="{% for x in range(99999999) %}{% endfor %}"), "uses a range of more than"),
         (hello(german="{{ ''.__class__ }}"), "hello/de/sms.txt, line 1"),
         (hello(german="{% include '/etc/passwd' %}"), "is not a shared file"),
         (
@@ -250,7 +250,7 @@ async def test_own_templates_may_use_what_the_folder_shares_and_data_keeps_its_t
     assert preview.contents[Channel.SMS].text == "Hi-- us"
     assert preview.contents[Channel.PUSH].data == {"count": 3, "to": "Ada!"}
     assert (preview.locale, preview.version) == ("de", "1")
-    with pytest.raises(InvalidRequest, match="declared ones are en-US, de"):
+    with pytest.raises(InvalidRequest, match="declared locales: en-US, de"):
         await engine.templates.preview("news", locale="fr")
     with pytest.raises(NotFound):
         await engine.templates.preview("nothing")
@@ -258,7 +258,7 @@ async def test_own_templates_may_use_what_the_folder_shares_and_data_keeps_its_t
 
 async def test_a_locale_or_channel_that_it_does_not_have_fails_the_send(engine: Homing) -> None:
     await engine.templates.put(hello(), who="ada")
-    with pytest.raises(TemplateNotFound, match="says nothing for email"):
+    with pytest.raises(TemplateNotFound, match="has no content for email"):
         await engine.send("ada@example.org", channel="email", template_key="hello", data={"name": "A"})
     with pytest.raises(TemplateNotFound, match="'unknown' does not exist"):
         await engine.send(PHONE, channel="sms", template_key="unknown")
