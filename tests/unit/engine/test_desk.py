@@ -87,8 +87,8 @@ async def test_a_choice_by_hand_is_told_to_the_sinks(world: World) -> None:
         "ada",
         "maintenance",
     )
-    assert held["message"] == "breaker of mail is held open by ada: maintenance"
-    assert back["message"] == "breaker of mail is given back by bob"
+    assert held["message"] == "breaker of mail is forced open by ada: maintenance"
+    assert back["message"] == "breaker of mail is returned to automatic control by bob"
 
 
 @pytest.mark.parametrize(

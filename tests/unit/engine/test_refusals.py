@@ -89,8 +89,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("metadata that is a list", {"metadata": ["x"]}, "metadata", "object"),
     ("a send_at in the past by a duration", {"send_at": timedelta(seconds=-1)}, "sendAt", "negative"),
     ("an expires_at before now", {"expires_at": timedelta(seconds=-1)}, "expiresAt", "negative"),
-    ("an expires_at that is now", {"expires_at": timedelta(0)}, "expiresAt", "not after now"),
-    ("an expiry long ago", {"expires_at": NOW - timedelta(days=1)}, "expiresAt", "not after now"),
+    ("an expires_at that is now", {"expires_at": timedelta(0)}, "expiresAt", "must be later than now"),
+    ("an expiry long ago", {"expires_at": NOW - timedelta(days=1)}, "expiresAt", "must be later than now"),
     (
         "an expiry before its time",
         {"send_at": timedelta(hours=2), "expires_at": timedelta(hours=1)},
