@@ -125,7 +125,7 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
             "--send-at",
             "2030-01-01T00:00Z",
         ],
-        "expiresAt: is must be later than now": [*TO, "--body", "x", "--expires-at", "2020-01-01T00:00:00Z"],
+        "expiresAt: must be later than now": [*TO, "--body", "x", "--expires-at", "2020-01-01T00:00:00Z"],
         "--data: is not a JSON object": [*TO, "--body", "x", "--data", "{oops"],
         "--metadata: is not a JSON object": [*TO, "--body", "x", "--metadata", "[1]"],
         "provider: 'crow' does not serve email": [*TO, "--body", "x", "--provider", "crow"],

@@ -299,6 +299,6 @@ async def test_explain_says_why_one_waits_and_that_its_age_ended_it(world: World
     assert told.verdict == "pending (NO_PROVIDER)"
     await seconds(130)
     told = await engine.explain(id)
-    assert told.verdict == "no provider took it within its maximum age, after 0 attempts"
+    assert told.verdict == "no provider accepted it within its maximum age, after 0 attempts"
     later = await mail(engine, send_at=timedelta(days=1))
     assert (await engine.explain(later)).verdict == "pending"
