@@ -128,7 +128,7 @@ def test_one_is_retried_cancelled_or_resolved(past: Past) -> None:
     assert retried.out.startswith(f"retrying {bad1} is due now at pigeon")
     assert (forced.json["provider"], forced.json["pinned"]) == ("hawk", True)
     assert crow.code == 2
-    assert "'crow' does not serve email; allowed are pigeon, hawk" in crow.err
+    assert "'crow' does not serve email; providers that do: pigeon, hawk" in crow.err
     assert cancelled.out == f"cancelled {pending}\n"
     assert late.code == 1
     assert f"cancel is not possible: {sent} is sent" in late.err

@@ -66,7 +66,7 @@ def test_the_same_key_is_sent_once_and_another_body_is_refused(cli: Cli) -> None
     assert again.json["notificationIds"] == [first.out.split()[1]]
     assert again.json["duplicate"] is True
     assert other.code == 2
-    assert "idempotencyKey: 'k' was used with another request" in other.err
+    assert "idempotencyKey: 'k' already belongs to a different request" in other.err
 
 
 def test_a_synchronous_send_answers_what_became_of_it(cli: Cli) -> None:

@@ -67,7 +67,7 @@ async def test_a_retry_can_force_the_provider(world: World) -> None:
     await seconds(1)
     found = await engine.get(id)
     assert (found.status, found.provider_names, found.pinned) == (Status.SENT, ("twilio", "sns"), True)
-    with pytest.raises(InvalidRequest, match="'fax' does not serve sms; allowed are twilio, sns"):
+    with pytest.raises(InvalidRequest, match="'fax' does not serve sms; providers that do: twilio, sns"):
         await engine.retry(id, provider="fax")
 
 

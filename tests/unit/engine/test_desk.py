@@ -93,7 +93,12 @@ async def test_a_choice_by_hand_is_told_to_the_sinks(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
-    [(True, ""), (False, "the health check failed"), (OSError("no route"), "no route"), (OSError(), "OSError")],
+    [
+        (True, ""),
+        (False, "the health check failed"),
+        (OSError("no route"), "no route"),
+        (OSError(), "OSError"),
+    ],
 )
 async def test_a_check_says_what_is_wrong(world: World, answer: Any, problem: str) -> None:
     engine = await world.open({"x": Checked(answer), "y": Checked(True)}, working=False)
