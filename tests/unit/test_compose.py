@@ -203,7 +203,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("a negative weight", {"kind": "console", "weight": -1}, "providers.x.weight", "at least 0"),
     ("a weight as text", {"kind": "console", "weight": "3"}, "providers.x.weight", "whole"),
     ("half a weight", {"kind": "console", "weight": 0.5}, "providers.x.weight", "whole"),
-    ("too heavy", {"kind": "console", "weight": 1_000_001}, "providers.x.weight", "0 to 1000000"),
+    ("too heavy", {"kind": "console", "weight": 1_000_001}, "providers.x.weight", "between 0 and 1000000"),
 ]
 
 

@@ -47,10 +47,8 @@ class Alerts:
 
     async def flush(self) -> None:
         """Writes the queued alerts. If the store is unavailable, they stay queued."""
-        batch, self._waiting = (
-            self._waiting,
-            [],
-        )  # removed first, because two tasks may flush at the same time
+        # Emptied before the write, because two tasks may flush at the same time.
+        batch, self._waiting = self._waiting, []
         if not batch:
             return
         try:

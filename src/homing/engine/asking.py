@@ -39,7 +39,7 @@ async def facts_of(directory: Directory, claims: Sequence[Claim]) -> Mapping[str
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
         error = "it cancelled itself"
-    except Exception as raised:  # a user's hook may fail in any way
+    except Exception as raised:  # user code may raise anything
         error = str(raised) or "no answer"
     log.warning(
         "the recipient directory failed, %d notifications are postponed: %s", len(claims), redact(str(error))

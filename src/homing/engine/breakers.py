@@ -265,7 +265,7 @@ class Breakers:
         try:
             async with asyncio.timeout(_CHECK_S):
                 good = await listed.provider.check()
-        except Exception as error:  # a provider's health check may fail in any way, and hang
+        except Exception as error:  # a provider's health check may raise anything, or hang
             log.info("health check of %s failed: %s", listed.id, redact(str(error)) or "no answer")
             return
         better = healthy(state, self.now()) if good else state

@@ -151,7 +151,7 @@ class Callbacks:
         try:
             async with asyncio.timeout(_PREPARE_S):
                 await listed.provider.prepare(callback, self._clock.now_ms())
-        except Exception as error:  # a provider may fail in any way, and hang
+        except Exception as error:  # a provider may raise anything, or hang
             log.warning("%s could not prepare for a callback: %s", listed.id, type(error).__name__)
 
     def _parse(self, listed: Listed, callback: Callback) -> Heard:

@@ -24,9 +24,8 @@ class SystemChance:
         """Returns `k` random bits. No bit is used twice."""
         size = (k + 7) // 8
         end = self._used + size
-        if (
-            end > len(self._block) or self._read_after_forks != _forks[0]
-        ):  # after a fork, the parent uses the same block
+        # After a fork, the parent process uses the same block, so the child must not.
+        if end > len(self._block) or self._read_after_forks != _forks[0]:
             self._block = os.urandom(max(_BLOCK_BYTES, size))
             self._read_after_forks = _forks[0]
             self._used, end = 0, size

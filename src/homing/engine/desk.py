@@ -206,6 +206,6 @@ async def problem_of(listed: Listed) -> str:
             good = await listed.provider.check()
     except TimeoutError:
         return f"no answer within {_CHECK_TIMEOUT_S} s"
-    except Exception as error:  # a health check may fail in any way
+    except Exception as error:  # a health check may raise anything
         return plain(redact(str(error)) or type(error).__name__) or ""
     return "" if good else "the health check failed"

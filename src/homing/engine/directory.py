@@ -168,15 +168,15 @@ def _time_facts(filed: Mapping[str, Any]) -> Facts:
     return Facts(time_zone=zone if isinstance(zone, str) else None, quiet_hours=window)
 
 
-def _window(said: object) -> Window | None:
+def _window(stored: object) -> Window | None:
     """Returns the stored quiet hours, or None if there are none or they are invalid.
 
     Then the settings apply.
     """
-    if said is None:
+    if stored is None:
         return None
     try:
-        return window_from(msgspec.convert(said, QuietWindow), "quietHours")
+        return window_from(msgspec.convert(stored, QuietWindow), "quietHours")
     except (msgspec.ValidationError, InvalidRequest):
         return None
 
@@ -194,5 +194,5 @@ def _preference_keys(claim: Claim) -> tuple[str, ...]:
 
 
 def _allowed(claim: Claim, preferences: Filed) -> object:
-    said = (preferences.get(key, {}).get("allowed") for key in _preference_keys(claim))
-    return next((allowed for allowed in said if allowed is not None), None)
+    values = (preferences.get(key, {}).get("allowed") for key in _preference_keys(claim))
+    return next((allowed for allowed in values if allowed is not None), None)

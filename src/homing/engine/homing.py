@@ -60,7 +60,7 @@ log = logging.getLogger("homing")
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
-    """All settings of an engine. The objects it works with are in `Parts`."""
+    """All settings of an engine. The objects it works with are in `EngineParts`."""
 
     name: str
     """Name of this process, as recorded in attempts and leases."""

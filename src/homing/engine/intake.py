@@ -318,7 +318,7 @@ class Intake:
         if request.template_key is None and request.content is None:
             raise InvalidRequest("content", "is missing; give content, or templateKey and data")
         if request.template_key is not None and request.content is not None:
-            raise InvalidRequest("content", "and templateKey are both given; give one of them")
+            raise InvalidRequest("content", "cannot be combined with templateKey; give one of them")
         if request.content is not None:
             check_kinds(request.content)
         if request.send_at is not None or request.expires_at is not None:

@@ -118,7 +118,7 @@ class LookUps:
             delivery = _delivery(notification, attempt)
             async with self._concurrency, asyncio.timeout(_TIMEOUT_MS / 1000):
                 found: object = await listed.provider.look_up(delivery, attempt.provider_message_id)
-        except Exception as error:  # a provider may fail in any way; its text may name the recipient
+        except Exception as error:  # a provider may raise anything; the text may contain the recipient
             log.info("a lookup at %s failed: %s", listed.id, type(error).__name__)
             return None
         return found if isinstance(found, Receipt) else None

@@ -84,9 +84,8 @@ class Planner:
             self._book, self._last = self._policies.book, None
             self._plans.clear()
         values, last = _plan_fields(request), self._last
-        if (
-            last is not None and last[1] == values and last[0] == tenant
-        ):  # cheaper than hashing for the lookup
+        # Comparing with the last plan is cheaper than hashing the values for a lookup.
+        if last is not None and last[1] == values and last[0] == tenant:
             return last[2]
         plan = self._plans.get((tenant, values))
         if plan is None:

@@ -53,9 +53,8 @@ class ReceiptWatch:
 
     async def _record_new(self, now: int) -> None:
         since_ms = now - self._checked_at if self._last_sums is not None else 0
-        if (
-            since_ms > self._policy.window_ms
-        ):  # another worker led meanwhile, so the times of the new counts are unknown
+        # After a long gap, another worker led meanwhile, and the times of the new counts are unknown.
+        if since_ms > self._policy.window_ms:
             self._last_sums = None
         sums = _sums(await self._backend.roll_ups(None, since_ms=max(0, since_ms)))
         if self._last_sums is None:

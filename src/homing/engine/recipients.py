@@ -217,10 +217,9 @@ class Recipients:
                 suppression_of(one)
                 for one in await self._all(SUPPRESSION, f"{on.value}:{address_key(address)}:")
             ]
-            theirs = (one for one in found if one.address == address and one.place > after)
-            return tuple(
-                islice(theirs, _limit(limit))
-            )  # the prefix of address `a` also matches keys of address `a:b`
+            # Compare the address: the key prefix of address `a` also matches keys of address `a:b`.
+            matching = (one for one in found if one.address == address and one.place > after)
+            return tuple(islice(matching, _limit(limit)))
         entries = await self._registry.list_entries(
             self._tenant, SUPPRESSION, prefix=prefix, after=after, limit=_limit(limit)
         )

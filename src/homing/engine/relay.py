@@ -115,7 +115,7 @@ class Relay:
             try:
                 async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
                     await lane.sink.publish(batch)
-            except Exception as error:  # a sink may fail in any way, and hang
+            except Exception as error:  # a sink may raise anything, or hang
                 lane.pause_ms = min(_MAX_PAUSE_MS, 2 * lane.pause_ms or _POLL_MS)
                 lane.again_ms = self._clock.monotonic_ms() + lane.pause_ms
                 kind = type(error).__name__

@@ -30,7 +30,7 @@ class Rhythm:
         """Monotonic time of the earliest claim requested since the last one started."""
         self._window_ends_ms = 0
         self._batch_requested = False
-        """True if `look_soon` was called since the last claim started."""
+        """True if `claim_soon` was called since the last claim started."""
         self._sleeping = False
         self._alarm: asyncio.TimerHandle | None = None
         self.looked_ms: int | None = None

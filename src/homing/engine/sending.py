@@ -308,7 +308,7 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
 
 
 async def _wait_until_stored(chunk: asyncio.Task[Any]) -> None:
-    """Waits until a chunk is stored. Raises `_NotItsTurn` if it was not."""
+    """Waits until a chunk is stored. Raises `_PreviousChunkFailed` if it was not."""
     await asyncio.wait([chunk])
     if chunk.cancelled() or chunk.exception() is not None:
         raise _PreviousChunkFailed

@@ -121,9 +121,8 @@ class Spool:
             first = not self._path.exists()
             line = msgspec.json.encode(submission) + b"\n"
             with self._path.open("ab") as file:
-                file.truncate(
-                    self._read_bytes
-                )  # removes a partial line: a crash cut it short, so it was never confirmed
+                # Removes a partial line. A crash cut it short, so it was never confirmed.
+                file.truncate(self._read_bytes)
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())

@@ -271,8 +271,8 @@ async def test_explain_tells_what_happened_and_what_comes_next(world: World) -> 
     [
         (HANG, {}, "sending", "attempt 1 is in flight at mail"),
         (K.AMBIGUOUS, {"on_timeout": "hold"}, "in_doubt (UNCONFIRMED)", "waits for a receipt"),
-        (K.BAD_CONTENT, {}, "failed after 1 attempt (BAD_CONTENT): scripted says bad_content", "nothing"),
-        (K.TRANSIENT, {"max_attempts": 1}, "failed after 1 attempt (RETRIES_EXHAUSTED)", "nothing"),
+        (K.BAD_CONTENT, {}, "failed after 1 attempt (BAD_CONTENT): scripted says bad_content", "no further attempt"),
+        (K.TRANSIENT, {"max_attempts": 1}, "failed after 1 attempt (RETRIES_EXHAUSTED)", "no further attempt"),
     ],
 )
 async def test_explain_has_words_for_every_end(
