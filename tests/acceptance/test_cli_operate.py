@@ -135,7 +135,7 @@ def test_one_is_retried_cancelled_or_resolved(past: Past) -> None:
     assert resolved.out == f"sent {doubt}\n"
     assert again.code == 1
     assert wrong.code == 2
-    assert "can be resolved only as sent or failed" in wrong.err
+    assert "one in doubt is resolved as sent or failed" in wrong.err
     assert unknown.code == 3
 
     past.ok("process")

@@ -130,7 +130,7 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
         "--metadata: is not a JSON object": [*TO, "--body", "x", "--metadata", "[1]"],
         "provider: 'crow' does not serve email": [*TO, "--body", "x", "--provider", "crow"],
         "templateKey": [*TO, "--template-key", "welcome"],
-        "synchronous: is for one recipient": [*TO, "--to", "b@c.dd", "--body", "x", "--synchronous"],
+        "synchronous: allows only one recipient": [*TO, "--to", "b@c.dd", "--body", "x", "--synchronous"],
         "--idempotency-column: is for --csv": [*TO, "--body", "x", "--idempotency-column", "id"],
     }
     *results, listed = cli.many(*[["send", *argv] for argv in cases.values()], ["list", "--json"])
