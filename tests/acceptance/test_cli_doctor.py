@@ -94,7 +94,7 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cli: Cli) -> None:
     assert sick.code == 1
     assert "✗ worker    the oldest due notification is 3h overdue → start `homing worker`" in sick.out
     assert "✗ provider  gone (" in sick.out
-    assert "its check says no → check its settings" in sick.out
+    assert "the health check failed → check its settings" in sick.out
     assert "✓ provider  pigeon" in sick.out
 
 

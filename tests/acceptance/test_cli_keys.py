@@ -59,7 +59,7 @@ def test_a_key_is_rotated_with_an_overlap_and_revoked(cli: Cli) -> None:
     assert (by_id[old]["status"], by_id[old]["revokedBy"]) == ("revoked", ME)
     assert by_id[new.json["key"]["id"]]["status"] == "active"
     assert revoked.out == f"revoked {old} shop (default)\n"
-    assert (again.code, "was rotated to" in again.err) == (1, True)
+    assert (again.code, "was already rotated to" in again.err) == (1, True)
     assert (missing.code, missing.err) == (3, "error: there is no key 'nothing'\n")
 
 

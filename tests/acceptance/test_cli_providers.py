@@ -130,7 +130,10 @@ def test_a_test_message_that_was_not_taken_is_a_no(cli: Cli) -> None:
 
 def test_what_cannot_be_done_says_what_to_do_instead(cli: Cli) -> None:
     cases = [
-        (["open", "nobody"], "provider: 'nobody' is not configured; known are pigeon, hawk, lost"),
+        (
+            ["open", "nobody"],
+            "provider: 'nobody' is not configured; configured providers: pigeon, hawk, lost",
+        ),
         (["test", "nobody"], "provider: 'nobody' is not configured"),
         (["test", "--send", ADDRESS], "NAME: is missing; name the provider"),
         (["test", "hawk", "--channel", "sms"], "--channel: works only with --send"),

@@ -66,7 +66,7 @@ def test_the_same_key_is_sent_once_and_another_body_is_refused(cli: Cli) -> None
     assert again.json["notificationIds"] == [first.out.split()[1]]
     assert again.json["duplicate"] is True
     assert other.code == 2
-    assert "idempotencyKey: 'k' was used with another request" in other.err
+    assert "idempotencyKey: 'k' already belongs to a different request" in other.err
 
 
 def test_a_synchronous_send_answers_what_became_of_it(cli: Cli) -> None:
@@ -125,12 +125,12 @@ def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cl
             "--send-at",
             "2030-01-01T00:00Z",
         ],
-        "expiresAt: is not after now": [*TO, "--body", "x", "--expires-at", "2020-01-01T00:00:00Z"],
+        "expiresAt: must be later than now": [*TO, "--body", "x", "--expires-at", "2020-01-01T00:00:00Z"],
         "--data: is not a JSON object": [*TO, "--body", "x", "--data", "{oops"],
         "--metadata: is not a JSON object": [*TO, "--body", "x", "--metadata", "[1]"],
         "provider: 'crow' does not serve email": [*TO, "--body", "x", "--provider", "crow"],
         "templateKey": [*TO, "--template-key", "welcome"],
-        "synchronous: is for one recipient": [*TO, "--to", "b@c.dd", "--body", "x", "--synchronous"],
+        "synchronous: allows only one recipient": [*TO, "--to", "b@c.dd", "--body", "x", "--synchronous"],
         "--idempotency-column: works only with --csv": [*TO, "--body", "x", "--idempotency-column", "id"],
     }
     *results, listed = cli.many(*[["send", *argv] for argv in cases.values()], ["list", "--json"])

@@ -1,1 +1,4 @@
-"""The engine: from a request to a settled notification, over ports alone."""
+"""The engine takes a request through to a settled notification.
+
+It reaches stores and providers through ports.
+"""

@@ -1,4 +1,4 @@
-"""Alerts: things that an operator should look at, through the outbox to every sink that wants them."""
+"""Alerts for operators. They go through the outbox to every sink that subscribes to alerts."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ from homing.core.model import Event
 from homing.core.ports import Backend, Chance, Clock
 from homing.engine.policies import EVERY_TENANT
 
-_AGAIN_AFTER_MS = 5 * 60_000
-_MOST = 1_000
+_REPEAT_AFTER_MS = 5 * 60_000
+_MAX_QUEUED = 1_000
 
 
 class Alerts:
-    """Collects alerts where nothing can be awaited, and writes them when the store can be asked."""
+    """Collects alerts without awaiting, and writes them to the outbox on `flush`."""
 
     def __init__(self, backend: Backend, clock: Clock, chance: Chance) -> None:
         self._backend = backend
         self._clock = clock
         self._chance = chance
         self._waiting: list[tuple[str, str, dict[str, Any]]] = []
-        self._told_ms: dict[str, int] = {}
+        self._next_allowed_ms: dict[str, int] = {}
 
     def add(self, name: str, message: str, **details: Any) -> None:
-        """To be told at the next `flush`."""
-        if len(self._waiting) < _MOST:
+        """Queues an alert for the next `flush`. Drops it if too many are queued."""
+        if len(self._waiting) < _MAX_QUEUED:
             self._waiting.append((name, message, details))
 
     def add_once(self, key: str, name: str, message: str, **details: Any) -> None:
-        """The same, but not again for the same key within five minutes."""
+        """Queues an alert unless one with the same key was queued within the last five minutes."""
         mono = self._clock.monotonic_ms()
-        if mono >= self._told_ms.get(key, mono):
-            self._told_ms[key] = mono + _AGAIN_AFTER_MS
+        if mono >= self._next_allowed_ms.get(key, mono):
+            self._next_allowed_ms[key] = mono + _REPEAT_AFTER_MS
             self.add(name, message, **details)
 
     def add_provider_fault(self, provider: str) -> None:
-        """The provider refuses us, by its answer to a send or by a receipt."""
+        """Queues the alert that a provider rejects all requests, for example for wrong credentials."""
         self.add_once(
             f"fault:{provider}",
             "ProviderFault",
-            f"{provider} refuses us: look at its settings",
+            f"{provider} rejects our requests; check its settings",
             provider=provider,
         )
 
     async def flush(self) -> None:
-        """Writes what was collected; a store that is away keeps it here for the next time."""
-        batch, self._waiting = self._waiting, []  # taken out first: two may flush at the same time
+        """Writes the queued alerts. If the store is unavailable, they stay queued."""
+        # Emptied before the write, because two tasks may flush at the same time.
+        batch, self._waiting = self._waiting, []
         if not batch:
             return
         try:

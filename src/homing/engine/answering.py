@@ -1,4 +1,4 @@
-"""What a provider makes of one attempt: within its time, and as an outcome, whatever it does."""
+"""Calls a provider for one attempt. Guarantees that it ends within its timeout and yields an outcome."""
 
 from __future__ import annotations
 
@@ -20,140 +20,155 @@ from homing.engine.roster import Listed
 log = logging.getLogger("homing.deliverer")
 
 _NEVER_MS = 2**62
-_STOOD_STILL_MS = 1_000
-"""A process whose timers go off this late was suspended: its timeouts say nothing about the provider."""
+_SUSPENDED_MS = 1_000
+"""If a timer fires this late, the process was suspended, and the timeout is not the provider's fault."""
 _ACCEPTED = OutcomeKind.ACCEPTED
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 class Deadline:
-    """The time of one attempt. Around a block, it ends that with `TimeoutError`, like `asyncio.timeout`."""
+    """The deadline of one attempt. As a context manager, it raises `TimeoutError` like `asyncio.timeout`."""
 
-    __slots__ = ("_all", "_cancelling", "_rang_ms", "_task", "due_ms")
+    __slots__ = ("_cancelling", "_expired_ms", "_task", "_timer", "due_ms")
 
-    def __init__(self, all_: Deadlines, due_ms: int) -> None:
-        self._all = all_
-        self._rang_ms: int | None = None
+    def __init__(self, timer: Deadlines, due_ms: int) -> None:
+        self._timer = timer
+        self._expired_ms: int | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
         self.due_ms = due_ms
 
     def __enter__(self) -> None:
         task = self._task = asyncio.current_task()
-        assert task is not None, "an attempt is made by a task"
+        assert task is not None, "attempts run in tasks"
         self._cancelling = task.cancelling()
-        self._all.add((self,))
+        self._timer.add((self,))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        del self._all.open[self]
+        del self._timer.open[self]
         task, self._task = self._task, None
-        if self._rang_ms is None or task is None:
+        if self._expired_ms is None or task is None:
             return
         if task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def ring(self, now_ms: int) -> None:
-        """The time is up, whatever the provider does then."""
+        """Cancels the attempt, because its deadline has passed."""
         if self._task is not None:
-            self._rang_ms = now_ms
+            self._expired_ms = now_ms
             self._task.cancel()
 
     def stood_still(self, now_ms: int) -> bool:
-        """Whether this process was not there when the time was up."""
-        return stood_still(self.due_ms, now_ms if self._rang_ms is None else self._rang_ms)
+        """Returns True if this process was suspended at the deadline."""
+        return stood_still(self.due_ms, now_ms if self._expired_ms is None else self._expired_ms)
 
 
 def stood_still(due_ms: int, ended_ms: int) -> bool:
-    """Whether an attempt ended so long after its time that this process was not there when it was up."""
-    return ended_ms - due_ms > _STOOD_STILL_MS
+    """Returns True if an attempt ended so late that the process must have been suspended at its deadline."""
+    return ended_ms - due_ms > _SUSPENDED_MS
 
 
 class Rings(Protocol):
-    """What has its time."""
+    """Something with a deadline that is notified when the deadline has passed."""
 
     @property
-    def due_ms(self) -> int: ...
+    def due_ms(self) -> int:
+        """Monotonic time of the deadline."""
 
-    def ring(self, now_ms: int) -> None: ...
+    def ring(self, now_ms: int) -> None:
+        """Called once the deadline has passed."""
 
 
 class Deadlines:
-    """One timer for all attempts of a process: hardly any of them runs out of its time."""
+    """One timer for all attempts of a process.
+
+    Few attempts time out, so a timer for each would be wasteful.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self.open: dict[Rings, None] = {}
-        self._wakes_ms = _NEVER_MS
+        """Deadlines of running attempts, in insertion order. The values are unused."""
+        self._fires_ms = _NEVER_MS
 
     def at(self, due_ms: int) -> Deadline:
-        """Then, by the monotonic clock."""
+        """Returns a deadline at this monotonic time."""
         return Deadline(self, due_ms)
 
     def add(self, those: Sequence[Rings]) -> None:
-        """They ring when their time is up, unless they are taken out of `open` before."""
+        """Calls `ring` of each when its deadline passes, unless it is removed from `open` before."""
         self.open.update(dict.fromkeys(those))
         due_ms = min([one.due_ms for one in those])
-        if due_ms < self._wakes_ms:
-            self._sleep_until(due_ms)
+        if due_ms < self._fires_ms:
+            self._set_timer(due_ms)
 
-    def _sleep_until(self, due_ms: int) -> None:
-        """There is nothing to do before."""
+    def _set_timer(self, due_ms: int) -> None:
+        """Sets the timer to the earliest deadline."""
         if self._timer is not None:
             self._timer.cancel()
-        self._wakes_ms = due_ms
+        self._fires_ms = due_ms
         loop = asyncio.get_running_loop()
         wait_s = max(0, due_ms - self._clock.monotonic_ms()) / 1000
-        # In the next turn: what came in while the process stood still is heard first.
+        # One loop iteration later, so that responses received during a suspension are handled first.
         self._timer = loop.call_later(wait_s, loop.call_soon, self._ring)
 
     def _ring(self) -> None:
-        self._timer, self._wakes_ms = None, _NEVER_MS
+        self._timer, self._fires_ms = None, _NEVER_MS
         now_ms = self._clock.monotonic_ms()
         for deadline in [one for one in self.open if one.due_ms <= now_ms]:
             deadline.ring(now_ms)
         rest = [one.due_ms for one in self.open if one.due_ms > now_ms]
         if rest:
-            self._sleep_until(min(rest))
+            self._set_timer(min(rest))
 
 
 async def answer(listed: Listed, delivery: Delivery, deadline: Deadline) -> Outcome:
-    """What a provider makes of one attempt. Whatever it does, it ends in time and as an outcome."""
+    """Sends through the provider and returns the outcome.
+
+    Timeouts and exceptions become ambiguous outcomes.
+    """
     try:
         with deadline:
             return clean(await listed.provider.send(delivery))
     except TimeoutError:
         return unanswered(delivery.timeout_ms)
-    except Exception as error:  # a provider must not raise; if it does, it may have sent
+    except Exception as error:  # a provider must not raise; if it does, the message may have been sent
         return broken_off(listed.id, error)
 
 
 def unanswered(timeout_ms: int) -> Outcome:
-    """The time of an attempt was up."""
+    """Returns the outcome of an attempt that timed out."""
     error = f"no answer within {timeout_ms} ms"
     return Outcome(OutcomeKind.AMBIGUOUS, error_code="timeout", error=error)
 
 
 def broken_off(provider: str, error: Exception) -> Outcome:
-    """A provider raised. The error's own text may name the recipient: it is stored, but not logged."""
+    """Logs an exception of a provider and returns its outcome.
+
+    The exception's text may name the recipient, so it is stored but not logged.
+    """
     where = "".join(format_tb(error.__traceback__))
     log.error("provider %s raised %s\n%s", provider, type(error).__name__, where)
     return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(repr(error)))
 
 
 def clean(outcome: object) -> Outcome:
-    """A provider's answer is untrusted input: bounded, printable, and of the right kind."""
+    """Returns a provider's outcome with valid types and bounded, printable texts.
+
+    Providers are not trusted.
+    """
     if not isinstance(outcome, Outcome):
-        error = f"the provider answered with {type(outcome).__name__}"
+        error = f"the provider returned {type(outcome).__name__} instead of an Outcome"
         return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=error)
-    if _is_bare(outcome):
+    if _is_plain_accept(outcome):
         return outcome
     try:
         kind = OutcomeKind(outcome.kind)
     except ValueError:
-        error = f"the provider answered with the outcome {outcome.kind!r}"
+        error = f"the provider returned the unknown outcome kind {outcome.kind!r}"
         return Outcome(OutcomeKind.AMBIGUOUS, error_code="provider_error", error=plain(error))
     wait_ms = outcome.retry_after_ms
     return replace(
@@ -168,14 +183,14 @@ def clean(outcome: object) -> Outcome:
 
 
 def plain(text: str | None, longest: int = 500) -> str | None:
-    """Text of a provider as it may be stored: one line, no control characters, bounded."""
+    """Returns a provider's text as one line without control characters, cut to `longest` characters."""
     if text is None or (type(text) is str and is_plain(text) and len(text) <= longest):
         return text
-    return _CONTROL.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
+    return _CONTROL_CHARACTERS.sub(" ", str(text)).encode("utf-8", "replace").decode()[:longest]
 
 
-def _is_bare(outcome: Outcome) -> bool:
-    """What most say: taken, and nothing in it to be cleaned."""
+def _is_plain_accept(outcome: Outcome) -> bool:
+    """Returns True for the most common outcome: accepted, without any text to sanitize."""
     return (
         outcome.kind is _ACCEPTED
         and outcome.provider_message_id is None

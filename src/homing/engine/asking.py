@@ -1,4 +1,7 @@
-"""What a recipient directory says of claims. It may be a user's own, so its answer is untrusted."""
+"""Asks the recipient directory for facts about claims.
+
+The directory may be user code, so it is not trusted.
+"""
 
 from __future__ import annotations
 
@@ -16,47 +19,57 @@ from homing.core.redact import redact
 
 log = logging.getLogger("homing.deliverer")
 
-_HOOK_S = 10
-_HOOK_PAUSE_MS = 5_000
-_LONGEST_POSTPONE_MS = 366 * 86_400_000
+_TIMEOUT_S = 10
+_POSTPONE_MS = 5_000
+_MAX_POSTPONE_MS = 366 * 86_400_000
 
 
 async def facts_of(directory: Directory, claims: Sequence[Claim]) -> Mapping[str, Facts]:
-    """What the directory says. Where it fails, hangs or answers nonsense, nobody is told anything yet."""
+    """Returns the directory's facts by notification id.
+
+    If the directory fails, hangs or returns invalid facts, the notifications are postponed.
+    """
     try:
-        async with asyncio.timeout(_HOOK_S):
-            said: object = await directory.facts(claims)
-        if isinstance(said, Mapping):
-            return _sound(claims, said)
-        error: object = f"it answered with {type(said).__name__}"
+        async with asyncio.timeout(_TIMEOUT_S):
+            returned: object = await directory.facts(claims)
+        if isinstance(returned, Mapping):
+            return _valid_facts(claims, returned)
+        error: object = f"it returned {type(returned).__name__} instead of a mapping"
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
-        error = "it broke itself off"
-    except Exception as raised:  # a user's hook may fail in any way
+        error = "it cancelled itself"
+    except Exception as raised:  # user code may raise anything
         error = str(raised) or "no answer"
-    log.warning("recipient directory failed, %d notifications wait: %s", len(claims), redact(str(error)))
-    return dict.fromkeys((claim.id for claim in claims), Facts(postpone_ms=_HOOK_PAUSE_MS))
+    log.warning(
+        "the recipient directory failed, %d notifications are postponed: %s", len(claims), redact(str(error))
+    )
+    return dict.fromkeys((claim.id for claim in claims), Facts(postpone_ms=_POSTPONE_MS))
 
 
-def _sound(claims: Sequence[Claim], said: Mapping[Any, Any]) -> dict[str, Facts]:
-    """What makes sense of the facts; what does not has its notification wait, and no other."""
-    if not said:
+def _valid_facts(claims: Sequence[Claim], returned: Mapping[Any, Any]) -> dict[str, Facts]:
+    """Returns the valid facts.
+
+    A notification with invalid facts is postponed; the others are not affected.
+    """
+    if not returned:
         return {}
-    facts = {claim.id: said[claim.id] for claim in claims if claim.id in said}
-    senseless = [id for id, one in facts.items() if not _makes_sense(one)]
-    if senseless:
-        log.warning("recipient directory answered with nonsense, %d notifications wait", len(senseless))
-        facts.update(dict.fromkeys(senseless, Facts(postpone_ms=_HOOK_PAUSE_MS)))
+    facts = {claim.id: returned[claim.id] for claim in claims if claim.id in returned}
+    invalid = [id for id, one in facts.items() if not _is_valid(one)]
+    if invalid:
+        log.warning(
+            "the recipient directory returned invalid facts, %d notifications are postponed", len(invalid)
+        )
+        facts.update(dict.fromkeys(invalid, Facts(postpone_ms=_POSTPONE_MS)))
     return facts
 
 
-def _makes_sense(facts: object) -> bool:
-    """Whether a user's hook answered with facts, all of the right kind and within reason."""
+def _is_valid(facts: object) -> bool:
+    """Returns True if the directory returned `Facts` whose fields have valid types and values."""
     if not isinstance(facts, Facts):
         return False
     try:
         msgspec.convert(msgspec.to_builtins(facts), Facts)
     except (msgspec.ValidationError, TypeError, OverflowError):
         return False
-    return 0 <= facts.postpone_ms <= _LONGEST_POSTPONE_MS
+    return 0 <= facts.postpone_ms <= _MAX_POSTPONE_MS

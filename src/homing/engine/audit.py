@@ -1,4 +1,4 @@
-"""The audit trail in the store: notes are appended, read and checked, and by nothing changed or removed."""
+"""The audit trail in the store. Entries are appended, read and verified, but never changed or removed."""
 
 from __future__ import annotations
 
@@ -34,46 +34,48 @@ from homing.engine.policies import EVERY_TENANT
 from homing.engine.tenants import Tenants
 
 OF_NO_TENANT = frozenset({"policy", "provider", "breaker", "tenant", "purge"})
-"""Subjects of actions that are no tenant's own: they have a chain to themselves."""
+"""Subjects of actions that belong to no tenant. They are recorded in a chain of their own, `*`."""
 
 _PAGE = 500
-_MOST_AT_ONCE = 200
-_MOST_TRIES = 100
-"""Of writing one page of notes: each time, another process was faster."""
+_MAX_BATCH = 200
+_MAX_TRIES = 100
+"""Number of tries to append entries. A try fails if another process appends to the same chain first."""
 
 
 class AuditPage(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Newest first; `cursor` asks for what follows, None is the end."""
+    """A page of audit entries, newest first. `cursor` fetches the next page; it is None on the last page."""
 
     items: tuple[Audited, ...]
     cursor: str | None = None
 
 
 class Verified(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How far a check has come, and what it found in that step."""
+    """One step of the verification of a chain: the progress so far and the faults found in this step."""
 
     tenant: str
-    """Whose chain; `*`: of what is no tenant's own."""
+    """Tenant whose chain is verified, or `*` for actions that belong to no tenant."""
     entries: int
-    """How many of it were looked at."""
+    """Number of entries verified so far."""
     head: Head
     faults: tuple[Fault, ...] = ()
     done: bool = False
-    """The whole chain was looked at."""
+    """True in the last step, when the whole chain has been verified."""
     seen: tuple[str, ...] = ()
-    """Those of the hashes that were asked for which are in it."""
+    """The requested hashes that were found in this chain. Set in the last step."""
 
 
 class _Note(Struct, frozen=True):
+    """An entry that waits to be written."""
+
     chain: str
     deed: Deed
     done: asyncio.Future[None]
 
 
 class AuditTrail:
-    """One chain per tenant, and one for what is no tenant's own.
+    """Appends, lists and verifies audit entries. There is one chain per tenant, and `*` for everything else.
 
-    Notes of one process that come while another is being written share the next write.
+    Entries that arrive while another one is being written are written together next.
     """
 
     def __init__(self, registry: Registry, tenants: Tenants, clock: Clock) -> None:
@@ -86,7 +88,7 @@ class AuditTrail:
     # Writing -------------------------------------------------------------------------------------
 
     async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None:
-        """Writes down what is about to be done; raises where that is not possible, and then it is not."""
+        """Records an action before it is carried out. If this raises, the caller must not carry it out."""
         subject = action.partition(".")[0]
         note = _Note(
             chain=EVERY_TENANT if subject in OF_NO_TENANT else caller.tenant,
@@ -101,12 +103,12 @@ class AuditTrail:
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                notes, self._waiting = self._waiting[:_MOST_AT_ONCE], self._waiting[_MOST_AT_ONCE:]
-                await self._settle([note for note in notes if not note.done.done()])
+                notes, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
+                await self._write_batch([note for note in notes if not note.done.done()])
         finally:
             self._writing = None
 
-    async def _settle(self, notes: Sequence[_Note]) -> None:
+    async def _write_batch(self, notes: Sequence[_Note]) -> None:
         try:
             await self._write(notes)
         except Exception as error:
@@ -122,7 +124,7 @@ class AuditTrail:
         chains: dict[str, list[Deed]] = {}
         for note in notes:
             chains.setdefault(note.chain, []).append(note.deed)
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             heads = await self._registry.get_many(EVERY_TENANT, AUDIT_HEAD, list(chains))
             entries = [
                 entry
@@ -132,15 +134,18 @@ class AuditTrail:
             if await self._registry.put(entries, who="homing") is not None:
                 return
         raise StoreError(
-            "the audit trail cannot be written; nothing was done. Try again, or see `homing audit verify`"
+            "the audit trail cannot be written, so nothing was done; try again, or run `homing audit verify`"
         )
 
     # Reading -------------------------------------------------------------------------------------
 
     async def list(self, tenant: str, *, cursor: str | None = None, limit: int = 50) -> AuditPage:
-        """A tenant's chain, newest first; that of `*` has what is no tenant's own."""
+        """Returns a page of a tenant's chain, newest first.
+
+        Chain `*` has the actions that belong to no tenant.
+        """
         if cursor is not None and number_of(cursor) is None:
-            raise InvalidRequest("cursor", "is not one that this list has given")
+            raise InvalidRequest("cursor", "is not a cursor of this list; use one that the list returned")
         page = await self._registry.list_entries(tenant, AUDIT, after=cursor or "", limit=limit + 1)
         shown = page[:limit]
         entries = (entry_from(entry.value) for entry in shown)
@@ -150,7 +155,7 @@ class AuditTrail:
         )
 
     async def chains(self) -> tuple[str, ...]:
-        """Whose chains there are: those with a head, and tenants whose head was taken away."""
+        """Returns the tenants that have a chain, including those whose chain head was removed."""
         found: dict[str, None] = {}
         after = ""
         while True:
@@ -173,15 +178,15 @@ class AuditTrail:
         return tuple(sorted(found))
 
     async def verify(self, tenant: str, heads: Iterable[str] = ()) -> AsyncIterator[Verified]:
-        """Walks one chain, in steps; `heads` are hashes that must have been in some chain."""
+        """Verifies one chain in steps. `heads` are known hashes to search for in the chain."""
         newest = await self._registry.list_entries(tenant, AUDIT, limit=1)
-        # In this order: an entry and its head are written together, so the head is never behind the entry.
+        # Read the head last: it is written together with its entry, so it is never older than the entry.
         stored = (await self._registry.get_many(EVERY_TENANT, AUDIT_HEAD, [tenant])).get(tenant)
         head, lost = _head_to_walk(tenant, stored, newest)
         walk = Walk(tenant, head)
         walk.watch(heads)
         entries = 0
-        after = "" if _beyond(newest, head) else key_of(head.number + 1)
+        after = "" if _has_newer(newest, head) else key_of(head.number + 1)
         if lost is not None:
             yield Verified(tenant=tenant, entries=0, head=head, faults=(lost,))
         while True:
@@ -203,8 +208,8 @@ class AuditTrail:
 
 
 def _next_entries(chain: str, stored: Entry | None, deeds: Sequence[Deed]) -> list[Entry]:
-    """The entries of a chain and its head after them, each over the version that is there."""
-    new = written(chain, _head(stored), deeds)
+    """Returns the new entries of a chain and its new head, which replaces the stored version."""
+    new = written(chain, _decode_head(stored), deeds)
     head = Entry(
         tenant=EVERY_TENANT,
         kind=AUDIT_HEAD,
@@ -212,27 +217,30 @@ def _next_entries(chain: str, stored: Entry | None, deeds: Sequence[Deed]) -> li
         value=msgspec.to_builtins(Head(new[-1].number, new[-1].hash)),
         version=stored.version if stored else 0,
     )
-    return [*(_filed(entry) for entry in new), head]
+    return [*(_registry_entry(entry) for entry in new), head]
 
 
-def _filed(entry: AuditEntry) -> Entry:
+def _registry_entry(entry: AuditEntry) -> Entry:
     value: dict[str, Any] = msgspec.to_builtins(entry)
     return Entry(tenant=entry.tenant, kind=AUDIT, key=key_of(entry.number), value=value)
 
 
-def _head(stored: Entry | None) -> Head:
+def _decode_head(stored: Entry | None) -> Head:
     if stored is None:
         return Head()
     try:
         return msgspec.convert(stored.value, Head)
     except msgspec.ValidationError:
-        raise StoreError("the head of the audit trail was changed; see `homing audit verify`") from None
+        raise StoreError("the head of the audit trail was changed; run `homing audit verify`") from None
 
 
 def _head_to_walk(tenant: str, stored: Entry | None, newest: Sequence[Entry]) -> tuple[Head, Fault | None]:
-    """Where to begin; a head that was lost or changed is a fault, and the walk begins at the newest entry."""
+    """Returns the head to start from, and the fault if the stored head is missing or unreadable.
+
+    In that case the verification starts at the newest entry.
+    """
     try:
-        head = _head(stored)
+        head = _decode_head(stored)
         if stored is not None or not newest:
             return head, None
         kind, what = FaultKind.REMOVED, "the head of the chain is missing"
@@ -242,6 +250,6 @@ def _head_to_walk(tenant: str, stored: Entry | None, newest: Sequence[Entry]) ->
     return Head(number, ""), Fault(tenant=tenant, kind=kind, number=number, what=what)
 
 
-def _beyond(newest: Sequence[Entry], head: Head) -> bool:
-    """Whether there is an entry that the head does not know of."""
+def _has_newer(newest: Sequence[Entry], head: Head) -> bool:
+    """Returns True if there is an entry that is newer than the head."""
     return bool(newest) and newest[0].key < key_of(head.number)

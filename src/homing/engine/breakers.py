@@ -1,4 +1,4 @@
-"""The breakers of all providers as this worker sees them, kept in step with the others through the store."""
+"""This worker's view of all circuit breakers, synchronized with other workers through the store."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _STALE_MS = 5_000
 _CHECK_S = 10
 _NO_LIMIT = 1_000_000
 _NEW = Breaker()
-# Looked up once, as in `core.decide`.
+# Module constants: looking up an enum member for every attempt is slow.
 _CLOSED, _ACCEPTED = Phase.CLOSED, OutcomeKind.ACCEPTED
 
 
 class Breakers:
-    """Asks and tells the breakers. Time is the store's, carried on by the monotonic clock."""
+    """Reads and updates the breakers. Uses the store's time, advanced by the local monotonic clock."""
 
     def __init__(
         self,
@@ -62,30 +62,33 @@ class Breakers:
         self._worker = worker
         self._observer = observer
         self._states: dict[str, Breaker] = {}
-        self._ahead_ms = 0
-        self._learned_ms = 0
+        self._offset_ms = 0
+        self._offset_from_ms = 0
         self._refreshed_ms: int | None = None
         self._my_trials: set[str] = set()
         self._ramps: dict[str, Bucket] = {}
-        self._dirty: set[str] = set()
+        self._unshared: set[str] = set()
 
     def now(self, mono_ms: int | None = None) -> int:
-        """The store's time, as far as this worker knows it: now, or at that moment of the monotonic clock."""
-        return (self._clock.monotonic_ms() if mono_ms is None else mono_ms) + self._ahead_ms
+        """Returns the estimated store time, now or at the given monotonic time."""
+        return (self._clock.monotonic_ms() if mono_ms is None else mono_ms) + self._offset_ms
 
     def learn_time(self, store_now: int, asked_ms: int) -> None:
-        """The store said `store_now` to a question asked at `asked_ms` (monotonic).
+        """Updates the estimate of the store's time from a response to a call made at `asked_ms` (monotonic).
 
-        Counted from when we asked: we may think a lease shorter than it is, never longer.
+        The time is counted from the call, so that a lease is never assumed to be longer than it is.
         """
-        if asked_ms >= self._learned_ms:  # an answer may come after that to a later question
-            self._ahead_ms, self._learned_ms = store_now - asked_ms, asked_ms
+        if asked_ms >= self._offset_from_ms:  # responses may arrive out of order
+            self._offset_ms, self._offset_from_ms = store_now - asked_ms, asked_ms
 
     async def refresh(self, *, at_once: bool = False) -> None:
-        """Reads what other workers and operators changed, at most once a second, and shares our changes."""
+        """Stores this worker's changes and reads those of others.
+
+        Reads at most once per second unless `at_once` is set or something was stored.
+        """
         mono = self._clock.monotonic_ms()
         await self._alerts.flush()
-        if self._dirty:
+        if self._unshared:
             await self._share()
         elif not at_once and self._refreshed_ms is not None and mono - self._refreshed_ms < _REFRESH_MS:
             return
@@ -95,38 +98,43 @@ class Breakers:
         self._refreshed_ms = mono
         for provider, theirs in stored.items():
             mine = self._states.get(provider)
-            if mine is None or theirs.version > mine.version:  # two reads may cross on their way
+            if mine is None or theirs.version > mine.version:  # reads may overtake each other
                 self._states[provider] = theirs
                 if theirs.trial_by != self._worker:
                     self._my_trials.discard(provider)
 
     def is_stale(self, mono_ms: int) -> bool:
-        """What a process knew of the breakers and of the time before it stood still says nothing now."""
+        """Returns True if the known breaker states are too old to use, for example after a suspension."""
         if self._refreshed_ms is None:
             return True
-        return mono_ms - min(self._refreshed_ms, self._learned_ms) > _STALE_MS
+        return mono_ms - min(self._refreshed_ms, self._offset_from_ms) > _STALE_MS
 
     async def freshen(self) -> None:
-        """Before a send, where what is known is stale."""
+        """Refreshes before a send, and keeps the known states if the store is unavailable."""
         try:
             await self.refresh(at_once=True)
         except StoreError as error:
-            log.info("the breakers cannot be read, what is known of them holds: %s", error)
+            log.info("cannot read the breakers, the last known states stay in use: %s", error)
 
     def state(self, provider: str) -> Breaker:
+        """Returns the last known state of a breaker."""
         return self._states.get(provider) or _NEW
 
     def gate(self, provider: str) -> Gate:
+        """Returns whether the breaker allows attempts, one trial, or nothing."""
         return gate(self.state(provider), self.now())
 
     def is_closed(self, provider: str) -> bool:
-        """Nothing is known against it at all: as it is nearly always."""
+        """Returns True if the breaker is closed and not forced, which is the usual case."""
         state = self._states.get(provider)
         closed = state is None or (state.phase is _CLOSED and state.forced is None)
         return closed and provider in self._known
 
     def usable(self, provider: str) -> bool:
-        """An attempt may go there now (the one trial included, if this worker has won it)."""
+        """Returns True if an attempt may go to this provider now.
+
+        That includes a trial that this worker has won.
+        """
         state = self._states.get(provider)
         if provider not in self._known:
             return False
@@ -136,20 +144,20 @@ class Breakers:
         return mine or self.gate(provider) is Gate.GO
 
     def lets_through(self, provider: str) -> bool:
-        """Nothing that this process knows stands against sending something new there."""
+        """Returns True unless this process believes that the breaker is open."""
         return self.gate(provider) is not Gate.STOP
 
     def wait_ms(self, provider: str) -> int:
-        """How long until a stopped breaker may let a trial through."""
+        """Returns the time until an open breaker may allow a trial."""
         at = reopens_at(self.state(provider))
         return max(1_000, (at or 0) - self.now()) if at is not None else 30_000
 
     def ramp_room(self, provider: str) -> int:
-        """How many starts a recovering provider gets now; without a ramp, as many as one likes."""
+        """Returns how many attempts a recovering provider may start now. Unlimited if there is no ramp."""
         return self._ramp(provider, 0) if provider in self._roster else _NO_LIMIT
 
     def ramp_spend(self, provider: str, starts: int = 1) -> None:
-        """So many starts at a provider that may be recovering."""
+        """Counts attempts started at a provider against its ramp, if it has one."""
         if provider in self._roster:
             self._ramp(provider, starts)
 
@@ -164,7 +172,7 @@ class Breakers:
         return int(bucket.tokens)
 
     async def try_trial(self, provider: str, trial_ms: int) -> bool:
-        """Wins the one trial of a breaker that offers it, or not."""
+        """Tries to win the single trial of a breaker, and returns True if this worker has won it."""
         mine = self.state(provider)
         if self.gate(provider) is not Gate.TRIAL:
             return False
@@ -174,16 +182,16 @@ class Breakers:
             return False
         self._stored(provider, mine, begun)
         if not self.is_trial(provider, begun.version + 1):
-            return False  # the answer took so long that the trial is somebody else's
+            return False  # the call took so long that another worker has the trial
         self._my_trials.add(provider)
         log.info("breaker of %s is half open: one trial", provider)
         self._observer.breaker_changed(provider, begun.phase)
         return True
 
     def spend_trial(self, provider: str) -> int:
-        """For the one attempt that is the trial, the breaker's version; else 0.
+        """Hands a won trial to the calling attempt. Returns the breaker's version, or 0 if no trial was won.
 
-        Nothing else goes there until the trial's outcome.
+        No other attempt goes to this provider until the trial has an outcome.
         """
         if provider not in self._my_trials:
             return 0
@@ -191,12 +199,12 @@ class Breakers:
         return self.state(provider).version
 
     def is_trial(self, provider: str, version: int) -> bool:
-        """The trial that was won at this version still is the one: it has not been given away since."""
+        """Returns True if the trial that this worker won at this version is still its own."""
         state = self.state(provider)
         return state.phase is Phase.HALF_OPEN and state.trial_by == self._worker and state.version == version
 
     def record(self, provider: str, kind: OutcomeKind, *, trial: bool = False) -> None:
-        """Takes note of an outcome; a change of phase is shared at the next refresh."""
+        """Records an outcome. A change of phase is stored at the next refresh."""
         before = self._states.get(provider) or _NEW
         if kind is _ACCEPTED and before.phase is _CLOSED and not before.failures:
             return
@@ -204,42 +212,49 @@ class Breakers:
         if listed is None:
             return
         if before.phase is Phase.HALF_OPEN and not (trial and before.trial_by == self._worker):
-            return  # an attempt from before the breaker opened: the trial decides
+            return  # the attempt started before the breaker opened; only the trial counts
         after = record(before, listed.breaker_policy, blames_provider(kind), self.now())
         if after is not before:
             self._states[provider] = after
         if kind is OutcomeKind.PROVIDER_FAULT:
             self._alerts.add_provider_fault(provider)
         if after.phase is not before.phase:
-            self._dirty.add(provider)
+            self._unshared.add(provider)
             log.warning("breaker of %s: %s → %s", provider, before.phase.value, after.phase.value)
 
     async def force(self, provider: str, phase: Phase | None, who: str, why: str = "") -> Breaker:
-        """An operator opens or closes a breaker by hand, or (None) gives it back."""
+        """Forces a breaker open or closed for an operator.
+
+        A phase of None returns it to automatic control.
+        """
         while True:
             await self.refresh(at_once=True)
             forced = force(self.state(provider), phase, who, self.now(), why)
             if await self._backend.put_breaker(provider, forced):
-                self._states[provider] = _next(forced)
-                self._tell_forced(provider, phase, who, why)
+                self._states[provider] = _next_version(forced)
+                self._announce_forced(provider, phase, who, why)
                 await self._alerts.flush()
                 return self._states[provider]
 
     async def trip(self, provider: str, why: str, pause_ms: int) -> None:
-        """Opens a closed breaker for what is known of the provider beside the outcomes of sends."""
+        """Opens a closed breaker for a reason other than outcomes of sends, such as missing receipts."""
         before = self.state(provider)
         tripped = trip(before, why, pause_ms, self.now())
         if tripped is not before and await self._backend.put_breaker(provider, tripped):
-            self._states[provider] = _next(tripped)
+            self._states[provider] = _next_version(tripped)
             log.warning("breaker of %s is open: %s", provider, why)
             self._announce(provider, tripped)
             await self._alerts.flush()
 
     def health_every_ms(self) -> int:
+        """Returns the shortest health check interval of all providers."""
         return min((listed.breaker_policy.health_every_ms for listed in self._roster), default=30_000)
 
     async def check_health(self) -> None:
-        """Asks the providers whose breaker is open; a good answer offers the trial early."""
+        """Runs the health checks of providers with an open breaker.
+
+        A successful check allows the trial early.
+        """
         await self.refresh(at_once=True)
         await asyncio.gather(*(self._check(listed) for listed in self._roster))
 
@@ -250,38 +265,38 @@ class Breakers:
         try:
             async with asyncio.timeout(_CHECK_S):
                 good = await listed.provider.check()
-        except Exception as error:  # a provider's health check may fail in any way, and hang
+        except Exception as error:  # a provider's health check may raise anything, or hang
             log.info("health check of %s failed: %s", listed.id, redact(str(error)) or "no answer")
             return
         better = healthy(state, self.now()) if good else state
         if better is not state and await self._backend.put_breaker(listed.id, better):
-            self._states[listed.id] = _next(better)
+            self._states[listed.id] = _next_version(better)
 
     async def _share(self) -> None:
-        for provider in sorted(self._dirty):
+        for provider in sorted(self._unshared):
             state = self.state(provider)
             shared = await self._backend.put_breaker(provider, state)
-            self._dirty.discard(provider)
+            self._unshared.discard(provider)
             if shared:
                 self._stored(provider, state, state)
                 self._announce(provider, state)
-            else:  # another worker or an operator changed it: theirs holds as soon as it is read
+            else:  # changed by another worker or an operator: the next read replaces ours
                 self._states[provider] = replace(state, version=-1)
 
     def _stored(self, provider: str, before: Breaker, stored: Breaker) -> None:
-        """The store has it. What was noted while that was on its way is kept, and shared next."""
+        """Adopts the stored state. Changes made during the write are kept, and stored at the next refresh."""
         newer = self._states.get(provider)
         if newer is not None and newer.version > stored.version:
-            return  # read from the store meanwhile
+            return  # a newer state was read during the write
         if newer is None or newer is before or newer.phase is before.phase:
-            self._states[provider] = _next(stored)
+            self._states[provider] = _next_version(stored)
         else:
             self._states[provider] = replace(newer, version=stored.version + 1)
-            self._dirty.add(provider)
+            self._unshared.add(provider)
 
-    def _tell_forced(self, provider: str, phase: Phase | None, who: str, why: str) -> None:
+    def _announce_forced(self, provider: str, phase: Phase | None, who: str, why: str) -> None:
         self._observer.breaker_changed(provider, phase or self.state(provider).phase)
-        now = "given back" if phase is None else f"held {phase}"
+        now = "returned to automatic control" if phase is None else f"forced {phase}"
         reason = f": {why}" if why else ""
         self._alerts.add(
             "BreakerForced",
@@ -305,15 +320,15 @@ class Breakers:
             if provider in names and not any(self.usable(name) for name in names):
                 self._alerts.add(
                     "NoProviderLeft",
-                    f"{channel} waits: every provider of it is paused",
+                    f"no provider of {channel} is available; its notifications wait",
                     channel=channel.value,
                 )
 
 
 def longest_trial_ms(book: PolicyBook) -> int:
-    """A trial that takes longer than any attempt may was lost with its worker."""
+    """Returns the time after which a trial counts as lost: longer than any attempt may take."""
     return book.longest_timeout_ms + 5_000
 
 
-def _next(stored: Breaker) -> Breaker:
+def _next_version(stored: Breaker) -> Breaker:
     return replace(stored, version=stored.version + 1)

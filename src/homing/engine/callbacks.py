@@ -1,4 +1,4 @@
-"""What providers tell later: verified and read by the provider, completed here, applied by the store."""
+"""Handles provider callbacks. The provider verifies and parses them, and the store applies their receipts."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ from homing.engine.roster import Listed, Roster
 
 log = logging.getLogger("homing.callbacks")
 
-_STEP = 200
+_BATCH_SIZE = 200
 _PREPARE_S = 10
-_MOST_BYTES = 8 * 1024 * 1024
-"""Of a callback's body. SendGrid posts batches of some hundred events, each of some hundred bytes."""
-_LONGEST_ID = 255
-_MOST_ATTEMPTS = 1_000_000
+_MAX_BODY_BYTES = 8 * 1024 * 1024
+"""Maximum size of a callback's body.
+
+SendGrid posts batches of several hundred events, each a few hundred bytes.
+"""
+_MAX_ID_CHARS = 255
+_MAX_ATTEMPTS = 1_000_000
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class CallbackResult(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What became of the events of a callback, and what to answer its sender with."""
+    """What happened to the events of a callback, and the reply for its sender."""
 
     applied: int = 0
     unchanged: int = 0
-    """Heard before, or overtaken by what was heard since."""
+    """Events that changed nothing, because they are repeated or outdated."""
     orphaned: int = 0
-    """About messages that are not known yet: kept, and applied when they are."""
+    """Events of messages that are not known yet. They are stored, and applied once the message is known."""
     ignored: int = 0
     unreadable: int = 0
     reply: bytes = b""
@@ -51,7 +54,7 @@ class CallbackResult(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Callbacks:
-    """Takes callbacks, and receipts that were asked for, to the store."""
+    """Applies receipts to the store, from callbacks and from status lookups."""
 
     def __init__(
         self,
@@ -73,28 +76,34 @@ class Callbacks:
         self._observer = observer
 
     async def hear(self, provider: str, callback: Callback) -> CallbackResult:
-        """Verify → complete → apply. Raises `CallbackRefused` where the provider did not sign it."""
-        listed = self._listed(provider)
-        if len(callback.body) > _MOST_BYTES:
-            raise CallbackUnreadable(f"the callback has more than {_MOST_BYTES} bytes; nothing was changed")
-        await self._prepared(listed, callback)
-        heard = self._heard(listed, callback)
-        counted = await self.apply(listed, heard.receipts)
+        """Verifies and parses a callback, and applies its receipts.
+
+        Raises `CallbackRefused` if the provider did not sign it, and `CallbackUnreadable` if it cannot be
+        read.
+        """
+        listed = self._provider_with_callbacks(provider)
+        if len(callback.body) > _MAX_BODY_BYTES:
+            raise CallbackUnreadable(
+                f"the callback is larger than {_MAX_BODY_BYTES} bytes; nothing was changed"
+            )
+        await self._prepare(listed, callback)
+        parsed = self._parse(listed, callback)
+        counted = await self.apply(listed, parsed.receipts)
         return replace(
             counted,
-            ignored=heard.ignored,
-            unreadable=heard.unreadable + counted.unreadable,
-            reply=heard.reply,
-            reply_type=heard.reply_type,
-            reply_headers=heard.reply_headers,
+            ignored=parsed.ignored,
+            unreadable=parsed.unreadable + counted.unreadable,
+            reply=parsed.reply,
+            reply_type=parsed.reply_type,
+            reply_headers=parsed.reply_headers,
         )
 
     async def apply(self, listed: Listed, receipts: Iterable[Receipt]) -> CallbackResult:
-        """Hands receipts of one provider to the store, in bounded steps. Safe to repeat after an error."""
-        usable, unreadable = self._completed(listed, receipts)
+        """Applies receipts of one provider in steps of limited size. Safe to repeat after an error."""
+        usable, unreadable = self._complete(listed, receipts)
         applied = unchanged = orphaned = 0
-        for start in range(0, len(usable), _STEP):
-            step = usable[start : start + _STEP]
+        for start in range(0, len(usable), _BATCH_SIZE):
+            step = usable[start : start + _BATCH_SIZE]
             try:
                 result = await self._backend.receipt(step)
             except StoreError as error:
@@ -106,55 +115,58 @@ class Callbacks:
             unchanged += len(result.unchanged)
             orphaned += len(result.orphaned)
         if applied and any(receipt.event is ReceiptEvent.FAILED for receipt in usable):
-            self._wake()  # it may have been reopened, and is due now
-        await self._tell()
+            self._wake()  # a failed notification may have been reopened and be due now
+        await self._flush_alerts()
         return CallbackResult(applied=applied, unchanged=unchanged, orphaned=orphaned, unreadable=unreadable)
 
     def _note_faults(self, provider: str, step: Sequence[Receipt], result: ReceiptResult) -> None:
-        """A reported fault of the provider raises the alert that the same answer to a send raises."""
+        """Raises the same alert for a provider fault in a receipt as for one in a send."""
         new = {*result.applied, *result.orphaned}
         if any(one.outcome is OutcomeKind.PROVIDER_FAULT and one.event_id in new for one in step):
             self._alerts.add_provider_fault(provider)
 
-    async def _tell(self) -> None:
-        """Writes the alerts; the receipts are applied already, so that a store that is away loses none."""
+    async def _flush_alerts(self) -> None:
+        """Writes the alerts. A store error is only logged, because the receipts are applied already."""
         try:
             await self._alerts.flush()
         except StoreError as error:
-            log.warning("an alert waits for the store: %s", error)
+            log.warning("cannot write an alert, the store is unavailable; trying again later: %s", error)
 
-    def _listed(self, provider: str) -> Listed:
+    def _provider_with_callbacks(self, provider: str) -> Listed:
         listed = self._roster.get(provider_id(provider))
         if listed is not None and isinstance(listed.provider, Hears):
             return listed
-        hearing = [one.id for one in self._roster if isinstance(one.provider, Hears)]
-        known = ", ".join(hearing) or "none"
-        problem = "is not configured" if listed is None else "does not call back"
-        raise InvalidRequest("provider", f"{provider!r} {problem}; those that do are: {known}")
+        supporting = [one.id for one in self._roster if isinstance(one.provider, Hears)]
+        known = ", ".join(supporting) or "none"
+        problem = "is not configured" if listed is None else "does not support callbacks"
+        raise InvalidRequest("provider", f"{provider!r} {problem}; providers that support callbacks: {known}")
 
-    async def _prepared(self, listed: Listed, callback: Callback) -> None:
-        """What the provider must fetch first. Where that fails, it refuses what it cannot verify."""
+    async def _prepare(self, listed: Listed, callback: Callback) -> None:
+        """Lets the provider fetch what it needs to verify the callback.
+
+        If that fails, verification fails later.
+        """
         if not isinstance(listed.provider, Prepares):
             return
         try:
             async with asyncio.timeout(_PREPARE_S):
                 await listed.provider.prepare(callback, self._clock.now_ms())
-        except Exception as error:  # a provider may fail in any way, and hang
+        except Exception as error:  # a provider may raise anything, or hang
             log.warning("%s could not prepare for a callback: %s", listed.id, type(error).__name__)
 
-    def _heard(self, listed: Listed, callback: Callback) -> Heard:
+    def _parse(self, listed: Listed, callback: Callback) -> Heard:
         assert isinstance(listed.provider, Hears), "checked by the caller"
         try:
             return listed.provider.hear(callback, self._clock.now_ms())
         except CallbackRefused:
-            log.warning("a callback in the name of %s was refused", listed.id)
+            log.warning("a callback for %s was rejected: its signature is not valid", listed.id)
             raise
-        except Exception as error:  # its text may name the recipient
+        except Exception as error:  # its text may contain the recipient
             log.error("%s could not read a callback: %s", listed.id, type(error).__name__)
             raise CallbackUnreadable(f"{listed.id} could not read the callback") from None
 
-    def _completed(self, listed: Listed, receipts: Iterable[Receipt]) -> tuple[Sequence[Receipt], int]:
-        """With what a callback cannot know; and how many no store could keep."""
+    def _complete(self, listed: Listed, receipts: Iterable[Receipt]) -> tuple[Sequence[Receipt], int]:
+        """Adds route and policy to receipts. Also returns the number of receipts that cannot be stored."""
         usable: list[Receipt] = []
         unreadable = 0
         routes = {channel: self._route(listed, channel) for channel in listed.channels}
@@ -170,8 +182,8 @@ class Callbacks:
                 replace(
                     receipt,
                     provider=listed.id,
-                    notification_id=_ours(receipt.notification_id),
-                    attempt=receipt.attempt if 0 < receipt.attempt < _MOST_ATTEMPTS else 0,
+                    notification_id=_own_id(receipt.notification_id),
+                    attempt=receipt.attempt if 0 < receipt.attempt < _MAX_ATTEMPTS else 0,
                     error=plain(receipt.error),
                     error_code=plain(receipt.error_code, 100),
                     routes=routes if failed else {},
@@ -187,11 +199,11 @@ class Callbacks:
         route = self._roster.route(channel)
         if channel is not Channel.PUSH:
             return route
-        # A device token belongs to the provider that gave it out: no other one can use it.
+        # A device token is valid only at the provider that issued it.
         return tuple(stop for stop in route if stop.provider == listed.id)
 
     def _channel_policies(self, listed: Listed) -> list[RetryPolicy]:
-        """The policy of each channel of the provider, for rows that do not say what their own was."""
+        """Returns the default policy of each channel, for rows that do not store their own."""
         book = self._policies.book
         return [
             book.policy(Keys("", "", "", channel, Priority.MEDIUM), Mode.STANDARD)
@@ -199,15 +211,18 @@ class Callbacks:
         ]
 
 
-def _ours(id: str | None) -> str | None:
-    """An id that can be one of ours: others may use the same account, with words of their own."""
+def _own_id(id: str | None) -> str | None:
+    """Returns the id if it can be one of ours, else None.
+
+    Other programs may use the same provider account.
+    """
     return id if id is not None and _UUID.fullmatch(id) else None
 
 
 def _wait_ms(asked: object) -> int | None:
-    """A wait that a provider may ask for, if it is one."""
+    """Returns a wait that a provider asked for, or None if it is not a positive integer."""
     return asked if isinstance(asked, int) and asked > 0 else None
 
 
 def _storable(id: str) -> bool:
-    return 0 < len(id) <= _LONGEST_ID and plain(id, _LONGEST_ID) == id
+    return 0 < len(id) <= _MAX_ID_CHARS and plain(id, _MAX_ID_CHARS) == id

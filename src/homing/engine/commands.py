@@ -1,4 +1,4 @@
-"""What callers and operators can do to notifications that exist."""
+"""Commands on existing notifications: cancel, retry, resend, acknowledge, reschedule, resolve."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from homing.engine.breakers import Breakers
 from homing.engine.roster import Roster
 from homing.engine.upkeep import Upkeep
 
-_STEP = 100
+_STEP_SIZE = 100
 
 
 class BulkProgress(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How far a bulk command has come. With `dry_run`, `done` counts what would be done."""
+    """Progress of a bulk command. With `dry_run`, `done` counts the notifications that would be changed."""
 
     matched: int
     done: int
     refused: int
     stopped: str | None = None
-    """Why it stopped early, if it did."""
+    """Why the command stopped early. None if it did not."""
 
 
 class Commands:
-    """Cancel, retry, resend, acknowledge, reschedule, resolve; one, several, or by filter."""
+    """Commands on one notification, or on all that match a filter."""
 
     _backend: Backend
     _breakers: Breakers
@@ -61,41 +61,52 @@ class Commands:
     _policy: Callable[[Notification], RetryPolicy]
 
     async def cancel(self, id: str, *, who: str = "api", why: str = "") -> bool:
-        """True: cancelled. False: an attempt is under way; there will be no further one."""
-        result = await self._one(id, Command(name=CommandName.CANCEL, who=who, why=why))
+        """Cancels a notification.
+
+        Returns False if an attempt is in flight; no further attempt will follow it.
+        """
+        result = await self._apply(id, Command(name=CommandName.CANCEL, who=who, why=why))
         return id in result.applied
 
     async def retry(
         self, id: str, *, who: str = "api", why: str = "", provider: str | None = None
     ) -> Notification:
-        """Due now, with one attempt granted if none is left; `provider` forces where it goes."""
-        command = await self._sending(CommandName.RETRY, id, who, why, provider)
-        await self._one(id, command)
+        """Makes a notification due now, and grants one more attempt if none is left.
+
+        `provider` forces the provider of the next attempt.
+        """
+        command = await self._build_command(CommandName.RETRY, id, who, why, provider)
+        await self._apply(id, command)
         self._wake()
         return await self.get(id)
 
     async def resend(self, id: str, *, who: str = "api", why: str = "", provider: str | None = None) -> str:
-        """A new notification with the same message; the id of it. The original is acknowledged and linked."""
-        command = await self._sending(CommandName.RESEND, id, who, why, provider)
-        result = await self._one(id, command)
+        """Creates a new notification with the same message and returns its id.
+
+        The original is acknowledged and linked to it.
+        """
+        command = await self._build_command(CommandName.RESEND, id, who, why, provider)
+        result = await self._apply(id, command)
         self._wake()
         return result.resent[id]
 
     async def acknowledge(self, id: str, *, who: str, why: str = "") -> None:
-        """A dead letter that somebody has looked at."""
-        await self._one(id, Command(name=CommandName.ACKNOWLEDGE, who=who, why=why))
+        """Marks a dead letter as seen."""
+        await self._apply(id, Command(name=CommandName.ACKNOWLEDGE, who=who, why=why))
 
     async def reschedule(self, id: str, delay: timedelta, *, who: str = "api", why: str = "") -> None:
-        """Makes a waiting notification due that long from now: at most 100 years."""
+        """Makes a waiting notification due after `delay`, at most 100 years from now."""
         delay_ms = span_ms(delay, "delay")
-        await self._one(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
+        await self._apply(id, Command(name=CommandName.RESCHEDULE, who=who, why=why, delay_ms=delay_ms))
         self._wake()
 
     async def resolve(self, id: str, status: Status, *, who: str, why: str = "") -> None:
-        """Says what became of one in doubt: `sent` or `failed`."""
+        """Resolves a notification that is in doubt, as `sent` or `failed`."""
         if status not in (Status.SENT, Status.FAILED):
-            raise InvalidRequest("status", f"is {status}; one in doubt is resolved as sent or failed")
-        await self._one(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=status))
+            raise InvalidRequest(
+                "status", f"is {status}; a notification in doubt can be resolved only as sent or failed"
+            )
+        await self._apply(id, Command(name=CommandName.RESOLVE, who=who, why=why, resolution=status))
 
     async def bulk(
         self,
@@ -108,19 +119,20 @@ class Commands:
         rate_per_second: float | None = None,
         as_of: datetime | None = None,
     ) -> AsyncGenerator[BulkProgress, None]:
-        """A command on all that a filter finds, in steps, with its progress.
+        """Applies a command to all notifications that match a filter, in steps, and yields the progress.
 
-        A resend or retry stops when a breaker opens meanwhile. Synchronous ones are left alone, and what
-        has changed since `as_of`: so a run that was broken off can be repeated and touches none twice.
+        A resend or retry stops if a breaker opens meanwhile. Synchronous notifications are skipped, and so
+        are those that changed after `as_of`. An interrupted run can therefore be repeated without changing
+        any notification twice.
         """
         if name is CommandName.RESOLVE:
-            raise InvalidRequest("command", "resolve is for one notification at a time")
+            raise InvalidRequest("command", "is resolve, which works on one notification at a time")
         if rate_per_second is not None and not 0 < rate_per_second < float("inf"):
-            raise InvalidRequest("rate_per_second", f"is {rate_per_second}; a rate must be above 0")
+            raise InvalidRequest("rate_per_second", f"is {rate_per_second}; it must be greater than 0")
         check_filter(filter)
         plain_text(who, "who")
         plain_text(why, "why")
-        step = _STEP if rate_per_second is None else max(1, min(_STEP, int(rate_per_second)))
+        step = _STEP_SIZE if rate_per_second is None else max(1, min(_STEP_SIZE, int(rate_per_second)))
         matched = done = refused = 0
         async for found in self._matching(name, filter, step, as_of):
             ids = [n.id for n in found]
@@ -132,7 +144,9 @@ class Commands:
             if stopped := await self._open_breaker(name, {n.channel for n in found}):
                 yield BulkProgress(matched=matched, done=done, refused=refused, stopped=stopped)
                 return
-            result = await self._backend.amend(self.tenant, ids, self._command(name, found, who, why))
+            result = await self._backend.amend(
+                self.tenant, ids, self._build_bulk_command(name, found, who, why)
+            )
             done += len(result.applied) + len(result.requested)
             refused += len(result.refused) + len(result.missing)
             self._wake()
@@ -147,15 +161,17 @@ class Commands:
         *,
         dry_run: bool = False,
     ) -> dict[str, int]:
-        """Removes what is past its age, in small steps, of all tenants; how many of each kind.
+        """Deletes data of all tenants that is older than its retention, and returns counts by kind.
 
-        `on_step` hears the same after each step, and ends it early with True. With `dry_run`, how many
-        notifications it would be.
+        `on_step` is called with the counts after each step, and ends the purge early by returning True. With
+        `dry_run`, nothing is deleted and only the notifications that would be deleted are counted.
         """
         work = self._upkeep.purgeable if dry_run else self._upkeep.purge
         return await work(retention, on_step)
 
-    async def _sending(self, name: CommandName, id: str, who: str, why: str, provider: str | None) -> Command:
+    async def _build_command(
+        self, name: CommandName, id: str, who: str, why: str, provider: str | None
+    ) -> Command:
         notification = await self.get(id)
         chosen = outlet = None
         if provider is not None:
@@ -172,15 +188,17 @@ class Commands:
             max_age_ms=self._policy(notification).max_age_ms,
         )
 
-    def _command(self, name: CommandName, found: Sequence[Notification], who: str, why: str) -> Command:
+    def _build_bulk_command(
+        self, name: CommandName, found: Sequence[Notification], who: str, why: str
+    ) -> Command:
         new_ids = {n.id: self._new_id() for n in found} if name is CommandName.RESEND else {}
-        # The deadline only says when to look again, so the smallest serves all of them.
+        # The deadline only sets when the age is checked again, so the smallest one works for all.
         max_age_ms = min(self._policy(n).max_age_ms for n in found)
         return Command(
             name=name, who=who, why=why, new_ids=new_ids, batch_id=self._new_id(), max_age_ms=max_age_ms
         )
 
-    async def _one(self, id: str, command: Command) -> AmendResult:
+    async def _apply(self, id: str, command: Command) -> AmendResult:
         plain_text(command.who, "who")
         plain_text(command.why, "why")
         if not is_storable(id):
@@ -197,7 +215,7 @@ class Commands:
     async def _matching(
         self, name: CommandName, filter: Filter, step: int, as_of: datetime | None
     ) -> AsyncIterator[list[Notification]]:
-        """Those for which the command is possible, page by page."""
+        """Yields the notifications to which the command can be applied, page by page."""
         order = Command(name=name, who="")
         cursor: str | None = None
         while True:
@@ -234,9 +252,9 @@ def _address(notification: Notification) -> str:
 
 def _hint(name: CommandName, status: Status) -> str:
     if status is Status.SENDING:
-        return "An attempt is under way; try again when it has ended."
+        return "An attempt is in flight; try again when it has ended."
     if name in (CommandName.RETRY, CommandName.RESEND):
         if status in (Status.SENT, Status.DELIVERED):
-            return "It was sent; send it anew if it is wanted twice."
-        return "A synchronous send is never repeated; one that was resent lives on in its successor."
+            return "It was sent; create a new notification to send it again."
+        return "A synchronous send is never repeated, and a resent notification continues as its copy."
     return "See `homing status` for what happened to it."

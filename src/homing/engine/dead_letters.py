@@ -1,4 +1,4 @@
-"""Dead letters in the order in which somebody should look at them."""
+"""Lists dead letters in the order in which operators should handle them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from homing.core.model import Filter, Notification, Page, Status
 from homing.engine.operations import Operations
 
 _UNSEEN, _SEEN = "u:", "a:"
-"""How a cursor begins: it says in which of the two parts its page ended."""
+"""Prefixes of a cursor. They tell in which of the two parts of the list the page ended."""
 
 
 async def dead_letters(
@@ -20,14 +20,17 @@ async def dead_letters(
     limit: int = 50,
     cursor: str | None = None,
 ) -> Page:
-    """Unacknowledged first, then newest first; only those or only the others where `acknowledged` says so."""
+    """Returns a page of dead letters: unacknowledged ones first, and newest first within each part.
+
+    `acknowledged` restricts the list to one of the two parts. If None, both are listed.
+    """
     parts = {_UNSEEN: False, _SEEN: True}
     if acknowledged is not None:
         parts = {mark: seen for mark, seen in parts.items() if seen is acknowledged}
     marks = list(parts)
     mark, after = (cursor[:2], cursor[2:] or None) if cursor else (marks[0], None)
     if mark not in parts:
-        raise InvalidRequest("cursor", "is not one that this list has given")
+        raise InvalidRequest("cursor", "is not a cursor of this list; use one that the list returned")
     items: list[Notification] = []
     for at, part in enumerate(marks):
         if at < marks.index(mark):

@@ -1,4 +1,4 @@
-"""One claimed batch on its way: guard → route → send → decide → settler."""
+"""Takes a claimed batch through its steps: guard, route, send, decide. The results go to the settler."""
 
 from __future__ import annotations
 
@@ -28,26 +28,29 @@ from homing.engine.seats import Seats
 
 log = logging.getLogger("homing.deliverer")
 
-# Looked up once, as in `core.decide`.
+# Module constants: looking up an enum member for every attempt is slow.
 _ACCEPTED, _SYNCHRONOUS = OutcomeKind.ACCEPTED, Mode.SYNCHRONOUS
 _STORE_PAUSE_MS = 1_000
 
 
 class Ready(Struct, frozen=True, gc=False):
-    """A claim that the guard let pass, with the policy of this decision."""
+    """A claim that passed the guard, with the retry policy to apply to it."""
 
     claim: Claim
     policy: RetryPolicy
     trial: int = 0
-    """The version of the breaker at which this attempt won its trial; 0: it is none."""
+    """Version of the breaker when this attempt became its trial. 0 if this attempt is not a breaker trial."""
 
 
 OnEnded = Callable[[list[tuple[Ready, Settlement | None]]], None]
-"""Told of attempts that ended at the same moment. None: its lease will run out."""
+"""Called with the attempts that ended together.
+
+A settlement of None means that the attempt is abandoned and its lease expires.
+"""
 
 
-class _Begun:
-    """An attempt that nobody waits for."""
+class _BatchAttempt:
+    """An attempt that was started as part of a batch and reports its result through a callback."""
 
     __slots__ = ("_deliverer", "began_ms", "due_ms", "ended", "one")
 
@@ -59,11 +62,15 @@ class _Begun:
         self.ended = ended
 
     def ring(self, now_ms: int) -> None:
+        """Ends the attempt, because its timeout has elapsed."""
         self._deliverer.break_off(self)
 
 
 class Deliverer:
-    """Attempts claims. Everything it decides comes from `core`; everything it does ends at the settler."""
+    """Attempts claims.
+
+    The decisions are made by functions of `core`, and their settlements go to the settler.
+    """
 
     def __init__(
         self,
@@ -87,36 +94,36 @@ class Deliverer:
         self._chance = chance
         self._deadlines = Deadlines(clock)
         self._seats = {listed.id: Seats(listed.max_in_flight) for listed in roster}
-        self._beginners: dict[str, Begins] = {
+        self._batch_providers: dict[str, Begins] = {
             listed.id: listed.provider
             for listed in roster
             if isinstance(listed.provider, Begins) and listed.provider.begins
         }
 
     async def guard(self, claims: Sequence[Claim], settle: Callable[[Settlement], None]) -> list[Ready]:
-        """Ends or postpones what must not be attempted now; the others are ready."""
+        """Settles claims that must not be attempted now, and returns the others."""
         facts = await facts_of(self._directory, claims)
         now = self._breakers.now()
         ready = []
         for claim in claims:
             policy = self.policy(claim)
             known = self._pacing.quiet(claim, facts.get(claim.id, NOTHING_AGAINST_IT), now)
-            # When the store leased it, it was as late as that: a claim may have been asked for long before.
+            # The estimate of the store's time may be behind; the claim started no earlier than `started_at`.
             ended = judge(claim, policy, known, now=max(now, claim.started_at))
             if ended is None:
                 ready.append(Ready(claim, policy))
             else:
                 settle(ended)
-        return await self._paced(ready, settle)
+        return await self._within_rate_limits(ready, settle)
 
     async def route(self, ready: Sequence[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
-        """Chooses each claim's provider and records a changed one before anything is sent there."""
+        """Chooses each claim's provider. A change of provider is stored before anything is sent there."""
         await self._win_trials(ready)
         placed: list[Ready] = []
         moved: list[Ready] = []
-        open_ways = self._open_ways(ready)
+        unchanged_routes = self._unchanged_routes(ready)
         for one in ready:
-            if (one.claim.provider, one.claim.channel) in open_ways and not one.claim.holds:
+            if (one.claim.provider, one.claim.channel) in unchanged_routes and not one.claim.holds:
                 placed.append(one)
                 continue
             choice = self._choose(one.claim)
@@ -134,14 +141,14 @@ class Deliverer:
         return placed + await self._record_moves(moved, settle)
 
     async def attempt(self, one: Ready, until_ms: int | None = None) -> Settlement | None:
-        """One send and its decision. None: nothing was sent, and there is nothing to settle here.
+        """Sends one notification and returns its settlement, or None if nothing was sent.
 
-        Either the lease is gone and somebody else settles it, or no slot came free before `until_ms`
-        (monotonic), by which a synchronous send must have ended.
+        Nothing is sent if the lease cannot be extended, or if no slot became free before `until_ms`, the
+        monotonic time by which a synchronous send must have ended.
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
-        seats = self._seats[claim.provider]
-        if not seats.take() and not await self._seated(seats, until_ms):
+        slots = self._seats[claim.provider]
+        if not slots.take() and not await self._acquire(slots, until_ms):
             return None
         try:
             began_ms = clock.monotonic_ms()
@@ -150,7 +157,7 @@ class Deliverer:
                 began_ms = clock.monotonic_ms()
             trial = one.trial > 0 and breakers.is_trial(claim.provider, one.trial)
             if not trial and not breakers.usable(claim.provider):
-                return self._stopped_meanwhile(one)
+                return self._reroute(one)
             if until_ms is not None:
                 timeout_ms = until_ms - began_ms
                 if timeout_ms <= 0:
@@ -164,26 +171,26 @@ class Deliverer:
             outcome = await answer(self._roster[claim.provider], delivery, deadline)
             ended_ms = clock.monotonic_ms()
         finally:
-            seats.release()
+            slots.release()
         now = breakers.now(ended_ms)
-        outcome = self._attributed(claim, outcome, now)
+        outcome = self._attribute(claim, outcome, now)
         if not deadline.stood_still(ended_ms):
             breakers.record(claim.provider, outcome.kind, trial=trial)
-        return self._decided(one, outcome, began_ms, ended_ms, now)
+        return self._decide(one, outcome, began_ms, ended_ms, now)
 
     def begin(self, batch: Sequence[Ready], ended: OnEnded) -> list[Ready]:
-        """Begins together what needs nothing to be waited for first. The others are left for `attempt`.
+        """Starts attempts in batches if nothing has to be awaited first. Returns the others for `attempt`.
 
-        `ended` may be told of some before this returns.
+        `ended` may be called for some attempts before this method returns.
         """
         breakers, began_ms = self._breakers, self._clock.monotonic_ms()
         if breakers.is_stale(began_ms):
             return list(batch)
         now = breakers.now(began_ms)
-        ways: dict[str, list[tuple[Delivery, _Begun]]] = {
+        ways: dict[str, list[tuple[Delivery, _BatchAttempt]]] = {
             provider: []
             for provider in dict.fromkeys([one.claim.provider for one in batch])
-            if provider in self._beginners and breakers.usable(provider)
+            if provider in self._batch_providers and breakers.usable(provider)
         }
         left = []
         for one in batch:
@@ -192,65 +199,68 @@ class Deliverer:
             if way is None or one.trial or claim.lease_until - now <= timeout_ms:
                 left.append(one)
             elif self._seats[claim.provider].take():
-                begun = _Begun(self, one, began_ms, began_ms + timeout_ms, ended)
+                begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
                 way.append((delivery_of(claim, timeout_ms), begun))
             else:
                 left.append(one)
         for provider, way in ways.items():
             if way:
                 self._deadlines.add([begun for _, begun in way])
-                self._beginners[provider].begin(way, self._heard)
+                self._batch_providers[provider].begin(way, self._on_outcomes)
         return left
 
-    def break_off(self, begun: _Begun) -> None:
-        """Its time is up, whatever its provider does."""
-        self._beginners[begun.one.claim.provider].give_up((begun,))
-        self._heard([(begun, unanswered(begun.due_ms - begun.began_ms))])
+    def break_off(self, begun: _BatchAttempt) -> None:
+        """Aborts an attempt whose timeout has elapsed, and reports it as ambiguous."""
+        self._batch_providers[begun.one.claim.provider].give_up((begun,))
+        self._on_outcomes([(begun, unanswered(begun.due_ms - begun.began_ms))])
 
     def abandon(self, ended: OnEnded) -> list[Ready]:
-        """Breaks off all that was begun for this listener; nothing is told of them."""
+        """Aborts all batch attempts that report to `ended`, without reporting them, and returns them."""
         open_ = self._deadlines.open
-        gone = [begun for begun in open_ if isinstance(begun, _Begun) and begun.ended == ended]
-        by_provider: dict[str, list[_Begun]] = {}
+        gone = [begun for begun in open_ if isinstance(begun, _BatchAttempt) and begun.ended == ended]
+        by_provider: dict[str, list[_BatchAttempt]] = {}
         for begun in gone:
             del open_[begun]
             by_provider.setdefault(begun.one.claim.provider, []).append(begun)
         for provider, those in by_provider.items():
-            self._beginners[provider].give_up(set(those))
+            self._batch_providers[provider].give_up(set(those))
             for _ in those:
                 self._seats[provider].release()
         return [begun.one for begun in gone]
 
-    def _heard(self, results: list[tuple[_Begun, Outcome | Exception]]) -> None:
-        ended_ms, open_, seats = self._clock.monotonic_ms(), self._deadlines.open, self._seats
+    def _on_outcomes(self, results: list[tuple[_BatchAttempt, Outcome | Exception]]) -> None:
+        ended_ms, open_, slots = self._clock.monotonic_ms(), self._deadlines.open, self._seats
         now = self._breakers.now(ended_ms)
-        told: dict[OnEnded, list[tuple[Ready, Settlement | None]]] = {}
-        for begun, said in results:
-            if open_.pop(begun, False) is False:  # it was broken off: this comes too late
+        reports: dict[OnEnded, list[tuple[Ready, Settlement | None]]] = {}
+        for begun, result in results:
+            if open_.pop(begun, False) is False:  # aborted earlier, so this result is too late
                 continue
             one, settlement = begun.one, None
             provider = one.claim.provider
-            seats[provider].release()
+            slots[provider].release()
             try:
-                outcome = broken_off(provider, said) if isinstance(said, Exception) else clean(said)
-                outcome = self._attributed(one.claim, outcome, now)
+                outcome = broken_off(provider, result) if isinstance(result, Exception) else clean(result)
+                outcome = self._attribute(one.claim, outcome, now)
                 if not stood_still(begun.due_ms, ended_ms):
                     self._breakers.record(provider, outcome.kind)
-                settlement = self._decided(one, outcome, begun.began_ms, ended_ms, now)
+                settlement = self._decide(one, outcome, begun.began_ms, ended_ms, now)
             except Exception:
-                log.exception("an attempt broke off unexpectedly; its lease will run out")
-            told.setdefault(begun.ended, []).append((one, settlement))
-        for ended, those in told.items():
+                log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
+            reports.setdefault(begun.ended, []).append((one, settlement))
+        for ended, those in reports.items():
             ended(those)
 
-    def _attributed(self, claim: Claim, outcome: Outcome, now: int) -> Outcome:
-        """The outcome as the breaker and the decision both see it."""
+    def _attribute(self, claim: Claim, outcome: Outcome, now: int) -> Outcome:
+        """Returns the outcome that the breaker and the decision use.
+
+        An unlisted error is attributed to a cause first.
+        """
         if not outcome.unlisted:
             return outcome
         elapsed_ms = max(0, now - claim.started_at)
         return attributed(claim, outcome, self._roster.route(claim.channel), elapsed_ms=elapsed_ms)
 
-    def _decided(self, one: Ready, outcome: Outcome, began_ms: int, ended_ms: int, now: int) -> Settlement:
+    def _decide(self, one: Ready, outcome: Outcome, began_ms: int, ended_ms: int, now: int) -> Settlement:
         claim, taken = one.claim, outcome.kind is _ACCEPTED
         return decide(
             claim,
@@ -263,25 +273,29 @@ class Deliverer:
             stopped=not taken and not self._breakers.usable(claim.provider),
         )
 
-    def _stopped_meanwhile(self, one: Ready) -> Settlement:
-        """Its provider stopped while it waited for a slot there: routed anew, at once if somebody is free."""
+    def _reroute(self, one: Ready) -> Settlement:
+        """Postpones a claim whose provider stopped while the claim waited for a slot.
+
+        The claim is due at once if another provider is available.
+        """
         choice = self._choose(one.claim)
         wait_ms = 0 if choice.stop is not None else self._wait_ms(one.claim, choice)
         return postpone(one.claim, one.policy, wait_ms, Reason.NO_PROVIDER)
 
-    async def _seated(self, seats: Seats, until_ms: int | None) -> bool:
+    async def _acquire(self, slots: Seats, until_ms: int | None) -> bool:
+        """Waits for a slot and returns True, or returns False if none became free before `until_ms`."""
         if until_ms is None:
-            await seats.wait()
+            await slots.wait()
             return True
         try:
             async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                await seats.wait()
+                await slots.wait()
         except TimeoutError:
             return False
         return True
 
     def settle_lost(self, claim: Claim) -> Settlement:
-        """The settlement of a lease that ran out: the worker died, or was away for too long."""
+        """Returns the settlement of an expired lease, whose worker died or was suspended for too long."""
         elapsed_ms = max(0, self._breakers.now() - claim.started_at)
         outcome = Outcome(OutcomeKind.LOST, error_code="lost", error=f"worker {claim.worker} was lost")
         return decide(
@@ -295,19 +309,23 @@ class Deliverer:
         )
 
     def give_up(self, claim: Claim) -> Settlement:
-        """The settlement of a synchronous send that never came to its attempt."""
+        """Returns the settlement of a synchronous send that ran out of time before its attempt."""
         return give_up(claim, self.policy(claim))
 
     def policy(self, claim: Claim) -> RetryPolicy:
+        """Returns the retry policy in force for this claim."""
         return self._policies.book.policy_for(
             claim.tenant, claim.type, claim.origin, claim.channel, claim.priority, claim.mode
         )
 
     def timeout_ms(self, one: Ready) -> int:
+        """Returns the timeout of this attempt."""
         return SYNCHRONOUS_TIMEOUT_MS if one.claim.mode is _SYNCHRONOUS else one.policy.timeout_ms
 
-    async def _paced(self, ready: list[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
-        """Those that the rate limits of their tenants and recipients let pass; the others wait their turn."""
+    async def _within_rate_limits(
+        self, ready: list[Ready], settle: Callable[[Settlement], None]
+    ) -> list[Ready]:
+        """Returns the claims within the rate limits of tenant and recipient, and postpones the others."""
         waits = await self._pacing.waits([one.claim for one in ready])
         if not waits:
             return ready
@@ -317,14 +335,14 @@ class Deliverer:
         return [one for one in ready if one.claim.id not in waits]
 
     async def _win_trials(self, ready: Sequence[Ready]) -> None:
-        """Tries to win the one trial of a breaker for a claim that would go there.
+        """Tries to win the single trial of a half-open breaker for a claim that would go to its provider.
 
-        A provider that is on hold for a claim is passed over: the claim cannot go there, so another provider
-        of its route is tried.
+        A provider that is on hold for the claim is skipped, because the claim cannot go there.
         """
         now = self._breakers.now()
         starts = dict.fromkeys(
-            (one.claim.provider, one.claim.channel, one.claim.pinned, _held(one.claim, now)) for one in ready
+            (one.claim.provider, one.claim.channel, one.claim.pinned, _providers_on_hold(one.claim, now))
+            for one in ready
         )
         for start, channel, pinned, held in starts:
             for stop in rotation(self._roster.route(channel), start):
@@ -341,11 +359,14 @@ class Deliverer:
         try:
             return await self._breakers.try_trial(provider, longest_trial_ms(self._policies.book))
         except StoreError as error:
-            log.warning("no trial of %s: %s", provider, error)
+            log.warning("could not start a breaker trial of %s: %s", provider, error)
             return False
 
-    def _open_ways(self, ready: Sequence[Ready]) -> set[tuple[str, Channel]]:
-        """(provider, channel) of those that go where they are meant to: there is nothing to choose."""
+    def _unchanged_routes(self, ready: Sequence[Ready]) -> set[tuple[str, Channel]]:
+        """Returns the (provider, channel) pairs whose claims stay where they are.
+
+        For these, nothing has to be chosen.
+        """
         ways = {(one.claim.provider, one.claim.channel) for one in ready}
         return {
             (provider, channel)
@@ -365,7 +386,7 @@ class Deliverer:
         )
 
     def _wait_ms(self, claim: Claim, choice: Choice) -> int:
-        """Time until a hold ends or a breaker may let a trial through, whichever comes first."""
+        """Returns the time until a hold ends or a breaker allows a trial, whichever comes first."""
         route, now, usable = self._roster.route(claim.channel), self._breakers.now(), self._breakers.usable
         names = [stop.provider for stop in route if not claim.pinned or stop.provider == claim.provider]
         stopped = [name for name in names if claim.holds.get(name, 0) <= now or not usable(name)]
@@ -375,6 +396,7 @@ class Deliverer:
         return min(waits, default=30_000)
 
     async def _record_moves(self, moved: list[Ready], settle: Callable[[Settlement], None]) -> list[Ready]:
+        """Stores the new providers of moved claims, and returns those whose lease is still held."""
         if not moved:
             return []
         asked_at = self._breakers.now()
@@ -383,35 +405,35 @@ class Deliverer:
         try:
             held = await self._backend.extend(leases, lease_ms)
         except StoreError as error:
-            log.warning("could not record a failover, %d notifications wait: %s", len(moved), error)
+            log.warning("could not record a failover, %d notifications are postponed: %s", len(moved), error)
             for one in moved:
                 settle(postpone(one.claim, one.policy, _STORE_PAUSE_MS, None))
             return []
-        # Counted from when we asked: we may think a lease shorter than it is, never longer.
+        # Counted from before the call, so that the lease is never assumed to be longer than it is.
         until = asked_at + lease_ms
         return [replace(m, claim=replace(m.claim, lease_until=until)) for m in moved if m.claim.id in held]
 
     async def _fits(self, claim: Claim, timeout_ms: int) -> bool:
-        """A send starts only if it can end inside its lease: one that is too short is prolonged first."""
+        """Extends a lease that is too short for the attempt. Returns False if the attempt must not start."""
         asked_ms = self._clock.monotonic_ms()
         try:
             held = await self._backend.extend([Lease(claim.id, claim.token)], timeout_ms + LEASE_MARGIN_MS)
         except StoreError as error:
-            log.warning("could not prolong the lease of %s, it is left to the reaper: %s", claim.id, error)
+            log.warning("could not extend the lease of %s, it will expire: %s", claim.id, error)
             return False
-        # An answer that took too long says nothing about how much of the lease is left.
+        # After a slow response, it is unknown how much of the lease is left.
         return claim.id in held and self._clock.monotonic_ms() - asked_ms < LEASE_MARGIN_MS
 
 
-def _held(claim: Claim, now: int) -> frozenset[str]:
+def _providers_on_hold(claim: Claim, now: int) -> frozenset[str]:
     """Returns the providers that are on hold for this claim."""
     return frozenset([provider for provider, until in claim.holds.items() if until > now])
 
 
 def delivery_of(claim: Claim, timeout_ms: int) -> Delivery:
-    """The attempt that a claim is for, as its provider sees it."""
+    """Returns the delivery that the provider gets for this claim."""
     id, message = claim.id, claim.message
-    return Delivery(  # by position: see `core.decide`
+    return Delivery(  # positional arguments: this runs for every attempt, and keywords are slower
         id,
         claim.tenant,
         claim.channel,

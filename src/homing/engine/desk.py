@@ -1,4 +1,4 @@
-"""Providers as an operator sees them: what is wired in, how each is doing, and a way to try one out."""
+"""Provider operations for operators: list, health check, test message and breaker control."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from homing.engine.answering import Deadlines, answer, plain
 from homing.engine.breakers import Breakers
 from homing.engine.roster import Listed, Roster
 
-_CHECK_S = 10
+_CHECK_TIMEOUT_S = 10
 _TEST_TIMEOUT_MS = 30_000
 TEST_CONTENT = Content(
     subject="Test message",
@@ -31,27 +31,30 @@ TEST_CONTENT = Content(
 
 
 class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A provider's breaker, as people read it."""
+    """State of a provider's circuit breaker."""
 
     phase: Phase
-    """What holds: the operator's choice where there is one."""
+    """Phase in effect. If an operator forced a phase, that one."""
     forced: bool = False
     by: str = ""
-    """With `forced`: who chose it."""
+    """Operator who forced the phase. Empty unless `forced`."""
     why: str = ""
     since: datetime | None = None
     until: datetime | None = None
-    """While it is open or half open by itself: when it next lets a trial through."""
+    """When the breaker next allows a trial. Set while it is open or half open without being forced."""
 
 
 class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One provider with its settings and its breaker."""
+    """A configured provider with its settings and its breaker."""
 
     id: str
     kind: str
     channels: tuple[Channel, ...]
     routes: Mapping[Channel, int] = field(default_factory=dict)
-    """Channel → its place on that route; 1 is tried first. A channel may have a route without it."""
+    """Channel → position of the provider on the channel's route; 1 is tried first.
+
+    A channel whose route does not contain the provider is missing here.
+    """
     weight: int | None = None
     breaker: BreakerView
     max_in_flight: int
@@ -61,7 +64,7 @@ class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class Health(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What a provider's health check said."""
+    """Result of a provider's health check."""
 
     provider: str
     usable: bool
@@ -69,7 +72,7 @@ class Health(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
 
 
 class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A test message: where it went and what became of it."""
+    """Result of a test message."""
 
     provider: str
     channel: Channel
@@ -82,7 +85,7 @@ class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel
 
 
 class ProviderDesk:
-    """The part of the engine's front that is about providers."""
+    """Provider operations of the engine."""
 
     _roster: Roster
     _breakers: Breakers
@@ -91,12 +94,12 @@ class ProviderDesk:
     tenant: str
 
     async def providers(self) -> tuple[ProviderView, ...]:
-        """All that are wired in, in the order of their list, with their breakers as they are now."""
+        """Returns all providers in their configured order, with the current state of their breakers."""
         await self._breakers.refresh(at_once=True)
         return tuple(self._view(listed) for listed in self._roster)
 
     async def check_providers(self, provider: str | None = None) -> tuple[Health, ...]:
-        """Asks each provider (or the one that is named) whether it is usable; changes nothing."""
+        """Runs the health check of one provider, or of all. Changes nothing."""
         chosen = list(self._roster) if provider is None else [self._listed(provider)]
         problems = await asyncio.gather(*(problem_of(listed) for listed in chosen))
         return tuple(
@@ -105,9 +108,9 @@ class ProviderDesk:
         )
 
     async def try_provider(self, provider: str, address: str, channel: Channel | None = None) -> Tried:
-        """Really sends a test message, now, through this provider alone.
+        """Sends a real test message through this provider and returns the result.
 
-        Nothing is stored and nothing is tried again; breaker, rate limit and preferences are not asked.
+        Nothing is stored or retried. Breaker, rate limits and preferences are ignored.
         """
         listed = self._listed(provider)
         over = self._channel(listed, channel)
@@ -144,22 +147,22 @@ class ProviderDesk:
         )
 
     async def force_breaker(self, provider: str, phase: Phase | None, *, who: str, why: str = "") -> None:
-        """Opens or closes a provider's breaker by hand; None gives it back to the automatic one."""
+        """Forces a provider's breaker open or closed. A phase of None returns it to automatic control."""
         await self._breakers.force(self._listed(provider).id, phase, who, why)
 
     def _listed(self, provider: str) -> Listed:
         listed = self._roster.get(provider_id(provider))
         if listed is None:
             known = ", ".join(one.id for one in self._roster)
-            raise InvalidRequest("provider", f"{provider!r} is not configured; known are {known}")
+            raise InvalidRequest("provider", f"{provider!r} is not configured; configured providers: {known}")
         return listed
 
     def _channel(self, listed: Listed, asked: Channel | None) -> Channel:
         serves = ", ".join(channel.value for channel in listed.channels)
         if asked is None and len(listed.channels) > 1:
-            raise InvalidRequest("channel", f"is missing; {listed.id} serves {serves}: say which to try")
+            raise InvalidRequest("channel", f"is missing; {listed.id} serves {serves}, so choose one")
         if asked is not None and asked not in listed.channels:
-            raise InvalidRequest("channel", f"{asked} is not served by {listed.id}; allowed are {serves}")
+            raise InvalidRequest("channel", f"{asked} is not served by {listed.id}; it serves {serves}")
         return asked or listed.channels[0]
 
     def _view(self, listed: Listed) -> ProviderView:
@@ -184,7 +187,7 @@ class ProviderDesk:
 
 
 def breaker_view(breaker: Breaker) -> BreakerView:
-    """A breaker as it is shared between workers, for people."""
+    """Returns the public view of a breaker."""
     since = moment(breaker.changed_at) if breaker.changed_at else None
     if breaker.forced is not None:
         return BreakerView(
@@ -197,12 +200,12 @@ def breaker_view(breaker: Breaker) -> BreakerView:
 
 
 async def problem_of(listed: Listed) -> str:
-    """What a provider's health check finds wrong; empty: it looks usable."""
+    """Runs a provider's health check and returns the problem, or an empty string if there is none."""
     try:
-        async with asyncio.timeout(_CHECK_S):
+        async with asyncio.timeout(_CHECK_TIMEOUT_S):
             good = await listed.provider.check()
     except TimeoutError:
-        return f"no answer within {_CHECK_S} s"
-    except Exception as error:  # a health check may fail in any way
+        return f"no answer within {_CHECK_TIMEOUT_S} s"
+    except Exception as error:  # a health check may raise anything
         return plain(redact(str(error)) or type(error).__name__) or ""
-    return "" if good else "its check says no"
+    return "" if good else "the health check failed"

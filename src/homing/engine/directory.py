@@ -1,4 +1,4 @@
-"""The recipient directory that reads the store's own reference data."""
+"""The recipient directory that reads recipients, preferences and suppressions from the store."""
 
 from __future__ import annotations
 
@@ -32,38 +32,41 @@ from homing.core.unsubscribe import Subscription
 from homing.engine.recipients import Recipients
 
 _PUSH = Channel.PUSH
-_BY_LINK = "recipient"
-"""Who has changed it: they themselves, with the link in their mail."""
+_LINK_AUTHOR = "recipient"
+"""Author of a change that a recipient made through an unsubscribe link."""
 
-_MOST_TENANTS = 100_000
+_MAX_TENANTS = 100_000
 
 Filed = Mapping[str, Mapping[str, Any]]
-"""Key → what is filed under it."""
+"""Registry key → stored value."""
 Places = tuple[str, ...]
-"""Keys."""
+"""Registry keys."""
 
 
 class RegistryDirectory:
-    """Recipients, devices, preferences and suppressions from the Registry, a few reads per batch.
+    """Reads recipients, devices, preferences and suppressions from the Registry, with a few reads per batch.
 
-    - `recipient` by id: addresses, locale, time zone, quiet hours, and the tokens of the devices.
-    - `device` by token: `{"active": false}` skips it.
-    - `suppression` by channel, address and category (`*`: all of them).
-    - `preference` by recipient id, category (else `*`) and channel (else `*`): `{"allowed": false}`.
+    - `recipient`, keyed by id: addresses, locale, time zone, quiet hours and device tokens.
+    - `device`, keyed by token: `{"active": false}` means that the device is skipped.
+    - `suppression`, keyed by channel, address and category. Category `*` stands for all categories.
+    - `preference`, keyed by recipient id, category and channel: `{"allowed": false}` means unsubscribed.
+      Category or channel `*` applies if there is no specific preference.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._suppressing: set[str] = set()
-        """Tenants that have suppressions, as far as this process has seen."""
+        self._with_suppressions: set[str] = set()
+        """Tenants that are known to have suppressions."""
 
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
-        found = await self._known(tenant, RECIPIENT, set(ids))
+        """Returns the known recipients by id, with their active devices."""
+        found = await self._read(tenant, RECIPIENT, set(ids))
         tokens = {token for filed in found.values() for token in tokens_of(filed)}
         devices = await self._devices(tenant, tokens)
         return {id_: _recipient(id_, filed, devices) for id_, filed in found.items()}
 
     async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
+        """Returns what affects whether and when claims may be sent, by notification id."""
         by_tenant: dict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             by_tenant[claim.tenant].append(claim)
@@ -73,40 +76,43 @@ class RegistryDirectory:
         return found
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """A preference of who has an id, else a suppression of the address; of that category alone."""
+        """Ends the subscription to one category.
+
+        Sets a preference if the recipient has an id, and suppresses the address otherwise.
+        """
         people = Recipients(self._registry, subscription.tenant)
         channel, category = subscription.channel.value, subscription.category
         if subscription.recipient_id is not None:
             await people.prefer(
-                subscription.recipient_id, category=category, channel=channel, allowed=False, who=_BY_LINK
+                subscription.recipient_id, category=category, channel=channel, allowed=False, who=_LINK_AUTHOR
             )
         elif subscription.address is not None:
             await people.suppress(
-                channel, subscription.address, category=category, why="unsubscribed", who=_BY_LINK
+                channel, subscription.address, category=category, why="unsubscribed", who=_LINK_AUTHOR
             )
 
     async def has_left(self, subscription: Subscription) -> bool:
-        """Whether nothing would change by it."""
+        """Returns True if this subscription has already ended, so that `unsubscribe` would change nothing."""
         if subscription.recipient_id is not None:
             place = preference_key(
                 subscription.recipient_id, subscription.category, subscription.channel.value
             )
-            found = await self._known(subscription.tenant, PREFERENCE, {place})
+            found = await self._read(subscription.tenant, PREFERENCE, {place})
             return found.get(place, {}).get("allowed") is False
         place = suppression_key(subscription.channel, subscription.address or "", subscription.category)
-        return place in await self._known(subscription.tenant, SUPPRESSION, {place})
+        return place in await self._read(subscription.tenant, SUPPRESSION, {place})
 
     async def _tenant_facts(self, tenant: str, claims: Sequence[Claim]) -> dict[str, Facts]:
         places, suppressed = await self._suppressed(tenant, claims)
         named = [claim for claim in claims if claim.message.recipient.id is not None]
-        recipients = await self._known(tenant, RECIPIENT, {c.message.recipient.id or "" for c in named})
+        recipients = await self._read(tenant, RECIPIENT, {c.message.recipient.id or "" for c in named})
         devices = await self._devices(tenant, {c.address for c in claims if c.channel is _PUSH})
-        preferences = await self._known(tenant, PREFERENCE, {k for c in named for k in _preferences(c)})
+        preferences = await self._read(tenant, PREFERENCE, {k for c in named for k in _preference_keys(c)})
         if not (recipients or devices or suppressed or preferences):
             return {}
         found: dict[str, Facts] = {}
         for claim, keys in zip(claims, places, strict=True):
-            facts = _when(recipients.get(claim.message.recipient.id or "", {}))
+            facts = _time_facts(recipients.get(claim.message.recipient.id or "", {}))
             if suppressed and any(key in suppressed for key in keys):
                 facts = replace(facts, skip=Reason.SUPPRESSED)
             elif _allowed(claim, preferences) is False:
@@ -118,26 +124,25 @@ class RegistryDirectory:
         return found
 
     async def _suppressed(self, tenant: str, claims: Sequence[Claim]) -> tuple[Sequence[Places], Filed]:
-        """Where each of them may be suppressed, and what is filed there.
+        """Returns the keys under which each claim may be suppressed, and the suppressions found there.
 
-        Many tenants have no suppressions at all: of those it is asked whether that is still so, which costs
-        next to nothing, and nothing is looked up.
+        Many tenants have no suppressions. For them, one cheap read confirms that and no key is looked up.
         """
-        if tenant not in self._suppressing:
+        if tenant not in self._with_suppressions:
             if not await self._registry.list_entries(tenant, SUPPRESSION, limit=1):
                 return [()] * len(claims), {}
-            if len(self._suppressing) >= _MOST_TENANTS:
-                self._suppressing.clear()
-            self._suppressing.add(tenant)
+            if len(self._with_suppressions) >= _MAX_TENANTS:
+                self._with_suppressions.clear()
+            self._with_suppressions.add(tenant)
         places = [suppression_keys(claim.channel, claim.address, claim.category) for claim in claims]
-        return places, await self._known(tenant, SUPPRESSION, set(chain.from_iterable(places)))
+        return places, await self._read(tenant, SUPPRESSION, set(chain.from_iterable(places)))
 
     async def _devices(self, tenant: str, tokens: Collection[str]) -> Filed:
-        """By token."""
-        known = await self._known(tenant, DEVICE, set(map(address_key, tokens)))
+        """Returns the known devices by token."""
+        known = await self._read(tenant, DEVICE, set(map(address_key, tokens)))
         return {token: one for token in tokens if (one := known.get(address_key(token)))}
 
-    async def _known(self, tenant: str, kind: str, keys: set[str]) -> Filed:
+    async def _read(self, tenant: str, kind: str, keys: set[str]) -> Filed:
         if not keys:
             return {}
         entries = await self._registry.get_many(tenant, kind, sorted(keys))
@@ -148,33 +153,36 @@ def _recipient(id_: str, filed: Mapping[str, Any], devices: Filed) -> Recipient:
     try:
         found = msgspec.convert({**filed, "id": id_}, KnownRecipient)
     except msgspec.ValidationError as error:
-        raise InvalidRequest("recipient.id", f"{id_!r} is filed wrongly: {error}") from None
+        raise InvalidRequest("recipient.id", f"{id_!r} has an invalid entry in the store: {error}") from None
     if found.device_token is not None:
         return found
     active = tuple(device.token for device in devices_of(id_, filed, devices) if device.active)
     return replace(found, device_tokens=active)
 
 
-def _when(filed: Mapping[str, Any]) -> Facts:
-    """What a recipient's entry says of when they may be told something."""
+def _time_facts(filed: Mapping[str, Any]) -> Facts:
+    """Returns the time zone and quiet hours from a recipient's entry, as facts."""
     zone, window = filed.get("timeZone"), _window(filed.get("quietHours"))
     if zone is None and window is None:
         return NOTHING_AGAINST_IT
     return Facts(time_zone=zone if isinstance(zone, str) else None, quiet_hours=window)
 
 
-def _window(said: object) -> Window | None:
-    """A window that was filed by other means and makes no sense leaves those of the settings in force."""
-    if said is None:
+def _window(stored: object) -> Window | None:
+    """Returns the stored quiet hours, or None if there are none or they are invalid.
+
+    Then the settings apply.
+    """
+    if stored is None:
         return None
     try:
-        return window_from(msgspec.convert(said, QuietWindow), "quietHours")
+        return window_from(msgspec.convert(stored, QuietWindow), "quietHours")
     except (msgspec.ValidationError, InvalidRequest):
         return None
 
 
-def _preferences(claim: Claim) -> tuple[str, ...]:
-    """Where to look, the most specific first: the category weighs more than the channel."""
+def _preference_keys(claim: Claim) -> tuple[str, ...]:
+    """Returns the preference keys of a claim, most specific first. Category takes precedence over channel."""
     recipient_id = claim.message.recipient.id
     if recipient_id is None:
         return ()
@@ -186,5 +194,5 @@ def _preferences(claim: Claim) -> tuple[str, ...]:
 
 
 def _allowed(claim: Claim, preferences: Filed) -> object:
-    said = (preferences.get(key, {}).get("allowed") for key in _preferences(claim))
-    return next((allowed for allowed in said if allowed is not None), None)
+    values = (preferences.get(key, {}).get("allowed") for key in _preference_keys(claim))
+    return next((allowed for allowed in values if allowed is not None), None)

@@ -1,4 +1,4 @@
-"""Why a notification is where it is; and that, and policies, as they go over the wire (REST and `--json`)."""
+"""Explains why a notification has its status, and defines the JSON views of explanations and policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from homing.core.reading import camel
 
 
 class Explanation(Struct, frozen=True, kw_only=True):
-    """Why a notification is where it is, and what comes next."""
+    """Why a notification has its status, and what happens next."""
 
     history: History
     resolution: Resolution
@@ -22,14 +22,14 @@ class PolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
     """All fields of a retry policy. Durations are in milliseconds."""
 
     max_attempts: int
-    """All attempts at all providers, the first included."""
+    """Maximum number of attempts at all providers together, including the first."""
     backoff: Backoff
     base_ms: int
     factor: float
     steps_ms: tuple[int, ...]
-    """For `fixed`: the delay after each attempt; the last one repeats."""
+    """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
     cap_ms: int
-    """0: none."""
+    """Upper limit of a delay. 0 means no limit."""
     jitter: Jitter
     jitter_ratio: float
     jitter_ms: int
@@ -39,30 +39,30 @@ class PolicyView(Struct, frozen=True, kw_only=True, rename="camel"):
     max_age_ms: int
     bounce_failover: BounceFailover
     call: str | UnsetType = UNSET
-    """For `callable`: the name of the function."""
+    """Name of the delay function, for the `callable` backoff."""
 
 
 class ExplanationView(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What happened to a notification, by which policy, and what comes next."""
+    """What happened to a notification, under which policy, and what happens next."""
 
     notification: Notification
     attempts: tuple[Attempt, ...]
     causes: tuple[Cause, ...]
-    """What changed it besides attempts: commands, receipts, the guard."""
+    """Changes other than attempts: commands, receipts and pre-send checks."""
     policy: PolicyView
     rule: str | None
-    """The rule that won, if one of the user's own matched."""
+    """Name of the configured rule that applies. None if only the preset applies."""
     preset_rule: str
     sources: dict[str, str]
-    """Field of the policy → where it came from."""
+    """Field of the policy → rule or preset that set it."""
     passed_over: tuple[str, ...]
-    """Rules that matched too but were less specific."""
+    """Rules that also matched but are less specific."""
     verdict: str
     next_step: str
 
 
 def policy_view(policy: RetryPolicy) -> PolicyView:
-    """A policy of its own Python function is shown by that function's name."""
+    """Returns the view of a policy. A delay function is shown by its name."""
     values = {name: getattr(policy, name) for name in policy.__struct_fields__ if name != "call"}
     if policy.call is None:
         return PolicyView(**values)
@@ -70,7 +70,7 @@ def policy_view(policy: RetryPolicy) -> PolicyView:
 
 
 def explanation_view(found: Explanation) -> ExplanationView:
-    """The whole explanation in one flat object."""
+    """Returns an explanation as one flat object."""
     resolution = found.resolution
     return ExplanationView(
         notification=found.history.notification,
@@ -87,7 +87,7 @@ def explanation_view(found: Explanation) -> ExplanationView:
 
 
 def verdict(history: History) -> str:
-    """What became of it so far, in one line."""
+    """Returns one line about what has happened to a notification so far."""
     n = history.notification
     error = f": {n.last_error}" if n.last_error else ""
     tries = f"{n.attempt_count} attempt{'' if n.attempt_count == 1 else 's'}"
@@ -95,9 +95,9 @@ def verdict(history: History) -> str:
         case Status.SENT | Status.DELIVERED:
             return f"{n.status.value} by {n.provider} at attempt {n.attempt_count}"
         case Status.FAILED if n.reason is Reason.PROVIDER_UNAVAILABLE:
-            return f"no provider took it within its maximum age, after {tries}{error}"
+            return f"no provider accepted it within its maximum age, after {tries}{error}"
         case Status.FAILED:
-            return f"failed after {tries} ({n.reason or 'no reason kept'}){error}"
+            return f"failed after {tries} ({n.reason or 'no reason recorded'}){error}"
         case Status.RETRYING:
             return f"{tries} so far{error}"
         case _:

@@ -1,4 +1,7 @@
-"""What one tenant can do: send, look, and operate on what was sent. The engine is one, and makes others."""
+"""The operations of one tenant: send, read and manage notifications.
+
+The engine itself serves its default tenant.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from homing.engine.upkeep import Upkeep
 
 
 class Tools(Struct, frozen=True, kw_only=True):
-    """What all tenants of one engine share."""
+    """Objects that the tenants of one engine share."""
 
     backend: Backend
     roster: Roster
@@ -43,11 +46,11 @@ class Tools(Struct, frozen=True, kw_only=True):
     queue_name: Callable[[Submission], str]
     wake: Callable[[], None]
     press: Press | None
-    """Where templates are managed; None: they are somebody else's."""
+    """Renderer that manages templates. None if the configured renderer does not manage any."""
 
 
 class Front(Sending, Operations, Commands):
-    """Every call is by `tenant`: nothing of another one is read or changed."""
+    """The operations of one tenant. No call reads or changes data of another tenant, except `purge`."""
 
     def __init__(self, tools: Tools, tenant: str) -> None:
         self._tools = tools
@@ -70,20 +73,20 @@ class Front(Sending, Operations, Commands):
         self._templates = Templates(tools.backend, tenant, tools.press)
 
     def of(self, tenant: str) -> Front:
-        """The same for another tenant, over the same parts."""
+        """Returns the operations of another tenant, with the same store and providers."""
         return Front(self._tools, tenant)
 
     @property
     def policies(self) -> Policies:
-        """The rules in force, and their changes at runtime."""
+        """Retry rules in force, and the operations that change them at runtime."""
         return self._policies
 
     @property
     def recipients(self) -> Recipients:
-        """The store's own directory: recipients, devices, preferences and suppressions."""
+        """Recipients, devices, preferences and suppressions that are kept in the store."""
         return self._recipients
 
     @property
     def templates(self) -> Templates:
-        """The tenant's own templates, beside those of the folder."""
+        """The tenant's own templates, together with those of the shared folder."""
         return self._templates

@@ -1,4 +1,4 @@
-"""The engine's front: sends, reads, commands and a worker, over whichever parts are handed in."""
+"""The engine: send, read and command operations plus a worker, built from injected parts."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ log = logging.getLogger("homing")
 
 
 class EngineSettings(Struct, frozen=True, kw_only=True):
-    """Everything about the engine that is not one of its parts."""
+    """All settings of an engine. The objects it works with are in `EngineParts`."""
 
     name: str
-    """Of this process, as attempts and leases record it."""
+    """Name of this process, as recorded in attempts and leases."""
     tenant: str = DEFAULT_TENANT
     preset: Preset = PRIORITY
     rules: tuple[Rule, ...] = ()
@@ -75,7 +75,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
     receipts: ReceiptPolicy = ReceiptPolicy()
     quiet_hours: QuietHours = QuietHours()
     time_zone: str = "UTC"
-    """Of recipients who have none, for their quiet hours."""
+    """Time zone for the quiet hours of recipients that have no time zone of their own."""
     paces: Paces = Paces()
     links: LinkSettings = LinkSettings()
     queue_names: Mapping[Mode, str] = field(
@@ -85,7 +85,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
 
 
 class Parts(Struct, frozen=True, kw_only=True):
-    """What is plugged in."""
+    """The objects that an engine works with: store, providers, clock and optional extensions."""
 
     backend: Backend
     roster: Roster
@@ -98,7 +98,10 @@ class Parts(Struct, frozen=True, kw_only=True):
 
 
 class Engine(Front, ProviderDesk, Vitals):
-    """One durable line from accept to settled. `async with` opens and closes it."""
+    """A delivery engine: accepts notifications, delivers them and settles them.
+
+    Use `async with` to open and close it.
+    """
 
     def __init__(self, parts: Parts, settings: EngineSettings) -> None:
         self.settings = settings
@@ -200,7 +203,7 @@ class Engine(Front, ProviderDesk, Vitals):
             observer=observer,
         )
         self.on_settled: Callable[[Settlement, bool], None] = lambda settlement, applied: None
-        """Told of every settlement that this process's worker has written, and whether it was applied."""
+        """Called for every settlement that this process's worker wrote, with True if it was applied."""
         self._relay = Relay(parts.backend, parts.sinks, parts.clock, settings.name)
         self.worker = self._new_worker()
         self._look_ups = LookUps(
@@ -219,10 +222,10 @@ class Engine(Front, ProviderDesk, Vitals):
 
     @property
     def shared(self) -> Shared:
-        """What all processes of the store agree on: breakers, rates, who leads."""
+        """State shared by all processes that use the store: breakers, rate limits and leadership."""
         return self._backend
 
-    # Life ----------------------------------------------------------------------------------------
+    # Lifecycle -----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -239,7 +242,10 @@ class Engine(Front, ProviderDesk, Vitals):
             self._spooler = asyncio.create_task(self._drain_spool(), name="homing-spool")
 
     async def close(self) -> None:
-        """Ends what is under way, settles it, and closes everything."""
+        """Waits for attempts in flight, settles them, and closes the store and the providers.
+
+        Aborts running jobs.
+        """
         await self.jobs.close()
         await self.stop_worker()
         if self._spooler is not None:
@@ -250,7 +256,7 @@ class Engine(Front, ProviderDesk, Vitals):
         await self._backend.close()
 
     def start_worker(self) -> None:
-        """Delivers in this process, beside whatever else it does."""
+        """Starts a worker and its background tasks in this process. Does nothing if they already run."""
         if self._running:
             return
         self.worker = self._new_worker()
@@ -269,9 +275,10 @@ class Engine(Front, ProviderDesk, Vitals):
         self._work = self._running[0]
 
     async def stop_worker(self, *, hard: bool = False) -> None:
-        """Lets what is under way end (or, `hard`, breaks it off: its leases run out by themselves).
+        """Stops claiming and waits until attempts in flight have ended and are settled.
 
-        A hard stop while a graceful one waits breaks that off too.
+        With `hard`, aborts them instead and lets their leases expire. A hard stop also ends a graceful stop
+        that is still waiting.
         """
         if hard and self._work is not None:
             self._work.cancel()
@@ -287,7 +294,7 @@ class Engine(Front, ProviderDesk, Vitals):
         await self._relay.run_once()
 
     async def run_worker(self) -> None:
-        """Works until it is cancelled or drained."""
+        """Runs a worker until this call is cancelled or the worker is drained."""
         self.start_worker()
         work = self._running[0]
         try:
@@ -298,7 +305,10 @@ class Engine(Front, ProviderDesk, Vitals):
             work.result()
 
     async def process(self, limit: int = 50) -> Processed:
-        """Takes what is due now, once, and says what became of it."""
+        """Claims and delivers at most `limit` notifications that are due now, and counts the results.
+
+        Also settles up to `limit` expired leases, and hands over spooled and inbox requests first.
+        """
         await self._drain_spool_once()
         if self._inbox is not None:
             await self._inbox.run_once()
@@ -312,16 +322,17 @@ class Engine(Front, ProviderDesk, Vitals):
         return result
 
     async def wait(self, id: str, *, timeout_ms: int = 60_000) -> Notification:
-        """Returns when the notification has ended, or as it is after `timeout_ms`."""
+        """Waits until the notification has ended or `timeout_ms` has elapsed, and returns it."""
         found = await ended(self._backend, self._clock, self.tenant, id, timeout_ms)
         if found is None:
             raise NotFound(f"there is no notification {id} for tenant {self.tenant!r}")
         return found
 
     async def hear(self, provider: str, callback: Callback) -> CallbackResult:
-        """Takes a provider's callback: what it tells of its messages is applied, in any order, once.
+        """Verifies a provider's callback and applies its receipts.
 
-        Raises `CallbackRefused` where the provider has not signed it; nothing is changed then.
+        Each receipt is applied once, in any order. Raises `CallbackRefused` and changes nothing if the
+        provider did not sign the callback.
         """
         return await self._callbacks.hear(provider, callback)
 

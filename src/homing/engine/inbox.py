@@ -1,4 +1,4 @@
-"""Takes in what other programs wrote into the store: requests through intake, commands as commands."""
+"""Processes requests and commands that other programs wrote into the store's SQL inbox."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from homing.engine.policies import Policies
 
 log = logging.getLogger("homing.inbox")
 
-_STEP = 500
+_BATCH_SIZE = 500
 _LEASE_MS = 30_000
-_LONGEST = 100_000
-"""Of an unreadable request, this many characters are kept."""
-_LONGEST_NAME = 200
+_MAX_REQUEST_CHARS = 100_000
+"""Maximum number of characters of an unreadable request to keep in its dead letter."""
+_MAX_TYPE_CHARS = 200
 _COMMANDS = {
     EnqueuedKind.RETRY: CommandName.RETRY,
     EnqueuedKind.ACKNOWLEDGE: CommandName.ACKNOWLEDGE,
@@ -46,7 +46,7 @@ _COMMANDS = {
 
 
 class InboxReader:
-    """Empties the inbox of a store that has one."""
+    """Reads the inbox and accepts its requests and applies its commands."""
 
     def __init__(
         self,
@@ -70,37 +70,38 @@ class InboxReader:
         self._wake_worker = wake_worker
         self._new_id = new_id
         self._poll_ms = poll_ms
-        self._told: tuple[int, ...] = ()
+        self._stored_delays: tuple[int, ...] = ()
+        """Retry delays that were last written to the store."""
 
     async def run(self) -> None:
-        """Until cancelled. A store that is away is looked at again later."""
+        """Reads the inbox until cancelled. Tries again later if the store is unavailable."""
         while True:
             try:
                 taken = await self.run_once()
             except StoreError as error:
-                log.warning("the inbox waits for the store: %s", error)
+                log.warning("cannot read the inbox, the store is unavailable; trying again: %s", error)
                 taken = 0
             except Exception:
-                log.exception("the inbox could not be read; it is tried again")
+                log.exception("the inbox could not be read; trying again")
                 taken = 0
-            if taken < _STEP:
+            if taken < _BATCH_SIZE:
                 await self._waker.wait(self._poll_ms)
 
     async def run_once(self) -> int:
-        """One step; how many entries it was."""
-        await self._tell_schedule()
-        entries = await self._inbox.take_inbox(_STEP, _LEASE_MS)
+        """Processes one batch of entries and returns their number."""
+        await self._store_delays()
+        entries = await self._inbox.take_inbox(_BATCH_SIZE, _LEASE_MS)
         requests = [entry for entry in entries if entry.kind is EnqueuedKind.SEND]
         if requests:
-            await self._inbox.accept_inbox([await self._intaken(entry) for entry in requests])
+            await self._inbox.accept_inbox([await self._accepted(entry) for entry in requests])
         for entry in entries:
             if entry.kind is not EnqueuedKind.SEND:
-                await self._obey(entry)
+                await self._apply_command(entry)
         if entries:
             self._wake_worker()
         return len(entries)
 
-    async def _intaken(self, entry: Enqueued) -> Intaken:
+    async def _accepted(self, entry: Enqueued) -> Intaken:
         earlier = Earlier(
             attempts=1 if entry.already_failed else 0,
             max_attempts=None if entry.max_retries is None else entry.max_retries + 1,
@@ -112,19 +113,19 @@ class InboxReader:
                 raise InvalidRequest("request", "is not a JSON object")
             submission = await self._intake.prepare(entry.tenant, request_from(raw), earlier=earlier)
             if submission.lease_to is not None:
-                raise InvalidRequest("synchronous", "cannot wait in an inbox; send it through the API")
+                raise InvalidRequest("synchronous", "is not possible through the inbox; use the API")
         except (InvalidRequest, msgspec.DecodeError, RecursionError) as error:
-            log.warning("an entry of the inbox cannot be read, it becomes a dead letter: %s", error)
+            log.warning("an inbox entry is invalid and becomes a dead letter: %s", error)
             return Intaken(entry.number, self._dead_letter(entry, str(error)))
         otherwise = None
         if submission.idempotency_key is not None:
-            why = f"idempotencyKey: {submission.idempotency_key!r} was used with another request"
+            why = f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different request"
             otherwise = self._dead_letter(entry, why)
-        return Intaken(entry.number, _named(submission, entry.id), otherwise)
+        return Intaken(entry.number, _with_id(submission, entry.id), otherwise)
 
     def _dead_letter(self, entry: Enqueued, why: str) -> Submission:
-        """What nobody can be told about otherwise: the request as it was, and what is wrong with it."""
-        channel, type_ = _said(entry.request)
+        """Returns a dead letter with the original request and the error, as the writer gets no response."""
+        channel, type_ = _channel_and_type(entry.request)
         keys = Keys(entry.tenant, type_, "", channel, Priority.MEDIUM)
         dead = NewNotification(
             id=entry.id,
@@ -139,7 +140,7 @@ class InboxReader:
             outlet="",
             address="",
             message=Message(
-                recipient=Recipient(), content=Content(data={"request": entry.request[:_LONGEST]})
+                recipient=Recipient(), content=Content(data={"request": entry.request[:_MAX_REQUEST_CHARS]})
             ),
             max_age_ms=self._policies.book.policy(keys, Mode.STANDARD).max_age_ms,
             last_error=why,
@@ -147,7 +148,7 @@ class InboxReader:
         )
         return Submission(tenant=entry.tenant, batch_id=self._new_id(), notifications=(dead,))
 
-    async def _obey(self, entry: Enqueued) -> None:
+    async def _apply_command(self, entry: Enqueued) -> None:
         if entry.kind is EnqueuedKind.CLEANUP:
             await self._purge()
             await self._inbox.remove_inbox([entry.number])
@@ -163,31 +164,33 @@ class InboxReader:
         result = await self._inbox.amend_inbox(entry.number, entry.tenant, about, command)
         if result is not None and (result.refused or result.missing):
             now = ", ".join(status.value for status in result.refused.values()) or "gone"
-            log.warning("%s of %s by %s is not possible: it is %s", entry.kind, about, entry.who, now)
+            log.warning(
+                "%s of %s by %s is not possible: the notification is %s", entry.kind, about, entry.who, now
+            )
 
-    async def _tell_schedule(self) -> None:
-        """What `calculate_next_retry` is to answer: the delays of what no rule is made for."""
+    async def _store_delays(self) -> None:
+        """Stores the default retry delays, which the SQL function `calculate_next_retry` returns."""
         keys = Keys("", "", "", Channel.PUSH, Priority.MEDIUM)
         policy = self._policies.book.policy(keys, Mode.STANDARD)
         delays = tuple(base_delay_ms(policy, attempt) for attempt in range(1, max(2, policy.max_attempts)))
-        if delays != self._told:
+        if delays != self._stored_delays:
             await self._inbox.tell_schedule(delays)
-            self._told = delays
+            self._stored_delays = delays
 
 
-def _named(submission: Submission, id_: str) -> Submission:
-    """Under the id that the writer was told."""
+def _with_id(submission: Submission, id_: str) -> Submission:
+    """Returns the submission with the id that the inbox gave to the writer."""
     if len(submission.notifications) > 1:
         return replace(submission, batch_id=id_)
     (only,) = submission.notifications
     return replace(submission, notifications=(replace(only, id=id_),))
 
 
-def _said(request: str) -> tuple[Channel, str]:
-    """Channel and type of a request, as far as they can be made out."""
+def _channel_and_type(request: str) -> tuple[Channel, str]:
+    """Returns channel and type of an invalid request, or placeholders if they cannot be read."""
     try:
         raw = msgspec.json.decode(request)
         channel, type_ = Channel(raw["channel"]), raw.get("type")
     except (msgspec.DecodeError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return Channel.QUEUE, "unreadable"
-    return channel, type_ if isinstance(type_, str) and 0 < len(type_) <= _LONGEST_NAME else "unreadable"
+    return channel, type_ if isinstance(type_, str) and 0 < len(type_) <= _MAX_TYPE_CHARS else "unreadable"

@@ -1,4 +1,4 @@
-"""From a request to what the store accepts: validate → resolve recipients → render → mode, route, keys."""
+"""Turns a request into a submission: validate, plan, resolve recipients, render, choose the provider."""
 
 from __future__ import annotations
 
@@ -50,52 +50,58 @@ from homing.engine.unsubscribing import Unsubscribing
 from homing.engine.wording import Said, Wording
 
 LEASE_MARGIN_MS = 10_000
-"""A lease is an attempt's timeout and this much more."""
+"""Added to an attempt's timeout to get the length of its lease."""
 
 
 class Earlier(Struct, frozen=True, kw_only=True):
-    """What a request brings along from where it was tried before (the SQL inbox, a broker's message).
+    """Attempts that another system made before it handed the request over (SQL inbox, message broker).
 
-    No part of the public request: only who takes over from another system knows it.
+    Not part of the public request: only code that takes over from another system sets it.
     """
 
     attempts: int = 0
-    """Made elsewhere; the next one here is due after the policy's delay for that many, or at `send_at`."""
+    """Number of attempts made elsewhere.
+
+    The first attempt here is due after the policy's delay for that number, or at `send_at`.
+    """
     max_attempts: int | None = None
-    """The maximum that it brings along: it wins over the policy's."""
+    """Maximum number of attempts, overriding the policy's. None if the policy decides."""
     last_error: str | None = None
-    """What the last of its attempts said."""
+    """Error of the last attempt made elsewhere, if known."""
 
 
 NOTHING_EARLIER = Earlier()
-_MOST_ATTEMPTS = 1000
-_MS = timedelta(milliseconds=1)
+_MAX_ATTEMPTS = 1000
+_MILLISECOND = timedelta(milliseconds=1)
 _SYNCHRONOUS = Mode.SYNCHRONOUS
 _id_of = attrgetter("id")
 
-_Wrong = dict[int, InvalidRequest]
-"""Place of a request → what is wrong with it."""
+_Errors = dict[int, InvalidRequest]
+"""Index of a request → why the request is invalid."""
 _Draft = tuple[int, SendRequest, Plan, tuple[Recipient, ...]]
-"""(place, request, plan, recipients)."""
-_Letter = tuple[int, SendRequest, Plan, Way, Recipient, str]
-"""(place, request, plan, way, recipient, address): what becomes a notification."""
+"""A valid request: (index, request, plan, recipients)."""
+_Target = tuple[int, SendRequest, Plan, Way, Recipient, str]
+"""One future notification: (index, request, plan, channel plan, recipient, address)."""
 
 
 class IntakeSettings(Struct, frozen=True, kw_only=True):
-    """What intake may be told."""
+    """Settings of intake: limits, modes, deduplication and locales."""
 
     limits: SendLimits = SendLimits()
     synchronous_types: frozenset[str] = SYNCHRONOUS_TYPES
     dedup_windows_ms: Mapping[str, int] = field(default_factory=dict)
-    """Type → window: the same message to the same recipient within it is accepted once."""
+    """Notification type → deduplication window.
+
+    Within the window, the same message to the same address is accepted once.
+    """
     dedup_key_window_ms: int = 10 * 60_000
-    """For a request with a dedup key whose type has no window of its own."""
+    """Deduplication window for a request that has a dedup key and whose type has no window of its own."""
     locales: LocalePolicy | None = None
-    """The project's; without it a renderer gets the recipient's locale as it is."""
+    """The project's locale policy. If None, the renderer gets the recipient's locale unchanged."""
 
 
 class Intake:
-    """Everything that is checked and worked out before a notification is promised."""
+    """Checks requests and computes everything that the store needs to accept them."""
 
     def __init__(
         self,
@@ -111,15 +117,15 @@ class Intake:
         usable: Callable[[str], bool] = lambda provider: True,
         links: Unsubscribing | None = None,
     ) -> None:
-        """`usable`: whether a provider's breaker is not open, as far as this process knows without asking."""
+        """`usable` returns False if this process believes that the provider's breaker is open."""
         self._roster = roster
         self._clock = clock
         self._chance = chance
         self._settings = settings
         self._name = name
         self._usable = usable
-        self._resolving = Resolving(directory)
-        self._wording = Wording(renderer, settings.locales, links)
+        self._resolver = Resolving(directory)
+        self._content_builder = Wording(renderer, settings.locales, links)
         self._planner = Planner(policies, settings.synchronous_types)
 
     async def prepare(
@@ -131,10 +137,11 @@ class Intake:
         ask_directory: bool = True,
         earlier: Earlier = NOTHING_EARLIER,
     ) -> Submission:
-        """One submission for the store, or `InvalidRequest` naming the field.
+        """Returns the submission of one request.
 
-        `asked` says what the caller gave where the request holds what was made of it (durations became
-        times): the same words under the same idempotency key are the same request.
+        Raises `InvalidRequest`, which names the field, if the request is wrong. `asked` is the caller's
+        original input if the request holds values computed from it, such as times computed from durations.
+        Two requests with the same idempotency key and the same `asked` count as the same request.
         """
         (found,) = await self.prepare_many(
             tenant, (request,), asked=asked, ask_directory=ask_directory, earlier=earlier
@@ -152,25 +159,26 @@ class Intake:
         ask_directory: bool = True,
         earlier: Earlier = NOTHING_EARLIER,
     ) -> list[Submission | InvalidRequest]:
-        """One answer for each of them, in order; what was found wrong with one before stays so.
+        """Returns one submission or error per request, in order.
 
-        Their notifications' ids ascend: what is due together goes in the order in which it was asked for.
-        All take one step before any takes the next: the code of a step fits into a processor's cache, that
-        of all steps does not, and so it takes two thirds of the time.
+        An error among `requests` is returned unchanged. The ids of the notifications ascend, so that
+        notifications due at the same time are sent in the order of the requests. Each step runs for all
+        requests before the next step starts: the code of one step fits into the processor's cache, which
+        saves a third of the time.
         """
         now = self._clock.now_ms()
-        wrong: _Wrong = {}
-        drafts = self._drafts(tenant, requests, earlier, now, wrong)
-        letters = await self._letters(tenant, drafts, ask_directory, wrong)
-        texts = await self._texts(tenant, letters, wrong)
-        made = self._notifications(letters, texts, earlier, self._ids(now, len(letters)), wrong)
+        errors: _Errors = {}
+        drafts = self._drafts(tenant, requests, earlier, now, errors)
+        targets = await self._targets(tenant, drafts, ask_directory, errors)
+        texts = await self._texts(tenant, targets, errors)
+        made = self._notifications(targets, texts, earlier, self._ids(now, len(targets)), errors)
         batches = self._ids(now, len(drafts))
-        done: dict[int, Submission | InvalidRequest] = {**wrong}
-        for place, request, plan, _ in drafts:
-            if place not in wrong:
-                notifications, batch_id = made[place], next(batches)
-                done[place] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
-        return [done[place] for place in range(len(requests))]
+        done: dict[int, Submission | InvalidRequest] = {**errors}
+        for index, request, plan, _ in drafts:
+            if index not in errors:
+                notifications, batch_id = made[index], next(batches)
+                done[index] = self._submission(tenant, request, plan, notifications, asked, earlier, batch_id)
+        return [done[index] for index in range(len(requests))]
 
     def _drafts(
         self,
@@ -178,25 +186,25 @@ class Intake:
         requests: Sequence[SendRequest | InvalidRequest],
         earlier: Earlier,
         now: int,
-        wrong: _Wrong,
+        errors: _Errors,
     ) -> list[_Draft]:
-        """Those that are well formed, each with its plan."""
+        """Returns the valid requests with their plans, and adds the others to `errors`."""
         drafts: list[_Draft] = []
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             try:
                 if isinstance(request, InvalidRequest):
                     raise request
                 try:
-                    drafts.append(self._draft(tenant, place, request, earlier, now))
+                    drafts.append(self._draft(tenant, index, request, earlier, now))
                 except (TypeError, AttributeError):
-                    # A value of a type that its field does not declare, e.g. text that a framework rendered.
-                    drafts.append(self._draft(tenant, place, plain_request(request), earlier, now))
+                    # A value has a type that its field does not declare, such as a framework's lazy string.
+                    drafts.append(self._draft(tenant, index, plain_request(request), earlier, now))
             except InvalidRequest as error:
-                wrong[place] = error
+                errors[index] = error
         return drafts
 
-    def _draft(self, tenant: str, place: int, request: SendRequest, earlier: Earlier, now: int) -> _Draft:
-        """One request with its plan. Raises `NotPlain` if some of its values are not of built-in types."""
+    def _draft(self, tenant: str, index: int, request: SendRequest, earlier: Earlier, now: int) -> _Draft:
+        """Returns one request with its plan. Raises `NotPlain` if a value is not of a built-in type."""
         request = self._checked(request, now)
         plan = self._planner.plan(tenant, request)
         recipients = recipients_of(request, self._settings.limits)
@@ -204,74 +212,74 @@ class Intake:
             _check_synchronous(request, plan, recipients)
         if earlier is not NOTHING_EARLIER:
             _check_earlier(earlier, plan.mode)
-        return place, request, plan, recipients
+        return index, request, plan, recipients
 
-    async def _letters(
-        self, tenant: str, drafts: Sequence[_Draft], ask_directory: bool, wrong: _Wrong
-    ) -> list[_Letter]:
-        """What becomes a notification: for whom, over which channel, to which address."""
-        letters: list[_Letter] = []
-        for place, request, plan, recipients in drafts:
+    async def _targets(
+        self, tenant: str, drafts: Sequence[_Draft], ask_directory: bool, errors: _Errors
+    ) -> list[_Target]:
+        """Returns the recipient, channel and address of every notification to create."""
+        targets: list[_Target] = []
+        for index, request, plan, recipients in drafts:
             devices = NO_DEVICES
             try:
                 if ask_directory and any(map(_id_of, recipients)):
-                    recipients, devices = await self._resolving.resolve(tenant, recipients, plan.mode)
+                    recipients, devices = await self._resolver.resolve(tenant, recipients, plan.mode)
                     recipients = tuple(map(_known, recipients))
-                if len(recipients) == len(plan.ways) == 1 and not devices:  # as most are
+                if len(recipients) == len(plan.ways) == 1 and not devices:  # the usual case
                     (recipient,), (way,) = recipients, plan.ways
-                    letters.append((place, request, plan, way, recipient, address_of(recipient, way.channel)))
+                    targets.append((index, request, plan, way, recipient, address_of(recipient, way.channel)))
                     continue
-                letters += [
-                    (place, request, plan, way, one, address_of(one, way.channel))
+                targets += [
+                    (index, request, plan, way, one, address_of(one, way.channel))
                     for recipient in recipients
                     for way in plan.ways
                     for one in (reached(recipient, way.channel, devices) if devices else (recipient,))
                 ]
             except InvalidRequest as error:
-                wrong[place] = error
-        return letters
+                errors[index] = error
+        return targets
 
-    async def _texts(self, tenant: str, letters: Sequence[_Letter], wrong: _Wrong) -> list[Said | None]:
-        """What each of them says; None: something is wrong with its request."""
-        wording = self._wording
+    async def _texts(self, tenant: str, targets: Sequence[_Target], errors: _Errors) -> list[Said | None]:
+        """Returns the content of each notification, or None if its request is invalid."""
+        wording = self._content_builder
         texts: list[Said | None] = []
-        for place, request, plan, way, recipient, address in letters:
-            if place in wrong:
+        for index, request, plan, way, recipient, address in targets:
+            if index in errors:
                 texts.append(None)
             elif request.content is not None and wording.leaves_alone:
                 texts.append((request.content, recipient.locale, None))
             else:
                 try:
-                    said = await wording.said(tenant, request, recipient, way.channel, address, plan)
-                    texts.append(said if request.content is not None else _rendered(said))
+                    built = await wording.said(tenant, request, recipient, way.channel, address, plan)
+                    texts.append(built if request.content is not None else _rendered(built))
                 except InvalidRequest as error:
-                    wrong[place] = error
+                    errors[index] = error
                     texts.append(None)
         return texts
 
     def _notifications(
         self,
-        letters: Sequence[_Letter],
+        targets: Sequence[_Target],
         texts: Sequence[Said | None],
         earlier: Earlier,
         ids: Iterator[str],
-        wrong: _Wrong,
+        errors: _Errors,
     ) -> dict[int, list[NewNotification]]:
-        """By the places of their requests."""
+        """Returns the notifications to create, by the index of their request."""
         made: dict[int, list[NewNotification]] = {}
-        for letter, said in zip(letters, texts, strict=True):
-            place = letter[0]
-            if said is None or place in wrong:
+        for target, built in zip(targets, texts, strict=True):
+            index = target[0]
+            if built is None or index in errors:
                 continue
             try:
-                new = self._notification(next(ids), letter, said, earlier)
+                new = self._notification(next(ids), target, built, earlier)
             except InvalidRequest as error:
-                wrong[place] = error
+                errors[index] = error
                 continue
-            if place in made:
-                made[place].append(new)
+            if index in made:
+                made[index].append(new)
             else:
-                made[place] = [new]
+                made[index] = [new]
         return made
 
     def _submission(
@@ -296,7 +304,7 @@ class Intake:
         )
 
     def _checked(self, request: SendRequest, now: int) -> SendRequest:
-        """The request, with free JSON of built-in types."""
+        """Checks a request and returns it with `metadata` and `data` reduced to built-in types."""
         limits, metadata, data = self._settings.limits, request.metadata, request.data
         check_keys(request)
         if type(metadata) is not dict or (data is not None and type(data) is not dict):
@@ -310,16 +318,16 @@ class Intake:
         if request.template_key is None and request.content is None:
             raise InvalidRequest("content", "is missing; give content, or templateKey and data")
         if request.template_key is not None and request.content is not None:
-            raise InvalidRequest("content", "and templateKey are both given; give one of them")
+            raise InvalidRequest("content", "cannot be combined with templateKey; give one of them")
         if request.content is not None:
             check_kinds(request.content)
         if request.send_at is not None or request.expires_at is not None:
             _check_times(request, now)
         return request
 
-    def _notification(self, id: str, letter: _Letter, said: Said, earlier: Earlier) -> NewNotification:
-        _, request, plan, way, recipient, address = letter
-        content, locale, version = said
+    def _notification(self, id: str, target: _Target, built: Said, earlier: Earlier) -> NewNotification:
+        _, request, plan, way, recipient, address = target
+        content, locale, version = built
         channel, settings = way.channel, self._settings
         content = check_content(content, channel, settings.limits)
         stop = self._roster.first_stop(channel, plan.provider, id, self._usable)
@@ -327,7 +335,7 @@ class Intake:
         if request.dedup_key or settings.dedup_windows_ms:
             by_key_ms = settings.dedup_key_window_ms if request.dedup_key else 0
             window_ms = settings.dedup_windows_ms.get(plan.type, by_key_ms)
-        # By position: with names, the search for each field costs more than all else here.
+        # Positional arguments: matching keywords to fields would cost more than the rest of this method.
         return NewNotification(
             id,
             channel,
@@ -354,17 +362,20 @@ class Intake:
         )
 
     def _delay_ms(self, policy: RetryPolicy, earlier: Earlier) -> int:
-        """How long after acceptance one is due that was tried elsewhere: the backoff of that."""
+        """Returns the delay before the first attempt here, if attempts were made elsewhere before."""
         return delay_ms(policy, earlier.attempts, self._chance.random())
 
     def _ids(self, now: int, number: int = 0) -> Iterator[str]:
-        """New ids without end; `number` are made at once, which is cheaper."""
+        """Returns an endless iterator of new ids.
+
+        The first `number` are created in one go, which is cheaper.
+        """
         made = uuids7(now, self._chance.getrandbits(BITS_EACH * number), number) if number else ()
         return chain(made, iter(lambda: uuid7(now, self._chance.getrandbits(74)), ""))
 
 
 def _check_times(request: SendRequest, now: int) -> None:
-    """Both times are within their bounds, and leave time to send."""
+    """Raises `InvalidRequest` if sendAt or expiresAt is out of bounds, or they leave no time to send."""
     send_ms = now
     if (send_at := request.send_at) is not None:
         if type(send_at) is not datetime:
@@ -374,11 +385,14 @@ def _check_times(request: SendRequest, now: int) -> None:
         if type(expires_at) is not datetime:
             raise NotPlain
         if epoch_ms(expires_at, "expiresAt", now) <= max(now, send_ms):
-            raise InvalidRequest("expiresAt", "is not after now and sendAt; nothing could be sent in time")
+            raise InvalidRequest("expiresAt", "must be later than now and sendAt")
 
 
 def _known(recipient: Recipient) -> Recipient:
-    """A recipient as the directory knows it, checked: the directory may be a user's own."""
+    """Checks a recipient that the directory returned.
+
+    The directory may be user code, so it is not trusted.
+    """
     try:
         check_recipient(recipient)
     except NotPlain:
@@ -387,9 +401,12 @@ def _known(recipient: Recipient) -> Recipient:
     return recipient
 
 
-def _rendered(said: Said) -> Said:
-    """What a renderer wrote, with text of built-in types: it may be a user's own."""
-    content, locale, version = said
+def _rendered(built: Said) -> Said:
+    """Returns rendered content with text of built-in types.
+
+    The renderer may be user code, so it is not trusted.
+    """
+    content, locale, version = built
     try:
         check_kinds(content)
     except NotPlain:
@@ -399,36 +416,42 @@ def _rendered(said: Said) -> Said:
 
 def _check_synchronous(request: SendRequest, plan: Plan, recipients: Sequence[Recipient]) -> None:
     if len(plan.ways) > 1 or len(recipients) > 1:
-        raise InvalidRequest("synchronous", "is for one recipient and one channel")
+        raise InvalidRequest("synchronous", "allows only one recipient and one channel")
     if request.send_at is not None:
-        raise InvalidRequest("sendAt", "and synchronous exclude each other: it is sent now or not at all")
+        raise InvalidRequest(
+            "sendAt", "cannot be combined with synchronous; a synchronous request is sent immediately"
+        )
 
 
 def _ms(at: datetime) -> int:
-    return (at - EPOCH) // _MS
+    return (at - EPOCH) // _MILLISECOND
 
 
 def _check_earlier(earlier: Earlier, mode: Mode) -> None:
     if mode is Mode.SYNCHRONOUS and earlier.attempts:
-        raise InvalidRequest("synchronous", "is for what is sent now or not at all; this was tried before")
-    if not 0 <= earlier.attempts <= _MOST_ATTEMPTS:
-        raise InvalidRequest("attempts", f"is {earlier.attempts}; allowed are 0 to {_MOST_ATTEMPTS}")
-    if earlier.max_attempts is not None and not 1 <= earlier.max_attempts <= _MOST_ATTEMPTS:
-        raise InvalidRequest("maxAttempts", f"is {earlier.max_attempts}; allowed are 1 to {_MOST_ATTEMPTS}")
+        raise InvalidRequest(
+            "synchronous", "is not possible for a request that was already attempted elsewhere"
+        )
+    if not 0 <= earlier.attempts <= _MAX_ATTEMPTS:
+        raise InvalidRequest("attempts", f"is {earlier.attempts}; it must be between 0 and {_MAX_ATTEMPTS}")
+    if earlier.max_attempts is not None and not 1 <= earlier.max_attempts <= _MAX_ATTEMPTS:
+        raise InvalidRequest(
+            "maxAttempts", f"is {earlier.max_attempts}; it must be between 1 and {_MAX_ATTEMPTS}"
+        )
 
 
 def _fingerprint(request: SendRequest, asked: str, earlier: Earlier) -> str:
-    """Of what was asked, not of the key it was asked under."""
+    """Returns a hash of the request without its idempotency key, to recognize a repeated request."""
     bare = replace(request, idempotency_key=None)
     if asked:
         bare = replace(bare, send_at=None, expires_at=None)
-    said = msgspec.json.encode(bare, order="deterministic", enc_hook=builtin) + asked.encode()
+    encoded = msgspec.json.encode(bare, order="deterministic", enc_hook=builtin) + asked.encode()
     if earlier != NOTHING_EARLIER:
-        said += msgspec.json.encode(earlier, order="deterministic")
-    return sha256(said).hexdigest()
+        encoded += msgspec.json.encode(earlier, order="deterministic")
+    return sha256(encoded).hexdigest()
 
 
 def _dedup_key(given: str | None, type_: str, channel: Channel, address: str, content: Content) -> str:
-    """The caller's key, else the content, for this type, channel and address."""
+    """Returns a hash of type, channel, address and dedup key. Without a key, the content takes its place."""
     what = given if given is not None else msgspec.json.encode(content, order="deterministic").decode()
     return sha256("\x00".join((type_, channel.value, address, what)).encode()).hexdigest()

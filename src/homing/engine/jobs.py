@@ -1,7 +1,8 @@
-"""Bulk commands that go on in the background: started, watched, stopped and resumed from any process.
+"""Background jobs for bulk commands. Any process can start, watch, stop and resume them.
 
-A job is an entry in the Registry. The process that took it writes its progress there, and at least every
-few seconds that it is alive; whoever wants it to stop writes that into the same entry, by its version.
+A job is an entry in the Registry. The process that runs it writes its progress there, at least every few
+seconds as a sign of life. A request to stop the job is written into the same entry, guarded by the entry's
+version.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from homing.engine.commands import BulkProgress, Commands
 log = logging.getLogger("homing.jobs")
 
 _GATE = "job_gate"
-_OURS = (JobStatus.RUNNING, JobStatus.INTERRUPTED)
-"""As another process may see one of ours that was held up."""
-_BEAT_MS = 5_000
-_PER_TENANT = 5
-_KEPT = 100
-_TRIES = 20
+_OWN_STATUSES = (JobStatus.RUNNING, JobStatus.INTERRUPTED)
+"""Statuses of a job that this process may still be running. Others see a delayed job as interrupted."""
+_HEARTBEAT_MS = 5_000
+_MAX_RUNNING_PER_TENANT = 5
+_MAX_KEPT = 100
+_MAX_TRIES = 20
 
 
 class _Run:
-    """A job that this process does. Its entry is written by one at a time."""
+    """A job that runs in this process. `writing` serializes the writes of its entry."""
 
     def __init__(self, tenant: str, job: Job, version: int) -> None:
         self.tenant = tenant
@@ -60,14 +61,15 @@ class _Run:
         self.version = version
         self.writing = asyncio.Lock()
         self.lost = False
-        """Another process has taken it, or it was removed."""
+        """True if another process has taken over the job, or the job was deleted."""
 
     def must_stop(self) -> bool:
+        """Returns True if the job is lost or a stop was requested."""
         return self.lost or self.job.stop_requested_by is not None
 
 
 class Jobs:
-    """The jobs of all tenants; every call is by one of them."""
+    """Starts, lists, stops and resumes the jobs of all tenants. Each call names the tenant."""
 
     def __init__(
         self,
@@ -95,10 +97,10 @@ class Jobs:
         why: str = "",
         rate_per_second: float | None = None,
     ) -> Job:
-        """Takes a job and begins; it goes on here when this has returned."""
+        """Creates a job and starts it in this process, in the background."""
         if command not in BULK_COMMANDS:
             allowed = ", ".join(one.value for one in BULK_COMMANDS)
-            raise InvalidRequest("command", f"is {command.value}; in bulk there are {allowed}")
+            raise InvalidRequest("command", f"is {command.value}; bulk commands are {allowed}")
         if rate_per_second is not None and not SLOWEST_PER_SECOND <= rate_per_second < float("inf"):
             raise InvalidRequest(
                 "ratePerSecond", f"is {rate_per_second}; it must be at least {SLOWEST_PER_SECOND}"
@@ -117,22 +119,22 @@ class Jobs:
             worker=self._worker,
         )
         started = await self._admit(tenant, job, 0)
-        await self._forget_oldest(tenant)
+        await self._delete_oldest(tenant)
         return started
 
     async def get(self, tenant: str, id: str) -> Job:
-        """One job as it stands; `NotFound` if this tenant has none of that id."""
+        """Returns one job. Raises `NotFound` if this tenant has no job with that id."""
         return (await self._read(tenant, id))[0]
 
     async def list(self, tenant: str, *, limit: int = 50) -> tuple[Job, ...]:
-        """Newest first. The last hundred are kept."""
+        """Returns jobs, newest first. The last hundred of each tenant are kept."""
         now = moment(await self._backend.now_ms())
         entries = await self._backend.list_entries(tenant, KIND, limit=limit)
         return tuple(as_read(job_of(entry), moment(entry.updated_at), now) for entry in entries)
 
     async def stop(self, tenant: str, id: str, *, who: str) -> Job:
-        """Asks a job to stop: it does so at its next step. One that has ended stays as it is."""
-        for _ in range(_TRIES):
+        """Requests that a job stops at its next step. Has no effect on a job that has ended."""
+        for _ in range(_MAX_TRIES):
             job, version = await self._read(tenant, id)
             if job.status is JobStatus.INTERRUPTED:
                 job = replace(job, status=JobStatus.STOPPED, stopped=f"stopped by {who}")
@@ -145,10 +147,13 @@ class Jobs:
         raise StoreBusy
 
     async def resume(self, tenant: str, id: str, *, who: str) -> Job:
-        """Goes on here with a job that was stopped, failed or interrupted. Nothing is done twice."""
+        """Continues a stopped, failed or interrupted job in this process.
+
+        No notification is changed twice.
+        """
         job, version = await self._read(tenant, id)
-        if resumable(job) and id in self._running:  # held up for so long that it counts as interrupted
-            await self._break_off([self._running[id]])
+        if resumable(job) and id in self._running:  # delayed for so long that it counts as interrupted
+            await self._abort([self._running[id]])
             job, version = await self._read(tenant, id)
         if not resumable(job):
             raise CommandRefused(f"resume is not possible: job {id} is {job.status.value}")
@@ -164,27 +169,31 @@ class Jobs:
         return await self._admit(tenant, again, version)
 
     async def close(self) -> None:
-        """Breaks off what is under way here; it can be resumed elsewhere."""
-        await self._break_off(self._running.values())
+        """Aborts the jobs that run in this process. They can be resumed elsewhere."""
+        await self._abort(self._running.values())
 
-    async def _break_off(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+    async def _abort(self, tasks: Iterable[asyncio.Task[None]]) -> None:
         running = tuple(tasks)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    # Taking a job ---------------------------------------------------------------------------------
+    # Starting a job -------------------------------------------------------------------------------
 
     async def _admit(self, tenant: str, job: Job, version: int) -> Job:
-        """Counts, and writes the job with the gate: two processes cannot take the last place both."""
-        for _ in range(_TRIES):
+        """Stores and starts a job unless the tenant has too many running.
+
+        The gate entry is written together with the job, so that two processes cannot both take the last
+        place.
+        """
+        for _ in range(_MAX_TRIES):
             gate = (await self._backend.get_many(tenant, _GATE, ["gate"])).get("gate")
-            under_way = [
-                one for one in await self.list(tenant, limit=_KEPT) if one.status is JobStatus.RUNNING
+            running = [
+                one for one in await self.list(tenant, limit=_MAX_KEPT) if one.status is JobStatus.RUNNING
             ]
-            if len(under_way) >= _PER_TENANT:
+            if len(running) >= _MAX_RUNNING_PER_TENANT:
                 raise CommandRefused(
-                    f"{len(under_way)} jobs are under way; wait until one has ended, or stop one"
+                    f"{len(running)} jobs are running; wait until one has ended, or stop one"
                 )
             passed = Entry(
                 tenant=tenant,
@@ -199,27 +208,27 @@ class Jobs:
                 return job
             if version and (await self._read(tenant, job.id))[1] != version:
                 raise CommandRefused(
-                    f"resume is not possible: somebody else has changed job {job.id} just now"
+                    f"resume is not possible: job {job.id} was changed at the same time; try again"
                 )
         raise StoreBusy
 
     def _begin(self, run: _Run) -> None:
         id = run.job.id
-        task = asyncio.create_task(self._do(run), name=f"homing-job-{id}")
+        task = asyncio.create_task(self._execute(run), name=f"homing-job-{id}")
         self._running[id] = task
         task.add_done_callback(lambda _: self._running.pop(id, None))
 
-    async def _forget_oldest(self, tenant: str) -> None:
-        """The newest hundred are kept, and those that are under way."""
-        entries = await self._backend.list_entries(tenant, KIND, limit=_KEPT + 100)
-        old = [entry.key for entry in entries[_KEPT:] if job_of(entry).status is not JobStatus.RUNNING]
+    async def _delete_oldest(self, tenant: str) -> None:
+        """Deletes all but the newest hundred jobs and those that are running."""
+        entries = await self._backend.list_entries(tenant, KIND, limit=_MAX_KEPT + 100)
+        old = [entry.key for entry in entries[_MAX_KEPT:] if job_of(entry).status is not JobStatus.RUNNING]
         if old:
             await self._backend.delete(tenant, KIND, old)
 
-    # Doing it -------------------------------------------------------------------------------------
+    # Running a job --------------------------------------------------------------------------------
 
-    async def _do(self, run: _Run) -> None:
-        beat = asyncio.create_task(self._beat(run))
+    async def _execute(self, run: _Run) -> None:
+        heartbeat = asyncio.create_task(self._heartbeat(run))
         try:
             status, why = await self._steps(run)
         except asyncio.CancelledError:
@@ -228,16 +237,16 @@ class Jobs:
             raise
         except Exception as error:
             log.error("job %s failed: %s", run.job.id, type(error).__name__, exc_info=error)
-            what = "the store cannot do it" if isinstance(error, StoreError) else "a defect"
-            status, why = JobStatus.FAILED, f"{what}; the log has it"
+            what = "the store failed" if isinstance(error, StoreError) else "an unexpected error"
+            status, why = JobStatus.FAILED, f"{what}; see the log"
         finally:
-            beat.cancel()
-            await asyncio.gather(beat, return_exceptions=True)
-        with suppress(StoreError):  # it is interrupted then, and can be resumed
+            heartbeat.cancel()
+            await asyncio.gather(heartbeat, return_exceptions=True)
+        with suppress(StoreError):  # then the job counts as interrupted, and can be resumed
             await self._end(run, status, why)
 
     async def _steps(self, run: _Run) -> tuple[JobStatus, str | None]:
-        """Until there is nothing left, or it is to stop. A store that is away is waited for."""
+        """Runs the bulk command until it is complete or must stop. Waits while the store is unavailable."""
         while not run.must_stop():
             before = run.job
             try:
@@ -252,8 +261,10 @@ class Jobs:
                     else:
                         return JobStatus.DONE, None
             except StoreUnavailable as error:
-                log.warning("job %s waits for the store: %s", run.job.id, error)
-                await self._clock.sleep_ms(_BEAT_MS)
+                log.warning(
+                    "job %s cannot continue, the store is unavailable; trying again: %s", run.job.id, error
+                )
+                await self._clock.sleep_ms(_HEARTBEAT_MS)
         return JobStatus.STOPPED, f"stopped by {run.job.stop_requested_by}"
 
     def _bulk(self, run: _Run) -> AsyncGenerator[BulkProgress, None]:
@@ -267,9 +278,9 @@ class Jobs:
             as_of=job.created_at,
         )
 
-    async def _beat(self, run: _Run) -> None:
+    async def _heartbeat(self, run: _Run) -> None:
         while True:
-            await self._clock.sleep_ms(_BEAT_MS)
+            await self._clock.sleep_ms(_HEARTBEAT_MS)
             with suppress(StoreError):
                 await self._save(run)
 
@@ -280,9 +291,9 @@ class Jobs:
             await self._save(run)
 
     async def _save(self, run: _Run) -> None:
-        """Writes how far it is; hears whether it is to stop, or is somebody else's by now."""
+        """Writes the progress, and reads whether the job must stop or was taken over by another process."""
         async with run.writing:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_TRIES):
                 version = await self._put(run.tenant, run.job, run.version, run.job.who)
                 if version is not None:
                     run.version = version
@@ -292,7 +303,7 @@ class Jobs:
                 except NotFound:
                     run.lost = True
                     return
-                if theirs.worker != self._worker or theirs.status not in _OURS:
+                if theirs.worker != self._worker or theirs.status not in _OWN_STATUSES:
                     run.lost = True
                     return
                 run.job = replace(run.job, stop_requested_by=theirs.stop_requested_by)

@@ -1,4 +1,4 @@
-"""The keys of the service: made, listed, rotated, revoked, and told apart from what is none."""
+"""API keys of the service: creates, lists, rotates, revokes and verifies them."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from homing.engine.tenants import REMEMBERED_MS, Tenants
 log = logging.getLogger("homing.keys")
 
 OVERLAP_MS = 24 * 3_600_000
-"""How long a key that was rotated stays good, unless it is said."""
+"""Default time for which a rotated key stays valid."""
 LONGEST_OVERLAP_MS = 365 * 24 * 3_600_000
 USED_EVERY_MS = 60_000
-"""When a key was last used is written down at most this often."""
+"""Minimum time between two writes of when keys were last used."""
 MOST_PER_SECOND = 1_000_000
-_LONGEST_NAME = 100
-_MOST_REMEMBERED = 10_000
+_MAX_NAME_CHARS = 100
+_MAX_CACHED = 10_000
 
 
 class NewKey(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A key that was just made. `text` is shown this once: nobody can read it again."""
+    """A newly created key. `text` is shown only once and cannot be recovered."""
 
     key: ApiKey
     text: str
@@ -60,39 +60,45 @@ class NewKey(Struct, frozen=True, kw_only=True, rename="camel"):
         return f"NewKey({self.key.id!r}, …)"
 
 
-class _Known(Struct, frozen=True):
-    """A key as requests are checked against it."""
+class _CachedKey(Struct, frozen=True):
+    """A cached key for checking requests."""
 
     record: KeyRecord
     caller: Caller
 
 
 class Keychain:
-    """All keys of all tenants. What is revoked is refused here at once, elsewhere within five seconds."""
+    """Manages the keys of all tenants.
+
+    A revoked key is rejected here at once, and elsewhere within five seconds.
+    """
 
     def __init__(self, registry: Registry, tenants: Tenants, clock: Clock, chance: Chance) -> None:
         self._registry = registry
         self._tenants = tenants
         self._clock = clock
         self._chance = chance
-        self._known: Remembered[_Known] = Remembered(
-            self._read, clock, for_ms=REMEMBERED_MS, most=_MOST_REMEMBERED
+        self._cache: Remembered[_CachedKey] = Remembered(
+            self._read, clock, for_ms=REMEMBERED_MS, most=_MAX_CACHED
         )
         self._used: dict[str, int] = {}
         self._written_at = clock.now_ms()
         self._writing: asyncio.Task[None] | None = None
 
-    # At the door ---------------------------------------------------------------------------------
+    # Checking requests ---------------------------------------------------------------------------
 
     async def verify(self, text: str) -> Caller | None:
-        """Whose key it is; None: it is nobody's, has ended, or its tenant is disabled."""
+        """Returns the caller that a key belongs to.
+
+        Returns None if the key is unknown, expired or revoked, or if its tenant is disabled.
+        """
         parts = key_parts(text)
         if parts is None:
             return None
         id, secret = parts
-        if id not in self._known and not well_formed(id, secret):
+        if id not in self._cache and not well_formed(id, secret):
             return None
-        known = await self._known.get(id)
+        known = await self._cache.get(id)
         if not matches(known.record if known else None, secret) or known is None:
             return None
         now = self._clock.now_ms()
@@ -100,18 +106,18 @@ class Keychain:
             return None
         if not await self._tenants.enabled(known.record.tenant):
             return None
-        self._use(id, now)
+        self._record_use(id, now)
         return known.caller
 
-    def _use(self, id: str, now: int) -> None:
-        """Remembers that it was used; every minute, a task of its own writes that down."""
+    def _record_use(self, id: str, now: int) -> None:
+        """Records that a key was used. A background task writes these times once per minute."""
         self._used[id] = now
         if self._writing is None and abs(now - self._written_at) >= USED_EVERY_MS:
             self._written_at = now
             self._writing = asyncio.create_task(self._write_used(), name="homing-keys-used")
 
     async def close(self) -> None:
-        """Writes down what was used last."""
+        """Writes the remaining times of last use."""
         if self._writing is not None:
             await self._writing
         await self._write_used()
@@ -126,7 +132,7 @@ class Keychain:
             if entries:
                 await self._registry.put(entries, who="homing")
         except StoreError as error:
-            log.warning("when keys were last used could not be written: %s", error)
+            log.warning("could not record when keys were last used: %s", error)
         finally:
             self._writing = None
 
@@ -143,10 +149,11 @@ class Keychain:
         rate_per_second: float | None = None,
         keep: Callable[[str], None] | None = None,
     ) -> NewKey:
-        """Makes a key. The tenant must exist, so that a typing error in its name makes no key.
+        """Creates a key.
 
-        `keep` is called with the key's text before the key is stored. A caller that writes the text to a
-        disk there cannot lose the only copy of a stored key in a crash.
+        Raises `NotFound` if the tenant does not exist, so that a typo does not create a key. `keep` is called
+        with the key's text before the key is stored. A caller that writes the text to a disk there cannot
+        lose the only copy of a stored key in a crash.
         """
         record = KeyRecord(
             id="",
@@ -169,16 +176,21 @@ class Keychain:
                 return NewKey(key=key_view(made, made.created_at, None), text=new.text)
 
     async def rotate(self, id: str, *, who: str, overlap_ms: int = OVERLAP_MS) -> NewKey:
-        """A new key with the same tenant, name, scopes and rate; the old one stays good for `overlap_ms`."""
+        """Creates a key with the same tenant, name, scopes and rate.
+
+        The old one stays valid for `overlap_ms`.
+        """
         if isinstance(overlap_ms, bool) or not 0 <= overlap_ms <= LONGEST_OVERLAP_MS:
-            raise InvalidRequest("overlapMs", f"is {overlap_ms}; allowed are 0 to {LONGEST_OVERLAP_MS}")
+            raise InvalidRequest(
+                "overlapMs", f"is {overlap_ms}; it must be between 0 and {LONGEST_OVERLAP_MS}"
+            )
         while True:
             entry = await self._entry(id)
             old, now = _record(entry), self._clock.now_ms()
             if old.replaced_by is not None:
-                raise CommandRefused(f"key {id} was rotated to {old.replaced_by} already; rotate that one")
+                raise CommandRefused(f"key {id} was already rotated to {old.replaced_by}; rotate that one")
             if (status := old.status(now)) is not KeyStatus.ACTIVE:
-                raise CommandRefused(f"key {id} is {status.value}; make a new one")
+                raise CommandRefused(f"key {id} is {status.value}; create a new one")
             new = self._mint()
             until = now + overlap_ms
             ending = replace(old, expires_at=min(until, old.expires_at or until), replaced_by=new.id)
@@ -188,30 +200,33 @@ class Keychain:
                 digest=new.digest,
                 created_at=now,
                 created_by=who,
-                expires_at=_same_span(old, now),
+                expires_at=_same_lifetime(old, now),
             )
-            if await self._put([_over(entry, ending), *_entries(record)], who):
+            if await self._put([_replacing(entry, ending), *_entries(record)], who):
                 return NewKey(key=key_view(record, now, None), text=new.text)
 
     async def revoke(self, id: str, *, who: str) -> ApiKey:
-        """Refuses the key from now on; one that is revoked stays as it is."""
+        """Revokes a key. Has no effect if it is already revoked."""
         while True:
             entry = await self._entry(id)
             record = _record(entry)
             if record.revoked_at is None:
                 record = replace(record, revoked_at=self._clock.now_ms(), revoked_by=who)
-                if not await self._put([_over(entry, record)], who):
+                if not await self._put([_replacing(entry, record)], who):
                     continue
             return (await self._views([record]))[0]
 
     async def get(self, id: str) -> ApiKey:
-        """One key, or `NotFound`."""
+        """Returns one key. Raises `NotFound` if there is none with that id."""
         return (await self._views([_record(await self._entry(id))]))[0]
 
     async def list(
         self, tenant: str | None = None, *, after: str = "", limit: int = 100
     ) -> tuple[ApiKey, ...]:
-        """By id, of one tenant or of all; `after` the last one of the page before."""
+        """Returns keys of one tenant or of all, ordered by id.
+
+        `after` is the last id of the previous page.
+        """
         of = EVERY_TENANT if tenant is None else tenant
         page = await self._registry.list_entries(of, API_KEY, after=after, limit=limit)
         if tenant is not None:
@@ -220,7 +235,7 @@ class Keychain:
         return tuple(await self._views([_record(entry) for entry in page]))
 
     async def is_empty(self) -> bool:
-        """Whether no key was ever made here."""
+        """Returns True if no key was ever created in this store."""
         return not await self._registry.list_entries(EVERY_TENANT, API_KEY, limit=1)
 
     # The Registry --------------------------------------------------------------------------------
@@ -231,7 +246,7 @@ class Keychain:
     async def _put(self, entries: Sequence[Entry], who: str) -> bool:
         done = await self._registry.put(entries, who=who) is not None
         for entry in entries:
-            self._known.forget(entry.key)
+            self._cache.forget(entry.key)
         return done
 
     async def _entry(self, id: str) -> Entry:
@@ -240,9 +255,9 @@ class Keychain:
             raise NotFound(f"there is no key {id!r}")
         return entry
 
-    async def _read(self, ids: Sequence[str]) -> Mapping[str, _Known]:
+    async def _read(self, ids: Sequence[str]) -> Mapping[str, _CachedKey]:
         found = await self._registry.get_many(EVERY_TENANT, API_KEY, ids)
-        return {id: _known(_record(entry)) for id, entry in found.items()}
+        return {id: _cached_key(_record(entry)) for id, entry in found.items()}
 
     async def _views(self, records: Sequence[KeyRecord]) -> Sequence[ApiKey]:
         ids = [record.id for record in records]
@@ -259,11 +274,11 @@ class Keychain:
         now = self._clock.now_ms()
         expires_at = epoch_ms(at, "expiresAt", now)
         if expires_at <= now:
-            raise InvalidRequest("expiresAt", "has passed already")
+            raise InvalidRequest("expiresAt", "is in the past; give a later time")
         return expires_at
 
 
-def _known(record: KeyRecord) -> _Known:
+def _cached_key(record: KeyRecord) -> _CachedKey:
     who = f"key:{record.id}"
     caller = Caller(
         tenant=record.tenant,
@@ -272,19 +287,19 @@ def _known(record: KeyRecord) -> _Known:
         rate_per_second=record.rate_per_second,
         rate_key=who,
     )
-    return _Known(record, caller)
+    return _CachedKey(record, caller)
 
 
 def _record(entry: Entry) -> KeyRecord:
     return msgspec.convert(entry.value, KeyRecord)
 
 
-def _over(entry: Entry, record: KeyRecord) -> Entry:
+def _replacing(entry: Entry, record: KeyRecord) -> Entry:
     return replace(entry, value=msgspec.to_builtins(record))
 
 
 def _entries(record: KeyRecord) -> list[Entry]:
-    """A new key's entry, and one under its tenant by which that tenant's keys are listed."""
+    """Returns the entry of a new key, and an index entry under its tenant for listing the tenant's keys."""
     value: dict[str, Any] = msgspec.to_builtins(record)
     return [
         Entry(tenant=EVERY_TENANT, kind=API_KEY, key=record.id, value=value),
@@ -292,14 +307,16 @@ def _entries(record: KeyRecord) -> list[Entry]:
     ]
 
 
-def _same_span(old: KeyRecord, now: int) -> int | None:
-    """The new key lives as long from now as the old one was made to."""
+def _same_lifetime(old: KeyRecord, now: int) -> int | None:
+    """Returns the expiry of the new key, which gets the same lifetime as the old one."""
     return None if old.expires_at is None else now + old.expires_at - old.created_at
 
 
 def _name(name: Any) -> str:
-    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_NAME:
-        raise InvalidRequest("name", f"must have 1 to {_LONGEST_NAME} characters: what is the key for?")
+    if not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME_CHARS:
+        raise InvalidRequest(
+            "name", f"must have 1 to {_MAX_NAME_CHARS} characters; describe what the key is for"
+        )
     check_line(name, "name")
     return name
 
@@ -309,6 +326,6 @@ def _rate(rate: float | None) -> float | None:
         return None
     if not isfinite(rate) or not (rate == 0 or 0.001 <= rate <= MOST_PER_SECOND):
         raise InvalidRequest(
-            "ratePerSecond", f"is {rate}; allowed are 0 (none), or 0.001 to {MOST_PER_SECOND}"
+            "ratePerSecond", f"is {rate}; it must be 0 (no limit), or between 0.001 and {MOST_PER_SECOND}"
         )
     return float(rate)

@@ -1,7 +1,7 @@
-"""Asking providers what became of messages that nothing is heard of: in doubt, or sent and long silent.
+"""Asks providers for the status of messages without receipts: those in doubt, and those sent long ago.
 
-Nothing is written down about it: a notification is asked about in the round in which the length of its
-silence passes one of the moments of `core.looking_up`. A round that is missed only costs the next moment.
+The lookups themselves are not stored. A notification is looked up in the round in which the time since its
+last event passes one of the delays of `core.looking_up`. After a missed round, it waits for the next delay.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from homing.engine.roster import Roster
 log = logging.getLogger("homing.look_ups")
 
 _TIMEOUT_MS = 10_000
-_AT_ONCE = 5
+_MAX_CONCURRENT = 5
 
 
 class LookUps:
-    """Runs beside a worker; one of all workers asks at a time."""
+    """Runs alongside a worker. Only one worker at a time makes lookups."""
 
     def __init__(
         self,
@@ -47,40 +47,40 @@ class LookUps:
         self._clock = clock
         self._worker = worker
         self._policy = policy
-        self._looked_at: int | None = None
-        self._some_at_once = asyncio.Semaphore(_AT_ONCE)
+        self._last_round_at: int | None = None
+        self._concurrency = asyncio.Semaphore(_MAX_CONCURRENT)
 
     @property
     def possible(self) -> bool:
-        """Whether any provider can be asked at all."""
+        """True if at least one provider supports lookups."""
         return any(isinstance(listed.provider, LooksUp) for listed in self._roster)
 
     async def run(self) -> None:
-        """Looks up until cancelled."""
+        """Makes a round of lookups at each interval, until cancelled."""
         while True:
             await self.run_once()
             await self._clock.sleep_ms(self._policy.every_ms)
 
     async def run_once(self) -> None:
-        """One round; a store that is away is asked again in the next."""
+        """Makes one round of lookups if this worker is the leader. Logs errors instead of raising them."""
         try:
             if await self._backend.lead("look_ups", self._worker, 3 * self._policy.every_ms):
                 await self.look_up()
         except StoreError as error:
-            log.warning("look-ups wait for the store: %s", error)
+            log.warning("cannot make lookups, the store is unavailable; trying again: %s", error)
         except Exception:
-            log.exception("a round of look-ups failed; the next one goes on")
+            log.exception("a round of lookups failed; trying again in the next round")
 
     async def look_up(self) -> int:
-        """Asks about those whose silence has just come to one of its moments; how many were asked about."""
+        """Looks up the notifications that have become due for a lookup, and returns their number."""
         now = await self._backend.now_ms()
-        since, self._looked_at = self._looked_at, now
-        asked = await self._silent(now - self._policy.every_ms if since is None else since, now)
+        since, self._last_round_at = self._last_round_at, now
+        asked = await self._due_for_lookup(now - self._policy.every_ms if since is None else since, now)
         await asyncio.gather(*(self._ask(tenant, id) for tenant, id in asked))
         return len(asked)
 
-    async def _silent(self, since: int, now: int) -> list[tuple[str, str]]:
-        able = [
+    async def _due_for_lookup(self, since: int, now: int) -> list[tuple[str, str]]:
+        supporting = [
             listed.id
             for listed in self._roster
             if isinstance(listed.provider, LooksUp) and self._breakers.usable(listed.id)
@@ -93,10 +93,10 @@ class LookUps:
         ):
             for silence_ms in moments_ms(after_ms, policy.until_ms):
                 left = policy.per_round - len(found)
-                if not able or left <= 0:
+                if not supporting or left <= 0:
                     return found
                 found += await self._backend.silent(
-                    status, able, after=since - silence_ms, until=now - silence_ms, limit=left
+                    status, supporting, after=since - silence_ms, until=now - silence_ms, limit=left
                 )
         return found
 
@@ -105,27 +105,27 @@ class LookUps:
         if history is None or not history.attempts:
             return
         attempt = history.attempts[-1]
-        receipt = await self._answer(history.notification, attempt)
+        receipt = await self._fetch_receipt(history.notification, attempt)
         if receipt is not None:
             known = replace(receipt, notification_id=id, attempt=attempt.number)
             await self._callbacks.apply(self._roster[attempt.provider], [known])
 
-    async def _answer(self, notification: Notification, attempt: Attempt) -> Receipt | None:
+    async def _fetch_receipt(self, notification: Notification, attempt: Attempt) -> Receipt | None:
         listed = self._roster.get(attempt.provider)
         if listed is None or not isinstance(listed.provider, LooksUp):
             return None
         try:
             delivery = _delivery(notification, attempt)
-            async with self._some_at_once, asyncio.timeout(_TIMEOUT_MS / 1000):
+            async with self._concurrency, asyncio.timeout(_TIMEOUT_MS / 1000):
                 found: object = await listed.provider.look_up(delivery, attempt.provider_message_id)
-        except Exception as error:  # a provider may fail in any way; its text may name the recipient
-            log.info("look-up at %s failed: %s", listed.id, type(error).__name__)
+        except Exception as error:  # a provider may raise anything; the text may contain the recipient
+            log.info("a lookup at %s failed: %s", listed.id, type(error).__name__)
             return None
         return found if isinstance(found, Receipt) else None
 
 
 def _delivery(notification: Notification, attempt: Attempt) -> Delivery:
-    """The attempt as it was sent."""
+    """Returns the delivery of an attempt as it was sent."""
     expires_at = notification.expires_at
     return Delivery(
         notification_id=notification.id,

@@ -1,4 +1,4 @@
-"""Observers behind a wall: however many there are and whatever they raise, the work goes on."""
+"""Combines several observers into one, and keeps their exceptions away from the engine."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ log = logging.getLogger("homing.observing")
 
 
 def observed_by(observers: Sequence[Observer]) -> Observer:
-    """One observer for all of them; with none, the calls cost nothing."""
-    return _Several(observers) if observers else NOBODY
+    """Returns one observer that calls all of them, or one that does nothing if there are none."""
+    return _CombinedObserver(observers) if observers else NOBODY
 
 
-class _Several:
+class _CombinedObserver:
+    """Calls several observers. Logs their exceptions instead of raising them."""
+
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
-        self._tell(lambda one: one.accepted(batch, answers))
+        self._call_each(lambda one: one.accepted(batch, answers))
 
     def claimed(self, batch: ClaimBatch) -> None:
-        self._tell(lambda one: one.claimed(batch))
+        self._call_each(lambda one: one.claimed(batch))
 
     def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
-        self._tell(lambda one: one.settled(batch, refused))
+        self._call_each(lambda one: one.settled(batch, refused))
 
     def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        self._tell(lambda one: one.heard(receipts, result))
+        self._call_each(lambda one: one.heard(receipts, result))
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
-        self._tell(lambda one: one.breaker_changed(provider, phase))
+        self._call_each(lambda one: one.breaker_changed(provider, phase))
 
     def store_failed(self, call: str, error: StoreError) -> None:
-        self._tell(lambda one: one.store_failed(call, error))
+        self._call_each(lambda one: one.store_failed(call, error))
 
-    def _tell(self, what: Callable[[Observer], None]) -> None:
+    def _call_each(self, what: Callable[[Observer], None]) -> None:
         for observer in self._observers:
             try:
                 what(observer)
             except Exception:
-                log.exception("an observer failed; the work goes on without it")
+                log.exception("an observer raised; delivery continues")

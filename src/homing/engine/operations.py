@@ -1,6 +1,6 @@
-"""The queue operations: reading the queue's state and doing retry arithmetic over it.
+"""Queue operations: read notifications and statistics, and compute retry times.
 
-Given other settings as arguments they compute with them and change nothing.
+Settings passed as arguments are used for the computation only. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PAGE = 500
 
 
 class Operations:
-    """Reads and arithmetic. Mixed into the library's front."""
+    """Read operations of one tenant, as a mixin."""
 
     _backend: Backend
     _policies: Policies
@@ -50,11 +50,11 @@ class Operations:
     tenant: str
 
     async def get(self, id: str) -> Notification:
-        """One notification; `NotFound` if this tenant has none of that id."""
+        """Returns one notification. Raises `NotFound` if this tenant has none with that id."""
         return (await self.history(id)).notification
 
     async def history(self, id: str) -> History:
-        """One notification with its attempts and everything else that changed it."""
+        """Returns one notification with its attempts and all other changes."""
         return await self._history(self.tenant, id)
 
     async def _history(self, tenant: str, id: str) -> History:
@@ -64,7 +64,7 @@ class Operations:
         return found
 
     async def list(self, filter: Filter | None = None, *, limit: int = 50, cursor: str | None = None) -> Page:
-        """Newest first; pass the page's cursor for what follows."""
+        """Returns a page of notifications, newest first. Pass the page's cursor to get the next page."""
         if filter is not None:
             check_filter(filter)
         if cursor is not None:
@@ -72,7 +72,7 @@ class Operations:
         return await self._backend.list(self.tenant, filter or Filter(), limit=_limit(limit), cursor=cursor)
 
     async def explain(self, id: str) -> Explanation:
-        """Which rule applies and why, what happened, what comes next."""
+        """Explains a notification: which rule applies and why, what happened, and what happens next."""
         history = await self.history(id)
         await self._policies.refresh()
         resolution = self._resolution(history.notification)
@@ -86,7 +86,7 @@ class Operations:
     async def select_pending(
         self, limit: int = 50, max_attempts: int | None = None, delay: timedelta | None = None
     ) -> tuple[Notification, ...]:
-        """What is ready to be attempted now, by its policy or by the settings given."""
+        """Returns the notifications that are due now, according to their policy or to the given settings."""
         if max_attempts is None and delay is None:
             return (await self._backend.waiting(self.tenant, limit=_limit(limit), ready=True)).items
         now = await self._now()
@@ -101,15 +101,18 @@ class Operations:
     def calculate_delay(
         self, attempt: int, delay: timedelta | None = None, *, keys: Keys | None = None
     ) -> timedelta:
-        """The backoff after attempt `attempt`, before jitter: from `delay` doubling, or by the policy."""
+        """Returns the backoff after attempt number `attempt`, without jitter.
+
+        It starts at `delay` and doubles, or follows the policy of `keys` if `delay` is None.
+        """
         if attempt < 0:
-            raise InvalidRequest("attempt", f"is {attempt}; attempts count from 0")
+            raise InvalidRequest("attempt", f"is {attempt}; it must be 0 or greater")
         return timedelta(milliseconds=base_delay_ms(self._policy_for(delay, keys), attempt))
 
     def next_retry_time(
         self, notification: Notification, delay: timedelta | None = None, *, now: datetime | None = None
     ) -> datetime | None:
-        """When it is to be tried again; None: it is ready now, or nothing will be tried."""
+        """Returns when the next attempt is due, or None if it is due now or no attempt will follow."""
         if notification.status not in WAITING:
             return None
         due = notification.next_retry_at
@@ -118,13 +121,13 @@ class Operations:
         return due if due is not None and due > (now or moment(self._clock.now_ms())) else None
 
     def is_ready(self, notification: Notification, delay: timedelta | None = None) -> bool:
-        """Whether it may be attempted now."""
+        """Returns True if the notification waits and is due now."""
         return notification.status in WAITING and self.next_retry_time(notification, delay) is None
 
     async def retry_info(
         self, id: str, max_attempts: int | None = None, delay: timedelta | None = None
     ) -> RetryInfo:
-        """Where one notification stands in its retries, by its policy or by the settings given."""
+        """Returns the retry state of one notification, according to its policy or to the given settings."""
         n, now = await self.get(id), await self._now()
         policy = self._policy(n) if delay is None else self._policy_for(delay, None)
         allowed = max_attempts if max_attempts is not None else self._allowed(n)
@@ -146,7 +149,7 @@ class Operations:
         )
 
     async def retry_statistics(self) -> tuple[AttemptStatistics, ...]:
-        """By number of attempts made."""
+        """Returns counts of notifications by the number of attempts made."""
         tallies = await self._backend.tallies(self.tenant)
         numbers = sorted({t.attempts for t in tallies if t.attempts and t.count})
         return tuple(
@@ -160,7 +163,7 @@ class Operations:
         )
 
     async def success_by_attempt(self) -> tuple[AttemptSuccess, ...]:
-        """Of those that ended after n attempts, how many were sent. Purged ones count."""
+        """Returns the success rate by number of attempts, including notifications that were purged since."""
         tallies = await self._backend.tallies(self.tenant)
         rows = []
         for n in sorted({t.attempts for t in tallies if t.attempts}):
@@ -174,7 +177,7 @@ class Operations:
         return tuple(rows)
 
     async def waiting(self, delay: timedelta | None = None, *, limit: int = 50) -> tuple[Notification, ...]:
-        """Those in backoff: attempted before, not ready yet, soonest first."""
+        """Returns notifications in backoff: attempted before and not due yet, earliest first."""
         if delay is None:
             return await self._in_backoff(_limit(limit))
         now = await self._now()
@@ -185,7 +188,7 @@ class Operations:
         return soonest.found()
 
     async def _in_backoff(self, limit: int) -> tuple[Notification, ...]:
-        """Scheduled ones may stand before them: looks further until there are enough."""
+        """Reads more and more waiting notifications until enough of them were attempted before."""
         asked = limit
         while True:
             page = await self._backend.waiting(self.tenant, limit=asked, ready=False)
@@ -195,7 +198,7 @@ class Operations:
             asked *= 4
 
     async def health_metrics(self) -> HealthMetrics:
-        """Thirteen numbers that say how retrying goes."""
+        """Returns metrics about the health of retries."""
         tallies = await self._backend.tallies(self.tenant)
         retried = [
             t
@@ -224,16 +227,16 @@ class Operations:
         )
 
     async def error_groups(self, limit: int = 50) -> tuple[ErrorGroup, ...]:
-        """Dead letters by what they died of, most first."""
+        """Returns dead letters grouped by error, the largest group first."""
         return await self._backend.error_groups(self.tenant, limit=_limit(limit))
 
     async def queue_counts(self) -> dict[str, int]:
-        """How many notifications have each status."""
+        """Returns the number of notifications by status."""
         tallies = await self._backend.tallies(self.tenant)
         return {status.value: count(tallies, status) for status in Status}
 
     async def roll_ups(self, since: timedelta = timedelta(hours=24)) -> tuple[RollUp, ...]:
-        """Hourly sums by channel and provider."""
+        """Returns hourly counts by channel and provider."""
         return await self._backend.roll_ups(self.tenant, since_ms=span_ms(since, "since"))
 
     def _resolution(self, n: Notification) -> Resolution:
@@ -254,19 +257,20 @@ class Operations:
 
     def _next_step(self, n: Notification, policy: RetryPolicy) -> str:
         if n.status is Status.SENDING:
-            return f"attempt {n.attempt_count} is under way at {n.provider}"
+            return f"attempt {n.attempt_count} is in flight at {n.provider}"
         if n.status is Status.IN_DOUBT:
-            return "waits for a receipt, a look-up or an operator: homing resolve says what became of it"
+            return "waits for a receipt or a lookup; an operator can resolve it with homing resolve"
         if n.status not in WAITING:
-            return "nothing more happens by itself"
-        assert n.next_retry_at is not None, "what waits has a due time"
+            return "no further attempt is planned"
+        assert n.next_retry_at is not None, "waiting notifications have a due time"
         other = None if n.pinned else next_stop(self._roster.route(n.channel), n.provider)
-        then = f", after {policy.failover_after} failures there {other.provider}" if other else ""
+        failures = f"{policy.failover_after} failure{'' if policy.failover_after == 1 else 's'}"
+        then = f" (then {other.provider}, after {failures})" if other else ""
         held = f" ({n.reason.value.lower()})" if n.reason is not None else ""
         at = n.next_retry_at.isoformat(timespec="seconds")
         if n.expires_at is not None and n.expires_at <= n.next_retry_at:
             ends = n.expires_at.isoformat(timespec="seconds")
-            return f"expires at {ends}: its next attempt{held} would be at {at}"
+            return f"expires at {ends}, before its next attempt at {at}{held}"
         allowed = allowed_attempts(n, policy)
         return f"attempt {n.attempt_count + 1} of {allowed} at {at}{held} goes to {n.provider}{then}"
 
@@ -296,5 +300,5 @@ def _per_cent(part: int, whole: int) -> float:
 
 def _limit(limit: int) -> int:
     if not 1 <= limit <= 10_000:
-        raise InvalidRequest("limit", f"is {limit}; allowed are 1 to 10000")
+        raise InvalidRequest("limit", f"is {limit}; it must be between 1 and 10000")
     return limit

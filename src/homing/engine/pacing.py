@@ -1,4 +1,4 @@
-"""Not now: quiet hours, and the rate limits of tenants and recipients. What must wait is told how long."""
+"""Applies quiet hours and the rate limits of tenants and recipients before a send."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from homing.engine.zones import zone
 log = logging.getLogger("homing.pacing")
 
 _STORE_PAUSE_MS = 1_000
-_LONGEST_TURN_MS = 3_600_000
-"""Nobody is sent away for longer because of others before them: a limit may be relaxed meanwhile."""
-_MOST_TURNS = 100_000
+_MAX_TURN_MS = 3_600_000
+"""Longest wait caused by other claims of the same bucket.
+
+Short, because the limit may be raised meanwhile.
+"""
+_MAX_TURNS = 100_000
 
 
 class Pacing:
-    """Asked once per claimed batch: one call to the store for all recipients in it, one for all tenants."""
+    """Checks claimed batches. Each batch needs one store call for all recipients and one for all tenants."""
 
     def __init__(
         self,
@@ -44,13 +47,13 @@ class Pacing:
         self._quiet_hours = quiet_hours
         self._paces = paces
         self._time_zone = time_zone
-        self._settings_have_a_night = quiet_hours.window.start_ms != quiet_hours.window.end_ms
-        self._settings_have_limits = paces.recipient.limits or paces.tenant.limits
+        self._has_quiet_hours = quiet_hours.window.start_ms != quiet_hours.window.end_ms
+        self._has_limits = paces.recipient.limits or paces.tenant.limits
         self._turns: dict[str, int] = {}
 
     def quiet(self, claim: Claim, facts: Facts, now: int) -> Facts:
-        """The facts, with the wait for the end of the recipient's quiet hours where that is longer."""
-        if facts.quiet_hours is None and not self._settings_have_a_night:
+        """Returns the facts, postponed until the end of the recipient's quiet hours if that is later."""
+        if facts.quiet_hours is None and not self._has_quiet_hours:
             return facts
         if claim.overdue or self._quiet_hours.spares(claim):
             return facts
@@ -60,21 +63,25 @@ class Pacing:
         return replace(facts, postpone_ms=wait_ms, postpone_reason=Reason.QUIET_HOURS)
 
     async def waits(self, claims: Sequence[Claim]) -> Mapping[str, int]:
-        """Id → how long it has to wait; those that are not in it may go, and are counted.
+        """Takes rate limit tokens for the claims.
 
-        Where the store cannot say, all that have a limit wait a little.
+        Returns the wait of those that got none, by notification id. If the store is unavailable, all claims
+        with a limit are postponed for a short time.
         """
         waits: dict[str, int] = {}
-        if not self._settings_have_limits:
+        if not self._has_limits:
             return waits
         try:
             taken = await self._take(claims, self._paces.recipient, recipient_bucket, waits)
             rest = [claim for claim in claims if claim.id not in waits]
             await self._take(rest, self._paces.tenant, tenant_bucket, waits)
             unused = [claim for claim in rest if claim.id in waits and claim.id in taken]
-            await self._give_back(unused)
+            await self._return_tokens(unused)
         except StoreError as error:
-            log.warning("rate limits wait for the store: %s", error)
+            log.warning(
+                "cannot check rate limits, the store is unavailable; the notifications are postponed: %s",
+                error,
+            )
             limited = (c for c in claims if self._paces.recipient.of(c) or self._paces.tenant.of(c))
             return {**dict.fromkeys((claim.id for claim in limited), _STORE_PAUSE_MS), **waits}
         return waits
@@ -82,7 +89,7 @@ class Pacing:
     async def _take(
         self, claims: Sequence[Claim], pace: Pace, bucket: Callable[[Claim], str], waits: dict[str, int]
     ) -> set[str]:
-        """Asks for as many tokens as there are claims; the ids that got one. The others are told to wait."""
+        """Takes a token per claim, and returns the ids that got one. Adds the others to `waits`."""
         asking: dict[str, list[Claim]] = defaultdict(list)
         limits: dict[str, RateLimit] = {}
         for claim in claims:
@@ -102,22 +109,22 @@ class Pacing:
         return got
 
     def _turn_ms(self, key: str, limit: RateLimit, wait_ms: int) -> int:
-        """One token, one turn: who waits for the same bucket comes back one after the other, not together."""
+        """Returns the wait of one claim. Claims of the same bucket get successive waits, one token apart."""
         now = self._clock.monotonic_ms()
         soonest = now + max(1, wait_ms)
         turn = soonest
         if key in self._turns:
             turn = max(soonest, self._turns[key] + ceil(1000 / limit.per_second))
-            turn = min(turn, max(soonest, now + _LONGEST_TURN_MS))
-        if len(self._turns) >= _MOST_TURNS:
+            turn = min(turn, max(soonest, now + _MAX_TURN_MS))
+        if len(self._turns) >= _MAX_TURNS:
             self._turns = {key: at for key, at in self._turns.items() if at > now}
-        if len(self._turns) >= _MOST_TURNS:
-            self._turns.clear()  # they only spare us work
+        if len(self._turns) >= _MAX_TURNS:
+            self._turns.clear()  # they are only an optimization
         self._turns[key] = turn
         return turn - now
 
-    async def _give_back(self, unused: Sequence[Claim]) -> None:
-        """The recipient's tokens of those whose tenant may not send yet."""
+    async def _return_tokens(self, unused: Sequence[Claim]) -> None:
+        """Returns the recipient tokens of claims whose tenant is at its limit."""
         wants: dict[str, Want] = {}
         for claim in unused:
             limit, key = self._paces.recipient.of(claim), recipient_bucket(claim)

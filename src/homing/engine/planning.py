@@ -1,4 +1,7 @@
-"""What follows from the words of a request alone: worked out once for all that use the same words."""
+"""Plans how a request is delivered.
+
+Requests with the same type, channels and other plan fields share a cached plan.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from homing.core.policy import Keys, RetryPolicy
 from homing.core.request import SendRequest, channels_named, check_names, priority_of, provider_id
 from homing.engine.policies import Policies
 
-_REMEMBERED = 4_096
-"""A program has some types, origins and tenants, and uses them again and again."""
+_MAX_CACHED_PLANS = 4_096
+"""Maximum number of cached plans. A program uses few types, origins and tenants, again and again."""
 
-_words = attrgetter(
+_plan_fields = attrgetter(
     "channel",
     "channels",
     "type",
@@ -30,16 +33,16 @@ _words = attrgetter(
     "provider",
 )
 
-_TEXT, _MAYBE = (str,), (str, type(None))
-_KINDS: tuple[tuple[type, ...], ...] = (
-    *(_MAYBE, (tuple,), _MAYBE, _MAYBE, _MAYBE, _TEXT, _TEXT),
-    *((bool, type(None)), (bool,), _MAYBE),
+_TEXT, _OPTIONAL_TEXT = (str,), (str, type(None))
+_FIELD_TYPES: tuple[tuple[type, ...], ...] = (
+    *(_OPTIONAL_TEXT, (tuple,), _OPTIONAL_TEXT, _OPTIONAL_TEXT, _OPTIONAL_TEXT, _TEXT, _TEXT),
+    *((bool, type(None)), (bool,), _OPTIONAL_TEXT),
 )
-"""Types of the words, in their order."""
+"""Allowed types of the plan fields, in the order of `_plan_fields`."""
 
 
 class Way(Struct, frozen=True):
-    """One channel of a request."""
+    """How one channel of a request is delivered."""
 
     channel: Channel
     lane: str
@@ -47,21 +50,21 @@ class Way(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """How a request is delivered, whoever it is for and whatever it says."""
+    """How a request is delivered, independent of its recipients and its content."""
 
     type: str
     category: str
     priority: Priority
     mode: Mode
     provider: str | None
-    """The forced one."""
+    """Id of the provider that the request demands. None if the route decides."""
     origin: str
     template_key: str | None
     ways: tuple[Way, ...]
 
 
 class Planner:
-    """Makes plans; anew when the rules have changed."""
+    """Creates and caches plans. The cache is cleared when the retry rules change."""
 
     def __init__(self, policies: Policies, synchronous_types: frozenset[str]) -> None:
         self._policies = policies
@@ -73,24 +76,26 @@ class Planner:
     def plan(self, tenant: str, request: SendRequest) -> Plan:
         """Returns the plan of a request.
 
-        Raises `InvalidRequest` if its names are none, or it names a channel or priority that is none; raises
-        `NotPlain` if they are new and not of built-in types, so that no plan keeps a foreign value.
+        Raises `InvalidRequest` if a name is malformed, or the channel or priority is unknown. Raises
+        `NotPlain` if no plan is cached and a value is not of a built-in type, so that no plan keeps a value
+        of a foreign type.
         """
         if self._book is not self._policies.book:
             self._book, self._last = self._policies.book, None
             self._plans.clear()
-        words, last = _words(request), self._last
-        if last is not None and last[1] == words and last[0] == tenant:  # cheaper to see than to look up
+        values, last = _plan_fields(request), self._last
+        # Comparing with the last plan is cheaper than hashing the values for a lookup.
+        if last is not None and last[1] == values and last[0] == tenant:
             return last[2]
-        plan = self._plans.get((tenant, words))
+        plan = self._plans.get((tenant, values))
         if plan is None:
-            _check_kinds(words)
+            _check_types(values)
             check_names(request)
-            plan = self._plan(tenant, *words)
-            if len(self._plans) >= _REMEMBERED:
+            plan = self._plan(tenant, *values)
+            if len(self._plans) >= _MAX_CACHED_PLANS:
                 self._plans.clear()
-            self._plans[tenant, words] = plan
-        self._last = (tenant, words, plan)
+            self._plans[tenant, values] = plan
+        self._last = (tenant, values, plan)
         return plan
 
     def _plan(
@@ -134,8 +139,8 @@ class Planner:
         )
 
 
-def _check_kinds(words: tuple[Any, ...]) -> None:
-    """Raises `NotPlain` unless all words are of exact built-in types, as a cached plan must hold them."""
-    for word, kinds in zip(words, _KINDS, strict=True):
-        if type(word) not in kinds or (type(word) is tuple and not all(type(one) is str for one in word)):
+def _check_types(values: tuple[Any, ...]) -> None:
+    """Raises `NotPlain` unless all values are of exact built-in types, because a cached plan keeps them."""
+    for value, types in zip(values, _FIELD_TYPES, strict=True):
+        if type(value) not in types or (type(value) is tuple and not all(type(one) is str for one in value)):
             raise NotPlain

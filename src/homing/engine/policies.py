@@ -1,7 +1,7 @@
-"""The policy book in force: the configured rules, and what was changed while running.
+"""The retry rules in force: the configured ones plus changes made at runtime.
 
-A change is kept with who, when, before and after, and holds from the next decision on; other processes
-see it within seconds.
+A change is stored with its author, time, and the rule before and after. It applies from the next decision on,
+and other processes read it within seconds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from homing.core.ports import Chance, Clock, Registry
 log = logging.getLogger("homing.policies")
 
 EVERY_TENANT = "*"
-"""Reference data that belongs to no tenant is filed under this."""
+"""Tenant under which reference data that belongs to no tenant is stored."""
 
 _RULE, _CHANGE = "policy", "policy_change"
 
 
 class PolicyChange(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One change, as it is kept."""
+    """A stored change of one rule."""
 
     rule: str
     who: str
@@ -39,7 +39,7 @@ class PolicyChange(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Policies:
-    """Resolves policies; changes them at runtime."""
+    """Holds the rules in force, and changes them at runtime."""
 
     def __init__(
         self, preset: Preset, rules: Iterable[Rule], *, registry: Registry, clock: Clock, chance: Chance
@@ -52,10 +52,10 @@ class Policies:
         self._seen: tuple[tuple[str, int], ...] = ()
         self.book = PolicyBook(preset, self._configured.values())
         self.changed: Mapping[str, Entry] = {}
-        """Rules in force that were added or replaced while running, by name."""
+        """Entries of the rules that were added or replaced at runtime, by rule name."""
 
     async def refresh(self) -> None:
-        """Reads what was changed at runtime, by whichever process."""
+        """Reads changes that any process made at runtime."""
         entries = await self._entries()
         seen = tuple((entry.key, entry.version) for entry in entries)
         if seen == self._seen:
@@ -65,28 +65,31 @@ class Policies:
             self.book = self._book(entries)
             self.changed = {entry.key: entry for entry in entries if not entry.value.get("removed")}
         except ConfigError as error:  # written by a process with another preset or other rules
-            log.error("the stored rules do not fit here, the ones in force stay: %s", error)
+            log.error(
+                "the stored rules are invalid with this configuration; the previous rules stay in force: %s",
+                error,
+            )
 
     async def set(self, rule: Rule, *, who: str, why: str = "") -> PolicyChange:
-        """Adds or replaces a rule. The whole book is checked first; a bad rule changes nothing."""
+        """Adds or replaces a rule. Raises `ConfigError` and changes nothing if the rules would be invalid."""
         if rule.policy.call is not UNSET:
-            raise ConfigError("call", "is a function, which can be set in the configuration only")
+            raise ConfigError("call", "is a function, which can be set only in the configuration")
         return await self._change(rule.name, rule, who, why)
 
     async def check(self, rule: Rule) -> None:
-        """Raises where the rule does not fit, as `set` would; changes nothing."""
+        """Raises `ConfigError` if `set` would reject the rule. Changes nothing."""
         await self.refresh()
         PolicyBook(self._preset, (*(one for one in self.book.rules if one.name != rule.name), rule))
 
     async def remove(self, name: str, *, who: str, why: str = "") -> PolicyChange:
-        """Takes a rule out, also one that the configuration file has."""
+        """Removes a rule, even if it is in the configuration file."""
         await self.refresh()
         if name not in {rule.name for rule in self.book.rules}:
-            raise ConfigError("rule", f"{name!r} does not exist; known are {self._known()}")
+            raise ConfigError("rule", f"{name!r} does not exist; rules in force: {self._rule_names()}")
         return await self._change(name, None, who, why)
 
     async def changes(self, limit: int = 50) -> tuple[PolicyChange, ...]:
-        """Newest first."""
+        """Returns the changes made at runtime, newest first."""
         entries = await self._registry.list_entries(EVERY_TENANT, _CHANGE, limit=limit)
         return tuple(msgspec.convert(entry.value, PolicyChange) for entry in entries)
 
@@ -96,7 +99,7 @@ class Policies:
             rules = self._rules(entries)
             current = rules.pop(name, None)
             stored = next((entry for entry in entries if entry.key == name), None)
-            value: dict[str, Any] = {"rule": _plain(rule)} if rule else {"removed": True}
+            value: dict[str, Any] = {"rule": _to_json(rule)} if rule else {"removed": True}
             entry = Entry(
                 tenant=EVERY_TENANT,
                 kind=_RULE,
@@ -104,7 +107,7 @@ class Policies:
                 value=value,
                 version=stored.version if stored else 0,
             )
-            # The new rule is not cut: this raises if it does not fit.
+            # Raises if the new rule is invalid. Its durations are not clamped, unlike those of stored rules.
             PolicyBook(self._preset, (*rules.values(), *((rule,) if rule else ())))
             now = self._clock.now_ms()
             change = PolicyChange(
@@ -112,8 +115,8 @@ class Policies:
                 who=who,
                 at=now,
                 why=why,
-                before=_plain(current) if current else None,
-                after=_plain(rule) if rule else None,
+                before=_to_json(current) if current else None,
+                after=_to_json(rule) if rule else None,
             )
             note = Entry(
                 tenant=EVERY_TENANT,
@@ -138,7 +141,10 @@ class Policies:
         return PolicyBook(self._preset, self._rules(entries).values())
 
     def _rules(self, entries: Iterable[Entry]) -> dict[str, Rule]:
-        """The configured and the stored rules by name. Too long durations of stored ones are cut."""
+        """Returns the configured and the stored rules by name.
+
+        Clamps durations of stored rules that are too long.
+        """
         rules = dict(self._configured)
         for entry in entries:
             if entry.value.get("removed"):
@@ -147,12 +153,12 @@ class Policies:
                 rules[entry.key] = within_bounds(decode_rule(entry.value["rule"], f"policy.{entry.key}"))
         return rules
 
-    def _known(self) -> str:
+    def _rule_names(self) -> str:
         return ", ".join(rule.name for rule in self.book.rules) or "none"
 
 
-def _plain(rule: Rule) -> dict[str, Any]:
-    """A rule as data; a function by its name."""
+def _to_json(rule: Rule) -> dict[str, Any]:
+    """Returns a rule as JSON data, with a function replaced by its name."""
 
     def named(value: Any) -> str:
         return f"{value.__module__}:{value.__qualname__}"

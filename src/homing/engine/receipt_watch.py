@@ -1,8 +1,7 @@
-"""Opens the breaker of a provider that takes everything while its receipts turn bad, or stop.
+"""Opens the breaker of a provider that accepts messages while its receipts report failures, or stop coming.
 
-What was sent and heard is in the hourly sums, which every store keeps with each change. The one worker that
-leads looks at them every minute and remembers what each look added; a new leader starts with an empty memory
-and needs a whole window again.
+The hourly counts in the store show what was sent and which receipts came. The leading worker reads them every
+minute and keeps the differences in memory. A new leader starts without them and needs a whole window again.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _DAY_MS = 24 * _HOUR_MS
 _NOTHING = Traffic()
 
 _Sums = dict[tuple[int, str], Traffic]
-"""(hour, provider) → its traffic so far."""
+"""(hour, provider) → counts so far."""
 
 
 class ReceiptWatch:
-    """Part of upkeep: one worker at a time."""
+    """Checks the receipts of all providers. Part of upkeep, so only one worker at a time runs it."""
 
     def __init__(
         self, *, backend: Backend, roster: Roster, breakers: Breakers, policy: ReceiptPolicy
@@ -34,47 +33,48 @@ class ReceiptWatch:
         self._roster = roster
         self._breakers = breakers
         self._policy = policy
-        self._seen: _Sums | None = None
-        self._looked_at = 0
+        self._last_sums: _Sums | None = None
+        self._checked_at = 0
         self._began_at = 0
         self._added: deque[tuple[int, Mapping[str, Traffic]]] = deque()
-        """What each look found to be new, by the time of the look before it."""
+        """New counts found by each check, with the time of the check before it."""
 
     async def look(self) -> None:
-        """One look at all providers."""
+        """Checks all providers once, and opens the breakers of those with bad or missing receipts."""
         if not self._policy.pause_ms:
             return
         now = await self._backend.now_ms()
-        await self._remember(now)
+        await self._record_new(now)
         await self._breakers.refresh(at_once=True)
         for listed in self._roster:
-            why = await self._verdict(listed.id, now)
+            why = await self._find_problem(listed.id, now)
             if why is not None:
                 await self._breakers.trip(listed.id, why, self._policy.pause_ms)
 
-    async def _remember(self, now: int) -> None:
-        since_ms = now - self._looked_at if self._seen is not None else 0
-        if since_ms > self._policy.window_ms:  # somebody else led: nobody knows when it came since
-            self._seen = None
+    async def _record_new(self, now: int) -> None:
+        since_ms = now - self._checked_at if self._last_sums is not None else 0
+        # After a long gap, another worker led meanwhile, and the times of the new counts are unknown.
+        if since_ms > self._policy.window_ms:
+            self._last_sums = None
         sums = _sums(await self._backend.roll_ups(None, since_ms=max(0, since_ms)))
-        if self._seen is None:
+        if self._last_sums is None:
             self._added.clear()
             self._began_at = now
         else:
-            self._added.append((self._looked_at, _new(sums, self._seen, self._looked_at)))
-        self._seen, self._looked_at = sums, now
+            self._added.append((self._checked_at, _new(sums, self._last_sums, self._checked_at)))
+        self._last_sums, self._checked_at = sums, now
         longest_ms = max(self._policy.window_ms, self._policy.stopped_after_ms)
         while self._added and self._added[0][0] < now - longest_ms:
             self._added.popleft()
 
-    async def _verdict(self, provider: str, now: int) -> str | None:
+    async def _find_problem(self, provider: str, now: int) -> str | None:
         policy, changed_at = self._policy, self._breakers.state(provider).changed_at
         why = turned_bad(self._since(provider, max(now - policy.window_ms, changed_at)), policy)
         if why is not None:
             return why
         silence_from = now - policy.stopped_after_ms
         if max(self._began_at, changed_at) > silence_from:
-            return None  # not seen for long enough, or only back for a while
+            return None  # not observed for long enough, or the breaker closed only recently
         window = self._since(provider, silence_from)
         if not may_have_stopped(window, policy):
             return None
@@ -82,13 +82,13 @@ class ReceiptWatch:
 
     def _since(self, provider: str, at: int) -> Traffic:
         total = _NOTHING
-        for looked_at, added in self._added:
-            if looked_at >= at:
+        for checked_at, added in self._added:
+            if checked_at >= at:
                 total = total.plus(added.get(provider, _NOTHING))
         return total
 
     async def _before(self, provider: str, until: int, now: int) -> Traffic:
-        """The traffic of the hours of the day before that ended by then."""
+        """Returns the counts of the hours that ended by `until`, within the 24 hours before it."""
         total = _NOTHING
         for (hour, name), traffic in _sums(
             await self._backend.roll_ups(None, since_ms=_DAY_MS + now - until)
@@ -107,11 +107,14 @@ def _sums(roll_ups: Iterable[RollUp]) -> _Sums:
     return sums
 
 
-def _new(sums: _Sums, seen: _Sums, looked_at: int) -> dict[str, Traffic]:
-    """What was added since, by provider. Nothing is added to an hour that was over by then."""
+def _new(sums: _Sums, seen: _Sums, checked_at: int) -> dict[str, Traffic]:
+    """Returns the counts added since the last check, by provider.
+
+    Hours that had ended by then are skipped.
+    """
     added: dict[str, Traffic] = {}
     for (hour, provider), traffic in sums.items():
-        if hour + _HOUR_MS <= looked_at:
+        if hour + _HOUR_MS <= checked_at:
             continue
         more = traffic.minus(seen.get((hour, provider), _NOTHING))
         added[provider] = added.get(provider, _NOTHING).plus(more)

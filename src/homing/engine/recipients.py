@@ -1,4 +1,4 @@
-"""Recipients as an application writes and reads them: profiles with devices, preferences, suppressions."""
+"""Reads and writes recipient profiles with their devices, preferences, and suppressions of addresses."""
 
 from __future__ import annotations
 
@@ -45,60 +45,66 @@ from homing.core.text import check_line
 from homing.engine.zones import is_zone
 
 _PAGE = 500
-_ANY = -1
-_LONGEST_WHY = 500
+_ANY_VERSION = -1
+_MAX_WHY_CHARS = 500
 
 
 class Recipients:
-    """The reference data that the store keeps of one tenant's recipients. Every write says `who`."""
+    """Recipient data of one tenant in the store. Every write names its author, `who`."""
 
     def __init__(self, registry: Registry, tenant: str) -> None:
         self._registry = registry
         self._tenant = tenant
 
     def of(self, tenant: str) -> Recipients:
-        """Those of another tenant."""
+        """Returns the recipients of another tenant."""
         return Recipients(self._registry, tenant)
 
     # Profiles ------------------------------------------------------------------------------------
 
     async def put(self, recipient: RecipientProfile | Mapping[str, Any], *, who: str) -> RecipientProfile:
-        """Writes a recipient whole, devices included; as written, with its new version.
+        """Replaces a recipient, including devices, and returns it with its new version.
 
-        With a `version`, only over that version (else `VersionConflict`); without, over whatever is there.
+        If `version` is set, raises `VersionConflict` unless it is the stored version. Otherwise any version
+        is replaced.
         """
         profile = profile_from(recipient, is_zone)
         _check_who(who)
         while True:
-            before = (await self._filed(RECIPIENT, [profile.id])).get(profile.id)
+            before = (await self._read(RECIPIENT, [profile.id])).get(profile.id)
             if profile.version and (before is None or before.version != profile.version):
                 raise VersionConflict(f"recipient {profile.id!r} is no longer at version {profile.version}")
             entries = await self._entries(profile, before.version if before else 0)
             if await self._registry.put(entries, who=who) is not None:
-                break  # else something was written meanwhile, such as that a token is dead: once more
+                break  # else an entry changed meanwhile, such as a device that became inactive: try again
         kept = {device.token for device in profile.devices}
-        await self._forget(profile.id, [token for token in tokens_of(_value(before)) if token not in kept])
+        await self._delete_devices(
+            profile.id, [token for token in tokens_of(_value(before)) if token not in kept]
+        )
         return await self.get(profile.id)
 
     async def get(self, id: str) -> RecipientProfile:
-        """One recipient, or `NotFound`."""
+        """Returns one recipient. Raises `NotFound` if there is none with that id."""
         check_id(id)
-        entry = (await self._filed(RECIPIENT, [id])).get(id)
+        entry = (await self._read(RECIPIENT, [id])).get(id)
         if entry is None:
             raise NotFound(f"there is no recipient {id!r} for tenant {self._tenant!r}")
         return (await self._profiles([entry]))[0]
 
     async def list(self, *, after: str = "", limit: int = 100) -> tuple[RecipientProfile, ...]:
-        """By id; `after` the last one of the page before."""
+        """Returns recipients ordered by id. `after` is the last id of the previous page."""
         check_line(after, "after")
         entries = await self._registry.list_entries(self._tenant, RECIPIENT, after=after, limit=_limit(limit))
         return tuple(await self._profiles(entries))
 
     async def delete(self, id: str) -> bool:
-        """Removes a recipient, their devices and preferences. Suppressions are of addresses: they stay."""
+        """Deletes a recipient with devices and preferences.
+
+        Suppressions belong to addresses, so they stay.
+        """
         check_id(id)
-        entry = (await self._filed(RECIPIENT, [id])).get(id)
-        await self._forget(id, tokens_of(_value(entry)))
+        entry = (await self._read(RECIPIENT, [id])).get(id)
+        await self._delete_devices(id, tokens_of(_value(entry)))
         preferences = [one.key for one in await self._all(PREFERENCE, f"{key_part(id)}:")]
         removed = await self._registry.delete(self._tenant, PREFERENCE, preferences)
         return bool(await self._registry.delete(self._tenant, RECIPIENT, [id])) or removed > 0
@@ -106,7 +112,7 @@ class Recipients:
     async def put_device(
         self, id: str, token: str, *, platform: str = "", active: bool = True, who: str
     ) -> RecipientProfile:
-        """Adds a device as the first one, or says anew whether a known one is active."""
+        """Adds or updates a device, and makes it the recipient's first."""
         token = token.strip()
         while True:
             found = await self.get(id)
@@ -114,11 +120,11 @@ class Recipients:
             device = Device(token, platform, active)
             try:
                 return await self.put(replace(found, devices=(device, *others)), who=who)
-            except VersionConflict:  # somebody else added theirs: once more, on top of it
+            except VersionConflict:  # the recipient was changed at the same time: try again
                 continue
 
     async def delete_device(self, id: str, token: str, *, who: str) -> bool:
-        """Removes one device; False: the recipient has no such one."""
+        """Deletes one device. Returns False if the recipient does not have it."""
         token = token.strip()
         while True:
             found = await self.get(id)
@@ -127,7 +133,7 @@ class Recipients:
                 return False
             try:
                 await self.put(replace(found, devices=others), who=who)
-            except VersionConflict:  # somebody else changed another one: once more, without this one
+            except VersionConflict:  # the recipient was changed at the same time: try again
                 continue
             return True
 
@@ -136,23 +142,24 @@ class Recipients:
     async def prefer(
         self, id: str, *, category: str = EVERY_CATEGORY, channel: str = "*", allowed: bool, who: str
     ) -> None:
-        """Says whether they want a category on a channel. `*` holds where nothing is said of the one itself.
+        """Sets whether a recipient wants a category on a channel.
 
-        The recipient need not be filed: preferences are found by the id that a message names.
+        `*` applies if there is no specific preference. The recipient need not be stored, because preferences
+        are looked up by the recipient id of a message.
         """
         if not isinstance(allowed, bool):
-            raise InvalidRequest("allowed", f"is {allowed!r}; give true or false")
+            raise InvalidRequest("allowed", f"is {allowed!r}; it must be true or false")
         key = self._preference_key(id, category, channel)
         _check_who(who)
         await self._registry.put([self._entry(PREFERENCE, key, {"allowed": allowed})], who=who)
 
     async def forget_preference(self, id: str, *, category: str = EVERY_CATEGORY, channel: str = "*") -> bool:
-        """Takes back what was said; False: nothing was."""
+        """Deletes a preference. Returns False if there was none."""
         key = self._preference_key(id, category, channel)
         return bool(await self._registry.delete(self._tenant, PREFERENCE, [key]))
 
     async def preferences(self, id: str) -> tuple[Preference, ...]:
-        """All that one recipient has said."""
+        """Returns all preferences of one recipient."""
         check_id(id)
         return tuple(preference_of(entry) for entry in await self._all(PREFERENCE, f"{key_part(id)}:"))
 
@@ -161,21 +168,27 @@ class Recipients:
     async def suppress(
         self, channel: str, address: str, *, category: str = EVERY_CATEGORY, why: str = "", who: str
     ) -> Suppression:
-        """Nothing of this category goes to that address on that channel any more; `*`: nothing at all."""
+        """Suppresses an address on a channel: messages of this category are no longer sent.
+
+        `*` means all categories.
+        """
         on, address = self._place(channel, address)
         check_category(category)
         check_line(why, "why")
-        if len(why) > _LONGEST_WHY:
-            raise InvalidRequest("why", f"has {len(why)} characters; allowed are {_LONGEST_WHY}")
+        if len(why) > _MAX_WHY_CHARS:
+            raise InvalidRequest("why", f"has {len(why)} characters; at most {_MAX_WHY_CHARS} are allowed")
         _check_who(who)
         value = {"channel": on.value, "address": address, "category": category, "why": why}
         entry = self._entry(SUPPRESSION, suppression_key(on, address, category), value)
         written = await self._registry.put([entry], who=who)
-        assert written is not None, "a write over whatever is there cannot come too late"
+        assert written is not None, "a write without a version never conflicts"
         return suppression_of(written[0])
 
     async def lift(self, channel: str, address: str, *, category: str = EVERY_CATEGORY) -> bool:
-        """Takes one suppression back; False: there was none. One for `*` and one for a category are two."""
+        """Deletes one suppression. Returns False if there was none.
+
+        Suppressions of `*` and of a category are separate: deleting one leaves the other.
+        """
         on, address = self._place(channel, address)
         key = suppression_key(on, address, check_category(category))
         return bool(await self._registry.delete(self._tenant, SUPPRESSION, [key]))
@@ -188,14 +201,14 @@ class Recipients:
         after: str = "",
         limit: int = 100,
     ) -> tuple[Suppression, ...]:
-        """By channel and address; all of them, those of a channel, or those of one address.
+        """Returns suppressions ordered by key: all of them, those of a channel, or those of one address.
 
-        `after` is the `place` of the last one of the page before.
+        `after` is the `place` of the last suppression of the previous page.
         """
         check_line(after, "after")
         prefix = ""
         if address is not None and channel is None:
-            raise InvalidRequest("channel", "is missing; an address is one on a channel")
+            raise InvalidRequest("channel", "is missing; give the channel of the address")
         if channel is not None:
             prefix = f"{channel_from(channel)}:"
         if channel is not None and address is not None:
@@ -204,8 +217,9 @@ class Recipients:
                 suppression_of(one)
                 for one in await self._all(SUPPRESSION, f"{on.value}:{address_key(address)}:")
             ]
-            theirs = (one for one in found if one.address == address and one.place > after)
-            return tuple(islice(theirs, _limit(limit)))  # `a:` also begins what is filed of `a:b`
+            # Compare the address: the key prefix of address `a` also matches keys of address `a:b`.
+            matching = (one for one in found if one.address == address and one.place > after)
+            return tuple(islice(matching, _limit(limit)))
         entries = await self._registry.list_entries(
             self._tenant, SUPPRESSION, prefix=prefix, after=after, limit=_limit(limit)
         )
@@ -214,7 +228,7 @@ class Recipients:
     # The Registry --------------------------------------------------------------------------------
 
     async def _entries(self, profile: RecipientProfile, version: int) -> Sequence[Entry]:
-        """A recipient's entry and those of the devices, each over the version that is there now."""
+        """Returns the entries of a recipient and its devices, with the stored versions that they replace."""
         known = await self._devices([device.token for device in profile.devices])
         devices = [(device, known.get(device.token)) for device in profile.devices]
         return [
@@ -235,19 +249,22 @@ class Recipients:
         devices = {token: one.value for token, one in (await self._devices(sorted(tokens))).items()}
         return [profile_of(entry, devices) for entry in entries]
 
-    async def _forget(self, id: str, tokens: Sequence[str]) -> None:
-        """Removes devices that are still this recipient's: somebody else may have signed in there since."""
+    async def _delete_devices(self, id: str, tokens: Sequence[str]) -> None:
+        """Deletes devices that still belong to this recipient.
+
+        Another user may have signed in on a device since.
+        """
         known = await self._devices(tokens)
         theirs = [one.key for one in known.values() if one.value.get("recipientId", id) == id]
         if theirs:
             await self._registry.delete(self._tenant, DEVICE, theirs)
 
     async def _devices(self, tokens: Sequence[str]) -> dict[str, Entry]:
-        """By token."""
-        filed = await self._filed(DEVICE, [address_key(token) for token in tokens])
+        """Returns the entries of known devices by token."""
+        filed = await self._read(DEVICE, [address_key(token) for token in tokens])
         return {token: one for token in tokens if (one := filed.get(address_key(token)))}
 
-    async def _filed(self, kind: str, keys: Sequence[str]) -> dict[str, Entry]:
+    async def _read(self, kind: str, keys: Sequence[str]) -> dict[str, Entry]:
         return await self._registry.get_many(self._tenant, kind, keys) if keys else {}
 
     async def _all(self, kind: str, prefix: str) -> Sequence[Entry]:
@@ -261,7 +278,7 @@ class Recipients:
             if len(page) < _PAGE:
                 return found
 
-    def _entry(self, kind: str, key: str, value: dict[str, Any], version: int = _ANY) -> Entry:
+    def _entry(self, kind: str, key: str, value: dict[str, Any], version: int = _ANY_VERSION) -> Entry:
         return Entry(tenant=self._tenant, kind=kind, key=key, value=value, version=version)
 
     def _preference_key(self, id: str, category: str, channel: str) -> str:
@@ -279,11 +296,11 @@ def _value(entry: Entry | None) -> dict[str, Any]:
 
 def _check_who(who: Any) -> None:
     if not isinstance(who, str) or not who.strip():
-        raise InvalidRequest("who", "is empty; say who writes this")
+        raise InvalidRequest("who", "is empty; give the name of the author")
     check_line(who, "who")
 
 
 def _limit(limit: int) -> int:
     if not 1 <= limit <= 1000:
-        raise InvalidRequest("limit", f"is {limit}; allowed are 1 to 1000")
+        raise InvalidRequest("limit", f"is {limit}; it must be between 1 and 1000")
     return limit

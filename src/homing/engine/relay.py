@@ -1,4 +1,4 @@
-"""Takes events from the outbox to the sinks: at least once, for each sink in the order they were written."""
+"""Publishes events from the outbox to the sinks, at least once and in the order of their creation."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logging.getLogger("homing.relay")
 DEFAULT_EVENTS = frozenset({NOTIFICATION_FAILED, ALERT})
 _LEASE_MS = 30_000
 _BATCH = 200
-_PUBLISH_S = 20
+_PUBLISH_TIMEOUT_S = 20
 _POLL_MS = 1_000
-_LONGEST_PAUSE_MS = 30_000
-_MOST_OWED = 10_000
+_MAX_PAUSE_MS = 30_000
+_MAX_OWED = 10_000
 
 
 class _Lane(Struct):
-    """One sink with what it has still to take, oldest first."""
+    """A sink with the events that it has not taken yet, oldest first."""
 
     sink: Sink
     wants: frozenset[str]
@@ -36,9 +36,10 @@ class _Lane(Struct):
 
 
 class Relay:
-    """One per process; the outbox leases events, so several do not publish the same ones at once.
+    """Publishes events.
 
-    A sink that fails or hangs is left alone for a while, with what it is owed; the others go on.
+    One relay per process; the outbox leases events, so relays do not publish the same ones. A sink that fails
+    or hangs is paused and keeps its events. The other sinks are not affected.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class Relay:
         self._clock = clock
         self._worker = worker
         self._lanes = {name: _Lane(sink, wants) for name, (sink, wants) in sinks.items()}
-        self._turn = asyncio.Lock()
+        self._round_lock = asyncio.Lock()
         self._missing: dict[str, set[str]] = {}
-        """Event id → sinks that have still to take it."""
+        """Event id → names of the sinks that have not taken the event yet."""
         backend.subscribe(frozenset().union(*(lane.wants for lane in self._lanes.values())))
 
     async def run(self) -> None:
-        """Publishes until cancelled."""
+        """Publishes events until cancelled."""
         try:
             while True:
                 found, _ = await self._round(_POLL_MS / 1000)
@@ -66,35 +67,38 @@ class Relay:
                     lane.task.cancel()
 
     async def run_once(self) -> int:
-        """One batch; how many events left the outbox."""
-        _, done = await self._round(_PUBLISH_S)
+        """Publishes one batch, and returns the number of events that were removed from the outbox."""
+        _, done = await self._round(_PUBLISH_TIMEOUT_S)
         return done
 
     async def _round(self, patience_s: float) -> tuple[int, int]:
-        async with self._turn:  # a round of `process` may come while the worker's relay is at it
+        async with self._round_lock:  # `process` may call `run_once` while `run` publishes
             try:
                 batch = await self._backend.outbox(self._worker, _BATCH, _LEASE_MS)
                 for event in batch:
-                    self._note(event)
+                    self._enqueue(event)
                 await self._publish_all(patience_s)
-                return len(batch), await self._forget()
+                return len(batch), await self._remove_published()
             except StoreError as error:
-                log.warning("relaying waits for the store: %s", error)
+                log.warning("cannot relay events, the store is unavailable; trying again: %s", error)
             except Exception:
-                log.exception("relaying failed; it goes on with the next round")
+                log.exception("relaying events failed; trying again in the next round")
             return 0, 0
 
-    def _note(self, event: Event) -> None:
-        """Owed to every sink that wants it; one that is owed too much gets it when it is leased again."""
+    def _enqueue(self, event: Event) -> None:
+        """Queues an event for every sink that subscribes to it.
+
+        A sink whose queue is full gets the event when its lease in the outbox has expired.
+        """
         if event.id not in self._missing:
             self._missing[event.id] = {n for n, lane in self._lanes.items() if event.name in lane.wants}
         for name in self._missing[event.id]:
             lane = self._lanes[name]
-            if event.id not in lane.owed and len(lane.owed) < _MOST_OWED:
+            if event.id not in lane.owed and len(lane.owed) < _MAX_OWED:
                 lane.owed[event.id] = event
 
     async def _publish_all(self, patience_s: float) -> None:
-        """All sinks at once; one that hangs goes on by itself while the others are served."""
+        """Publishes to all sinks concurrently. A sink that hangs does not delay the others."""
         for name, lane in self._lanes.items():
             if lane.owed and lane.task is None and self._clock.monotonic_ms() >= lane.again_ms:
                 lane.task = asyncio.create_task(self._publish(name, lane))
@@ -109,13 +113,15 @@ class Relay:
         while lane.owed:
             batch = list(lane.owed.values())[:_BATCH]
             try:
-                async with asyncio.timeout(_PUBLISH_S):
+                async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
                     await lane.sink.publish(batch)
-            except Exception as error:  # a sink may fail in any way, and hang
-                lane.pause_ms = min(_LONGEST_PAUSE_MS, 2 * lane.pause_ms or _POLL_MS)
+            except Exception as error:  # a sink may raise anything, or hang
+                lane.pause_ms = min(_MAX_PAUSE_MS, 2 * lane.pause_ms or _POLL_MS)
                 lane.again_ms = self._clock.monotonic_ms() + lane.pause_ms
                 kind = type(error).__name__
-                log.warning("sink %s did not take %d events, they stay: %s", name, len(batch), kind)
+                log.warning(
+                    "sink %s failed to take %d events, they stay in the outbox: %s", name, len(batch), kind
+                )
                 return
             lane.pause_ms = lane.again_ms = 0
             for event in batch:
@@ -123,8 +129,8 @@ class Relay:
                 if (missing := self._missing.get(event.id)) is not None:
                     missing.discard(name)
 
-    async def _forget(self) -> int:
-        """What every sink has taken leaves the outbox."""
+    async def _remove_published(self) -> int:
+        """Removes events that every sink has taken from the outbox, and returns their number."""
         done = [id_ for id_, missing in self._missing.items() if not missing]
         if done:
             await self._backend.published(done)

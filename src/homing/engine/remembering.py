@@ -1,4 +1,4 @@
-"""What the store said a moment ago, so that not every request has to ask it again."""
+"""A short-lived cache of store reads, so that not every request reads the store."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from homing.core.ports import Clock
 
 T = TypeVar("T")
 
-_MOST_AT_ONCE = 1_000
+_MAX_KEYS_PER_READ = 1_000
 
 
 class Remembered(Generic[T]):
-    """Values by key, read through and kept for `for_ms`; also that there is none.
+    """A read-through cache. Keeps values, and the absence of values, for `for_ms`.
 
-    One read is under way at a time, for all who wait: however many keys are asked for that nobody has, the
-    store is asked one question after the other. What is there and what is not are bounded apart, so that
-    guesses push out nothing but other guesses.
+    Only one read runs at a time and serves all waiting callers, so that requests for many unknown keys cannot
+    flood the store. Present and absent keys are limited separately, so that guessed keys displace only other
+    guesses.
     """
 
     def __init__(
@@ -33,33 +33,36 @@ class Remembered(Generic[T]):
         self._clock = clock
         self._for_ms = for_ms
         self._most = most
-        self._there: dict[str, tuple[T, int]] = {}
-        self._missing: dict[str, int] = {}
+        self._present: dict[str, tuple[T, int]] = {}
+        self._absent: dict[str, int] = {}
         self._waiting: dict[str, asyncio.Future[T | None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._changes = 0
 
     def __contains__(self, key: str) -> bool:
-        """Whether something is remembered of it, fresh or not."""
-        return key in self._there or key in self._missing
+        """Returns True if the key is cached as present or absent, even if expired."""
+        return key in self._present or key in self._absent
 
     async def get(self, key: str) -> T | None:
-        """The value as it was at most `for_ms` ago."""
+        """Returns the value, at most `for_ms` old, or None if there is none."""
         now = self._clock.monotonic_ms()
-        kept = self._there.get(key)
+        kept = self._present.get(key)
         if kept is not None and kept[1] > now:
             return kept[0]
-        if self._missing.get(key, now) > now:
+        if self._absent.get(key, now) > now:
             return None
-        return await asyncio.shield(self._asked(key))
+        return await asyncio.shield(self._request(key))
 
     def forget(self, key: str) -> None:
-        """It was changed here: the next one asks. A read that is under way is not believed either."""
-        self._changes += 1
-        self._there.pop(key, None)
-        self._missing.pop(key, None)
+        """Drops a key after a change, so that the next `get` reads it.
 
-    def _asked(self, key: str) -> asyncio.Future[T | None]:
+        A read in progress is not cached either.
+        """
+        self._changes += 1
+        self._present.pop(key, None)
+        self._absent.pop(key, None)
+
+    def _request(self, key: str) -> asyncio.Future[T | None]:
         waiting = self._waiting.get(key)
         if waiting is None:
             waiting = self._waiting[key] = asyncio.get_running_loop().create_future()
@@ -70,35 +73,35 @@ class Remembered(Generic[T]):
     async def _read_all(self) -> None:
         try:
             while self._waiting:
-                keys = list(self._waiting)[:_MOST_AT_ONCE]
-                asking = {key: self._waiting.pop(key) for key in keys}
-                await self._answer(asking)
+                keys = list(self._waiting)[:_MAX_KEYS_PER_READ]
+                waiters = {key: self._waiting.pop(key) for key in keys}
+                await self._read_batch(waiters)
         finally:
             self._reading = None
 
-    async def _answer(self, asking: Mapping[str, asyncio.Future[T | None]]) -> None:
+    async def _read_batch(self, waiters: Mapping[str, asyncio.Future[T | None]]) -> None:
         changes = self._changes
         try:
-            found = await self._read(list(asking))
+            found = await self._read(list(waiters))
         except Exception as error:
-            for waiting in asking.values():
+            for waiting in waiters.values():
                 waiting.set_exception(error)
-                waiting.exception()  # whoever asked may have gone
+                waiting.exception()  # marks it as retrieved: the caller may be gone
             return
         until = self._clock.monotonic_ms() + self._for_ms
-        for key, waiting in asking.items():
+        for key, waiting in waiters.items():
             value = found.get(key)
             if changes == self._changes:
-                self._keep(key, value, until)
+                self._store(key, value, until)
             waiting.set_result(value)
 
-    def _keep(self, key: str, value: T | None, until: int) -> None:
+    def _store(self, key: str, value: T | None, until: int) -> None:
         if value is None:
-            self._there.pop(key, None)
-            _put_last(self._missing, key, until, self._most)
+            self._present.pop(key, None)
+            _put_last(self._absent, key, until, self._most)
         else:
-            self._missing.pop(key, None)
-            _put_last(self._there, key, (value, until), self._most)
+            self._absent.pop(key, None)
+            _put_last(self._present, key, (value, until), self._most)
 
 
 K = TypeVar("K")
@@ -106,7 +109,7 @@ V = TypeVar("V")
 
 
 def _put_last(kept: dict[K, V], key: K, value: V, most: int) -> None:
-    """Puts it at the end; the one that was put first leaves where there are too many."""
+    """Adds a key at the end, and removes the oldest one if there are too many."""
     kept.pop(key, None)
     if len(kept) >= most:
         del kept[next(iter(kept))]

@@ -1,4 +1,4 @@
-"""Whom a request reaches: what the directory knows of its recipients, and all their devices."""
+"""Resolves the recipients of a request: adds what the directory knows about them, and their devices."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from homing.core.ports import Directory
 from homing.core.recipients import KnownRecipient
 
 SYNCHRONOUS_TIMEOUT_MS = MODES[Mode.SYNCHRONOUS]["timeout_ms"]
-"""Hard, for the whole call, whatever a rule says about attempts elsewhere."""
+"""Timeout of a whole synchronous send. Retry rules do not change it."""
 MOST_DEVICES = 10
-"""Of one recipient that a push message goes to: those that the directory names first."""
+"""Maximum number of devices per recipient that get a push message, in the directory's order."""
 
-_HOOK_MS = 10_000
+_DIRECTORY_TIMEOUT_MS = 10_000
 
 Devices = Mapping[str, tuple[str, ...]]
-"""Recipient id → tokens, of those with several devices."""
+"""Recipient id → device tokens, for recipients with several devices."""
 
 NO_DEVICES: Devices = {}
 
 
 class Resolving:
-    """Asks the directory once for all recipients of a request."""
+    """Resolves all recipients of a request with one call to the directory."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
@@ -35,16 +35,18 @@ class Resolving:
     async def resolve(
         self, tenant: str, recipients: tuple[Recipient, ...], mode: Mode
     ) -> tuple[tuple[Recipient, ...], Devices]:
-        """Fills in what the directory knows; what the request says wins.
+        """Returns the recipients with missing fields filled in from the directory, and the devices of each.
 
-        Who is named by id and not by a token is reached on every active device; a synchronous send, which
-        is one attempt, on the first.
+        A recipient given by id without a token gets the message on every active device. A synchronous send is
+        a single attempt, so it uses only the first device.
         """
         ids = {recipient.id for recipient in recipients if recipient.id}
         if not ids:
             return recipients, NO_DEVICES
         synchronous = mode is Mode.SYNCHRONOUS
-        known = await self._known(tenant, ids, SYNCHRONOUS_TIMEOUT_MS if synchronous else _HOOK_MS)
+        known = await self._ask_directory(
+            tenant, ids, SYNCHRONOUS_TIMEOUT_MS if synchronous else _DIRECTORY_TIMEOUT_MS
+        )
         resolved = tuple(_merged(known[r.id], r) if r.id and r.id in known else r for r in recipients)
         if synchronous:
             return resolved, NO_DEVICES
@@ -58,8 +60,13 @@ class Resolving:
         }
         return resolved, devices
 
-    async def _known(self, tenant: str, ids: Collection[str], within_ms: int) -> Mapping[str, Recipient]:
-        """The directory may be a user's service: it may hang, fail, or answer nonsense."""
+    async def _ask_directory(
+        self, tenant: str, ids: Collection[str], within_ms: int
+    ) -> Mapping[str, Recipient]:
+        """Asks the directory. Raises `StoreUnavailable` if it fails, hangs or returns something invalid.
+
+        The directory may be user code, so it is not trusted.
+        """
         try:
             async with asyncio.timeout(within_ms / 1000):
                 known: object = await self._directory.resolve(tenant, ids)
@@ -67,22 +74,24 @@ class Resolving:
             raise
         except Exception as error:
             kind = type(error).__name__
-            raise StoreUnavailable(f"the recipient directory does not answer ({kind}); try again") from error
+            raise StoreUnavailable(f"the recipient directory failed ({kind}); try again") from error
         if isinstance(known, Mapping) and all(isinstance(one, Recipient) for one in known.values()):
             return known
-        raise StoreUnavailable(f"the recipient directory answered with {type(known).__name__}; try again")
+        raise StoreUnavailable(
+            f"the recipient directory returned an invalid {type(known).__name__}; try again"
+        )
 
 
 def reached(recipient: Recipient, channel: Channel, devices: Devices) -> Sequence[Recipient]:
-    """The recipient once, or once for each of their devices."""
+    """Returns the recipient once, or for push once per device."""
     tokens = devices.get(recipient.id or "", ()) if channel is Channel.PUSH else ()
     return [replace(recipient, device_token=token) for token in tokens] or (recipient,)
 
 
 def _merged(known: Recipient, given: Recipient) -> Recipient:
-    """A plain recipient: what a notification keeps has one device at most."""
+    """Returns a recipient with one device at most. Given values take precedence over known ones."""
     found = {name: getattr(known, name) for name in Recipient.__struct_fields__}
     if isinstance(known, KnownRecipient) and known.device_tokens:
         found["device_token"] = known.device_tokens[0]
-    said = {name: value for name in found if (value := getattr(given, name)) is not None}
-    return Recipient(**{**found, **said})
+    given_values = {name: value for name in found if (value := getattr(given, name)) is not None}
+    return Recipient(**{**found, **given_values})

@@ -1,4 +1,4 @@
-"""When a worker looks for more: as soon as there may be something, but not for every little."""
+"""Decides when a worker makes its next claim: soon after work may exist, but not once per row."""
 
 from __future__ import annotations
 
@@ -8,59 +8,67 @@ from collections.abc import Callable
 from homing.core.ports import Clock, Waker
 
 _NEVER_MS = 2**62
-_GATHER_MS = 10
-"""One claim for a hundred costs little more than one for one: who is busy gathers for this long."""
+_BATCHING_WINDOW_MS = 10
+"""Minimum time between claims of a busy worker.
+
+A claim of a hundred rows costs little more than a claim of one.
+"""
 
 
 class Rhythm:
-    """Sleeps between the looks of one worker. `is_busy` says whether it has enough to do meanwhile."""
+    """Sleeps between the claims of one worker.
+
+    `is_busy` returns True while the worker has enough attempts in flight, so that the next claim can wait
+    until the batching window has passed.
+    """
 
     def __init__(self, waker: Waker, clock: Clock, is_busy: Callable[[], bool]) -> None:
         self._waker = waker
         self._clock = clock
         self._is_busy = is_busy
-        self._due_ms = _NEVER_MS
-        """When something is there that the last look could not know of."""
-        self._gathered_ms = 0
-        self._soon = False
-        """It has been told to look soon, since it last looked."""
-        self._sleeps = False
+        self._next_claim_ms = _NEVER_MS
+        """Monotonic time of the earliest claim requested since the last one started."""
+        self._window_ends_ms = 0
+        self._batch_requested = False
+        """True if `claim_soon` was called since the last claim started."""
+        self._sleeping = False
         self._alarm: asyncio.TimerHandle | None = None
         self.looked_ms: int | None = None
+        """Monotonic time at which the last claim started. None before the first claim."""
 
     def look(self) -> None:
-        """It looks now: what was to be looked for until now is seen to."""
+        """Clears all requests: the claim that starts now serves them."""
         self.close()
-        self._soon = False
+        self._batch_requested = False
         self.looked_ms = self._clock.monotonic_ms()
-        self._gathered_ms, self._due_ms = self.looked_ms + _GATHER_MS, _NEVER_MS
+        self._window_ends_ms, self._next_claim_ms = self.looked_ms + _BATCHING_WINDOW_MS, _NEVER_MS
 
     def look_soon(self) -> None:
-        """There is a little more room than there was."""
-        if not self._soon:
-            self._soon = True
-            self.look_in(_GATHER_MS)
+        """Requests a claim after the batching window, because a slot has become free."""
+        if not self._batch_requested:
+            self._batch_requested = True
+            self.look_in(_BATCHING_WINDOW_MS)
 
     def look_in(self, wait_ms: int) -> None:
-        """There will be something then."""
+        """Requests a claim in `wait_ms`, unless an earlier one is already requested."""
         at_ms = self._clock.monotonic_ms() + wait_ms
-        if at_ms >= self._due_ms:
+        if at_ms >= self._next_claim_ms:
             return
-        self._due_ms = at_ms
-        if self._sleeps:
+        self._next_claim_ms = at_ms
+        if self._sleeping:
             self.close()
             self._alarm = asyncio.get_running_loop().call_later(wait_ms / 1000, self._waker.wake)
 
     async def sleep(self, wait_ms: int) -> None:
-        """Until it is woken, or the time has come."""
-        self._sleeps = True
-        await self._waker.wait(max(1, min(wait_ms, self._due_ms - self._clock.monotonic_ms())))
-        while self._is_busy() and (left_ms := self._gathered_ms - self._clock.monotonic_ms()) > 0:
+        """Sleeps for `wait_ms`, or until the waker wakes it or a requested claim is due."""
+        self._sleeping = True
+        await self._waker.wait(max(1, min(wait_ms, self._next_claim_ms - self._clock.monotonic_ms())))
+        while self._is_busy() and (left_ms := self._window_ends_ms - self._clock.monotonic_ms()) > 0:
             await self._waker.wait(left_ms)
-        self._sleeps = False
+        self._sleeping = False
 
     def close(self) -> None:
-        """No alarm is set any more."""
+        """Cancels the pending alarm, if any."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

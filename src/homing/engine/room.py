@@ -1,4 +1,7 @@
-"""How much a worker can start now, by lane, tenant and outlet. A claim asks for no more."""
+"""Computes how many attempts a worker can start now, per lane, tenant and outlet.
+
+A claim asks for no more.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +21,32 @@ from homing.engine.breakers import Breakers
 from homing.engine.roster import Listed, Roster
 
 QUEUED_MODES = (Mode.PRIORITY, Mode.STANDARD, Mode.BULK)
-_TOKENS_KEEP_MS = 1_000
+_TOKENS_VALID_MS = 1_000
 _K = TypeVar("_K")
 
 
 class Slots(Struct, frozen=True, kw_only=True):
-    """Attempts that one worker has under way at most, per lane (mode × channel)."""
+    """Maximum number of attempts in flight per worker and lane. A lane is a mode and a channel."""
 
     priority: int = 128
     standard: int = 128
     bulk: int = 64
 
     def of(self, mode: Mode) -> int:
+        """Returns the limit for each lane of this mode."""
         return int(getattr(self, mode.value))
 
 
 class _Tokens(Struct):
+    """Rate limit tokens that this worker took from the store and has not used yet."""
+
     left: int = 0
     until_ms: int = 0
+    """Monotonic time after which unused tokens are discarded."""
 
 
 class Held(Struct):
-    """What is under way."""
+    """Counts of attempts in flight."""
 
     lanes: Counter[str] = field(default_factory=Counter)
     tenants: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -49,7 +56,7 @@ class Held(Struct):
 
 
 class Room:
-    """Counts what is held, and works out what else fits."""
+    """Counts attempts in flight and computes how many more may start."""
 
     def __init__(
         self, *, roster: Roster, breakers: Breakers, backend: Backend, clock: Clock, slots: Slots
@@ -60,43 +67,48 @@ class Room:
         self._clock = clock
         self._slots = slots
         self._tokens: dict[str, _Tokens] = {}
-        self._stands_in: dict[str, str | None] = {}
-        self._turn = 0
-        # For hosts that are not in use, and for providers that are no longer wired in.
-        self._unnamed_slots = max(
+        self._substitutes: dict[str, str | None] = {}
+        self._rounds = 0
+        # Limit for hosts without attempts in flight, and for providers that are no longer configured.
+        self._default_outlet_slots = max(
             (n for listed in roster if (n := listed.host_slots)), default=slots.standard
         )
-        self._lanes_in_all = len(self.lane_names())
+        self._lane_count = len(self.lane_names())
         self._held = Held()
-        self._gone: list[Claim] = []
+        self._ended: list[Claim] = []
         self.retry_in_ms: int | None = None
-        """Set when a rate limit or a ramp held something back: look again then."""
+        """Time until the next claim is worthwhile, set if a rate limit or a ramp reduced the last request."""
 
     def lane_names(self) -> list[str]:
-        """All lanes that have a provider, the more urgent ones first."""
+        """Returns all lanes that have a provider, the most urgent first."""
         return [lane_of(mode, channel) for mode in QUEUED_MODES for channel in self._roster.channels]
 
     def take(self, claims: Sequence[Claim]) -> None:
+        """Counts these claims as in flight."""
         self._count(claims, 1)
 
     def release(self, claims: Sequence[Claim]) -> None:
-        self._gone += claims
+        """Counts these claims as ended."""
+        self._ended += claims
 
     @property
     def held(self) -> Held:
-        """What is under way. Those that have gone are counted together, when somebody asks."""
-        if self._gone:
-            gone, self._gone = self._gone, []
+        """Counts of attempts in flight. Ended claims are subtracted here, in one go, to save time."""
+        if self._ended:
+            gone, self._ended = self._ended, []
             self._count(gone, -1)
         return self._held
 
     async def request(
         self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
     ) -> ClaimRequest | None:
-        """The next claim (of one lane, of at most `limit`), or None where nothing could be started."""
+        """Returns the next claim request, or None if nothing could be started.
+
+        `lane` restricts it to one lane, and `limit` to that many notifications per lane.
+        """
         self.retry_in_ms = None
         capacity = {listed.id: await self._capacity(listed) for listed in self._roster}
-        rooms = self._outlets(capacity)
+        outlets = self._outlets(capacity)
         lanes = self._lanes(capacity)
         if lane is not None:
             lanes = {lane: lanes[lane]} if lane in lanes else {}
@@ -108,17 +120,17 @@ class Room:
             worker=worker,
             lease_ms=lease_ms,
             lanes=lanes,
-            outlet_slots=self._unnamed_slots,
-            outlet_room=rooms,
+            outlet_slots=self._default_outlet_slots,
+            outlet_room=outlets,
         )
 
     def is_tight(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:
-        """Whether a claim may have left something that was due: some room was used up, or had been before.
+        """Returns True if a claim may have left due notifications, because it used up some capacity.
 
-        Otherwise it took all there was, and what ends now makes no room that anything waits for.
+        Otherwise the claim took everything that was due, and nothing waits for capacity that becomes free.
         """
-        rooms, lanes = request.outlet_room, request.lanes
-        if len(lanes) < self._lanes_in_all or not all(rooms.values()):
+        outlets, lanes = request.outlet_room, request.lanes
+        if len(lanes) < self._lane_count or not all(outlets.values()):
             return True
         taken = Counter([(claim.lane, claim.tenant, claim.outlet) for claim in claims])
         by_lane, by_tenant, by_outlet = Counter[str](), Counter[tuple[str, str]](), Counter[str]()
@@ -131,7 +143,9 @@ class Room:
                 by_outlet[outlet] += number
         return (
             any(number >= lanes[lane].slots for lane, number in by_lane.items())
-            or any(number >= rooms.get(outlet, request.outlet_slots) for outlet, number in by_outlet.items())
+            or any(
+                number >= outlets.get(outlet, request.outlet_slots) for outlet, number in by_outlet.items()
+            )
             or any(not all(room.tenant_room.values()) for room in lanes.values())
             or any(
                 number >= lanes[lane].tenant_room.get(tenant, lanes[lane].tenant_slots)
@@ -140,19 +154,19 @@ class Room:
         )
 
     def spend(self, claims: Sequence[Claim]) -> None:
-        """Claims that were taken use up tokens of the providers that they will go to."""
+        """Spends one rate limit token per claim, at the provider that the claim will be sent to."""
         for provider, number in Counter([claim.provider for claim in claims]).items():
-            self._spend(self._stands_in.get(provider) or provider, number)
+            self._spend(self._substitutes.get(provider) or provider, number)
 
     def is_counted(self, meant: str, provider: str) -> bool:
-        """Whether the token that was used up for a claim meant for one provider is one of the other."""
-        return provider == (self._stands_in.get(meant) or meant)
+        """Returns True if `spend` took the token of a claim made for `meant` from `provider`."""
+        return provider == (self._substitutes.get(meant) or meant)
 
     async def token(self, provider: str) -> int:
-        """0 where one more may go to `provider` as far as its rate limit says; else how long it must wait."""
+        """Takes a rate limit token of `provider` and returns 0, or returns how long to wait for one."""
         listed = self._roster[provider]
         if listed.rate is not None and not await self._leased_tokens(listed, 1):
-            return self.retry_in_ms or _TOKENS_KEEP_MS
+            return self.retry_in_ms or _TOKENS_VALID_MS
         self._spend(provider)
         return 0
 
@@ -162,7 +176,7 @@ class Room:
             tokens.left = max(0, tokens.left - number)
 
     async def _capacity(self, listed: Listed) -> int:
-        """Starts that this provider can take now."""
+        """Returns how many attempts this provider can start now."""
         match self._breakers.gate(listed.id):
             case Gate.STOP:
                 return 1 if self._breakers.usable(listed.id) else 0
@@ -175,10 +189,11 @@ class Room:
         if free:
             free = min(free, self._breakers.ramp_room(listed.id))
             if not free:
-                self._again_in(100)
+                self._check_again_in(100)
         return free
 
     async def _leased_tokens(self, listed: Listed, want: int) -> int:
+        """Returns how many rate limit tokens are left, after taking more from the store if none were."""
         assert listed.rate is not None, "only for providers with a rate limit"
         mono = self._clock.monotonic_ms()
         tokens = self._tokens.setdefault(listed.id, _Tokens())
@@ -187,53 +202,62 @@ class Room:
         if not tokens.left:
             chunk = max(1, min(want, listed.rate.burst, int(listed.rate.per_second / 4) or 1))
             taken = await self._backend.take(f"provider:{listed.id}", listed.rate, chunk)
-            tokens.left, tokens.until_ms = taken.granted, mono + _TOKENS_KEEP_MS
+            tokens.left, tokens.until_ms = taken.granted, mono + _TOKENS_VALID_MS
             if taken.wait_ms:
-                self._again_in(taken.wait_ms)
+                self._check_again_in(taken.wait_ms)
         return tokens.left
 
     def _outlets(self, capacity: Mapping[str, int]) -> dict[str, int]:
-        """Room by outlet. What waits for a stopped provider shares the room of the one that stands in."""
-        stands_in = {listed.id: self._target(listed.id, capacity) for listed in self._roster}
-        self._stands_in = stands_in
-        rooms = dict.fromkeys(stands_in, 0)
-        for target in sorted({target for target in stands_in.values() if target is not None}):
-            sharers = [provider for provider, to in stands_in.items() if to == target]
-            for turn in range(min(capacity[target], len(sharers))):  # what cannot be divided goes round
-                rooms[sharers[(self._turn + turn) % len(sharers)]] = 1
-            for provider in sharers:
-                rooms[provider] += max(0, capacity[target] - len(sharers)) // len(sharers)
-            if capacity[target] % len(sharers):
-                self._again_in(50)  # the turn may have fallen on one that has nothing due
-        self._turn += 1
+        """Returns the capacity per outlet.
+
+        Claims of a stopped provider share the capacity of its substitute.
+        """
+        substitutes = {listed.id: self._target(listed.id, capacity) for listed in self._roster}
+        self._substitutes = substitutes
+        outlets = dict.fromkeys(substitutes, 0)
+        for target in sorted({target for target in substitutes.values() if target is not None}):
+            sharing = [provider for provider, to in substitutes.items() if to == target]
+            for turn in range(min(capacity[target], len(sharing))):  # one each, in turn if too few
+                outlets[sharing[(self._rounds + turn) % len(sharing)]] = 1
+            for provider in sharing:
+                outlets[provider] += max(0, capacity[target] - len(sharing)) // len(sharing)
+            if capacity[target] % len(sharing):
+                # The remainder may have gone to a provider that has no due notifications.
+                self._check_again_in(50)
+        self._rounds += 1
         for outlet, held in self.held.outlets.items():
             provider, at, _ = outlet.partition("@")
             listed_ = self._roster.get(provider)
             if at and held and listed_ is not None and listed_.host_slots is not None:
-                rooms[outlet] = max(0, listed_.host_slots - held)
-        return rooms
+                outlets[outlet] = max(0, listed_.host_slots - held)
+        return outlets
 
     def _target(self, provider: str, capacity: Mapping[str, int]) -> str | None:
-        """Where an attempt that is meant for `provider` would go now."""
+        """Returns the provider that an attempt meant for `provider` would go to now, or None."""
         targets = [
             next(
-                (s.provider for s in rotation(self._roster.route(channel), provider) if self._takes(s)), None
+                (
+                    s.provider
+                    for s in rotation(self._roster.route(channel), provider)
+                    if self._is_available(s)
+                ),
+                None,
             )
             for channel in self._roster[provider].channels
         ]
-        able = [target for target in targets if target is not None and capacity[target]]
-        return max(able, key=lambda target: capacity[target], default=None)
+        available = [target for target in targets if target is not None and capacity[target]]
+        return max(available, key=lambda target: capacity[target], default=None)
 
-    def _takes(self, stop: Stop) -> bool:
+    def _is_available(self, stop: Stop) -> bool:
         return self._breakers.gate(stop.provider) is not Gate.STOP or self._breakers.usable(stop.provider)
 
     def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneRoom]:
         lanes: dict[str, LaneRoom] = {}
         for channel in self._roster.channels:
-            able = sum(capacity[stop.provider] for stop in self._roster.route(channel))
+            available = sum(capacity[stop.provider] for stop in self._roster.route(channel))
             for mode in QUEUED_MODES:
                 lane, all_slots = lane_of(mode, channel), self._slots.of(mode)
-                slots = min(all_slots - self.held.lanes[lane], able)
+                slots = min(all_slots - self.held.lanes[lane], available)
                 if slots <= 0:
                     continue
                 each = max(1, all_slots - max(1, all_slots // 8)) if all_slots > 1 else 1
@@ -241,24 +265,24 @@ class Room:
                 lanes[lane] = LaneRoom(slots=slots, tenant_slots=each, tenant_room=busy)
         return lanes
 
-    def _again_in(self, wait_ms: int) -> None:
+    def _check_again_in(self, wait_ms: int) -> None:
         self.retry_in_ms = wait_ms if self.retry_in_ms is None else min(self.retry_in_ms, wait_ms)
 
     def _count(self, claims: Sequence[Claim], by: int) -> None:
         held = self._held
         held.total += by * len(claims)
-        for (lane, tenant, provider, outlet), number in Counter(map(_place, claims)).items():
+        for (lane, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
             _add(held.lanes, lane, by * number)
             _add(held.providers, provider, by * number)
             _add(held.tenants, (lane, tenant), by * number)
             _add(held.outlets, outlet, by * number)
 
 
-_place = attrgetter("lane", "tenant", "provider", "outlet")
+_counted_fields = attrgetter("lane", "tenant", "provider", "outlet")
 
 
 def _add(held: Counter[_K], key: _K, number: int) -> None:
-    """Counts, and forgets what is down to nothing: tenants and hosts come and go."""
+    """Adds `number` to a count, and removes the key at zero, because tenants and hosts come and go."""
     held[key] += number
     if not held[key]:
         del held[key]

@@ -1,4 +1,4 @@
-"""The providers that are wired in, and the route of each channel over them."""
+"""The configured providers, and the route of each channel."""
 
 from __future__ import annotations
 
@@ -18,34 +18,42 @@ from homing.core.split import HEAVIEST, first_stop
 
 
 class Listed(Struct, frozen=True, kw_only=True):
-    """One provider with its settings."""
+    """A provider with its settings."""
 
     id: str
     provider: Provider
     kind: str = ""
-    """As the settings name it; empty for one that was given from Python."""
+    """Kind in the settings, such as `twilio`. Empty if the provider was passed in from Python."""
     channels: tuple[Channel, ...]
     max_in_flight: int = 128
     rate: RateLimit | None = None
     breaker: BreakerPolicy | None = None
     host_slots: int | None = None
-    """Set for webhooks: in-flight sends to one host."""
+    """Maximum number of attempts in flight per host. Set for webhooks only."""
     weight: int | None = None
-    """Its share of what is sent first to it, against the others of a route; 0: only to fail over to."""
+    """Relative share of first attempts on a route. 0 means that the provider is used for failover only.
+
+    None if the route is not split by weight.
+    """
 
     @property
     def breaker_policy(self) -> BreakerPolicy:
+        """The provider's breaker policy, or the default of its first channel."""
         return self.breaker or default_policy(self.channels[0])
 
 
 class Closes(Protocol):
-    """What providers share, and what is closed after them."""
+    """A resource that providers share. It is closed after them."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Releases the resource."""
 
 
 class Roster:
-    """Providers by id, and routes by channel in the order in which they were listed or configured."""
+    """Providers by id, and routes by channel.
+
+    A route follows the settings, or else the order of the providers.
+    """
 
     def __init__(
         self,
@@ -58,7 +66,7 @@ class Roster:
         for listed in providers:
             _check(listed)
             if listed.id in self._listed:
-                raise ConfigError(f"providers.{listed.id}", "appears twice; provider ids must differ")
+                raise ConfigError(f"providers.{listed.id}", "appears twice; provider ids must be unique")
             self._listed[listed.id] = listed
         self._routes = {channel: self._route(channel, (routes or {}).get(channel)) for channel in Channel}
         self._weights = {channel: self._split(channel) for channel in Channel}
@@ -73,25 +81,30 @@ class Roster:
         return self._listed[provider]
 
     def get(self, provider: str) -> Listed | None:
+        """Returns the provider with this id, or None."""
         return self._listed.get(provider)
 
     async def close(self) -> None:
-        """Closes the providers, then what they share. One that fails at it does not keep the others open."""
+        """Closes the providers, then their shared resource. An error does not keep the others open."""
         for one in (*(listed.provider for listed in self), self._shared):
             if one is not None:
                 with suppress(Exception):
                     await one.close()
 
     def route(self, channel: Channel) -> Route:
+        """Returns the route of a channel. It is empty if the channel has no provider."""
         return self._routes[channel]
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """Those that have at least one provider."""
+        """Channels that have at least one provider."""
         return tuple(channel for channel, route in self._routes.items() if route)
 
     def weights(self, channel: Channel) -> Mapping[str, int]:
-        """Provider → its share of what goes over this channel's route; empty where all goes to the first."""
+        """Returns the weights of a route by provider.
+
+        Empty if all first attempts go to the first provider.
+        """
         return self._weights[channel]
 
     def first_stop(
@@ -101,11 +114,14 @@ class Roster:
         id: str = "",
         usable: Callable[[str], bool] = lambda _: True,
     ) -> Stop:
-        """Where a new notification goes first; a clear error where it cannot go anywhere."""
+        """Returns the route step of a new notification.
+
+        Raises `InvalidRequest` if no provider can take it.
+        """
         route = self._routes[channel]
         if not route:
             able = ", ".join(c.value for c in self.channels) or "none yet"
-            raise InvalidRequest("channel", f"{channel} has no provider; configured are {able}")
+            raise InvalidRequest("channel", f"{channel} has no provider; channels with a provider: {able}")
         if forced is None:
             weights = self._weights[channel]
             return first_stop(route, weights, id, usable) if weights else route[0]
@@ -113,22 +129,22 @@ class Roster:
             if stop.provider == forced:
                 return stop
         known = ", ".join(stop.provider for stop in route)
-        raise InvalidRequest("provider", f"{forced!r} does not serve {channel}; allowed are {known}")
+        raise InvalidRequest("provider", f"{forced!r} does not serve {channel}; providers that do: {known}")
 
     def _route(self, channel: Channel, order: Sequence[str] | None) -> Route:
         able = [listed.id for listed in self._listed.values() if channel in listed.channels]
         for name in order or ():
             if list(order or ()).count(name) > 1:
-                raise ConfigError(f"routes.{channel}", f"names {name!r} twice; each provider comes once")
+                raise ConfigError(f"routes.{channel}", f"contains {name!r} twice; list each provider once")
             if name not in able:
                 raise ConfigError(
                     f"routes.{channel}",
-                    f"names {name!r}, which does not serve it; allowed are {', '.join(able)}",
+                    f"contains {name!r}, which does not serve it; providers that do: {', '.join(able)}",
                 )
         return tuple(Stop(name, self._listed[name].host_slots is not None) for name in (order or able))
 
     def _split(self, channel: Channel) -> dict[str, int]:
-        """The weights of a route: all of its providers have one, or none has."""
+        """Returns the weights of a route. Raises `ConfigError` if only some of its providers have one."""
         route = self._routes[channel]
         given = {stop.provider: self._listed[stop.provider].weight for stop in route}
         weights = {provider: weight for provider, weight in given.items() if weight is not None}
@@ -138,12 +154,12 @@ class Roster:
             raise ConfigError(
                 f"providers.{provider}.weight",
                 f"is missing; {channel} is split by weight, so each of its providers needs one "
-                "(0: only to fail over to)",
+                "(0 means failover only)",
             )
         if not any(weights.values()):
             raise ConfigError(
                 f"providers.{route[0].provider}.weight",
-                f"is 0, like all weights of {channel}; at least one must be more",
+                f"is 0, like all weights of {channel}; at least one must be greater",
             )
         return weights
 
@@ -154,6 +170,8 @@ def _check(listed: Listed) -> None:
             f"providers.{listed.id}.max_in_flight", f"is {listed.max_in_flight}; it must be at least 1"
         )
     if listed.weight is not None and not 0 <= listed.weight <= HEAVIEST:
-        raise ConfigError(f"providers.{listed.id}.weight", f"is {listed.weight}; allowed are 0 to {HEAVIEST}")
+        raise ConfigError(
+            f"providers.{listed.id}.weight", f"is {listed.weight}; it must be between 0 and {HEAVIEST}"
+        )
     if not listed.channels:
-        raise ConfigError(f"providers.{listed.id}.channels", "is empty; name at least one channel")
+        raise ConfigError(f"providers.{listed.id}.channels", "is empty; list at least one channel")

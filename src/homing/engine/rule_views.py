@@ -1,4 +1,4 @@
-"""Rules, their changes and their delays as they go over the wire: the same from REST and from `--json`."""
+"""JSON views of retry rules, their changes and their delays, shared by the REST API and `--json`."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _Name = Annotated[str, Meta(min_length=1, max_length=100, pattern="^[^\\x00-\\x1
 class PolicyFields(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """What a rule says of a policy; what it leaves out comes from the preset. Durations in milliseconds."""
+    """Policy fields that a rule sets. Missing fields come from the preset. Durations are in milliseconds."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | UnsetType = UNSET
-    """All attempts at all providers, the first included."""
+    """Maximum number of attempts at all providers together, including the first."""
     backoff: Backoff | UnsetType = UNSET
     base_ms: _From0 | UnsetType = UNSET
     factor: Annotated[float, Meta(ge=1, le=100)] | UnsetType = UNSET
     steps_ms: Annotated[tuple[_From0, ...], Meta(max_length=1000)] | UnsetType = UNSET
-    """For `fixed`: the delay after each attempt; the last one repeats."""
+    """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
     cap_ms: _From0 | UnsetType = UNSET
-    """0: none."""
+    """Upper limit of a delay. 0 means no limit."""
     jitter: Jitter | UnsetType = UNSET
     jitter_ratio: Annotated[float, Meta(ge=0, le=1)] | UnsetType = UNSET
     jitter_ms: _From0 | UnsetType = UNSET
@@ -59,28 +59,31 @@ class PolicyFields(
     max_age_ms: _From1 | UnsetType = UNSET
     bounce_failover: BounceFailover | UnsetType = UNSET
     call: str | UnsetType = UNSET
-    """For `callable`: the name of the function. It comes from the configuration and is only shown here."""
+    """Name of the delay function, for the `callable` backoff.
+
+    Read-only: a function can be set only in the configuration.
+    """
 
     def patch(self) -> PolicyPatch:
-        """As the engine takes it; a function by its name is refused."""
+        """Returns the fields as a patch. Raises `ConfigError` if `call` is set."""
         if self.call is not UNSET:
-            raise ConfigError("call", "is a function, which can be set in the configuration only")
+            raise ConfigError("call", "is a function, which can be set only in the configuration")
         return PolicyPatch(**{name: getattr(self, name) for name in self.__struct_fields__ if name != "call"})
 
 
 class RuleSource(StrEnum):
-    """Where a rule in force comes from."""
+    """Origin of a rule in force."""
 
     PRESET = "preset"
     CONFIGURED = "configured"
     CHANGED = "changed"
-    """Added or replaced while running."""
+    """Added or replaced at runtime."""
 
 
 class RuleKeys(
     Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel", forbid_unknown_fields=True
 ):
-    """What a rule matches; `*` is anything."""
+    """What a rule matches. `*` matches anything."""
 
     tenant: _Name = "*"
     type: _Name = "*"
@@ -90,7 +93,7 @@ class RuleKeys(
 
 
 class RuleView(RuleKeys, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule: what it matches, what it says, and where it comes from."""
+    """A rule: what it matches, the policy fields it sets, and its origin."""
 
     name: str
     policy: PolicyFields
@@ -107,13 +110,13 @@ class PolicyChangeView(Struct, frozen=True, kw_only=True, rename="camel"):
     at: datetime
     why: str
     before: RuleView | None
-    """None: there was none of that name."""
+    """The rule before the change. None if there was no rule with that name."""
     after: RuleView | None
-    """None: it was taken out."""
+    """The rule after the change. None if the rule was removed."""
 
 
 class KeysView(Struct, frozen=True, kw_only=True):
-    """What a notification is matched by."""
+    """Properties of a notification that rules match."""
 
     tenant: str
     type: str
@@ -123,18 +126,18 @@ class KeysView(Struct, frozen=True, kw_only=True):
 
 
 class Delay(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The wait after one attempt."""
+    """Delay after one attempt."""
 
     attempt: int
     min_ms: int
     max_ms: int
-    """With all of its jitter."""
+    """Longest delay, with full jitter."""
     cumulative_min_ms: int
-    """The shortest way so far."""
+    """Sum of the shortest delays so far."""
 
 
 class PolicyExplanation(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Which policy applies to such a notification, and where each of its fields comes from."""
+    """The policy that applies to a kind of notification, and the origin of each of its fields."""
 
     keys: KeysView
     mode: Mode
@@ -144,13 +147,13 @@ class PolicyExplanation(Struct, frozen=True, kw_only=True, rename="camel"):
     sources: dict[str, str]
     passed_over: tuple[str, ...]
     rules: tuple[str, ...]
-    """All rules of one's own that are in force."""
+    """Names of all rules in force, without those of the preset."""
     delays: tuple[Delay, ...]
-    """All waits on the way to the dead letter."""
+    """Delays before each retry, up to the last attempt."""
 
 
 def explained_keys(book: PolicyBook, keys: Keys, mode: Mode, rules: tuple[Rule, ...]) -> PolicyExplanation:
-    """Which rule wins for these keys, and what follows from it."""
+    """Returns the policy that applies to these keys, with its origin and its delays."""
     found = book.resolve(keys, mode)
     return PolicyExplanation(
         keys=KeysView(**{name: getattr(keys, name) for name in keys.__struct_fields__}),
@@ -166,7 +169,7 @@ def explained_keys(book: PolicyBook, keys: Keys, mode: Mode, rules: tuple[Rule, 
 
 
 def delays(policy: RetryPolicy) -> Iterator[Delay]:
-    """One for each retry: the wait after attempt n, its bounds, and the sum of the shortest so far."""
+    """Yields the delay before each retry: its bounds, and the sum of the shortest delays so far."""
     total = last = 0
     for attempt in range(1, policy.max_attempts):
         low, high = bounds_ms(policy, attempt, last)
@@ -175,7 +178,7 @@ def delays(policy: RetryPolicy) -> Iterator[Delay]:
 
 
 def rule_view(rule: Rule, policies: Policies | None = None, *, preset: bool = False) -> RuleView:
-    """A rule as it is in force; without `policies`, as it was when it was kept."""
+    """Returns the view of a rule. Its origin is included if `policies` or `preset` is given."""
     keys = {name: getattr(rule, name) for name in Keys.__struct_fields__}
     fields = {**rule.policy.given()}
     if "call" in fields:
@@ -198,20 +201,20 @@ def rule_view(rule: Rule, policies: Policies | None = None, *, preset: bool = Fa
 
 
 def change_view(change: PolicyChange) -> PolicyChangeView:
-    """A change as it was kept."""
+    """Returns the view of a stored change."""
     return PolicyChangeView(
         rule=change.rule,
         who=change.who,
         at=moment(change.at),
         why=change.why,
-        before=_kept(change.before),
-        after=_kept(change.after),
+        before=_stored_rule_view(change.before),
+        after=_stored_rule_view(change.after),
     )
 
 
-def _kept(rule: Mapping[str, Any] | None) -> RuleView | None:
-    """Kept rules are as the settings have them: snake_case, a function by its name."""
+def _stored_rule_view(rule: Mapping[str, Any] | None) -> RuleView | None:
+    """Returns the view of a stored rule, whose field names are in snake_case as in the settings."""
     if rule is None:
         return None
-    said = {camel(name): value for name, value in rule.get("policy", {}).items()}
-    return msgspec.convert({**rule, "policy": said}, RuleView)
+    fields = {camel(name): value for name, value in rule.get("policy", {}).items()}
+    return msgspec.convert({**rule, "policy": fields}, RuleView)

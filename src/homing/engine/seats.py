@@ -1,4 +1,4 @@
-"""How many a provider takes at once: who comes too many waits in line."""
+"""Limits how many attempts run at one provider at the same time."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from collections import deque
 
 
 class Seats:
-    """A semaphore that costs nothing while there is a free seat."""
+    """A first-come, first-served semaphore whose fast path needs no await."""
 
-    def __init__(self, free: int) -> None:
-        self._free = free
-        self._waiting: deque[asyncio.Future[None]] = deque()
+    def __init__(self, slots: int) -> None:
+        self._free_slots = slots
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     def take(self) -> bool:
-        """Takes a seat if one is free and nobody waits for it."""
-        if self._free <= 0:
+        """Takes a slot and returns True, or returns False if none is free."""
+        if self._free_slots <= 0:
             return False
-        self._free -= 1
+        self._free_slots -= 1
         return True
 
     async def wait(self) -> None:
-        """Takes the next seat that comes free."""
+        """Takes a slot, waiting in line until one is free."""
         if self.take():
             return
-        seat: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(seat)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
         try:
-            await seat
+            await waiter
         except asyncio.CancelledError:
-            if seat.done() and not seat.cancelled():  # it was given one at that very moment
-                self.release()
+            if waiter.done() and not waiter.cancelled():
+                self.release()  # The slot was handed over just before the cancellation: pass it on.
             raise
 
     def release(self) -> None:
-        """Gives the seat to who waits longest, or leaves it free."""
-        while self._waiting:
-            seat = self._waiting.popleft()
-            if not seat.done():
-                seat.set_result(None)
+        """Hands the slot to the longest-waiting caller, or frees it."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
-        self._free += 1
+        self._free_slots += 1

@@ -1,4 +1,4 @@
-"""Accepting requests: one, many, or into the spool while the store is away."""
+"""Accepts requests, one or many at a time. Writes to the spool while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -26,35 +26,38 @@ from homing.engine.spool import Spool
 log = logging.getLogger("homing.sending")
 
 _SEND_CHUNK = 2000
-"""Requests that are written together."""
-_TURN = 100
-"""Requests that are prepared, or answered, before anything else gets its turn: a millisecond or two."""
-_SPOOL_EVERY_MS = 5_000
+"""Number of requests written in one transaction."""
+_YIELD_EVERY = 100
+"""Number of requests to prepare or return before yielding to the event loop, about every two milliseconds."""
+_SPOOL_INTERVAL_MS = 5_000
 _T = TypeVar("_T")
 
 Asked = SendRequest | Mapping[str, Any] | InvalidRequest
-"""A request, its fields, or what was wrong with it."""
+"""A request, its fields, or the error that was found when it was read."""
 
 
 class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """The answer to one request. It is given only when the promise is kept on disk."""
+    """Result of one accepted request. It is returned only once the request is on disk."""
 
     batch_id: str
     notification_ids: tuple[str, ...]
     status: str
-    """`queued`, `spooled`, or the status that a synchronous send ended in.
+    """`queued`, `spooled`, or the final status of a synchronous send.
 
-    `purged`: one under a known idempotency key whose notification is no longer kept.
+    `purged` if the idempotency key is known, but its notification has since been deleted.
     """
     queue_name: str = ""
     duplicate: bool = False
-    """Accepted before: by its idempotency key, or all of it inside a dedup window."""
+    """True if the request was accepted before.
+
+    Either its idempotency key is known, or all its notifications fall into a dedup window.
+    """
     provider_message_id: str | None = None
     delivered_at: datetime | None = None
 
     @property
     def id(self) -> str:
-        """The notification's id, where there is one."""
+        """Id of the notification. Raises `ValueError` if the request became more than one."""
         if len(self.notification_ids) != 1:
             raise ValueError(
                 f"the request became {len(self.notification_ids)} notifications; use notification_ids"
@@ -63,7 +66,7 @@ class SendResult(Struct, frozen=True, omit_defaults=True, rename="camel", gc=Fal
 
 
 class Rejection(Struct, frozen=True, kw_only=True):
-    """One request of many that was not accepted; the others are."""
+    """Error of one request of many that was not accepted. The other requests are not affected."""
 
     index: int
     field: str
@@ -71,12 +74,15 @@ class Rejection(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class _NotItsTurn(Exception):
-    """What came before was not stored, so this is not either. Its caller is told of the other."""
+class _PreviousChunkFailed(Exception):
+    """The previous chunk was not stored, so this one is not either.
+
+    The caller gets the error of the previous one.
+    """
 
 
 class Sending:
-    """The accepting half of the engine's front."""
+    """Send operations of one tenant, as a mixin."""
 
     _backend: Backend
     _intake: Intake
@@ -98,13 +104,15 @@ class Sending:
         asked: str = "",
         earlier: Earlier = NOTHING_EARLIER,
     ) -> SendResult:
-        """Accepts one request; what it answers is on disk. See `SendRequest` for what one can ask.
+        """Accepts one request. When this returns, the request is on disk.
 
-        `earlier` is for who takes over from another system that has tried it already.
+        `if_unavailable` chooses whether to raise or to write to the spool if the store is unavailable.
+        `connection` is the caller's database connection, whose transaction the request joins. `asked` is
+        explained at `Intake.prepare`. `earlier` describes attempts that another system made before.
         """
         if connection is not None and if_unavailable == "spool":
             raise InvalidRequest(
-                "connection", "and the spool exclude each other: a spooled request joins nothing"
+                "connection", "cannot be combined with the spool; a spooled request joins no transaction"
             )
         began_ms = self._clock.monotonic_ms()
         try:
@@ -112,13 +120,16 @@ class Sending:
         except StoreUnavailable:
             if if_unavailable != "spool":
                 raise
-            # Nobody can be asked who the recipient is; what the request says must do.
+            # The directory is unavailable too, so use only what the request says about the recipient.
             submission = await self._intake.prepare(
                 self.tenant, request, asked=asked, ask_directory=False, earlier=earlier
             )
         if submission.lease_to is not None:
             if connection is not None:
-                raise InvalidRequest("connection", "and synchronous exclude each other: it is sent at once")
+                raise InvalidRequest(
+                    "connection",
+                    "cannot be combined with synchronous; a synchronous request is sent immediately",
+                )
             return await self._submit_now(submission, began_ms)
         try:
             (answer,) = await self._accept([submission], connection)
@@ -128,7 +139,7 @@ class Sending:
             return await self._to_spool(submission)
         result = self._result(submission, answer)
         self._wake()
-        if self._spool is not None and self._spool.written:  # the store is back
+        if self._spool is not None and self._spool.written:  # the store is available again
             self._spool.written = False
             self._spool_waker.wake()
         return result
@@ -136,39 +147,39 @@ class Sending:
     async def submit_many(
         self, requests: Iterable[Asked] | AsyncIterable[Asked], *, connection: Any = None
     ) -> AsyncIterator[SendResult | Rejection]:
-        """Accepts any number of requests in bounded memory; one answer each, in order.
+        """Accepts any number of requests in bounded memory, and yields one result each, in order.
 
-        A request that is not acceptable (or was found so before: an error in its place) is answered with
-        its `Rejection`; the others are accepted. Synchronous requests are refused here. Who stops listening
-        may leave up to two chunks accepted that were not answered any more.
+        An invalid request, or an error in place of a request, yields a `Rejection`; the others are accepted.
+        Synchronous requests are rejected. If the caller stops iterating, up to two chunks may be accepted
+        without their results having been yielded.
         """
         first, pieces = 0, chunks(requests, _SEND_CHUNK)
         writing: deque[asyncio.Task[list[SendResult | Rejection]]] = deque()
         try:
             while True:
-                broke: Exception | None = None
+                read_error: Exception | None = None
                 prepared: list[Submission | Rejection] = []
                 try:
                     chunk = await anext(pieces, None)
                     prepared = await self._prepare_chunk(chunk or (), first)
-                except Exception as error:  # what was read before it is answered first
-                    broke = error
+                except Exception as error:  # raised after the results of earlier requests
+                    read_error = error
                 if prepared:
                     before = writing[-1] if writing else None
                     written = self._accept_chunk(prepared, connection, first, before)
                     writing.append(asyncio.create_task(written))
                     first += len(prepared)
-                # While the store writes one chunk, the one before is answered and the next prepared: unless
-                # the caller's own connection is written to, which the requests may be read from.
+                # While the store writes one chunk, yield the results of the last one and prepare the next.
+                # Not with the caller's connection, because the requests may be read from it.
                 while len(writing) > (1 if prepared and connection is None else 0):
                     answers = await writing[0]
                     writing.popleft()
                     for number, answer in enumerate(answers, 1):
-                        if not number % _TURN:
-                            await asyncio.sleep(0)  # the store wants to go on too
+                        if not number % _YIELD_EVERY:
+                            await asyncio.sleep(0)  # lets the store continue
                         yield answer
-                if broke is not None:
-                    raise broke
+                if read_error is not None:
+                    raise read_error
                 if not prepared:
                     return
         finally:
@@ -178,16 +189,16 @@ class Sending:
 
     async def _prepare_chunk(self, chunk: Sequence[Asked], first: int) -> list[Submission | Rejection]:
         prepared: list[Submission | Rejection] = []
-        for start in range(0, len(chunk), _TURN):
-            await asyncio.sleep(0)  # others want to go on too, the store with the chunk before
-            asked = [_read(one) for one in chunk[start : start + _TURN]]
+        for start in range(0, len(chunk), _YIELD_EVERY):
+            await asyncio.sleep(0)  # lets other tasks continue, such as the write of the previous chunk
+            asked = [_read(one) for one in chunk[start : start + _YIELD_EVERY]]
             found = await self._intake.prepare_many(self.tenant, asked)
             for index, one in enumerate(found, first + start):
                 if isinstance(one, Submission):
                     if one.lease_to is None:
                         prepared.append(one)
                         continue
-                    one = InvalidRequest("synchronous", "is for one request at a time; use send")
+                    one = InvalidRequest("synchronous", "is not possible in a batch; use send")
                 prepared.append(Rejection(index=index, field=one.field, code=one.code, message=one.message))
         return prepared
 
@@ -198,9 +209,9 @@ class Sending:
         first: int,
         before: asyncio.Task[Any] | None,
     ) -> list[SendResult | Rejection]:
-        """One after the other: where one chunk fails, those after it are not stored."""
+        """Writes one chunk after the previous one. If a chunk fails, later ones are not stored."""
         batch = [p for p in prepared if isinstance(p, Submission)]
-        after = None if before is None else partial(_stored, before)
+        after = None if before is None else partial(_wait_until_stored, before)
         if after is not None and (not batch or connection is not None):
             await after()
             after = None
@@ -250,37 +261,37 @@ class Sending:
 
     async def _to_spool(self, submission: Submission) -> SendResult:
         if self._spool is None:
-            raise StoreUnavailable("the store is away and no spool file is configured (set `spool`)")
+            raise StoreUnavailable("the store is unavailable and no spool file is configured (set `spool`)")
         batch_id, ids = await self._spool.write(submission)
         return SendResult(batch_id=batch_id, notification_ids=ids, status="spooled")
 
     async def _drain_spool(self) -> None:
         while True:
             await self._drain_spool_once()
-            await self._spool_waker.wait(_SPOOL_EVERY_MS)
+            await self._spool_waker.wait(_SPOOL_INTERVAL_MS)
 
     async def _drain_spool_once(self) -> None:
         if self._spool is None:
             return
         try:
             if taken := await self._spool.drain(self._backend):
-                log.info("handed %d spooled requests over to the store", taken)
+                log.info("moved %d spooled requests to the store", taken)
                 self._wake()
         except (StoreError, OSError) as error:
-            log.warning("the spool waits: %s", error)
+            log.warning("cannot empty the spool; trying again: %s", error)
 
 
 def raise_conflict(submission: Submission, answer: Acceptance) -> None:
-    """The idempotency key was used with another body."""
+    """Raises `IdempotencyConflict` if the idempotency key belongs to a different request."""
     if answer.conflict:
         raise IdempotencyConflict(
-            f"idempotencyKey: {submission.idempotency_key!r} was used with another request; "
-            "nothing was stored"
+            f"idempotencyKey: {submission.idempotency_key!r} already belongs to a different "
+            "request; nothing was stored"
         )
 
 
 async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIterator[Sequence[_T]]:
-    """What may be an ordinary or an async iterable, so many at a time."""
+    """Yields lists of at most `size` items of an ordinary or async iterable."""
     if not isinstance(items, AsyncIterable):
         left = iter(items)
         while chunk := list(islice(left, size)):
@@ -296,15 +307,15 @@ async def chunks(items: Iterable[_T] | AsyncIterable[_T], size: int) -> AsyncIte
         yield chunk
 
 
-async def _stored(chunk: asyncio.Task[Any]) -> None:
-    """When this chunk is stored; an error where it is not."""
+async def _wait_until_stored(chunk: asyncio.Task[Any]) -> None:
+    """Waits until a chunk is stored. Raises `_PreviousChunkFailed` if it was not."""
     await asyncio.wait([chunk])
     if chunk.cancelled() or chunk.exception() is not None:
-        raise _NotItsTurn
+        raise _PreviousChunkFailed
 
 
 def _read(asked: Asked) -> SendRequest | InvalidRequest:
-    """The request, or what is wrong with it."""
+    """Returns the request, or the error if it is invalid."""
     if isinstance(asked, (SendRequest, InvalidRequest)):
         return asked
     try:

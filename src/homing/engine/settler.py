@@ -1,4 +1,4 @@
-"""Collects settlements and writes them in batches: at most N rows, at most T milliseconds old."""
+"""Collects settlements and writes them to the store in batches of limited size and age."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from homing.core.ports import Clock, Store
 
 log = logging.getLogger("homing.settler")
 
-_FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 500
-"""Short: what is not written before its lease runs out is sent again."""
+_FIRST_PAUSE_MS, _MAX_PAUSE_MS = 50, 500
+"""Pauses between tries while the store is unavailable.
+
+They are short, because a notification is sent again if its settlement is not written before the lease
+expires.
+"""
 
 
 class Settler:
-    """One per worker. A settlement that is handed in is written, however long the store is away.
+    """Writes the settlements of one worker.
 
-    Should the process die first, its lease expires and the attempt is settled as lost.
+    Retries until they are written, however long the store is unavailable. If the process dies first, the
+    leases expire and the attempts are settled as lost.
     """
 
     def __init__(
@@ -45,17 +50,19 @@ class Settler:
         self._empty = asyncio.Event()
         self._empty.set()
         self.stale = 0
-        """Settlements refused because the lease had been taken over meanwhile."""
+        """Number of settlements that the store rejected because the lease had been taken over."""
 
     @property
     def backlog(self) -> int:
+        """Number of settlements that are not written yet."""
         return len(self._waiting) + self._writing
 
     def add(self, settlement: Settlement, claim: Claim) -> None:
+        """Queues one settlement with its claim."""
         self.add_all([(settlement, claim)])
 
     def add_all(self, settled: Sequence[Settled]) -> None:
-        """Takes settlements, each with its claim."""
+        """Queues settlements, each with its claim."""
         if not settled:
             return
         if not self._waiting:
@@ -64,7 +71,7 @@ class Settler:
         self._waiting += settled
 
     async def run(self) -> None:
-        """Writes until cancelled."""
+        """Writes queued settlements until cancelled."""
         while True:
             await self._arrived.wait()
             if len(self._waiting) < self._batch_size:
@@ -79,7 +86,7 @@ class Settler:
                 self._empty.set()
 
     async def drained(self) -> None:
-        """Returns when everything handed in so far is written."""
+        """Waits until all queued settlements are written."""
         await self._empty.wait()
 
     async def _write(self, batch: Sequence[Settled]) -> None:
@@ -88,28 +95,31 @@ class Settler:
             try:
                 result = await self._store.settle([settlement for settlement, _ in batch])
             except StoreError as error:
-                log.warning("settling waits for the store: %s", error)
+                log.warning("cannot settle, the store is unavailable; trying again: %s", error)
                 self._observer.store_failed("settle", error)
                 await self._clock.sleep_ms(pause_ms)
-                pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+                pause_ms = min(2 * pause_ms, _MAX_PAUSE_MS)
                 continue
             except Exception:
                 await self._isolate(batch)
                 return
             break
-        self._tell(batch, {*result.stale, *result.missing})
+        self._report(batch, {*result.stale, *result.missing})
 
-    def _tell(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
+    def _report(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
         if refused:
             self.stale += len(refused)
-            log.warning("%d settlements came too late: others hold those leases by now", len(refused))
+            log.warning("%d settlements came too late: their leases were taken over", len(refused))
         self._observer.settled(batch, refused)
         self._on_settled(batch, refused)
 
     async def _isolate(self, batch: Sequence[Settled]) -> None:
-        """One settlement that cannot be written must not hold up the others; its lease will run out."""
+        """Writes the batch in halves, so that one bad settlement does not block the others."""
         if len(batch) == 1:
-            log.exception("settlement of %s cannot be written; it will count as lost", batch[0][0].id)
+            log.exception(
+                "the settlement of %s cannot be written; the attempt counts as lost when its lease expires",
+                batch[0][0].id,
+            )
             return
         middle = len(batch) // 2
         await self._write(batch[:middle])

@@ -1,4 +1,4 @@
-"""The soonest of any number of notifications."""
+"""Finds the notifications that are due first among any number of them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from datetime import datetime
 
 from homing.core.model import Notification
 
-_ROOM = 500
-"""Beyond what is asked for, so that not every one is a reason to sort."""
+_SORT_SLACK = 500
+"""Extra entries kept before sorting, so that the list is not sorted for every addition."""
 
 
 class Soonest:
-    """The first so many of any number, in bounded memory."""
+    """Keeps the `limit` notifications that are due first, in bounded memory."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._kept: list[tuple[datetime, str, Notification]] = []
 
     def add(self, due: datetime, notification: Notification) -> None:
-        """One more; kept while it is among the first."""
+        """Adds a notification with its due time."""
         self._kept.append((due, notification.id, notification))
-        if len(self._kept) >= 2 * self._limit + _ROOM:
+        if len(self._kept) >= 2 * self._limit + _SORT_SLACK:
             self._sort()
 
     def found(self) -> tuple[Notification, ...]:
-        """Those, in their order."""
+        """Returns the notifications that are due first, ordered by due time."""
         self._sort()
         return tuple(notification for _, _, notification in self._kept)
 

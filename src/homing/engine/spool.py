@@ -1,8 +1,8 @@
-"""Where requests wait while the store is away: a local file, handed over later exactly once.
+"""A local file that keeps requests while the store is unavailable.
 
-Every line is one submission with an idempotency key, so a hand-over that is cut short and repeated
-stores nothing twice. A line that nobody can read, or whose key was used otherwise meanwhile, is put aside
-into `<name>.refused` for a person to look at.
+They are moved to the store later, exactly once. Every line is one submission with an idempotency key, so an
+interrupted and repeated move stores nothing twice. A line that cannot be read, or whose key belongs to a
+different request by then, is moved to `<name>.refused` for an operator to check.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from homing.core.ports import Store
 
 log = logging.getLogger("homing.spool")
 
-_CHUNK = 500
+_CHUNK_SIZE = 500
 
 
-class _Kept(Struct, frozen=True):
-    """What must be known of a submission that waits: enough to answer the same request again."""
+class _SpooledRequest(Struct, frozen=True):
+    """The part of a spooled submission that is needed to answer a repeated request."""
 
     fingerprint: str
     batch_id: str
@@ -38,29 +38,32 @@ class _Kept(Struct, frozen=True):
 
 
 class Spool:
-    """A file of submissions. Several processes may write to it and drain it."""
+    """A file of submissions. Several processes may write to it and empty it."""
 
     def __init__(self, path: Path, observer: Observer = NOBODY) -> None:
         if not path.parent.is_dir():
             raise ConfigError(
-                "spool", f"the folder {path.parent} does not exist; make it, or name another file"
+                "spool", f"the folder {path.parent} does not exist; create it, or choose another file"
             )
         self._path = path
         self._observer = observer
         self._decoder = msgspec.json.Decoder(Submission)
         self._read_bytes = 0
-        """How much of the file this process has seen, in whole lines."""
+        """Length of the complete lines that this process has read."""
         self._inode = 0
-        self._by_key: dict[tuple[str, str], _Kept] = {}
+        self._by_key: dict[tuple[str, str], _SpooledRequest] = {}
         self.written = False
-        """Something was put here that nobody was told to fetch."""
+        """True if something was spooled since the drain task was last woken."""
 
     async def write(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
-        """Keeps a submission, on disk when this returns; (batch id, ids) of it, or of the one kept before."""
+        """Writes a submission to disk, and returns its batch id and notification ids.
+
+        If the same request is spooled already, returns the ids of that one.
+        """
         if submission.idempotency_key is None:
             submission = replace(submission, idempotency_key=f"spool:{submission.batch_id}")
         try:
-            kept = await asyncio.to_thread(self._keep, submission)
+            kept = await asyncio.to_thread(self._append, submission)
         except OSError as error:
             raise StoreUnavailable(
                 f"the spool file {self._path.name} cannot be written: {error.strerror}"
@@ -69,37 +72,45 @@ class Spool:
         return kept
 
     async def drain(self, store: Store) -> int:
-        """Hands everything over; how many submissions the store has taken. The file is emptied only then."""
+        """Moves all submissions to the store and returns their number.
+
+        Removes them from the file afterwards.
+        """
         if not self._path.exists():
             return 0
-        with self._beside("draining").open("ab") as turn:
+        with self._sibling("draining").open("ab") as turn:
             try:
                 fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return 0  # another one is at it
-            return await self._hand_over(store)
+                return 0  # another process is draining it
+            return await self._move_to_store(store)
 
     def waiting(self) -> int:
-        """How many submissions wait here."""
+        """Returns the number of spooled submissions."""
         return len(self._lines()) if self._path.exists() else 0
 
-    async def _hand_over(self, store: Store) -> int:
+    async def _move_to_store(self, store: Store) -> int:
         lines = await asyncio.to_thread(self._lines)
         taken = 0
-        for start in range(0, len(lines), _CHUNK):
-            chunk = [s for line in lines[start : start + _CHUNK] if (s := self._decoded(line)) is not None]
+        for start in range(0, len(lines), _CHUNK_SIZE):
+            chunk = [
+                s for line in lines[start : start + _CHUNK_SIZE] if (s := self._decoded(line)) is not None
+            ]
             answers = await store.accept(chunk)
             self._observer.accepted(chunk, answers)
             for submission, answer in zip(chunk, answers, strict=True):
                 if answer.conflict:
-                    log.error("a spooled request was refused: its idempotency key was used otherwise before")
-                    self._put_aside(msgspec.json.encode(submission))
+                    log.error(
+                        "a spooled request was rejected: its idempotency key "
+                        "already belongs to a different request"
+                    )
+                    self._move_to_refused(msgspec.json.encode(submission))
             taken += len(chunk)
         if lines:
-            await asyncio.to_thread(self._forget, len(lines))
+            await asyncio.to_thread(self._remove_lines, len(lines))
         return taken
 
-    def _keep(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
+    def _append(self, submission: Submission) -> tuple[str, tuple[str, ...]]:
         with self._locked():
             self._catch_up()
             key = (submission.tenant, submission.idempotency_key or "")
@@ -110,7 +121,8 @@ class Spool:
             first = not self._path.exists()
             line = msgspec.json.encode(submission) + b"\n"
             with self._path.open("ab") as file:
-                file.truncate(self._read_bytes)  # a line that a crash cut short was never answered
+                # Removes a partial line. A crash cut it short, so it was never confirmed.
+                file.truncate(self._read_bytes)
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
@@ -120,7 +132,7 @@ class Spool:
             return submission.batch_id, tuple(new.id for new in submission.notifications)
 
     def _catch_up(self) -> None:
-        """Reads what was added since the last time; from the beginning if the file is another one."""
+        """Reads lines that were added since the last call, or the whole file if it was replaced."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -138,9 +150,9 @@ class Spool:
             try:
                 submission = self._decoder.decode(line)
             except msgspec.DecodeError:
-                continue  # put aside at the hand-over
+                continue  # moved to `.refused` when the spool is drained
             ids = tuple(new.id for new in submission.notifications)
-            kept = _Kept(submission.fingerprint, submission.batch_id, ids)
+            kept = _SpooledRequest(submission.fingerprint, submission.batch_id, ids)
             self._by_key[submission.tenant, submission.idempotency_key or ""] = kept
 
     def _lines(self) -> list[bytes]:
@@ -151,21 +163,21 @@ class Spool:
         try:
             return self._decoder.decode(line)
         except msgspec.DecodeError as error:
-            log.error("a line of the spool cannot be read and is put aside: %s", error)
-            self._put_aside(line)
+            log.error("a line of the spool cannot be read and is moved to the .refused file: %s", error)
+            self._move_to_refused(line)
             return None
 
-    def _put_aside(self, line: bytes) -> None:
-        with self._beside("refused").open("ab") as file:
+    def _move_to_refused(self, line: bytes) -> None:
+        with self._sibling("refused").open("ab") as file:
             file.write(line + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def _forget(self, count: int) -> None:
-        """Removes the first `count` lines; what was added meanwhile stays."""
+    def _remove_lines(self, count: int) -> None:
+        """Removes the first `count` lines. Lines added meanwhile stay."""
         with self._locked():
             rest = self._path.read_bytes().split(b"\n")[count:]
-            fresh = self._beside("new")
+            fresh = self._sibling("new")
             with fresh.open("wb") as file:
                 file.write(b"\n".join(rest))
                 file.flush()
@@ -175,11 +187,11 @@ class Spool:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._beside("lock").open("ab") as lock:
+        with self._sibling("lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _beside(self, ending: str) -> Path:
+    def _sibling(self, ending: str) -> Path:
         return self._path.with_name(f"{self._path.name}.{ending}")
 
     def _sync_folder(self) -> None:

@@ -1,4 +1,7 @@
-"""The synchronous send: it walks the same line as every other, accepted leased, sent, settled, answered."""
+"""The synchronous send.
+
+It takes the usual steps within one call: accept with a lease, attempt, settle, return.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ _SETTLE_PAUSES_MS = (50, 100, 200, 400, 800, 1_600)
 
 
 class Synchronous:
-    """Two seconds, hard, for the whole call; never queued, never sent later."""
+    """Sends within the caller's request.
+
+    The whole call is limited to two seconds, and nothing is sent later.
+    """
 
     def __init__(
         self,
@@ -43,15 +49,16 @@ class Synchronous:
         self._observer = observer
 
     async def send(self, submission: Submission, began_ms: int) -> SendResult:
-        """Accepts, attempts, settles and answers; raises what it failed of.
+        """Accepts, attempts and settles a submission, and returns the result.
 
-        `began_ms` is when the caller asked (monotonic): the two seconds count from then.
+        Raises `DeliveryFailed` or `DeliveryTimeout` if it was not sent. The two seconds count from
+        `began_ms`, the monotonic time of the caller's request.
         """
         await self._breakers.refresh()
         (answer,) = await self._backend.accept([submission])
         self._observer.accepted([submission], [answer])
         raise_conflict(submission, answer)
-        if not answer.claims:  # asked before under the same key, perhaps this very moment
+        if not answer.claims:  # repeated request, whose first send may still be in progress
             await ended(self._backend, self._clock, submission.tenant, answer.ids[0], SYNCHRONOUS_TIMEOUT_MS)
             return await self._settled_result(submission.tenant, answer)
         until_ms = began_ms + SYNCHRONOUS_TIMEOUT_MS  # for the whole call
@@ -60,7 +67,7 @@ class Synchronous:
         try:
             await self._attempt_now(answer, settlements, started, until_ms)
         finally:
-            # A caller that goes away must not lose the record of what was done.
+            # Settle even if the caller is gone, so that the result is recorded.
             if not settlements:
                 settlements = [self._deliverer.settle_lost(claim) for claim in started]
             if not settlements:
@@ -69,13 +76,15 @@ class Synchronous:
         return await self._settled_result(submission.tenant, answer)
 
     async def _settle_now(self, settlements: list[Settlement], claims: Sequence[Claim]) -> None:
-        """Keeps at it for a while: what was sent must not be answered as failed."""
+        """Writes the settlements, with retries, because a sent message must not be reported as failed."""
         for pause_ms in _SETTLE_PAUSES_MS:
             try:
                 result = await self._backend.settle(settlements)
                 break
             except StoreUnavailable as error:
-                log.warning("settling a synchronous send waits for the store: %s", error)
+                log.warning(
+                    "cannot settle a synchronous send, the store is unavailable; trying again: %s", error
+                )
                 self._observer.store_failed("settle", error)
                 await self._clock.sleep_ms(pause_ms)
         else:
@@ -93,7 +102,7 @@ class Synchronous:
                 ready = await self._deliverer.guard(answer.claims, settlements.append)
                 placed = await self._deliverer.route(ready, settlements.append)
                 for one in placed:
-                    await self._rate_token(one.claim.provider)
+                    await self._take_token(one.claim.provider)
         except TimeoutError:
             log.info("synchronous send %s ran out of time before its attempt", answer.ids[0])
             return
@@ -102,8 +111,8 @@ class Synchronous:
             settlement = await self._deliverer.attempt(one, until_ms)
             settlements.append(settlement or self._deliverer.give_up(one.claim))
 
-    async def _rate_token(self, provider: str) -> None:
-        """A synchronous send keeps to the provider's rate limit too, as long as its two seconds allow."""
+    async def _take_token(self, provider: str) -> None:
+        """Waits for a rate limit token of the provider. The caller's timeout limits the wait."""
         rate = self._roster[provider].rate
         while rate is not None:
             taken = await self._backend.take(f"provider:{provider}", rate, 1)
@@ -113,7 +122,7 @@ class Synchronous:
 
     async def _settled_result(self, tenant: str, answer: Acceptance) -> SendResult:
         found = await self._backend.get(tenant, answer.ids[0])
-        if found is None:  # its key outlives it
+        if found is None:  # idempotency keys are kept longer than notifications
             return SendResult(
                 batch_id=answer.batch_id, notification_ids=answer.ids, status="purged", duplicate=True
             )
@@ -138,7 +147,10 @@ class Synchronous:
 
 
 async def ended(backend: Backend, clock: Clock, tenant: str, id: str, timeout_ms: int) -> Notification | None:
-    """The notification when it has ended, or as it is after `timeout_ms`; None: there is none."""
+    """Waits until a notification has ended or `timeout_ms` has elapsed, and returns it.
+
+    None if there is none.
+    """
     until_ms = clock.monotonic_ms() + timeout_ms
     while (history := await backend.get(tenant, id)) is not None:
         notification = history.notification

@@ -1,4 +1,4 @@
-"""A tenant's own templates: checked before they are written, every version kept."""
+"""A tenant's own templates. They are checked before they are written, and earlier versions are kept."""
 
 from __future__ import annotations
 
@@ -33,43 +33,46 @@ from homing.core.templates import (
 from homing.core.text import check_line
 
 KEPT_VERSIONS = 100
-"""Of one template; older ones are removed as new ones come."""
+"""Maximum number of stored versions per template. Older ones are deleted when new ones are written."""
 MOST_TEMPLATES = 1_000
-"""Of one tenant."""
+"""Maximum number of templates per tenant."""
 _PAGE = 500
-_TOLD = 5
-_REMOVED_AT_ONCE = 10
+_MAX_REPORTED = 5
+_MAX_DELETED_PER_WRITE = 10
 
 
 class Templates:
-    """The templates of one tenant: its own, and those of the folder that all tenants have.
+    """The templates of one tenant: its own, and those of the folder that all tenants share.
 
-    A template of its own wins over the folder's of the same key. A write is checked as a deployment is: it
-    compiles, is there in every declared locale, and renders with its sample; else nothing is written.
+    The tenant's own template takes precedence over the folder's with the same key. A template is written only
+    if it compiles, exists in every declared locale, and renders with its sample data.
     """
 
     def __init__(self, registry: Registry, tenant: str, press: Press | None) -> None:
         self._registry = registry
         self._tenant = tenant
-        self._known_press = press
+        self._renderer = press
 
     # Reads ---------------------------------------------------------------------------------------
 
     async def list(self, *, after: str = "", limit: int = 100) -> tuple[TemplateSummary, ...]:
-        """By key, those of the folder among them; `after` the last key of the page before."""
+        """Returns templates ordered by key, including the folder's.
+
+        `after` is the last key of the previous page.
+        """
         check_line(after, "after")
         if not 1 <= limit <= 1000:
-            raise InvalidRequest("limit", f"is {limit}; allowed are 1 to 1000")
+            raise InvalidRequest("limit", f"is {limit}; it must be between 1 and 1000")
         shared = await self._press.shared()
         heads = await self._registry.list_entries(self._tenant, TEMPLATE, after=after, limit=limit)
         found = {key: summary for key, summary in shared.items() if key > after}
-        if len(heads) == limit:  # what comes after the last of this page is for the next
+        if len(heads) == limit:  # later keys belong to the next page
             found = {key: summary for key, summary in found.items() if key < heads[-1].key}
         found |= {head.key: summary_of(head) for head in heads}
         return tuple(found[key] for key in sorted(found)[:limit])
 
     async def get(self, key: str) -> Template:
-        """The one that is in force, or `NotFound`."""
+        """Returns the template in force. Raises `NotFound` if there is none with that key."""
         check_key(key)
         if head := await self._head(key):
             return await self.version(key, head_version(head))
@@ -79,7 +82,10 @@ class Templates:
         return shared
 
     async def versions(self, key: str, *, before: int = 0, limit: int = 20) -> tuple[TemplateVersion, ...]:
-        """The newest first; `before`: those that are older. Also of one that was deleted."""
+        """Returns versions, newest first, including those of a deleted template.
+
+        `before` restricts them to older ones.
+        """
         check_key(key)
         after = version_key(key, before) if before else ""
         filed = await self._registry.list_entries(
@@ -88,7 +94,7 @@ class Templates:
         return tuple(map(history_of, filed))
 
     async def version(self, key: str, version: int) -> Template:
-        """As it was then, or `NotFound`: it was never there, or is no longer kept."""
+        """Returns one version. Raises `NotFound` if it never existed or is no longer stored."""
         place = version_key(check_key(key), version)
         found = await self._registry.get_many(self._tenant, TEMPLATE_VERSION, [place])
         if place not in found:
@@ -103,18 +109,18 @@ class Templates:
         channel: Channel | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> Preview:
-        """How it reads with this data, or its sample. Nothing is sent or stored."""
+        """Renders a template with the given data, or with its sample. Nothing is sent or stored."""
         check_key(key)
         return await self._press.preview(self._tenant, key, locale, channel, data)
 
     async def check(self, template: Template | None = None) -> CheckReport:
-        """A draft; or, without one, all that this tenant has."""
+        """Checks a draft, or all templates of this tenant if none is given."""
         if template is not None:
             return await self._press.check([checked_template(template)])
         shared = await self._press.check_shared()
         own = await self._press.check([await self.get(head.key) for head in await self._heads()])
         kept = [one for one in shared.findings if one.key not in own.keys]
-        if own.keys or shared.keys:  # an empty folder is no fault where the tenant has its own
+        if own.keys or shared.keys:  # an empty folder is no problem if the tenant has templates of its own
             kept = [one for one in kept if one.key is not None or shared.keys]
         return CheckReport(
             keys=tuple(sorted({*shared.keys, *own.keys})),
@@ -125,16 +131,17 @@ class Templates:
     # Writes --------------------------------------------------------------------------------------
 
     async def put(self, template: Template, *, who: str) -> Template:
-        """Writes a template whole, as a new version. `TemplateFailed` says what is wrong with it.
+        """Writes a template as a new version. Raises `TemplateFailed` with the problems if its check fails.
 
-        With a `version`, only over that one (else `VersionConflict`); without, over whatever is there.
+        If `version` is set, raises `VersionConflict` unless it is the version in force. Otherwise any version
+        is replaced.
         """
         checked_template(template)
         report = await self._press.check([template])
         if not report.good:
-            told = [one.message for one in report.findings[:_TOLD]]
-            more = len(report.findings) - len(told)
-            raise TemplateFailed("locales", "; ".join(told) + (f"; and {more} more" if more else ""))
+            reported = [one.message for one in report.findings[:_MAX_REPORTED]]
+            more = len(report.findings) - len(reported)
+            raise TemplateFailed("locales", "; ".join(reported) + (f"; and {more} more" if more else ""))
         while True:
             head = await self._head(template.key)
             if template.version and (head is None or head_version(head) != template.version):
@@ -142,22 +149,22 @@ class Templates:
                     f"the template {template.key!r} is no longer at version {template.version}"
                 )
             if head is None:
-                await self._check_room(template.key)
+                await self._check_limit(template.key)
             version = await self._next_version(template.key)
             if await self._registry.put(self._entries(template, head, version), who=who) is not None:
-                break  # else somebody else has just written: once more, on top of it
+                break  # else the template was changed at the same time: try again
         self._press.forget(self._tenant, template.key)
         await self._remove_old(template.key, version)
         return await self.version(template.key, version)
 
     async def restore(self, key: str, version: int, *, who: str) -> Template:
-        """Writes an earlier version anew, as the newest; also of a template that was deleted."""
+        """Writes an earlier version again, as the newest one. Also works for a deleted template."""
         return await self.put(replace(await self.version(key, version), version=0), who=who)
 
     async def delete(self, key: str) -> bool:
-        """Takes the tenant's own out of force; False: there is none. Its versions are kept.
+        """Deletes the tenant's own template but keeps its versions. Returns False if there is none.
 
-        The folder's of the same key, if there is one, is in force again.
+        If the folder has a template with the same key, that one is in force again.
         """
         removed = await self._registry.delete(self._tenant, TEMPLATE, [check_key(key)])
         self._press.forget(self._tenant, key)
@@ -167,11 +174,11 @@ class Templates:
 
     @property
     def _press(self) -> Press:
-        if self._known_press is None:
+        if self._renderer is None:
             raise ConfigError(
-                "templates", "are not managed here: jinja2 is missing, or the renderer is one of your own"
+                "templates", "cannot be managed: jinja2 is not installed, or the renderer is your own"
             )
-        return self._known_press
+        return self._renderer
 
     def _entries(self, template: Template, head: Entry | None, version: int) -> tuple[Entry, Entry]:
         return (
@@ -202,18 +209,18 @@ class Templates:
             if len(page) < _PAGE:
                 return tuple(found)
 
-    async def _check_room(self, key: str) -> None:
+    async def _check_limit(self, key: str) -> None:
         if len(await self._heads()) >= MOST_TEMPLATES:
-            raise InvalidRequest("key", f"{key!r} would be one too many; allowed are {MOST_TEMPLATES:,}")
+            raise InvalidRequest("key", f"{key!r} would exceed the limit of {MOST_TEMPLATES:,} templates")
 
     async def _next_version(self, key: str) -> int:
-        """Counted on also where it was deleted: a version never means two things."""
+        """Returns the next version number. Numbers of a deleted template are not used again."""
         newest = await self.versions(key, limit=1)
         return newest[0].version + 1 if newest else 1
 
     async def _remove_old(self, key: str, newest: int) -> None:
         if newest <= KEPT_VERSIONS:
             return
-        old = await self.versions(key, before=newest - KEPT_VERSIONS + 1, limit=_REMOVED_AT_ONCE)
+        old = await self.versions(key, before=newest - KEPT_VERSIONS + 1, limit=_MAX_DELETED_PER_WRITE)
         places = [version_key(key, one.version) for one in old]
         await self._registry.delete(self._tenant, TEMPLATE_VERSION, places)

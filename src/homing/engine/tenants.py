@@ -1,4 +1,4 @@
-"""Tenants: who has keys here, and whose keys are let in."""
+"""Tenants: creates, lists, enables and disables them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from homing.engine.remembering import Remembered
 _TENANT = "tenant"
 _PAGE = 500
 REMEMBERED_MS = 5_000
-"""How long another process may go on letting in what was disabled here."""
-_MOST_REMEMBERED = 10_000
+"""Time for which other processes may still admit a tenant after it was disabled here."""
+_MAX_CACHED = 10_000
 
 
 class TenantRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A tenant as it is stored."""
+    """The stored data of a tenant."""
 
     created_at: int | None = None
     created_by: str = ""
@@ -35,36 +35,36 @@ class TenantRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class Tenant(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A tenant as people and programs read it."""
+    """A tenant, as returned by the API."""
 
     name: str
     enabled: bool
     created_at: datetime | None = None
-    """None: it came to be by its first notification, or is the default one."""
+    """None for the default tenant, and for one that exists only because it sent a notification."""
     created_by: str = ""
     disabled_at: datetime | None = None
     disabled_by: str = ""
     key_count: int | None = None
-    """How many keys were made for it, also those that have ended; None in a list."""
+    """Number of keys created for the tenant, including expired and revoked ones. None in a list."""
 
 
 class Tenants:
-    """Those that were made, those that have sent something without being made, and the default one."""
+    """All tenants: those created explicitly, those that have sent a notification, and the default one."""
 
     def __init__(self, backend: Backend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        self._known: Remembered[TenantRecord] = Remembered(
-            self._read, clock, for_ms=REMEMBERED_MS, most=_MOST_REMEMBERED
+        self._cache: Remembered[TenantRecord] = Remembered(
+            self._read, clock, for_ms=REMEMBERED_MS, most=_MAX_CACHED
         )
 
     async def enabled(self, name: str) -> bool:
-        """Whether the tenant is there and its keys are let in; as it was at most five seconds ago."""
-        record = await self._known.get(name)
+        """Returns True if the tenant exists and is enabled. The answer may be up to five seconds old."""
+        record = await self._cache.get(name)
         return record is not None and record.disabled_at is None
 
     async def list(self, *, after: str = "", limit: int = 100) -> tuple[Tenant, ...]:
-        """By name; `after` the last one of the page before."""
+        """Returns tenants ordered by name. `after` is the last name of the previous page."""
         others = (DEFAULT_TENANT, *await self._backend.tenants())
         records = {name: TenantRecord() for name in others if name > after}
         page = await self._backend.list_entries(EVERY_TENANT, _TENANT, after=after, limit=limit)
@@ -72,34 +72,37 @@ class Tenants:
         return tuple(_view(name, records[name]) for name in sorted(records)[:limit])
 
     async def get(self, name: str) -> Tenant:
-        """One tenant with the number of its keys, or `NotFound`."""
+        """Returns one tenant with its number of keys. Raises `NotFound` if it does not exist."""
         record, _ = await self._found(name)
         return replace(_view(name, record), key_count=await self._count_keys(name))
 
     async def create(self, name: str, *, who: str) -> Tenant:
-        """Makes a tenant; `VersionConflict` where there is one of that name."""
+        """Creates a tenant. Raises `VersionConflict` if the name is taken."""
         check_tenant(name, "name")
         if name in await self._read([name]):
-            raise VersionConflict(f"there is a tenant {name!r} already")
+            raise VersionConflict(f"tenant {name!r} already exists")
         record = TenantRecord(created_at=self._clock.now_ms(), created_by=who)
         if not await self._put(name, record, 0, who):
-            raise VersionConflict(f"there is a tenant {name!r} already")
+            raise VersionConflict(f"tenant {name!r} already exists")
         return _view(name, record)
 
     async def ensure(self, name: str, *, who: str) -> None:
-        """Makes a tenant unless it is there."""
+        """Creates a tenant unless it exists."""
         try:
             if name not in await self._read([name]):
                 await self.create(name, who=who)
         except VersionConflict:
-            return  # somebody else was faster
+            return  # it was created at the same time
 
     async def disable(self, name: str, *, who: str) -> Tenant:
-        """Its keys and tokens are refused from now on; what it has sent is delivered all the same."""
+        """Disables a tenant: its keys and tokens are rejected.
+
+        Notifications it has sent are still delivered.
+        """
         return await self._change(name, self._clock.now_ms(), who)
 
     async def enable(self, name: str, *, who: str) -> Tenant:
-        """Its keys are let in again."""
+        """Enables a tenant, so that its keys and tokens are valid again."""
         return await self._change(name, None, who)
 
     async def _change(self, name: str, disabled_at: int | None, who: str) -> Tenant:
@@ -116,11 +119,11 @@ class Tenants:
         value = msgspec.to_builtins(record)
         entry = Entry(tenant=EVERY_TENANT, kind=_TENANT, key=name, value=value, version=version)
         done = await self._backend.put([entry], who=who) is not None
-        self._known.forget(name)
+        self._cache.forget(name)
         return done
 
     async def _found(self, name: str) -> tuple[TenantRecord, int]:
-        """(what is known of it, the version of its entry); 0 where it has none yet."""
+        """Returns a tenant's record and the version of its entry, which is 0 if there is no entry yet."""
         entry = (await self._backend.get_many(EVERY_TENANT, _TENANT, [name])).get(name)
         if entry is not None:
             return _record(entry), entry.version
@@ -132,7 +135,7 @@ class Tenants:
         entries = await self._backend.get_many(EVERY_TENANT, _TENANT, names)
         found = {name: _record(entry) for name, entry in entries.items()}
         others = [name for name in names if name not in found and name != EVERY_TENANT]
-        if others:  # they are there by having sent something
+        if others:  # a tenant without an entry exists if it has sent a notification
             there = {DEFAULT_TENANT, *await self._backend.tenants()}
             found |= {name: TenantRecord() for name in others if name in there}
         return found

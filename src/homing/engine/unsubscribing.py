@@ -1,4 +1,4 @@
-"""Links by which a recipient leaves a category with one click, and what follows when they do."""
+"""Unsubscribe links: creates them for emails, and unsubscribes recipients who follow them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from homing.core.unsubscribe import Seal, Subscription, Unsubscribes
 from homing.engine.directory import RegistryDirectory
 from homing.engine.policies import EVERY_TENANT
 
-_SECRET, _LINKS = "secret", "unsubscribe"
+_SECRET_KIND, _LINKS_KEY = "secret", "unsubscribe"
 _PATH = "/unsubscribe/"
 
 
 class LinkSettings(Struct, frozen=True, kw_only=True):
-    """Which mails carry a link."""
+    """Settings of unsubscribe links."""
 
     public_url: str = ""
-    """Where recipients reach the service; empty: no mail gets a link."""
+    """URL at which recipients reach the service. If empty, emails get no link."""
     exempt_categories: Collection[str] = frozenset()
-    """Nobody can leave these: receipts, alarms, what the law or the contract wants told."""
+    """Categories that recipients cannot unsubscribe from, such as invoices and legal notices."""
     secret: str = ""
-    """What links are sealed with; empty: one that is made once and kept in the store."""
+    """Secret that protects the links. If empty, a random one is created once and kept in the store."""
 
 
 class Unsubscribing:
-    """Makes links for mails, and does what a link says.
+    """Creates unsubscribe links for emails, and carries out the unsubscribe when a link is followed.
 
-    Links that were sent go on working, also when no new ones are made. With a directory of one's own that
-    does not take unsubscribes there are none: nothing would come of a click.
+    Links in sent emails stay valid even if no new links are created. If a user-provided directory does not
+    support unsubscribing, no links are created.
     """
 
     def __init__(self, registry: Registry, directory: Directory, settings: LinkSettings) -> None:
@@ -42,17 +42,17 @@ class Unsubscribing:
         self._directory = directory if isinstance(directory, Unsubscribes) else None
         self._settings = settings
         self._base = settings.public_url.rstrip("/") + _PATH if settings.public_url else ""
-        self._known: Seal | None = Seal(settings.secret.encode()) if settings.secret else None
+        self._sealer: Seal | None = Seal(settings.secret.encode()) if settings.secret else None
 
     @property
     def offers(self) -> bool:
-        """Whether any mail gets a link."""
+        """True if emails get links."""
         return bool(self._base) and self._directory is not None
 
     async def link(
         self, tenant: str, recipient: Recipient, address: str, channel: Channel, category: str, mode: Mode
     ) -> str | None:
-        """The link for a mail; None: it goes without one."""
+        """Returns the link for an email, or None if it gets none."""
         if not self.offers or channel is not Channel.EMAIL or mode is Mode.SYNCHRONOUS:
             return None
         if category in self._settings.exempt_categories:
@@ -63,37 +63,40 @@ class Unsubscribing:
         return made if len(made) <= MAX_HEADER_VALUE else None
 
     async def subscription(self, token: str) -> Subscription:
-        """What a link is about, or `LinkRefused`."""
+        """Returns the subscription that a link belongs to. Raises `LinkRefused` if the link is invalid."""
         found = (await self._seal()).opened(token)
         if found is None:
             raise LinkRefused
         return found
 
     async def changes(self, subscription: Subscription) -> bool:
-        """Whether a click would change what is filed here; a directory of one's own files it for itself."""
+        """Returns True if unsubscribing would change data in the store.
+
+        Always False for a user-provided directory, which keeps its own data.
+        """
         if not isinstance(self._directory, RegistryDirectory):
             return False
         return not await self._directory.has_left(subscription)
 
     async def unsubscribe(self, token: str) -> Subscription:
-        """Does what the link says; as often as it is asked, with the same end."""
+        """Ends the subscription of a link and returns it. Repeating the call has no further effect."""
         found = await self.subscription(token)
         if self._directory is None:
-            raise LinkRefused("unsubscribing is not possible here any more")
+            raise LinkRefused("unsubscribing is no longer possible: the directory does not support it")
         await self._directory.unsubscribe(found)
         return found
 
     async def _seal(self) -> Seal:
-        if self._known is None:
-            self._known = Seal((await self._secret()).encode())
-        return self._known
+        if self._sealer is None:
+            self._sealer = Seal((await self._secret()).encode())
+        return self._sealer
 
     async def _secret(self) -> str:
-        """From the store; whoever comes first makes it, and all others take that one."""
+        """Returns the secret from the store. The first process creates it, and all others use that one."""
         while True:
-            filed = await self._registry.get_many(EVERY_TENANT, _SECRET, [_LINKS])
-            if _LINKS in filed:
-                return str(filed[_LINKS].value["secret"])
+            filed = await self._registry.get_many(EVERY_TENANT, _SECRET_KIND, [_LINKS_KEY])
+            if _LINKS_KEY in filed:
+                return str(filed[_LINKS_KEY].value["secret"])
             value = {"secret": secrets.token_urlsafe(32)}
-            made = Entry(tenant=EVERY_TENANT, kind=_SECRET, key=_LINKS, value=value)
+            made = Entry(tenant=EVERY_TENANT, kind=_SECRET_KIND, key=_LINKS_KEY, value=value)
             await self._registry.put([made], who="homing")

@@ -1,4 +1,4 @@
-"""What must happen now and then, once across all workers: reaping, purging, health checks, thresholds."""
+"""Periodic tasks that one worker does for all: reclaim leases, purge, check health, raise alerts."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _HOUR_MS = 3_600_000
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
-    """When an operator is to be told."""
+    """Values above which an alert is raised."""
 
     retry_backlog: int = 100
     failure_rate: float = 5.0
-    """Per cent of what ended in the last hour."""
+    """Percentage of failures among the notifications that ended in the last hour."""
     failure_rate_of: int = 20
-    """A rate of fewer than this many says nothing."""
+    """Do not alert on the failure rate until at least this many notifications have ended."""
     oldest_retry_ms: int = 24 * _HOUR_MS
     dead_letters_growing: int = 10
-    """More new unhandled dead letters between two looks than this."""
+    """Number of new unacknowledged dead letters between two checks."""
 
 
 class UpkeepSettings(Struct, frozen=True, kw_only=True):
-    """How often, how long kept, and when to alert."""
+    """Intervals, retention and alert thresholds of upkeep."""
 
     retention: Retention = Retention()
     thresholds: Thresholds = Thresholds()
@@ -49,7 +49,10 @@ class UpkeepSettings(Struct, frozen=True, kw_only=True):
 
 
 class Upkeep:
-    """Runs beside a worker; the store's lead makes sure that one of them does it at a time."""
+    """Runs alongside a worker.
+
+    The store elects a leader, so that only one worker at a time does the tasks.
+    """
 
     def __init__(
         self,
@@ -80,13 +83,13 @@ class Upkeep:
         self._dead_letters: int | None = None
 
     async def run(self) -> None:
-        """Looks after the store until cancelled."""
+        """Runs the tasks at their intervals until cancelled."""
         while True:
             await self.run_once()
             await self._clock.sleep_ms(self._reap_every_ms())
 
     async def run_once(self) -> None:
-        """One round of what is due; a store that is away is looked after later."""
+        """Runs the tasks that are due, if this worker is the leader. Logs errors instead of raising them."""
         try:
             if not await self._backend.lead("upkeep", self._worker, 3 * self._reap_every_ms()):
                 return
@@ -96,13 +99,16 @@ class Upkeep:
             await self._every("look", self._settings.look_every_ms, self.check_thresholds)
             await self._every("receipts", self._settings.look_every_ms, self._receipts.look)
         except StoreError as error:
-            log.warning("upkeep waits for the store: %s", error)
+            log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
         except Exception:
-            log.exception("upkeep failed; it goes on with the next round")
+            log.exception("upkeep failed; trying again in the next round")
 
     async def reap(self) -> int:
-        """Settles expired leases as lost, and ends what waited past its deadline."""
+        """Settles expired leases as lost, and settles waiting notifications whose deadline has passed.
+
+        Returns their number.
+        """
         total, step = 0, self._settings.reap_step
         while True:
             asked_ms = self._clock.monotonic_ms()
@@ -118,9 +124,10 @@ class Upkeep:
         retention: Retention | None = None,
         on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
     ) -> dict[str, int]:
-        """Removes what is past its age, in small steps, so that nothing else waits for it.
+        """Deletes data that is older than its retention, in small steps, so that nothing else has to wait.
 
-        `on_step` hears how many it were so far; its True ends it early.
+        Returns the number of deleted rows by kind. `on_step` is called with these counts after each step, and
+        ends the purge early by returning True.
         """
         total: dict[str, int] = {}
         while True:
@@ -139,7 +146,7 @@ class Upkeep:
         retention: Retention | None = None,
         on_step: Callable[[Mapping[str, int]], bool | None] = lambda so_far: None,
     ) -> dict[str, int]:
-        """How many notifications a purge would remove, of all tenants; removes nothing."""
+        """Counts the notifications of all tenants that a purge would delete. Deletes nothing."""
         kept, found = retention or self._settings.retention, {"notifications": 0}
         now = moment(await self._backend.now_ms())
         for tenant in await self._backend.tenants():
@@ -152,7 +159,7 @@ class Upkeep:
         return found
 
     async def _older(self, tenant: str, status: Status, until: datetime) -> AsyncIterator[int]:
-        """How many of each page have had this status since then or longer."""
+        """Yields, page by page, how many notifications have had this status since `until` or longer."""
         chosen = Filter(statuses=(status,), created_until=until + timedelta(milliseconds=1))
         cursor: str | None = None
         while True:
@@ -163,7 +170,7 @@ class Upkeep:
                 return
 
     async def check_thresholds(self) -> None:
-        """Raises an alert when a threshold is passed, once until it is fine again."""
+        """Raises an alert if a threshold is exceeded, once until the value is back below it."""
         now = await self._backend.now_ms()
         tallies = await self._backend.tallies(None)
         limits = self._settings.thresholds
@@ -184,7 +191,7 @@ class Upkeep:
         await self._tell(
             "DeadLettersGrowing",
             grown > limits.dead_letters_growing,
-            f"{grown} new dead letters, {dead} in all",
+            f"{grown} new dead letters, {dead} in total",
         )
 
     async def _failure_rate(self) -> tuple[float, int]:
@@ -193,8 +200,8 @@ class Upkeep:
         ended = failed + sum(s.sent for s in sums)
         return (100.0 * failed / ended if ended else 0.0), ended
 
-    async def _tell(self, name: str, passed: bool, message: str) -> None:
-        if not passed:
+    async def _tell(self, name: str, exceeded: bool, message: str) -> None:
+        if not exceeded:
             self._raised.discard(name)
             return
         if name in self._raised:
@@ -217,5 +224,5 @@ class Upkeep:
 
 
 def count(tallies: Sequence[Tally], *statuses: Status) -> int:
-    """How many notifications have one of these statuses."""
+    """Returns how many notifications have one of these statuses."""
     return sum(tally.count for tally in tallies if tally.status in statuses)

@@ -1,4 +1,4 @@
-"""How a process is: what it sees of itself, what the store counts, and whether it can do its work."""
+"""Status of this process and its store: a snapshot, queue depths, and readiness."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from homing.engine.worker import Worker
 
 _HUNG_MS = 60_000
-"""A worker that has not gone round for this long, and for three polls, hangs."""
+"""A worker counts as hung if its last claim is longer ago than this and than three poll intervals."""
 
 
 class Vitals:
-    """The engine's part for who watches it."""
+    """Status operations of the engine, as a mixin."""
 
     _backend: Backend
     _roster: Roster
@@ -32,7 +32,7 @@ class Vitals:
     worker: Worker
 
     def glance(self) -> Glance:
-        """This process as it is now, without asking the store."""
+        """Returns the current state of this process, without asking the store."""
         working = self._work is not None and not self._work.done()
         states = {listed.id: self._breakers.state(listed.id) for listed in self._roster}
         return Glance(
@@ -44,7 +44,7 @@ class Vitals:
         )
 
     async def depths(self) -> Depths:
-        """How many notifications of all tenants have each status, and how long the oldest retry waits."""
+        """Returns the notifications of all tenants by status, and how long the oldest retry has waited."""
         tallies = await self._backend.tallies(None)
         now = await self._backend.now_ms()
         oldest = await self._backend.oldest_retry_at(None)
@@ -54,27 +54,27 @@ class Vitals:
         )
 
     async def readiness(self, *, timeout_ms: int = 2_000) -> Readiness:
-        """Whether the store answers a real question in time, and the worker (where one is started) works."""
-        store, worker = await self._store_now(timeout_ms), self._worker_now()
+        """Checks that the store answers a query in time, and that the worker runs if one was started."""
+        store, worker = await self._check_store(timeout_ms), self._check_worker()
         return Readiness(ready=store == worker == "ok", store=store, worker=worker)
 
-    async def _store_now(self, timeout_ms: int) -> str:
+    async def _check_store(self, timeout_ms: int) -> str:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._backend.tallies(None)
         except TimeoutError:
             return f"no answer within {timeout_ms} ms"
-        except HomingError as error:  # its text may name hosts and files
+        except HomingError as error:  # its text may contain host and file names
             return error.code
         except Exception as error:
             return type(error).__name__
         return "ok"
 
-    def _worker_now(self) -> str:
+    def _check_worker(self) -> str:
         if self._work is None:
-            return "ok"  # none was asked for
+            return "ok"  # no worker was started
         if self._work.done():
             return "stopped"
         ago_ms = self.worker.looked_ms_ago or 0
         hung = ago_ms > max(_HUNG_MS, 3 * self.settings.worker.poll_ms)
-        return f"has not looked for work for {ago_ms // 1000} s" if hung else "ok"
+        return f"made no claim for {ago_ms // 1000} s" if hung else "ok"

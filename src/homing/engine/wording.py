@@ -1,4 +1,4 @@
-"""What a message says: as it was given, or as its template renders it, with its unsubscribe link."""
+"""Builds the content of a message: the given content or a rendered template, plus the unsubscribe link."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from homing.core.request import SendRequest
 from homing.engine.planning import Plan
 from homing.engine.unsubscribing import Unsubscribing
 
-_REMEMBERED = 4_096
-"""A program meets some tenants and locales, and meets them again and again."""
+_MAX_CACHED_LOCALES = 4_096
+"""Maximum number of cached locale lookups. A program sees few tenants and locales, again and again."""
 LINK_NAME = "unsubscribeUrl"
-"""What templates know the link by."""
+"""Name of the template variable that holds the unsubscribe link."""
 
 Said = tuple[Content, str | None, str | None]
-"""Content, locale and the template's version."""
+"""(content, locale, template version)."""
 
 
 class Wording:
-    """Makes the content of notifications."""
+    """Builds the content of notifications."""
 
     def __init__(
         self, renderer: Renderer | None, locales: LocalePolicy | None, links: Unsubscribing | None
@@ -32,10 +32,10 @@ class Wording:
         self._renderer = renderer
         self._locales = locales
         if locales is not None:
-            self._locale = lru_cache(_REMEMBERED)(locales.resolve)
+            self._locale = lru_cache(_MAX_CACHED_LOCALES)(locales.resolve)
         self._links = links if links is not None and links.offers else None
         self.leaves_alone = self._links is None
-        """Whether content that is given stays as it is."""
+        """True if given content is used unchanged, because no unsubscribe links are added."""
 
     async def said(
         self,
@@ -46,6 +46,7 @@ class Wording:
         address: str,
         plan: Plan,
     ) -> Said:
+        """Returns content, locale and template version of one notification."""
         link = None
         if self._links is not None:
             link = await self._links.link(tenant, recipient, address, channel, plan.category, plan.mode)
@@ -61,9 +62,11 @@ class Wording:
     async def _rendered(
         self, tenant: str, request: SendRequest, recipient: Recipient, channel: Channel, link: str | None
     ) -> Rendered:
-        assert request.template_key is not None, "checked: content or a template"
+        assert request.template_key is not None, "intake has checked that there is content or a template"
         if self._renderer is None:
-            raise TemplateNotFound("templateKey", f"{request.template_key!r}: no templates are configured")
+            raise TemplateNotFound(
+                "templateKey", f"{request.template_key!r} does not exist; no templates are configured"
+            )
         locale = recipient.locale
         if self._locales is not None:
             locale = self._locale(tenant, locale, request.accept_language)

@@ -1,4 +1,4 @@
-"""The worker: claims what it can start, delivers it, settles in batches, sleeps until there is work."""
+"""The worker: claims notifications, attempts them, settles them in batches, and sleeps until more are due."""
 
 from __future__ import annotations
 
@@ -29,23 +29,26 @@ log = logging.getLogger("homing.worker")
 
 _POLICY_REFRESH_MS = 5_000
 _STORE_PAUSE_MS = 1_000
-_MUCH = 32
-"""So many under way are enough to do for a moment: more is claimed when half of them have ended, or later."""
+_BUSY_THRESHOLD = 32
+"""With this many attempts in flight, the worker waits until half have ended before it claims more."""
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):
-    """How a worker behaves."""
+    """Settings of a worker."""
 
     poll_ms: int = 1_000
-    """How long it sleeps at most when nobody wakes it."""
+    """Longest sleep between two claims if no event wakes the worker."""
     lease_ms: int | None = None
-    """None: the longest timeout of all policies and ten seconds more."""
+    """Length of a lease. If None, the longest timeout of any policy plus 10 s."""
     settle_backlog: int = 2_000
-    """Settlements that may wait for the store before no more is claimed."""
+    """Number of settlements waiting for the store above which the worker claims nothing more."""
 
 
 class Worker:
-    """One per process is enough; as many processes as one likes."""
+    """Claims and attempts notifications.
+
+    One worker per process is enough; any number of processes may run one.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Worker:
         self._policies = policies
         self._breakers = breakers
         self._deliverer = deliverer
-        self._room = room
+        self._capacity = room
         self._clock = clock
         self._waker = waker
         self._settings = settings
@@ -76,20 +79,23 @@ class Worker:
         self._settler = Settler(backend, clock, on_settled=self._settled, observer=observer)
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight: dict[tuple[str, int], Claim] = {}
-        self._rested = asyncio.Event()
-        """Nothing is under way."""
-        self._rested.set()
-        self._full = 0
-        """How many were under way after the last claim that found something."""
-        self._released = 0
-        """How many of them have ended since."""
-        self._is_told = isinstance(backend, Listens) and backend.hears
-        """It hears of what other processes accept. Who does not looks often while it is at work."""
-        self._tight = True
-        """There may be something due that the last claim has left, for lack of room, or did not see."""
+        self._idle = asyncio.Event()
+        """Set while no attempt is in flight."""
+        self._idle.set()
+        self._in_flight_after_claim = 0
+        """Number of attempts in flight after the last claim that returned notifications."""
+        self._ended_since_claim = 0
+        """Number of attempts that have ended since the last claim started."""
+        self._is_notified = isinstance(backend, Listens) and backend.hears
+        """True if the store notifies this process of rows accepted elsewhere.
+
+        Otherwise the worker claims more often while it is busy.
+        """
+        self._may_have_left_work = True
+        """True if the last claim may have left due notifications, for example for lack of capacity."""
         self._claiming = False
-        """A claim is under way: whether there is more than it takes, nobody knows yet."""
-        self._rhythm = Rhythm(waker, clock, self._is_busy)
+        """True while a claim is in progress, so it is not yet known whether it leaves anything due."""
+        self._wake_timer = Rhythm(waker, clock, self._is_busy)
         self._draining = False
         self._policies_read_ms: int | None = None
         self.lateness = Lateness()
@@ -97,57 +103,67 @@ class Worker:
 
     @property
     def lease_ms(self) -> int:
+        """Length of the leases that this worker takes."""
         return self._settings.lease_ms or self._policies.book.longest_timeout_ms + LEASE_MARGIN_MS
 
     @property
     def stale(self) -> int:
+        """Number of settlements that the store rejected because the lease had been taken over."""
         return self._settler.stale
 
     @property
     def in_flight(self) -> int:
+        """Number of claimed notifications that have not ended yet."""
         return len(self._in_flight)
 
     @property
     def in_flight_by(self) -> Mapping[tuple[str, str], int]:
-        """(lane, provider) → attempts under way."""
+        """(lane, provider) → number of attempts in flight."""
         return Counter((claim.lane, claim.provider) for claim in self._in_flight.values())
 
     @property
     def settle_backlog(self) -> int:
+        """Number of settlements that are not written yet."""
         return self._settler.backlog
 
     @property
     def looked_ms_ago(self) -> int | None:
-        """Since it last went round: one that hangs, in the store or anywhere, grows old."""
-        looked_ms = self._rhythm.looked_ms
+        """Milliseconds since the last claim started, or None before the first.
+
+        Keeps growing if the worker hangs.
+        """
+        looked_ms = self._wake_timer.looked_ms
         return None if looked_ms is None else self._clock.monotonic_ms() - looked_ms
 
     async def run(self) -> None:
-        """Works until `drain` is called and everything under way is settled; cancel it to stop hard."""
+        """Runs until `drain` is called and all attempts in flight are settled.
+
+        Cancel it to stop without waiting.
+        """
         background = self._background()
         try:
             while not self._draining:
-                wait_ms = await self._look()
+                wait_ms = await self._claim_once()
                 if not self._draining:
-                    await self._rhythm.sleep(wait_ms)
+                    await self._wake_timer.sleep(wait_ms)
             await self._finish()
         finally:
-            self._rhythm.close()
+            self._wake_timer.close()
             await self._stop(background)
 
     def drain(self) -> None:
-        """No more claims; what is under way ends and is settled."""
+        """Stops claiming. `run` returns once the attempts in flight have ended and are settled."""
         self._draining = True
         self._waker.wake()
 
     async def run_once(self, limit: int) -> Processed:
-        """Takes at most `limit` due notifications, delivers them, and says what became of them."""
+        """Claims and delivers at most `limit` due notifications, and returns counts of the results."""
         background = self._background()
         before = self.processed
         self.processed = Processed()
         try:
             left = limit
-            for lane in self._room.lane_names():
+            for lane in self._capacity.lane_names():
                 while left > 0 and (batch := await self._claim(lane, left)).claims:
                     left -= len(batch.claims)
                     await self._finish()
@@ -158,7 +174,10 @@ class Worker:
             await self._stop(background)
 
     def adopt(self, claims: Sequence[Claim]) -> None:
-        """Settles what a reaper took: lost leases as lost, passed deadlines by the guard."""
+        """Settles reclaimed notifications.
+
+        Expired leases count as lost; the guard decides about missed deadlines.
+        """
         for claim in claims:
             if not claim.overdue:
                 self._add(self._deliverer.settle_lost(claim), claim)
@@ -167,39 +186,39 @@ class Worker:
             self._spawn(self._guard_only(overdue))
 
     def _background(self) -> list[asyncio.Task[None]]:
-        tasks = [asyncio.create_task(self._settler.run()), asyncio.create_task(self._keep_leases())]
+        tasks = [asyncio.create_task(self._settler.run()), asyncio.create_task(self._extend_leases())]
         for task in tasks:
             task.add_done_callback(self._done)
         return tasks
 
-    async def _look(self) -> int:
-        """One claim, if anything can be started; how long to sleep afterwards."""
+    async def _claim_once(self) -> int:
+        """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
         poll_ms = self._settings.poll_ms
-        self._rhythm.look()
+        self._wake_timer.look()
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
             batch = await self._claim()
         except StoreError as error:
-            log.warning("claiming waits for the store: %s", error)
+            log.warning("cannot claim, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("claim", error)
             return _STORE_PAUSE_MS
         except Exception:
-            log.exception("claiming failed unexpectedly; it is tried again")
+            log.exception("a claim failed unexpectedly; trying again")
             return _STORE_PAUSE_MS
         waits = [poll_ms]
         if batch.next_due_at is not None:
-            # A millisecond more: both clocks are cut to whole ones, and a look too early is one in vain.
+            # Plus 1 ms: both clocks are rounded down, and waking early wastes a claim.
             waits.append(max(1, batch.next_due_at - self._breakers.now() + 1))
-        if self._room.retry_in_ms is not None:
-            waits.append(max(1, self._room.retry_in_ms))
+        if self._capacity.retry_in_ms is not None:
+            waits.append(max(1, self._capacity.retry_in_ms))
         return min(waits)
 
     async def _claim(self, lane: str | None = None, limit: int | None = None) -> ClaimBatch:
         await self._refresh()
-        self._released = 0
-        request = await self._room.request(self.name, self.lease_ms, lane=lane, limit=limit)
-        self._tight = True
+        self._ended_since_claim = 0
+        request = await self._capacity.request(self.name, self.lease_ms, lane=lane, limit=limit)
+        self._may_have_left_work = True
         if request is None:
             return ClaimBatch(claims=(), now=self._breakers.now(), next_due_at=None)
         asked_ms = self._clock.monotonic_ms()
@@ -209,27 +228,31 @@ class Worker:
         finally:
             self._claiming = False
         self._breakers.learn_time(batch.now, asked_ms)
-        self._tight = not self._is_told or self._room.is_tight(request, batch.claims)
+        self._may_have_left_work = not self._is_notified or self._capacity.is_tight(request, batch.claims)
         if batch.claims:
-            self._take(batch)
+            self._track(batch)
             self._spawn(self._deliver(batch.claims))
-        if self._released:
-            self._look_for_more()
+        if self._ended_since_claim:
+            self._request_claim()
         return batch
 
-    def _take(self, batch: ClaimBatch) -> None:
+    def _track(self, batch: ClaimBatch) -> None:
         now = batch.now
         self._in_flight.update([((claim.id, claim.token), claim) for claim in batch.claims])
-        self._rested.clear()
+        self._idle.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
-        self._room.take(batch.claims)
-        self._room.spend(batch.claims)
-        self._full = len(self._in_flight)
+        self._capacity.take(batch.claims)
+        self._capacity.spend(batch.claims)
+        self._in_flight_after_claim = len(self._in_flight)
         self._observer.claimed(batch)
 
     def _is_busy(self) -> bool:
-        """Much is under way, and less than half of it has ended since the last claim."""
-        return not self._draining and len(self._in_flight) >= _MUCH and self._released * 2 < self._full
+        """Returns True if many attempts are in flight and fewer than half have ended since the last claim."""
+        return (
+            not self._draining
+            and len(self._in_flight) >= _BUSY_THRESHOLD
+            and self._ended_since_claim * 2 < self._in_flight_after_claim
+        )
 
     async def _refresh(self) -> None:
         await self._breakers.refresh()
@@ -239,17 +262,20 @@ class Worker:
             self._policies_read_ms = mono
 
     async def _deliver(self, claims: Sequence[Claim]) -> None:
-        """Guard and route once per batch, then all attempts together, as far as their providers can."""
+        """Guards and routes the whole batch, then starts its attempts.
+
+        Starts them together at providers that support it.
+        """
         by_id = {claim.id: claim for claim in claims}
         try:
-            settle = self._adding(by_id)
+            settle = self._settle_into(by_id)
             ready = await self._deliverer.guard(claims, settle)
             placed = await self._deliverer.route(ready, settle)
             within = await self._within_limits(by_id, placed)
             for one in within:
                 if one.claim is not (claim := by_id[one.claim.id]):
                     self._move(claim, one.claim)
-            left = self._deliverer.begin(within, self._ended)
+            left = self._deliverer.begin(within, self._on_attempts_ended)
             for one in within:
                 del by_id[one.claim.id]
         finally:
@@ -258,15 +284,18 @@ class Worker:
             self._spawn(self._attempt(one))
 
     def _move(self, claim: Claim, to: Claim) -> None:
-        """It goes to another provider than it was claimed for."""
-        self._room.release([claim])
-        self._room.take([to])
+        """Counts an attempt at the provider it was moved to instead of the one it was claimed for."""
+        self._capacity.release([claim])
+        self._capacity.take([to])
         self._in_flight[claim.id, claim.token] = to
 
     async def _within_limits(self, claims: Mapping[str, Claim], placed: Sequence[Ready]) -> list[Ready]:
-        """What goes to another provider than it was counted for keeps to that one's rate limit too."""
+        """Returns the claims to attempt now.
+
+        Postpones those moved to a provider that is at its rate limit.
+        """
         ways = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
-        counted = {way for way in ways if self._room.is_counted(*way)}
+        counted = {way for way in ways if self._capacity.is_counted(*way)}
         if len(counted) == len(ways):
             return list(placed)
         kept = []
@@ -275,9 +304,12 @@ class Worker:
                 kept.append(one)
                 continue
             try:
-                wait_ms = await self._room.token(one.claim.provider)
+                wait_ms = await self._capacity.token(one.claim.provider)
             except StoreError as error:
-                log.warning("a rate limit waits for the store: %s", error)
+                log.warning(
+                    "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",
+                    error,
+                )
                 wait_ms = _STORE_PAUSE_MS
             if wait_ms:
                 self._add(postpone(one.claim, one.policy, wait_ms, Reason.RATE_LIMIT), one.claim)
@@ -290,60 +322,60 @@ class Worker:
         try:
             settlement = await self._deliverer.attempt(one)
         except Exception:
-            log.exception("an attempt broke off unexpectedly; its lease will run out")
+            log.exception("an attempt failed unexpectedly; it counts as lost when its lease expires")
         finally:
-            self._ended([(one, settlement)])
+            self._on_attempts_ended([(one, settlement)])
 
-    def _ended(self, ended: Sequence[tuple[Ready, Settlement | None]]) -> None:
+    def _on_attempts_ended(self, ended: Sequence[tuple[Ready, Settlement | None]]) -> None:
         self._settler.add_all(
             [(settlement, one.claim) for one, settlement in ended if settlement is not None]
         )
         self._release([one.claim for one, _ in ended])
 
     async def _guard_only(self, claims: Sequence[Claim]) -> None:
-        await self._deliverer.guard(claims, self._adding({claim.id: claim for claim in claims}))
+        await self._deliverer.guard(claims, self._settle_into({claim.id: claim for claim in claims}))
 
-    def _adding(self, claims: Mapping[str, Claim]) -> Callable[[Settlement], None]:
+    def _settle_into(self, claims: Mapping[str, Claim]) -> Callable[[Settlement], None]:
         return lambda settlement: self._add(settlement, claims[settlement.id])
 
     def _add(self, settlement: Settlement, claim: Claim) -> None:
         self._settler.add(settlement, claim)
 
     def _settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
-        count, told = self.processed.count, self._on_settled
+        count, on_settled = self.processed.count, self._on_settled
         for settlement, _ in batch:
             applied = settlement.id not in refused
             if applied:
                 count(settlement)
                 if settlement.status in WAITING and settlement.delay_ms < self._settings.poll_ms:
-                    self._rhythm.look_in(settlement.delay_ms)
+                    self._wake_timer.look_in(settlement.delay_ms)
             try:
-                told(settlement, applied)
+                on_settled(settlement, applied)
             except Exception:
-                log.exception("a listener to settlements failed; the work goes on without it")
+                log.exception("an on_settled callback raised; the worker continues")
 
     def _release(self, claims: Sequence[Claim]) -> None:
-        """They are no longer under way: there is room for others."""
-        under_way = self._in_flight
-        gone = [one for claim in claims if (one := under_way.pop((claim.id, claim.token), None)) is not None]
-        self._room.release(gone)
-        self._released += len(gone)
-        if not under_way:
-            self._rested.set()
+        """Removes ended attempts from those in flight, and requests a claim if that may find more."""
+        in_flight = self._in_flight
+        gone = [one for claim in claims if (one := in_flight.pop((claim.id, claim.token), None)) is not None]
+        self._capacity.release(gone)
+        self._ended_since_claim += len(gone)
+        if not in_flight:
+            self._idle.set()
         if claims and not self._claiming:
-            self._look_for_more()
+            self._request_claim()
 
-    def _look_for_more(self) -> None:
-        """There is room; if the last claim may have left something for lack of it, now or in a moment."""
-        if not self._tight:
+    def _request_claim(self) -> None:
+        """Requests a claim, now or soon, if the last one may have left due notifications."""
+        if not self._may_have_left_work:
             return
-        if not self._in_flight or self._released * 2 >= self._full:
+        if not self._in_flight or self._ended_since_claim * 2 >= self._in_flight_after_claim:
             self._waker.wake()
         else:
-            self._rhythm.look_soon()
+            self._wake_timer.look_soon()
 
-    async def _keep_leases(self) -> None:
-        """Prolongs the leases of long sends, well before they run out."""
+    async def _extend_leases(self) -> None:
+        """Extends the leases of long-running attempts well before they expire."""
         while True:
             await self._clock.sleep_ms(max(50, self.lease_ms // 3))
             leases = [Lease(claim.id, claim.token) for claim in self._in_flight.values()]
@@ -352,23 +384,23 @@ class Worker:
             try:
                 held = await self._backend.extend(leases, self.lease_ms)
             except StoreError as error:
-                log.warning("could not prolong %d leases: %s", len(leases), error)
+                log.warning("could not extend %d leases: %s", len(leases), error)
                 self._observer.store_failed("extend", error)
                 continue
             gone = [one.id for one in leases if one.id not in held and (one.id, one.token) in self._in_flight]
             if gone:
-                log.warning("%d leases were taken over while their send is under way", len(gone))
+                log.warning("%d leases were taken over while their attempt is in flight", len(gone))
 
     async def _finish(self) -> None:
-        """Waits for what is under way, then for its settlement."""
+        """Waits until all attempts in flight have ended and are settled."""
         while self._tasks or self._in_flight:
-            await (asyncio.wait(self._tasks) if self._tasks else self._rested.wait())
+            await (asyncio.wait(self._tasks) if self._tasks else self._idle.wait())
         await self._settler.drained()
 
     async def _stop(self, background: Sequence[asyncio.Task[None]]) -> None:
-        """Hard: what is under way by now is left to its lease."""
-        await _cancelled([*self._tasks, *background])
-        self._release([one.claim for one in self._deliverer.abandon(self._ended)])
+        """Aborts all tasks and attempts that still run. Their leases expire."""
+        await _cancel_all([*self._tasks, *background])
+        self._release([one.claim for one in self._deliverer.abandon(self._on_attempts_ended)])
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -378,10 +410,10 @@ class Worker:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("something broke off unexpectedly; leases that it held will run out", exc_info=error)
+            log.error("a worker task failed unexpectedly; its leases will expire", exc_info=error)
 
 
-async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel_all(tasks: Sequence[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

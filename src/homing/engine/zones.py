@@ -9,15 +9,15 @@ from zoneinfo import ZoneInfo
 
 @lru_cache(maxsize=1024)
 def zone(name: str) -> tzinfo | None:
-    """The zone of that name; None: there is none."""
+    """Returns the time zone with this name, or None if there is none."""
     if name == "UTC":
-        return UTC  # also where there is no tz database
+        return UTC  # works even without a tz database
     try:
         return ZoneInfo(name)
-    except (LookupError, ValueError, OSError):  # unknown, not a name at all, or the name of a folder
+    except (LookupError, ValueError, OSError):  # unknown name, malformed name, or a folder of the database
         return None
 
 
 def is_zone(name: str) -> bool:
-    """Whether there is a zone of that name."""
+    """Returns True if there is a time zone with this name."""
     return zone(name) is not None

@@ -69,7 +69,7 @@ def test_their_health_is_asked_for(service: Serving, mail: ScriptedProvider) -> 
     health = service.call("POST", "/api/v1/providers/check").json["items"]
     assert [(one["provider"], one["usable"]) for one in health] == [("mail", False), ("sns", True)]
     one = service.call("POST", "/api/v1/providers/mail/check").json
-    assert (one["usable"], one["problem"]) == (False, "its check says no")
+    assert (one["usable"], one["problem"]) == (False, "the health check failed")
 
 
 def test_only_an_administrator_touches_what_all_tenants_share(

@@ -228,7 +228,7 @@ async def test_forced_closed_no_failure_opens_it(world: World) -> None:
 
 async def test_only_a_provider_that_is_there_can_be_forced(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()})
-    with pytest.raises(InvalidRequest, match="'fax' is not configured; known are mail"):
+    with pytest.raises(InvalidRequest, match="'fax' is not configured; configured providers: mail"):
         await engine.force_breaker("fax", Phase.OPEN, who="ada")
 
 

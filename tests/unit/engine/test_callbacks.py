@@ -84,7 +84,7 @@ async def test_a_callback_without_end_is_not_even_looked_at(world: World) -> Non
 
 async def test_a_provider_that_does_not_call_back_says_so(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(), "post": Postman()})
-    for name, problem in (("mail", "does not call back"), ("nobody", "is not configured")):
+    for name, problem in (("mail", "does not support callbacks"), ("nobody", "is not configured")):
         with pytest.raises(InvalidRequest, match=f"{name}.*{problem}.*post"):
             await engine.hear(name, signed([]))
 

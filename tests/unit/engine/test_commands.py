@@ -67,7 +67,7 @@ async def test_a_retry_can_force_the_provider(world: World) -> None:
     await seconds(1)
     found = await engine.get(id)
     assert (found.status, found.provider_names, found.pinned) == (Status.SENT, ("twilio", "sns"), True)
-    with pytest.raises(InvalidRequest, match="'fax' does not serve sms; allowed are twilio, sns"):
+    with pytest.raises(InvalidRequest, match="'fax' does not serve sms; providers that do: twilio, sns"):
         await engine.retry(id, provider="fax")
 
 
@@ -115,7 +115,7 @@ async def test_what_was_resent_lives_on_in_its_successor_only(world: World) -> N
     engine, _, (id,) = await dead(world)
     await engine.resend(id)
     for again in (engine.resend, engine.retry):
-        with pytest.raises(CommandRefused, match="lives on in its successor"):
+        with pytest.raises(CommandRefused, match="continues as its copy"):
             await again(id)
     await seconds(2)
     assert (await engine.queue_counts())["sent"] == 1
@@ -147,7 +147,7 @@ async def test_a_waiting_one_can_be_put_off(world: World) -> None:
 async def test_a_resolution_is_sent_or_failed(world: World) -> None:
     engine = await world.open(working=False)
     id = await mail(engine)
-    with pytest.raises(InvalidRequest, match="resolved as sent or failed"):
+    with pytest.raises(InvalidRequest, match="resolved only as sent or failed"):
         await engine.resolve(id, Status.CANCELLED, who="ada")
     with pytest.raises(CommandRefused, match="resolve is not possible"):
         await engine.resolve(id, Status.SENT, who="ada")

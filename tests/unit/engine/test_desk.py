@@ -87,13 +87,18 @@ async def test_a_choice_by_hand_is_told_to_the_sinks(world: World) -> None:
         "ada",
         "maintenance",
     )
-    assert held["message"] == "breaker of mail is held open by ada: maintenance"
-    assert back["message"] == "breaker of mail is given back by bob"
+    assert held["message"] == "breaker of mail is forced open by ada: maintenance"
+    assert back["message"] == "breaker of mail is returned to automatic control by bob"
 
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
-    [(True, ""), (False, "its check says no"), (OSError("no route"), "no route"), (OSError(), "OSError")],
+    [
+        (True, ""),
+        (False, "the health check failed"),
+        (OSError("no route"), "no route"),
+        (OSError(), "OSError"),
+    ],
 )
 async def test_a_check_says_what_is_wrong(world: World, answer: Any, problem: str) -> None:
     engine = await world.open({"x": Checked(answer), "y": Checked(True)}, working=False)

@@ -183,7 +183,7 @@ async def test_a_store_that_will_never_do_it_fails_the_job_which_can_be_resumed(
     job = await resend(engine)
     await seconds(60)
     found = await read(engine, job)
-    assert (found.status, found.stopped) == (JobStatus.FAILED, "the store cannot do it; the log has it")
+    assert (found.status, found.stopped) == (JobStatus.FAILED, "the store failed; see the log")
     world.store.list = listing  # type: ignore[method-assign]
     await engine.jobs.resume("default", job.id, who="ada")
     await seconds(10)
@@ -196,7 +196,7 @@ async def test_a_tenant_has_five_at_once_and_only_its_own(world: World) -> None:
     for _ in range(5):
         jobs.append(await resend(engine, rate=0.1))
         await seconds(0.1)
-    with pytest.raises(CommandRefused, match="5 jobs are under way"):
+    with pytest.raises(CommandRefused, match="5 jobs are running"):
         await resend(engine)
     with pytest.raises(NotFound):
         await engine.jobs.get("other", jobs[0].id)

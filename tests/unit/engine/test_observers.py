@@ -165,7 +165,7 @@ async def test_an_observer_that_fails_holds_up_nothing_and_nobody_else(
     await seconds(5)
     assert await status(engine, id) is Status.SENT
     assert diary.settlements == [(Status.SENT, K.ACCEPTED)]
-    assert "an observer failed" in caplog.text
+    assert "an observer raised" in caplog.text
 
 
 async def test_a_glance_tells_what_is_under_way(world: World) -> None:
@@ -209,7 +209,7 @@ async def test_ready_is_who_can_ask_the_store_and_goes_round(world: World) -> No
     await seconds(100)
     found = await engine.readiness()
     assert (found.ready, found.store) == (False, "ok")
-    assert found.worker.startswith("has not looked for work for")
+    assert found.worker.startswith("made no claim for")
 
 
 async def test_one_whose_store_is_away_or_does_not_answer_is_not_ready(

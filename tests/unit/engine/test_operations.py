@@ -222,7 +222,7 @@ async def test_a_limit_is_between_one_and_ten_thousand(world: World, limit: int)
         engine.error_groups(limit),
         engine.list(limit=limit),
     ):
-        with pytest.raises(InvalidRequest, match=r"limit: is .*; allowed are 1 to 10000"):
+        with pytest.raises(InvalidRequest, match=r"limit: is .*; it must be between 1 and 10000"):
             await ask
 
 

@@ -124,7 +124,7 @@ async def test_a_configured_rule_that_was_taken_out_stays_out(world: World) -> N
     other = office(world, patience(max_attempts=5))
     await other.refresh()
     assert other.book.rules == ()
-    with pytest.raises(ConfigError, match="'patience' does not exist; known are none"):
+    with pytest.raises(ConfigError, match="'patience' does not exist; rules in force: none"):
         await other.remove("patience", who="bob")
 
 
@@ -258,21 +258,21 @@ async def test_explain_tells_what_happened_and_what_comes_next(world: World) -> 
     told = await engine.explain(id)
     assert told.verdict == "1 attempt so far: first returned transient"
     assert told.next_step.startswith("attempt 2 of 6 at 2025-06-15T15:06:50")
-    assert told.next_step.endswith("goes to one, after 2 failures there two")
+    assert told.next_step.endswith("goes to one (then two, after 2 failures)")
     await seconds(15)
     told = await engine.explain(id)
     assert told.verdict == "sent by one at attempt 2"
-    assert told.next_step == "nothing more happens by itself"
+    assert told.next_step == "no further attempt is planned"
     assert told.history.notification.id == id
 
 
 @pytest.mark.parametrize(
     ("outcome", "rule", "verdict", "next_step"),
     [
-        (HANG, {}, "sending", "attempt 1 is under way at mail"),
+        (HANG, {}, "sending", "attempt 1 is in flight at mail"),
         (K.AMBIGUOUS, {"on_timeout": "hold"}, "in_doubt (UNCONFIRMED)", "waits for a receipt"),
-        (K.BAD_CONTENT, {}, "failed after 1 attempt (BAD_CONTENT): scripted returned bad_content", "nothing"),
-        (K.TRANSIENT, {"max_attempts": 1}, "failed after 1 attempt (RETRIES_EXHAUSTED)", "nothing"),
+        (K.BAD_CONTENT, {}, "failed after 1 attempt (BAD_CONTENT): scripted returned bad_content", "no further attempt"),
+        (K.TRANSIENT, {"max_attempts": 1}, "failed after 1 attempt (RETRIES_EXHAUSTED)", "no further attempt"),
     ],
 )
 async def test_explain_has_words_for_every_end(
@@ -299,6 +299,6 @@ async def test_explain_says_why_one_waits_and_that_its_age_ended_it(world: World
     assert told.verdict == "pending (NO_PROVIDER)"
     await seconds(130)
     told = await engine.explain(id)
-    assert told.verdict == "no provider took it within its maximum age, after 0 attempts"
+    assert told.verdict == "no provider accepted it within its maximum age, after 0 attempts"
     later = await mail(engine, send_at=timedelta(days=1))
     assert (await engine.explain(later)).verdict == "pending"

@@ -79,7 +79,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("an idempotency key with an umlaut", {"idempotency_key": "schlüssel"}, "idempotencyKey", "ASCII"),
     ("an empty idempotency key", {"idempotency_key": ""}, "idempotencyKey", "1 to 255"),
     ("a dedup key that is too long", {"dedup_key": "k" * 256}, "dedupKey", "1 to 255"),
-    ("a provider nobody knows", {"provider": "carrier-pigeon"}, "provider", "allowed are any"),
+    ("a provider nobody knows", {"provider": "carrier-pigeon"}, "provider", "providers that do: any"),
     ("metadata that is too deep", {"metadata": nested(40)}, "metadata", "32 levels"),
     ("metadata that is too large", {"metadata": {"x": "y" * 20_000}}, "metadata", "at most 16384"),
     ("metadata with a number for a key", {"metadata": {"a": {1: 2}}}, "metadata", "keys must be text"),
@@ -89,8 +89,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("metadata that is a list", {"metadata": ["x"]}, "metadata", "object"),
     ("a send_at in the past by a duration", {"send_at": timedelta(seconds=-1)}, "sendAt", "negative"),
     ("an expires_at before now", {"expires_at": timedelta(seconds=-1)}, "expiresAt", "negative"),
-    ("an expires_at that is now", {"expires_at": timedelta(0)}, "expiresAt", "not after now"),
-    ("an expiry long ago", {"expires_at": NOW - timedelta(days=1)}, "expiresAt", "not after now"),
+    ("an expires_at that is now", {"expires_at": timedelta(0)}, "expiresAt", "must be later than now"),
+    ("an expiry long ago", {"expires_at": NOW - timedelta(days=1)}, "expiresAt", "must be later than now"),
     (
         "an expiry before its time",
         {"send_at": timedelta(hours=2), "expires_at": timedelta(hours=1)},
@@ -217,7 +217,7 @@ async def test_line_breaks_and_any_script_are_fine_in_a_body(world: World) -> No
 
 async def test_a_channel_nobody_serves_says_which_are_served(world: World) -> None:
     engine = await world.open({"mail": serving("mail", ScriptedProvider())}, working=False)
-    with pytest.raises(InvalidRequest, match="sms has no provider; configured are email"):
+    with pytest.raises(InvalidRequest, match="sms has no provider; channels with a provider: email"):
         await engine.send(PHONE, channel="sms", body="x")
     assert await stored(world) == 0
 

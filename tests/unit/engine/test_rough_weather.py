@@ -115,7 +115,7 @@ async def test_a_lease_that_was_taken_over_during_its_send_is_noticed(
     await seconds(1)
     world.clock.jump(3_600_000)
     await seconds(70)
-    assert "taken over while their send is under way" in caplog.text
+    assert "taken over while their attempt is in flight" in caplog.text
     assert engine.worker.stale == 1
     await seconds(400)
     assert await outcomes(world, id) == ["lost", "accepted"]

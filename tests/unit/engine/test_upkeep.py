@@ -98,7 +98,7 @@ async def test_dead_letters_that_grow_are_told(world: World) -> None:
         await mail(engine)
     await seconds(LOOK)
     assert told(world, "DeadLettersGrowing") == ["DeadLettersGrowing"]
-    assert world.alerts("DeadLettersGrowing")[0]["message"] == "11 new dead letters, 21 in all"
+    assert world.alerts("DeadLettersGrowing")[0]["message"] == "11 new dead letters, 21 in total"
 
 
 async def test_one_worker_looks_for_all(world: World) -> None:
