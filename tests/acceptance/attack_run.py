@@ -30,19 +30,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from select import select
 from typing import Any
 from urllib.parse import quote
 
-from cli_driver import Cli
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from served import Service, serving
 
 from homing.core.model import Channel
 from homing.core.unsubscribe import Seal, Subscription
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support import template_attacks
+from support.cli_driver import Cli
+from support.service_process import Service, serving
 
 LURE = "127.0.0.2"
 """The attacker's own server: the only address of this machine that webhooks may go to."""
@@ -221,13 +224,13 @@ def templates(on: Field, count: int) -> None:
 
 
 def _template_attacks() -> list[tuple[str, dict[str, Any]]]:
-    path = Path(__file__).parent.parent / "unit" / "rendering" / "attacks.py"
-    spec = spec_from_file_location("template_attacks", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    kinds = (module.reaching, module.chains, module.formats, module.forbidden_filters, module.includes)
+    kinds = (
+        template_attacks.reaching,
+        template_attacks.chains,
+        template_attacks.formats,
+        template_attacks.forbidden_filters,
+        template_attacks.includes,
+    )
     return [attack for kind in kinds for attack in kind()]
 
 

@@ -25,14 +25,15 @@ from typing import Any
 
 import msgspec
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from homing import Filter, Homing, SendRequest, SendResult, Status
 from homing.api.service import ServiceSettings
 from homing.core.model import Content, Recipient
-from loops import PRODUCTION
-from service import Serving
-from vendors import PUBLIC, SAYS, Post, Report, Vendors, forged, posts
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.event_loops import PRODUCTION
+from support.fake_vendors import PUBLIC, SAYS, Post, Report, Vendors, forged, posts
+from support.running_service import Serving
 
 SETTLED_WITHIN_S = 600.0
 POSTERS = 4

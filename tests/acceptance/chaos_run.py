@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import asyncpg
-from fleet import LEASE_MS, Count, Fleet, count, send_some, settled, show
 from msgspec import Struct
 
 from homing import Homing
@@ -34,7 +33,8 @@ from homing.core.errors import StoreUnavailable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from private_postgres import PrivatePostgres
+from support.private_postgres import PrivatePostgres
+from support.worker_fleet import LEASE_MS, Count, Fleet, count, send_some, settled, show
 
 PAUSE_S = 3 * LEASE_MS / 1000
 RECOVERY_S = 2 * LEASE_MS / 1000

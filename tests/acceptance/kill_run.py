@@ -18,9 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from fleet import Count, Fleet, count, send_some, settled, show
-
 from homing import Homing
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.worker_fleet import Count, Fleet, count, send_some, settled, show
 
 
 async def run(folder: Path, kills: int, notifications: int, seed: int, *, progress: bool = False) -> Count:

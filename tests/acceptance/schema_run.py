@@ -18,14 +18,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli_driver import Cli
-from served import Service, serving
-
 from homing import Content, Recipient
 from homing.client import Client
 from homing.core.access import Scope
 from homing.core.model import Channel
 from homing.core.templates import TemplateParts
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.cli_driver import Cli
+from support.service_process import Service, serving
 
 SETTINGS = """\
 store = "homing.db"
@@ -156,8 +158,8 @@ def _as(
         cwd=folder,
         env={
             **os.environ,
-            "SCHEMATHESIS_HOOKS": "schema_checks",
-            "PYTHONPATH": str(Path(__file__).parent),
+            "SCHEMATHESIS_HOOKS": "support.schemathesis_checks",
+            "PYTHONPATH": str(Path(__file__).parents[1]),
             "HOMING_FOREIGN": " ".join(foreign),
             "HOMING_COUNTED": str(counted),
         },

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from pathlib import Path
 
 import attack_run
 import pytest
 from attack_run import LURE, SECRET, WORD, Told
-from cli_driver import Cli
+
+from support import vulnerable_service
+from support.cli_driver import Cli
 
 
 @pytest.mark.slow
@@ -54,7 +55,7 @@ class Weak(Cli):
     """Runs the service with weaknesses planted in it."""
 
     def command(self, *argv: str) -> list[str]:
-        return [sys.executable, str(Path(__file__).with_name("weak_service.py")), *argv]
+        return [sys.executable, vulnerable_service.__file__, *argv]
 
 
 @pytest.mark.slow

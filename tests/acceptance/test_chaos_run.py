@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from chaos_run import Chaos, Plan
 
-from private_postgres import NoServer
-from servers import missing
+from support.postgres_servers import missing
+from support.private_postgres import NoServer
 
 SHORT = Plan(kills=8, restarts=2, cuts=2, pauses=1, probes=1, notifications=480)
 

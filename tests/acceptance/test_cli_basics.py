@@ -6,9 +6,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cli_driver import Cli
 
 from homing import config
+from support.cli_driver import Cli
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 
 @pytest.fixture

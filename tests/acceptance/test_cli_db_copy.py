@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import asyncpg
 import pytest
-from cli_driver import Cli
 
 from homing.core.breaker import Breaker
 from homing.core.model import CommandName, Entry, Filter, ReceiptEvent, Retention, Status
@@ -31,6 +30,7 @@ from homing.testing.builders import (
     sent,
 )
 from homing.testing.store_suite.steps import everyone, order, status_of
+from support.cli_driver import Cli
 
 R = TypeVar("R")
 PARTS = (

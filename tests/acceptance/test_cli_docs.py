@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cli_driver import Cli
-
 from homing.cli.exits import ExitCode
+from support.cli_driver import Cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 GROUPS = ("dead", "providers", "policy", "templates", "keys", "tenants", "audit", "db")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from cli_driver import SETTINGS, Cli
-from mail_host import Installed, mail_host
+
+from support.cli_driver import SETTINGS, Cli
+from support.mail_host import Installed, mail_host
 
 
 @pytest.fixture

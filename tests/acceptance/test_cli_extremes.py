@@ -6,7 +6,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 
 @pytest.fixture

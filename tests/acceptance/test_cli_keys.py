@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_driver import SETTINGS, Cli, history
+
+from support.cli_driver import SETTINGS, Cli, history
 
 ME = f"cli:{getpass.getuser()}"
 

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
 
-from cli_driver import SETTINGS, Cli
 from prometheus_client.parser import text_string_to_metric_families
+
+from support.cli_driver import SETTINGS, Cli
 
 _PATIENCE_S = 120
 

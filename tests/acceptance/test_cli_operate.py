@@ -6,7 +6,8 @@ import getpass
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli, Ids, history
+
+from support.cli_driver import SETTINGS, Cli, Ids, history
 
 
 class Past(Cli):

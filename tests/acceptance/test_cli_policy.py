@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_driver import Cli
+
+from support.cli_driver import Cli
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "backoff.json"
 

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 AWAY = """
 preset = "simple"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli, Ids, history
+
+from support.cli_driver import SETTINGS, Cli, Ids, history
 
 RULES = """
 [[rules]]

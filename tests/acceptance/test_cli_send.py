@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 TO = ("--to", "ada@example.org", "--channel", "email")
 

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
-from served import PATIENCE_S, serving
+
+from support.cli_driver import SETTINGS, Cli
+from support.service_process import PATIENCE_S, serving
 
 
 @pytest.fixture

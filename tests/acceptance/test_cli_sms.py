@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli_driver import SETTINGS, Cli
+from support.cli_driver import SETTINGS, Cli
 
 
 def test_explain_counts_the_sms_of_a_long_text(tmp_path: Path) -> None:

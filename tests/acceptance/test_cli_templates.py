@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli_driver import Cli
+
+from support.cli_driver import Cli
 
 PAGE = (Path(__file__).parents[2] / "docs/howto/write-templates.md").read_text(encoding="utf-8")
 SMS = "templates/order_confirmed/de-DE/sms.txt"

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-from mail_host import Installed, mail_host
-from served import serving
 
 from homing.core.model import Channel, Content, Priority, Recipient
 from homing.core.ports import Delivery
 from homing.providers.smtp import SmtpProvider
+from support.mail_host import Installed, mail_host
+from support.service_process import serving
 
 PDF = b"%PDF-1.4\r\n.\r\n..\n\x00\xff" + random.Random(4711).randbytes(300_000)
 """More than fits into any one write, with line ends and dots that must stay as they are."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_driver import Cli
 
 from homing import Homing, Listed, Outcome, OutcomeKind, SendRequest
 from homing.core.breaker import BreakerPolicy
@@ -21,7 +20,8 @@ from homing.core.model import Channel, Content, Recipient
 from homing.core.ports import Delivery
 from homing.engine.clock import SystemClock
 from homing.stores.sqlite import SqliteStore
-from service import Serving
+from support.cli_driver import Cli
+from support.running_service import Serving
 
 MINUTE_MS = 60_000
 FIVE = 5 * MINUTE_MS

@@ -18,11 +18,11 @@ from urllib.parse import parse_qs
 
 import jwt
 import pytest
-from cli_driver import Cli
-from served import Service, serving
 
 from homing.testing.faults import Act, FaultServer, Received, answer
-from vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
+from support.cli_driver import Cli
+from support.fake_vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
+from support.service_process import Service, serving
 
 SECRET = "a secret that only the issuer of admin tokens and Homing know"
 SETTINGS = f"""

@@ -9,8 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from cli_driver import Cli
 from psycopg.rows import dict_row
+
+from support.cli_driver import Cli
 
 LICENSE = "myK9Q1-a260f472-e0d76a33-4b6c264c"
 SETTINGS = """

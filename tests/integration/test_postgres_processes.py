@@ -29,9 +29,9 @@ from homing.testing.builders import (
     retry_in,
     sent,
 )
-from loops import LoopKind
-from private_postgres import NoServer, PrivatePostgres
-from servers import missing
+from support.event_loops import LoopKind
+from support.postgres_servers import missing
+from support.private_postgres import NoServer, PrivatePostgres
 
 _WORKER = """
 import asyncio, sys, time

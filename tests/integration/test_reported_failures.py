@@ -25,7 +25,7 @@ from homing.providers.twilio_callbacks import signature_of
 from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
 from homing.testing.faults import Act, FaultServer, Received, answer
-from vendors import PUBLIC, Report, Vendors, posts
+from support.fake_vendors import PUBLIC, Report, Vendors, posts
 
 ERRORS = json.loads((Path(__file__).parents[1] / "vectors" / "twilio_errors.json").read_text())
 REPORTED = [row for row in ERRORS["codes"] if row["stage"] == "callback"]

@@ -14,7 +14,7 @@ import pytest
 from homing import BreakerPolicy, Channel, Homing, Listed, Status
 from homing.core.errors import ConfigError
 from homing.providers.smtp import SmtpProvider
-from smtp_server import Kept, Told, ToldSmtp, aiosmtpd_server
+from support.smtp_servers import Kept, Told, ToldSmtp, aiosmtpd_server
 
 RULES = [
     {

@@ -16,7 +16,7 @@ from homing.core.model import Status
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_notification, a_submission
 from homing.testing.store_suite.steps import claim_all, counts, everyone
-from loops import LoopKind
+from support.event_loops import LoopKind
 
 CLAIMER = """
 import asyncio, sys

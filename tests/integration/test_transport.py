@@ -16,7 +16,7 @@ from homing.providers.transfer import ANSWER_CAP
 from homing.providers.transport import CurlTransport
 from homing.testing import faults
 from homing.testing.faults import Act, FaultServer
-from loops import LoopKind
+from support.event_loops import LoopKind
 
 BIG = b"x" * 20_000_000
 """More than the buffers of both kernels take."""

@@ -13,7 +13,7 @@ import trustme
 
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.transport import CurlTransport
-from servers import missing
+from support.postgres_servers import missing
 
 NODE = shutil.which("node")
 
@@ -42,7 +42,7 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
     certificate = authority.issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    script = Path(__file__).with_name("http2_server.js")
+    script = Path(__file__).parents[1] / "support" / "http2_server.js"
     process = await asyncio.create_subprocess_exec(
         str(NODE), str(script), str(tmp_path / "server.pem"), stdout=asyncio.subprocess.PIPE
     )

@@ -16,7 +16,7 @@ from homing.providers.transport import CurlTransport
 from homing.providers.twilio import TwilioProvider
 from homing.testing.faults import FaultServer, Received, answer
 from homing.testing.provider_suite import a_delivery
-from openapi import OpenApi
+from support.openapi_validation import OpenApi
 
 ACCOUNT, TOKEN, SID = "AC" + "0" * 32, "token", "SM" + "1" * 32
 SERVICE, TEMPLATE = "MG" + "2" * 32, "HX" + "3" * 32

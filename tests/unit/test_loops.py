@@ -12,8 +12,8 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loops import LoopKind
-from service import Serving
+from support.event_loops import LoopKind
+from support.running_service import Serving
 
 CLASSES = {"uvloop": uvloop.Loop, "asyncio": asyncio.SelectorEventLoop}
 PROGRAM = """

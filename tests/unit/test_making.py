@@ -19,7 +19,7 @@ from homing.making import PROVIDERS
 from homing.providers.transport import CurlTransport
 from homing.providers.webhook import WebhookProvider
 from homing.testing.faults import FaultServer
-from loops import LoopKind
+from support.event_loops import LoopKind
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 

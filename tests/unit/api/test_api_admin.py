@@ -11,7 +11,7 @@ import pytest
 from homing import Homing, Status
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 REASON = "Customer support request - SMS delivery failed due to temporary provider outage"

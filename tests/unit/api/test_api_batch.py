@@ -13,7 +13,7 @@ from homing.core.errors import StoreUnavailable
 from homing.core.model import Acceptance, Submission
 from homing.engine.clock import SystemClock
 from homing.stores.memory import MemoryStore
-from service import Reply, Serving
+from support.running_service import Reply, Serving
 
 Serve = Callable[..., Serving]
 BATCH = "/api/v1/notifications/batch"

@@ -11,8 +11,8 @@ import pytest
 from homing import Homing, Status
 from homing.api.service import ServiceSettings
 from homing.core.errors import StoreUnavailable
-from service import Reply, Serving
-from vendors import GRID_KEY, PUBLIC, Post, Report, Vendors, forged, posts
+from support.fake_vendors import GRID_KEY, PUBLIC, Post, Report, Vendors, forged, posts
+from support.running_service import Reply, Serving
 
 Serve = Callable[..., Serving]
 TO: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from homing import Homing
 from homing.core.breaker import Phase
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 SEND, LIST, BATCH = "/api/v1/notifications/send", "/api/v1/notifications", "/api/v1/notifications/batch"

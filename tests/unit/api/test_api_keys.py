@@ -23,8 +23,8 @@ from homing.engine.keychain import Keychain
 from homing.engine.tenants import Tenants
 from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
-from loops import LoopKind
-from service import Reply, Serving
+from support.event_loops import LoopKind
+from support.running_service import Reply, Serving
 
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 ISSUER = {

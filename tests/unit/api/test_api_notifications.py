@@ -13,7 +13,7 @@ from homing.core.policy import OnTimeout
 from homing.engine.clock import SystemClock
 from homing.providers.scripted import ScriptedProvider
 from homing.testing.clock import ManualClock
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 SEND = "/api/v1/notifications/send"

@@ -15,7 +15,7 @@ from homing import Homing
 from homing.core.errors import ConfigError
 from homing.core.rehearsal import Rehearsal, RehearsalReport
 from homing.sim.apart import rehearse_apart
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 RULES = [{"name": "bills", "type": "bill", "max_attempts": 9}]

@@ -8,7 +8,7 @@ import pytest
 
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 

@@ -11,7 +11,7 @@ import pytest
 from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
 from homing.core.model import Channel
 from homing.core.ports import Delivery
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 

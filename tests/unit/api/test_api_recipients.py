@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 ADA: dict[str, Any] = {

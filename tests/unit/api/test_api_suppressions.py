@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 PATH = "/api/v1/suppressions"

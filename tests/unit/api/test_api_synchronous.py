@@ -16,7 +16,7 @@ from homing.api.service import ServiceSettings
 from homing.core.model import Channel, Outcome
 from homing.core.ports import Delivery
 from homing.providers.scripted import ScriptedProvider
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 SEND = "/api/v1/notifications/send"

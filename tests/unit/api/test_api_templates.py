@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 PATH = "/api/v1/templates"

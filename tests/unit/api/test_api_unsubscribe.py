@@ -16,7 +16,7 @@ from homing.api import unsubscribe as module
 from homing.api.unsubscribe import is_one_click
 from homing.core.model import Claim
 from homing.core.unsubscribe import Subscription
-from service import Reply, Serving
+from support.running_service import Reply, Serving
 
 Serve = Callable[..., Serving]
 VECTORS: dict[str, Any] = json.loads(

@@ -18,7 +18,7 @@ from homing.api.app import App
 from homing.api.routing import Routes
 from homing.api.service import Call, ServiceSettings
 from homing.core.errors import StoreUnavailable
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}

@@ -14,7 +14,7 @@ from typing import Any
 
 from homing.api.service import ServiceSettings
 from homing.stores.sqlite.threads import Call as Wish
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}

@@ -15,7 +15,7 @@ from homing.api.all_routes import all_routes
 from homing.api.docs_page import page
 from homing.api.errors import CODES
 from homing.api.openapi import document
-from service import Serving
+from support.running_service import Serving
 
 DOCUMENT = json.loads(
     json.dumps(document(all_routes(), version="1.2.3", server="https://notify.example.org"))

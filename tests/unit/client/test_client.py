@@ -14,7 +14,7 @@ from homing.client import AsyncClient, Client, Forbidden, ServiceRefused, Unauth
 from homing.core.errors import CommandRefused, DeliveryFailed, IdempotencyConflict, InvalidRequest, NotFound
 from homing.core.model import Channel, Status
 from homing.providers.scripted import ScriptedProvider
-from service import Serving
+from support.running_service import Serving
 
 Serve = Callable[..., Serving]
 ADA = Recipient(email="ada@example.org")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service import Serving
+from support.running_service import Serving
 
 ROOT = Path(__file__).parents[3]
 PRINTED = """\

@@ -10,8 +10,8 @@ from homing.core.backoff import base_delay_ms, bounds_ms
 from homing.core.model import Channel, Mode, Priority
 from homing.core.policy import Backoff, PolicyBook, RetryPolicy
 from homing.core.presets import BROKER, CHANNEL, FIXED, PRIORITY, SIMPLE
-
-from .build import MINUTE, make_keys, vectors
+from support.core_builders import MINUTE, make_keys
+from support.vector_files import vectors
 
 TABLES = vectors("backoff")["formulas"]
 A, B, C, D, E = (TABLES[k] for k in ("a_priority", "b_minutes", "c_origin_channel", "d_fixed", "e_broker"))

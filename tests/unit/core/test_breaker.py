@@ -24,8 +24,7 @@ from homing.core.breaker import (
     reopens_at,
 )
 from homing.core.model import Channel, OutcomeKind
-
-from .build import MINUTE, NOW, SECOND
+from support.core_builders import MINUTE, NOW, SECOND
 
 POLICY = BreakerPolicy()
 TRIAL_MS = 35 * SECOND

@@ -21,8 +21,7 @@ from homing.core.breaker import (
     reopens_at,
 )
 from homing.core.model import OutcomeKind
-
-from .build import NOW
+from support.core_builders import NOW
 
 POLICY = BreakerPolicy(failures=3, open_ms=1_000, ramp_ms=800)
 TRIAL_MS = 300

@@ -14,8 +14,19 @@ from homing.core.effects import suppression_key
 from homing.core.failover import REFUSAL_MS, Route, Stop, has_refused
 from homing.core.model import AttemptRecord, Channel, Claim, Mode, OutcomeKind, Reason, Settlement, Status
 from homing.core.policy import Jitter, OnTimeout, RetryPolicy
-
-from .build import DAY, HOUR, MINUTE, NOW, ONE, SECOND, STEADY, THREE, TWO, make_claim, make_outcome
+from support.core_builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW,
+    ONE,
+    SECOND,
+    STEADY,
+    THREE,
+    TWO,
+    make_claim,
+    make_outcome,
+)
 
 K = OutcomeKind
 

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from homing.core.decide import decide
 from homing.core.model import Mode, Outcome, OutcomeKind, Reason, Status
 from homing.core.policy import OnTimeout
-
-from .build import DAY, MINUTE, NOW, ONE, SECOND, STEADY, TWO, make_claim
+from support.core_builders import DAY, MINUTE, NOW, ONE, SECOND, STEADY, TWO, make_claim
 
 ELAPSED_MS = 3 * SECOND
 BACKOFF_MS = 20 * SECOND

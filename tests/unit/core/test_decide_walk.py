@@ -16,8 +16,20 @@ from homing.core.model import Claim, Outcome, OutcomeKind, Reason, Status
 from homing.core.policy import Jitter, OnTimeout, RetryPolicy
 from homing.core.rows import Row, claim_of, extend, lease, settle
 from homing.core.states import FINAL, WAITING
-
-from .build import DAY, HOUR, MESSAGE, MINUTE, NOW, ONE, SECOND, STEADY, THREE, TWO, accept, make_new
+from support.core_builders import (
+    DAY,
+    HOUR,
+    MESSAGE,
+    MINUTE,
+    NOW,
+    ONE,
+    SECOND,
+    STEADY,
+    THREE,
+    TWO,
+    accept,
+    make_new,
+)
 
 UNSURE = (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST)
 FAILURES = [OutcomeKind.TRANSIENT, OutcomeKind.THROTTLED, OutcomeKind.PROVIDER_FAULT, *UNSURE]

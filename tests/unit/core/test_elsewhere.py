@@ -8,8 +8,7 @@ from homing.core.decide import NOTHING_AGAINST_IT, allowed_attempts, decide, jud
 from homing.core.model import Outcome, OutcomeKind, Reason, Status
 from homing.core.rows import claim_of, lease, settle, sums_of
 from homing.core.views import history, notification
-
-from .build import HOUR, MESSAGE, NOW, ONE, SECOND, STEADY, accept, make_claim, make_new
+from support.core_builders import HOUR, MESSAGE, NOW, ONE, SECOND, STEADY, accept, make_claim, make_new
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from homing.core import events
 from homing.core.model import AttemptRecord, Channel, Message, OutcomeKind, Reason, Recipient, Status
 from homing.core.rows import CauseRecord
 from homing.core.views import history, notification, when
-
-from .build import DAY, HOUR, MESSAGE, NOW, SECOND, make_row
+from support.core_builders import DAY, HOUR, MESSAGE, NOW, SECOND, make_row
 
 SEED_002 = {
     "eventType": "NotificationFailed",

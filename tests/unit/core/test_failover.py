@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.failover import Choice, Route, Stop, choose, next_stop, rotation
-
-from .build import NOW, ONE, SECOND, THREE, TWO
+from support.core_builders import NOW, ONE, SECOND, THREE, TWO
 
 NAMES = [stop.provider for stop in THREE]
 

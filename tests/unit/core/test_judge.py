@@ -21,8 +21,7 @@ from homing.core.decide import (
 )
 from homing.core.model import Claim, Mode, Reason, Settlement, Status
 from homing.core.states import WAITING
-
-from .build import DAY, HOUR, MINUTE, NOW, SECOND, STEADY, make_claim
+from support.core_builders import DAY, HOUR, MINUTE, NOW, SECOND, STEADY, make_claim
 
 SKIPS = (Reason.SUPPRESSED, Reason.UNSUBSCRIBED, Reason.DEVICE_INACTIVE)
 QUIET = Facts(postpone_ms=HOUR, postpone_reason=Reason.QUIET_HOURS)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from homing.core.errors import ConfigError
 from homing.core.limits import Bucket, RateLimit, full, refill, take
-
-from .build import DAY, NOW, SECOND
+from support.core_builders import DAY, NOW, SECOND
 
 rates = st.floats(0.001, 10_000)
 limits = st.builds(RateLimit, rates, st.integers(1, 1_000))

@@ -20,8 +20,7 @@ from homing.core.policy import (
     problems,
 )
 from homing.core.presets import FIXED, PRIORITY, SIMPLE
-
-from .build import DAY, SECOND, make_keys
+from support.core_builders import DAY, SECOND, make_keys
 
 CONTRADICTIONS: list[tuple[str, dict[str, Any]]] = [
     ("max_attempts", {"max_attempts": 0}),

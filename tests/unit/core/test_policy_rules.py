@@ -24,8 +24,7 @@ from homing.core.policy import (
     decode_rule,
 )
 from homing.core.presets import CHANNEL, PRIORITY, SIMPLE
-
-from .build import HOUR, MINUTE, SECOND, make_keys
+from support.core_builders import HOUR, MINUTE, SECOND, make_keys
 
 KEYS = ("tenant", "type", "origin", "channel", "priority")
 BARE = Preset(name="bare", rules=(Rule(name="none"),), fallback="none")

@@ -11,8 +11,7 @@ from homing.core.errors import ConfigError
 from homing.core.model import Channel, Mode, Priority
 from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyBook, RetryPolicy
 from homing.core.presets import PRESETS, preset
-
-from .build import DAY, HOUR, MINUTE, SECOND, make_keys
+from support.core_builders import DAY, HOUR, MINUTE, SECOND, make_keys
 
 QUEUED = [Mode.PRIORITY, Mode.STANDARD, Mode.BULK]
 MODE_TIMEOUTS = {Mode.SYNCHRONOUS: 2_000, Mode.PRIORITY: 15_000, Mode.STANDARD: 30_000, Mode.BULK: 30_000}

@@ -13,8 +13,7 @@ from homing.core.effects import has_effects, receipt_effects
 from homing.core.model import AttemptRecord, Channel, OutcomeKind, ReceiptEvent, Recipient
 from homing.core.receipts import attempt_of, same_message
 from homing.core.rows import standing_of
-
-from .build import NOW, make_receipt, make_row
+from support.core_builders import NOW, make_receipt, make_row
 
 E = ReceiptEvent
 

@@ -20,8 +20,7 @@ from homing.core.breaker import (
 )
 from homing.core.looking_up import moments_ms
 from homing.core.receipt_health import ReceiptPolicy, Traffic, stopped, turned_bad
-
-from .build import MINUTE, NOW, SECOND
+from support.core_builders import MINUTE, NOW, SECOND
 
 POLICY = ReceiptPolicy(bad_of=20, stopped_of=50)
 counts = st.integers(0, 1_000)

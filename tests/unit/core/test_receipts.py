@@ -13,8 +13,7 @@ from homing.core.failover import REFUSAL_MS, Route, Stop
 from homing.core.model import Channel, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
 from homing.core.receipts import Standing, Verdict, absorb
 from homing.core.states import FINAL_FAILURE_RANK, RECEIPT_RANK
-
-from .build import DAY, HOUR, MINUTE, NOW, THREE, make_receipt
+from support.core_builders import DAY, HOUR, MINUTE, NOW, THREE, make_receipt
 
 E, K, S = ReceiptEvent, OutcomeKind, Status
 

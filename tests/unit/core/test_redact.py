@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from homing.core.ids import uuid7
 from homing.core.redact import HIDDEN, redact
-
-from .build import NOW
+from support.core_builders import NOW
 
 TOKEN = "fGk3:APA91b" + "xY_-9" * 8
 

@@ -12,8 +12,7 @@ from homing.core.decide import NOTHING_AGAINST_IT, judge
 from homing.core.model import CommandName, Mode, Reason, Status
 from homing.core.rows import Change, Row, claim_of, command, lease, resent
 from homing.core.states import WAITING, after_command
-
-from .build import DAY, HOUR, MESSAGE, MINUTE, NOW, SECOND, STEADY, make_command, make_row
+from support.core_builders import DAY, HOUR, MESSAGE, MINUTE, NOW, SECOND, STEADY, make_command, make_row
 
 C = CommandName
 LATER = NOW + HOUR

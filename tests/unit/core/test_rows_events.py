@@ -23,8 +23,7 @@ from homing.core.rows import (
     settle,
     sums_of,
 )
-
-from .build import (
+from support.core_builders import (
     HOUR,
     MESSAGE,
     MINUTE,

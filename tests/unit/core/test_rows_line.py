@@ -14,8 +14,7 @@ from homing.core.model import (
     Status,
 )
 from homing.core.rows import Row, claim_of, extend, lease, reclaim, settle
-
-from .build import (
+from support.core_builders import (
     DAY,
     HOUR,
     MESSAGE,

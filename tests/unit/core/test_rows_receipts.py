@@ -13,8 +13,18 @@ from homing.core.model import AttemptRecord, Mode, OutcomeKind, Reason, Receipt,
 from homing.core.policy import BounceFailover, Jitter
 from homing.core.receipts import Standing, absorb
 from homing.core.rows import Change, Row, claim_of, lease, receive, settle, standing_of
-
-from .build import DAY, HOUR, MESSAGE, MINUTE, NOW, STEADY, TWO, make_outcome, make_receipt, make_row
+from support.core_builders import (
+    DAY,
+    HOUR,
+    MESSAGE,
+    MINUTE,
+    NOW,
+    STEADY,
+    TWO,
+    make_outcome,
+    make_receipt,
+    make_row,
+)
 
 E = ReceiptEvent
 LATER = NOW + HOUR

@@ -18,8 +18,7 @@ from homing.core.model import (
     Status,
 )
 from homing.core.rows import Change, Row, claim_of, command, lease, settle
-
-from .build import (
+from support.core_builders import (
     DAY,
     HOUR,
     MESSAGE,

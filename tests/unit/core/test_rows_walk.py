@@ -35,8 +35,7 @@ from homing.core.rows import (
     sums_of,
 )
 from homing.core.states import WAITING, after_command, may_settle
-
-from .build import (
+from support.core_builders import (
     DAY,
     HOUR,
     MESSAGE,

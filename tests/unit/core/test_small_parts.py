@@ -16,8 +16,7 @@ from homing.core.ids import BITS_EACH, uuid7, uuids7
 from homing.core.model import Channel, Mode, Priority, lane_of
 from homing.core.modes import MODE_INFO, SYNCHRONOUS_TYPES, mode_of
 from homing.core.ports import Backend, Chance, Registry, Shared, Store
-
-from .build import MINUTE, SECOND
+from support.core_builders import MINUTE, SECOND
 
 bits = st.integers(0, 2**74 - 1)
 moments = st.integers(0, 2**48 - 1)

@@ -17,8 +17,7 @@ from homing.core.states import (
     after_command,
     may_settle,
 )
-
-from .build import make_command
+from support.core_builders import make_command
 
 S, C = Status, CommandName
 QUEUED = [Mode.PRIORITY, Mode.STANDARD, Mode.BULK]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,44 +14,8 @@ from homing.core.breaker import Phase
 from homing.core.ports import Delivery, OnOutcomes
 from homing.providers.scripted import HANG
 from homing.sim.loop import GROUP, VirtualLoop
-
-from .support import ADA, K, Timed, World, mail, phase, seconds, serving, status, steady
-
-
-class Starting(Timed):
-    """Begins whatever it is given, and tells of it when it has an answer."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.batches: list[int] = []
-        self.given_up: list[Any] = []
-        self.under_way: dict[Any, OnOutcomes] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def begins(self) -> bool:
-        return True
-
-    def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
-        self.batches.append(len(batch))
-        for delivery, mark in batch:
-            self.under_way[mark] = ended
-            task = asyncio.create_task(self._send_and_tell(delivery, mark, ended))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    def give_up(self, marks: Collection[Any]) -> None:
-        """It notes them, and may tell of them all the same: the engine must not care."""
-        self.given_up += marks
-
-    async def _send_and_tell(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
-        said: Any
-        try:
-            said = await self.send(delivery)
-        except Exception as error:
-            said = error
-        del self.under_way[mark]
-        ended([(mark, said)])
+from support.batch_provider import Starting
+from support.engine_world import ADA, K, World, mail, phase, seconds, serving, status, steady
 
 
 class AtOnce(Starting):

@@ -13,9 +13,8 @@ from homing.core.breaker import Phase
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import GROUP, VirtualLoop
-
-from .support import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady, text
-from .test_beginning import Starting
+from support.batch_provider import Starting
+from support.engine_world import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady, text
 
 
 async def test_five_failures_in_a_row_open_it_and_hold_back_the_rest(world: World) -> None:

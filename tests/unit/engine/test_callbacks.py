@@ -16,9 +16,8 @@ from homing.core.errors import StoreUnavailable
 from homing.core.model import ReceiptEvent, Status
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import VirtualLoop
-
-from .postman import LOST_ANSWER, Postman, signed, told
-from .support import ADA, World, mail, seconds, serving, status, steady
+from support.callback_provider import LOST_ANSWER, Postman, signed, told
+from support.engine_world import ADA, World, mail, seconds, serving, status, steady
 
 E = ReceiptEvent
 HOLD = steady(on_timeout="hold")

@@ -10,8 +10,7 @@ from homing import Listed, RateLimit, Status
 from homing.core.breaker import Phase
 from homing.core.model import Channel
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import K, Timed, World, mail, seconds, serving, status, steady, text
+from support.engine_world import K, Timed, World, mail, seconds, serving, status, steady, text
 
 
 def most_in_a_window(times: list[float], window: float) -> int:

@@ -12,8 +12,7 @@ from homing import Channel, CommandName, CommandRefused, Filter, Homing, Invalid
 from homing.core.breaker import Phase
 from homing.engine.commands import BulkProgress
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import K, Timed, World, mail, seconds, serving, status, steady, text
+from support.engine_world import K, Timed, World, mail, seconds, serving, status, steady, text
 
 FAILED = Filter(statuses=(Status.FAILED,))
 

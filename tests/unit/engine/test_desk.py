@@ -14,8 +14,7 @@ from homing.core.model import OutcomeKind, Recipient
 from homing.core.ports import Delivery
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import START_MS
-
-from .support import ADA, K, Timed, World, mail, seconds, serving, status
+from support.engine_world import ADA, K, Timed, World, mail, seconds, serving, status
 
 NOW = moment(START_MS)
 

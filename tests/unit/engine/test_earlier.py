@@ -13,8 +13,7 @@ from homing.core.model import Content
 from homing.core.request import SendRequest
 from homing.engine.intake import Earlier
 from homing.sim.loop import START_MS
-
-from .support import ADA, K, Timed, World, seconds, status, steady
+from support.engine_world import ADA, K, Timed, World, seconds, status, steady
 
 NOW = moment(START_MS)
 

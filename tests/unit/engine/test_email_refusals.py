@@ -8,9 +8,7 @@ import pytest
 
 from homing.core.model import Attachment, Content
 from homing.providers.scripted import ScriptedProvider
-
-from .support import ADA, World
-from .test_refusals import refused
+from support.engine_world import ADA, World, refused
 
 BAD: list[tuple[str, Content]] = [
     ("content.subject", Content(subject="=?utf-8?q?a=0aBcc:_eve@example.org?=", body="b")),

@@ -9,8 +9,7 @@ import pytest
 from homing import CommandRefused, Reason, Status
 from homing.core.breaker import Phase
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import K, Timed, World, mail, seconds, status, steady
+from support.engine_world import K, Timed, World, mail, seconds, status, steady
 
 DAY = 86_400
 

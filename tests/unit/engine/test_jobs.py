@@ -12,8 +12,7 @@ from homing.core.breaker import Phase
 from homing.core.errors import StoreError, StoreUnavailable
 from homing.core.jobs import LEASE_MS, Job, JobStatus
 from homing.core.model import Page
-
-from .support import K, Timed, World, mail, seconds, serving, status
+from support.engine_world import K, Timed, World, mail, seconds, serving, status
 
 DEAD = Filter(statuses=(Status.FAILED,), acknowledged=False)
 

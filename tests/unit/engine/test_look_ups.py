@@ -11,11 +11,10 @@ from msgspec import convert
 from homing import Homing
 from homing.core.breaker import Phase
 from homing.core.model import Receipt, ReceiptEvent, Status
+from support.callback_provider import LOST_ANSWER, Answering, Postman, signed, told
+from support.engine_world import HOUR, MINUTE, World, mail, seconds, status, steady
 
-from .postman import LOST_ANSWER, Answering, Postman, signed, told
-from .support import HOUR, MINUTE, World, mail, seconds, status, steady
-
-pytestmark = pytest.mark.usefixtures("rare_looks")
+pytestmark = pytest.mark.usefixtures("poll_rarely")
 
 E = ReceiptEvent
 HOLD = steady(on_timeout="hold")

@@ -15,9 +15,8 @@ from homing.observing.catalogue import CATALOGUE
 from homing.observing.metrics import Metrics
 from homing.providers.scripted import HANG, ScriptedProvider
 from homing.testing.builders import a_notification, a_submission
-
-from .postman import Postman, signed, told
-from .support import ADA, PHONE, Failing, K, World, mail, seconds, steady
+from support.callback_provider import Postman, signed, told
+from support.engine_world import ADA, PHONE, Failing, K, World, mail, seconds, steady
 
 
 class Page:

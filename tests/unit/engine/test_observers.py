@@ -22,9 +22,8 @@ from homing.core.model import (
 )
 from homing.core.observing import Settled
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .postman import Postman, signed, told
-from .support import ADA, PHONE, Failing, K, World, mail, seconds, status, steady
+from support.callback_provider import Postman, signed, told
+from support.engine_world import ADA, PHONE, Failing, K, World, mail, seconds, status, steady
 
 
 class Diary:

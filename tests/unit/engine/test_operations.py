@@ -13,8 +13,7 @@ from homing.core.model import Retention
 from homing.core.policy import Keys
 from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
 from homing.providers.scripted import ScriptedProvider
-
-from .support import K, Timed, World, mail, seconds, steady
+from support.engine_world import K, Timed, World, mail, seconds, steady
 
 FIVE = timedelta(minutes=5)
 

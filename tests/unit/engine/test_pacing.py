@@ -15,10 +15,9 @@ from homing.core.model import Claim, Settlement
 from homing.core.quiet_hours import Window
 from homing.providers.scripted import ScriptedProvider
 from homing.testing.clock import ManualClock
+from support.engine_world import ADA, HOUR, MINUTE, Hook, Timed, World, mail, seconds, serving, status, steady
 
-from .support import ADA, HOUR, MINUTE, Hook, Timed, World, mail, seconds, serving, status, steady
-
-pytestmark = pytest.mark.usefixtures("rare_looks")
+pytestmark = pytest.mark.usefixtures("poll_rarely")
 
 BOB = "bob@example.org"
 

@@ -15,8 +15,7 @@ from homing.core.policy import Backoff, Jitter
 from homing.core.presets import preset
 from homing.engine.policies import EVERY_TENANT, Policies
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import Hook, K, Timed, World, mail, seconds, serving, status, steady
+from support.engine_world import Hook, K, Timed, World, mail, seconds, serving, status, steady
 
 
 def office(world: World, *rules: Rule, named: str = "priority") -> Policies:

@@ -9,11 +9,10 @@ import pytest
 from homing import Homing
 from homing.core.breaker import Phase
 from homing.core.model import ReceiptEvent
+from support.callback_provider import Postman, signed, told
+from support.engine_world import HOUR, MINUTE, World, mail, phase, seconds
 
-from .postman import Postman, signed, told
-from .support import HOUR, MINUTE, World, mail, phase, seconds
-
-pytestmark = pytest.mark.usefixtures("rare_looks")
+pytestmark = pytest.mark.usefixtures("poll_rarely")
 
 E = ReceiptEvent
 QUICK: dict[str, Any] = {"bad_of": 10, "stopped_of": 20, "stopped_after_ms": "30m"}

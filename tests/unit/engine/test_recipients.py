@@ -11,8 +11,7 @@ from homing import Channel, Homing, InvalidRequest, NotFound, Reason, Status, Ve
 from homing.core.model import Entry
 from homing.core.recipients import Device, QuietWindow, RecipientProfile
 from homing.providers.scripted import ScriptedProvider
-
-from .support import ADA, K, World, seconds, serving, status
+from support.engine_world import ADA, K, World, seconds, serving, status
 
 ADA_FILED: dict[str, Any] = {
     "id": "u-1",

@@ -12,8 +12,7 @@ from homing.core.errors import TemplateNotFound
 from homing.core.model import Attachment, Content
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import START_MS
-
-from .support import ADA, PHONE, World, serving, stored
+from support.engine_world import ADA, PHONE, World, refused, serving, stored
 
 NOW = datetime.fromtimestamp(START_MS / 1000, UTC)
 EMAIL: dict[str, Any] = {"recipient": ADA, "channel": "email", "body": "Hello"}
@@ -24,16 +23,6 @@ def nested(depth: int) -> dict[str, Any]:
     for _ in range(depth):
         value = {"more": value}
     return value
-
-
-async def refused(world: World, fields: dict[str, Any], **settings: Any) -> InvalidRequest:
-    """The error that a send of this is answered with; and nothing was stored."""
-    engine = await world.open({"any": ScriptedProvider()}, working=False, **settings)
-    given = {**EMAIL, **fields}
-    with pytest.raises(InvalidRequest) as caught:
-        await engine.send(given.pop("recipient"), **given)
-    assert await world.store.tallies(None) == ()
-    return caught.value
 
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [

@@ -17,8 +17,7 @@ from homing.engine.relay import Relay
 from homing.providers.scripted import ScriptedProvider
 from homing.sinks.callback import CallbackSink
 from homing.sinks.log import LogSink
-
-from .support import ADA, K, World, mail, seconds, steady
+from support.engine_world import ADA, K, World, mail, seconds, steady
 
 ALL = frozenset({STATUS_CHANGED, NOTIFICATION_FAILED, ALERT})
 

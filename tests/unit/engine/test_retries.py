@@ -11,8 +11,7 @@ from homing import Outcome, OutcomeKind, Reason, Status
 from homing.core.errors import DeliveryFailed
 from homing.core.model import Channel, CommandName, History
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import ADA, K, Timed, World, mail, seconds, status, steady
+from support.engine_world import ADA, K, Timed, World, mail, seconds, status, steady
 
 
 def throttled(seconds: float) -> Outcome:

@@ -10,8 +10,7 @@ from homing.engine.answering import Deadlines
 from homing.engine.clock import LocalWaker
 from homing.engine.rhythm import Rhythm
 from homing.engine.seats import Seats
-
-from .support import World
+from support.engine_world import World
 
 
 async def test_who_is_woken_with_little_to_do_looks_at_once(world: World) -> None:

@@ -13,8 +13,7 @@ from homing import RateLimit, Reason, Status
 from homing.core.breaker import Phase
 from homing.core.model import ClaimBatch, ClaimRequest, Retention, Tally
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady, text
+from support.engine_world import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady, text
 
 
 async def outcomes(world: World, id: str) -> list[str]:

@@ -24,8 +24,7 @@ from homing.core.model import Content, Entry, Mode
 from homing.core.ports import Rendered
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import START_MS
-
-from .support import ADA, PHONE, K, Timed, World, mail, seconds, serving, status, steady, stored
+from support.engine_world import ADA, PHONE, K, Timed, World, mail, seconds, serving, status, steady, stored
 
 NOW = datetime.fromtimestamp(START_MS / 1000, UTC)
 

@@ -10,8 +10,7 @@ import pytest
 from homing import Rejection, SendRequest, SendResult, StoreUnavailable
 from homing.core.model import Content, Recipient
 from homing.providers.scripted import ScriptedProvider
-
-from .support import World, seconds, stored
+from support.engine_world import World, seconds, stored
 
 
 def letter(n: int, **fields: Any) -> dict[str, Any]:

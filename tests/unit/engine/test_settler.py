@@ -9,8 +9,7 @@ from homing.core.errors import StoreError
 from homing.core.model import Claim, Settlement, SettleResult, Status
 from homing.engine.settler import Settler
 from homing.testing.builders import a_notification, a_submission, everything, retry_in, sent
-
-from .support import WatchedStore, World, seconds
+from support.engine_world import WatchedStore, World, seconds
 
 
 async def claimed(store: WatchedStore, number: int) -> tuple[Claim, ...]:

@@ -25,8 +25,7 @@ from homing.core.errors import StoreUnavailable
 from homing.core.model import CommandName, Entry, Filter, Mode
 from homing.core.reading import request_from
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import ADA, PHONE, Hook, K, Timed, World, seconds, serving, status, stored
+from support.engine_world import ADA, PHONE, Hook, K, Timed, World, seconds, serving, status, stored
 
 TIMED_OUT = "Synchronous delivery timed out after 2s. Notification NOT queued."
 

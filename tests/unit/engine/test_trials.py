@@ -9,8 +9,7 @@ import pytest
 from homing import Delivery, Homing, Outcome, RateLimit, Status
 from homing.core.breaker import Phase
 from homing.providers.scripted import HANG
-
-from .support import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady
+from support.engine_world import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady
 
 
 async def half_way(world: World) -> tuple[Homing, Timed, Timed]:

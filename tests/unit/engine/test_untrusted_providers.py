@@ -11,8 +11,7 @@ from homing import Outcome, OutcomeKind, Status
 from homing.core.ports import Delivery
 from homing.engine.answering import clean
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import K, World, mail, seconds, status, steady
+from support.engine_world import K, World, mail, seconds, status, steady
 
 
 class Odd:

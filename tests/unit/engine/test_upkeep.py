@@ -11,8 +11,7 @@ from homing import Homing, Outcome, Status
 from homing.core.breaker import Phase
 from homing.core.model import Retention
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import K, Timed, World, mail, seconds, status, steady
+from support.engine_world import K, Timed, World, mail, seconds, status, steady
 
 LOOK = 65
 

@@ -15,8 +15,7 @@ from homing.core.model import Settlement
 from homing.engine.stats import LATENESS_BUCKETS_MS, Lateness
 from homing.engine.worker import WorkerSettings
 from homing.providers.scripted import HANG, ScriptedProvider
-
-from .support import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady, text
+from support.engine_world import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady, text
 
 
 async def hears_nothing(store: WatchedStore, wake: object, wake_inbox: object) -> None:

@@ -18,7 +18,7 @@ from homing.core.policy import Jitter
 from homing.core.ports import Delivery
 from homing.engine.clock import SystemClock
 from homing.observing.tracing import Tracing
-from service import Serving
+from support.running_service import Serving
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}

@@ -16,8 +16,8 @@ from homing.core.ports import LooksUp
 from homing.providers.acs import AcsProvider, looked_up, operation_id
 from homing.providers.acs_signature import AcsSigner, signed_host
 from homing.providers.http import Answer, Failure, Transport
-
-from .mailing import FULL, ID, NOBODY, NOW_MS, Carried, a_mail, vectors
+from support.email_deliveries import FULL, ID, NOBODY, NOW_MS, Carried, a_mail
+from support.vector_files import vectors
 
 K = OutcomeKind
 HMAC: dict[str, Any] = vectors("azure_acs_hmac")

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from homing.core.callbacks import Callback, CallbackRefused, Heard
 from homing.core.model import OutcomeKind, ReceiptEvent
 from homing.providers.acs_callbacks import AcsCallbacks
-
-from .mailing import vectors
+from support.vector_files import vectors
 
 R = ReceiptEvent
 GRID: dict[str, Any] = vectors("azure_eventgrid")

@@ -28,8 +28,7 @@ from homing.testing.faults import (
     html,
     refusing_url,
 )
-
-from .pushing import a_push
+from support.push_deliveries import a_push
 
 # Apprise loads all of its plugins, and some of those load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

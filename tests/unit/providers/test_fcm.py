@@ -34,8 +34,17 @@ from homing.testing.faults import (
     html,
     throttle,
 )
-
-from .pushing import FCM, KEY_FILE, NAME, NOW_MS, SENT, a_push, a_token, an_fcm, asks_for_a_token
+from support.push_deliveries import (
+    FCM,
+    KEY_FILE,
+    NAME,
+    NOW_MS,
+    SENT,
+    a_push,
+    a_token,
+    an_fcm,
+    asks_for_a_token,
+)
 
 K = OutcomeKind
 UNAUTHENTICATED = answer(

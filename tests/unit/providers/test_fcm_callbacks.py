@@ -17,8 +17,7 @@ from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
 from homing.core.ports import Hears
 from homing.providers.fcm_callbacks import FcmCallbacks
 from homing.providers.transport import CurlTransport
-
-from .pushing import NAME, NOW_MS, an_fcm
+from support.push_deliveries import NAME, NOW_MS, an_fcm
 
 SECRET = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 OTHER = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -18,9 +18,9 @@ from homing.providers.fcm_message import MAX_PAYLOAD_BYTES, FcmMessages
 from homing.providers.push import MAX_TTL_S
 from homing.providers.transport import CurlTransport
 from homing.providers.wire import Unsendable
-
-from .discovery import complaints
-from .pushing import FCM, KEY_FILE, NOW_MS, VECTORS, a_push, an_fcm
+from support.google_discovery import complaints
+from support.push_deliveries import FCM, KEY_FILE, NOW_MS, a_push, an_fcm
+from support.vector_files import VECTORS
 
 SCHEMAS = json.loads((VECTORS / "specs/fcm.v1.discovery.json").read_text())["schemas"]
 

@@ -20,8 +20,7 @@ from homing.providers import mime as mime_module
 from homing.providers.email import Mail, MailStyle, ascii_domain, mail_of, mail_style, mailbox
 from homing.providers.mime import message_id, mime
 from homing.providers.wire import Unsendable
-
-from .mailing import FULL, ID, NOW_MS, a_mail, contents
+from support.email_deliveries import FULL, ID, NOW_MS, a_mail, contents
 
 SENDER = mailbox("from_email", "orders@example.com", "Vögel & Söhne")
 BUILT_HEADERS = ["From", "To", "Reply-To", "Subject", "Date", "Message-ID", "MIME-Version"]

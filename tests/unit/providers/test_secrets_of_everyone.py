@@ -19,8 +19,7 @@ from homing.engine.roster import Listed
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.smtp_session import Letter
 from homing.providers.webpush_keys import Subscription
-
-from .everyone import MARKS, NAMES, NOW_MS, SETTINGS, a_delivery, a_provider, refusal
+from support.all_providers import MARKS, NAMES, NOW_MS, SETTINGS, a_delivery, a_provider, refusal
 
 # Apprise loads all of its plugins, and some of those load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

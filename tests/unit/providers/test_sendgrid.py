@@ -16,9 +16,8 @@ from homing.core.model import Content, OutcomeKind
 from homing.providers.answers import error_table
 from homing.providers.http import Answer, Request, Transport
 from homing.providers.sendgrid import SendGridProvider
-from openapi import OpenApi
-
-from .mailing import FULL, ID, NOBODY, NOW_MS, a_mail, contents
+from support.email_deliveries import FULL, ID, NOBODY, NOW_MS, a_mail, contents
+from support.openapi_validation import OpenApi
 
 K = OutcomeKind
 SPEC = OpenApi("sendgrid_mail_v3.openapi.json")

@@ -27,8 +27,8 @@ from homing.providers.sendgrid_callbacks import (
     message_id_of,
     receipts_of,
 )
-
-from .mailing import ID, NOW_MS, vectors
+from support.email_deliveries import ID, NOW_MS
+from support.vector_files import vectors
 
 R = ReceiptEvent
 SIGNATURES: dict[str, Any] = vectors("sendgrid_event_signature")

@@ -10,9 +10,8 @@ import pytest
 
 from homing.core.errors import ConfigError
 from homing.making import PROVIDERS, load, make
-
-from .everyone import NAMES, SETTINGS, a_provider, refusal
-from .mailing import NOBODY
+from support.all_providers import NAMES, SETTINGS, a_provider, refusal
+from support.email_deliveries import NOBODY
 
 # Apprise loads all of its plugins, and some of those load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -17,9 +17,8 @@ from homing.core.model import Channel, Content, OutcomeKind
 from homing.core.ports import Provider
 from homing.providers.secret import Secret
 from homing.providers.smtp import SmtpProvider
-from smtp_server import Kept, Told, ToldSmtp, aiosmtpd_server, only
-
-from .mailing import FULL, ID, NOW_MS, a_mail
+from support.email_deliveries import FULL, ID, NOW_MS, a_mail
+from support.smtp_servers import Kept, Told, ToldSmtp, aiosmtpd_server, only
 
 K = OutcomeKind
 PATIENCE_S = 30

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from homing.core.model import OutcomeKind
 from homing.providers.smtp_replies import Reply, Stage, classify, happened
-
-from .mailing import vectors
+from support.vector_files import vectors
 
 K = OutcomeKind
 REPLIES: dict[str, Any] = vectors("smtp_replies")

@@ -25,8 +25,8 @@ from homing.providers.sns import SnsProvider
 from homing.providers.sns_answers import classify, leaves
 from homing.providers.sns_message import Attribute, publish_form
 from homing.providers.wire import Unsendable
-
-from .texting import ENDPOINT, KINDS, NOW_MS, a_delivery, a_push, an_sns, vectors
+from support.sms_deliveries import ENDPOINT, KINDS, NOW_MS, a_delivery, a_push, an_sns
+from support.vector_files import vectors
 
 SIGV4 = vectors("aws_sigv4")
 WIRE = vectors("sns_wire")

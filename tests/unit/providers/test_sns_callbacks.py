@@ -22,8 +22,7 @@ from homing.core.model import OutcomeKind as K
 from homing.core.model import ReceiptEvent
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.sns_events import read_events
-
-from .texting import ENDPOINT, NOW_MS, TOPIC, an_sns
+from support.sms_deliveries import ENDPOINT, NOW_MS, TOPIC, an_sns
 
 CERTIFICATE_URL = "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0123abcd.pem"
 SUBSCRIBE_URL = "https://sns.us-east-1.amazonaws.com/?Action=ConfirmSubscription&TopicArn=t&Token=abc"

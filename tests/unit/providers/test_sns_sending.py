@@ -11,8 +11,8 @@ from homing.core.model import OutcomeKind
 from homing.providers.sns import SnsProvider
 from homing.providers.transport import CurlTransport
 from homing.testing.faults import Act, FaultServer, Received, answer, html
-
-from .texting import a_delivery, a_push, an_sns, vectors
+from support.sms_deliveries import a_delivery, a_push, an_sns
+from support.vector_files import vectors
 
 WIRE = vectors("sns_wire")
 TAKEN = answer(200, WIRE["success"]["body"].encode())

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from homing.providers.threads import Threads
-from loops import LoopKind
+from support.event_loops import LoopKind
 
 
 async def test_a_call_runs_in_a_thread_of_the_pool() -> None:

@@ -19,9 +19,9 @@ from homing.providers.answers import error_table
 from homing.providers.http import Answer
 from homing.providers.twilio import TwilioProvider, classify
 from homing.providers.wire import Unsendable
-from openapi import OpenApi
-
-from .texting import ACCOUNT, KINDS, NOW_MS, SERVICE, SID, TOKEN, a_delivery, a_twilio, vectors
+from support.openapi_validation import OpenApi
+from support.sms_deliveries import ACCOUNT, KINDS, NOW_MS, SERVICE, SID, TOKEN, a_delivery, a_twilio
+from support.vector_files import vectors
 
 ERRORS = vectors("twilio_errors")
 SPEC = OpenApi("twilio_messages.openapi.json")

@@ -19,8 +19,8 @@ from homing.core.model import OutcomeKind, ReceiptEvent
 from homing.providers.answers import error_table
 from homing.providers.secret import Secret
 from homing.providers.twilio_callbacks import TwilioCallbacks, is_valid, read, signature_of
-
-from .texting import KINDS, NOW_MS, SID, TOKEN, a_twilio, vectors
+from support.sms_deliveries import KINDS, NOW_MS, SID, TOKEN, a_twilio
+from support.vector_files import vectors
 
 SIGNATURES = vectors("twilio_signature")
 ERRORS = vectors("twilio_errors")

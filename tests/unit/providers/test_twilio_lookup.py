@@ -20,9 +20,8 @@ from homing.providers.transport import CurlTransport
 from homing.providers.twilio import TwilioProvider
 from homing.providers.twilio_callbacks import read
 from homing.testing.faults import EMPTY, RESET_AFTER_READING, Act, FaultServer, answer
-from openapi import OpenApi
-
-from .texting import ACCOUNT, NOW_MS, SID, a_delivery, a_twilio
+from support.openapi_validation import OpenApi
+from support.sms_deliveries import ACCOUNT, NOW_MS, SID, a_delivery, a_twilio
 
 SPEC = OpenApi("twilio_messages.openapi.json")
 MADE_MS = NOW_MS

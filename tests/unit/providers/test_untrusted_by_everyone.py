@@ -21,8 +21,7 @@ from homing.providers.secret import Secret
 from homing.providers.sns_events import read_events
 from homing.providers.standard_webhooks import SigningKey, signature
 from homing.providers.twilio_callbacks import signature_of
-
-from .everyone import NOW_MS, OVER_HTTP, TOKEN, WEBHOOK_SECRET, a_delivery, a_provider
+from support.all_providers import NOW_MS, OVER_HTTP, TOKEN, WEBHOOK_SECRET, a_delivery, a_provider
 
 STATUSES = (0, 100, 200, 201, 202, 204, 301, 400, 401, 403, 404, 408, 409, 410, 413, 429, 500, 503, 599, 999)
 NESTED = [b"[" * depth + b"]" * depth for depth in (10, 200, *range(880, 1010, 3), 20_000)]

@@ -33,8 +33,7 @@ from homing.providers.webpush import WebPushProvider
 from homing.providers.webpush_keys import MAX_PLAINTEXT_BYTES, Vapid, encrypt, read_subscription
 from homing.providers.wire import Unsendable
 from homing.testing.faults import RESET_AFTER_READING, Act, FaultServer, answer, html, throttle
-
-from .pushing import NOW_MS, WEBPUSH, a_push
+from support.push_deliveries import NOW_MS, WEBPUSH, a_push
 
 K = OutcomeKind
 RFC8291, RFC8292 = WEBPUSH["rfc8291"], WEBPUSH["rfc8292"]

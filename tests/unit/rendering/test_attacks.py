@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 from homing.core.errors import InvalidRequest
-
-from . import attacks
-from .library import render
+from support import template_attacks as attacks
+from support.template_attacks import LEAKED, SECRET
+from support.template_folders import render
 
 KINDS: tuple[Callable[[], list[attacks.Attack]], ...] = (
     attacks.reaching,
@@ -25,11 +24,6 @@ KINDS: tuple[Callable[[], list[attacks.Attack]], ...] = (
     attacks.includes,
     attacks.bombs,
     attacks.hostile_data,
-)
-SECRET = "s3cret-of-this-machine"
-LEAKED = re.compile(
-    rf"{SECRET}|root:|<class|<function|<built-in|<bound|<module|<jinja2|<Macro|<Template|object at 0x|uid=\d"
-    r"|\b49\b|site-packages|<Cycler|<Joiner|<Namespace|Undefined"
 )
 MOST_CPU_S = 30.0
 """The renderer stops after 0.25 s of CPU time. An attack that it did not stop would take hours."""

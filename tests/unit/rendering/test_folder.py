@@ -14,8 +14,7 @@ from homing.core.templates import CheckReport
 from homing.rendering.checking import check
 from homing.rendering.files import MOST_BYTES, read_folder
 from homing.rendering.templates import FolderTemplates
-
-from .library import ORDER, write
+from support.template_folders import ORDER, write
 
 BOTH = ("en-US", "de")
 DATA = {"name": "Ada", "items": [1, 2]}

@@ -11,8 +11,7 @@ from markupsafe import Markup
 
 from homing.core.errors import InvalidRequest, TemplateFailed
 from homing.rendering import meter
-
-from .library import render, text
+from support.template_folders import render, text
 
 DATA: dict[str, Any] = {
     "name": "Ada",

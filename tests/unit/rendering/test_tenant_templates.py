@@ -18,9 +18,8 @@ from homing.rendering import tenants
 from homing.rendering.tenants import FRESH_MS
 from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
-
-from . import attacks
-from .test_attacks import LEAKED, SECRET
+from support import template_attacks as attacks
+from support.template_attacks import LEAKED, SECRET
 
 PHONE = "+15550100"
 

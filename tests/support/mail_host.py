@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import trustme
-from cli_driver import Cli
 
-from smtp_server import Kept, aiosmtpd_server, only
+from support.cli_driver import Cli
+from support.smtp_servers import Kept, aiosmtpd_server, only
 
 _USER, _PASSWORD = "app", "s3cret"
 

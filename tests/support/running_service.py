@@ -20,7 +20,7 @@ from homing.api.app import App
 from homing.api.server import Server, ServerSettings, listening
 from homing.api.service import Service, ServiceSettings, Watcher
 from homing.core.access import Caller, Scope
-from loops import LoopKind
+from support.event_loops import LoopKind
 
 T = TypeVar("T")
 

@@ -10,7 +10,9 @@ from copy import copy
 from itertools import pairwise
 from typing import Any
 
-from homing import Homing, Listed
+import pytest
+
+from homing import Homing, InvalidRequest, Listed
 from homing.compose import Given, list_provider
 from homing.core.breaker import Breaker, Phase
 from homing.core.decide import Facts
@@ -260,6 +262,16 @@ async def phase(world: World, provider: str = "mail") -> Phase:
 async def stored(world: World) -> int:
     """How many notifications the store has ever accepted."""
     return sum(tally.count + tally.purged for tally in await world.store.tallies(None))
+
+
+async def refused(world: World, fields: dict[str, Any], **settings: Any) -> InvalidRequest:
+    """The error that a send of this is answered with; and nothing was stored."""
+    engine = await world.open({"any": ScriptedProvider()}, working=False, **settings)
+    given = {"recipient": ADA, "channel": "email", "body": "Hello", **fields}
+    with pytest.raises(InvalidRequest) as caught:
+        await engine.send(given.pop("recipient"), **given)
+    assert await world.store.tallies(None) == ()
+    return caught.value
 
 
 async def seconds(duration: float) -> None:

@@ -10,9 +10,8 @@ from homing import Channel, Content, Delivery, Priority, Recipient, config
 from homing.core.errors import ConfigError
 from homing.making import PROVIDERS, Shared, make
 from homing.providers.http import Transport
-
-from .mailing import NOBODY
-from .pushing import FCM, KEY_FILE, WEBPUSH
+from support.email_deliveries import NOBODY
+from support.push_deliveries import FCM, KEY_FILE, WEBPUSH
 
 HTTP = config.load(None, env={}).http
 NOW_MS = 1_705_320_000_000

@@ -13,8 +13,7 @@ from homing import Homing, HomingError, Reason, Recipient, Status
 from homing.core.decide import Facts
 from homing.core.model import Claim, Entry
 from homing.providers.scripted import ScriptedProvider
-
-from .support import ADA, Hook, K, Timed, World, mail, seconds, serving, status, steady
+from support.engine_world import ADA, Hook, K, Timed, World, mail, seconds, serving, status, steady
 
 
 async def put(world: World, kind: str, key: str, value: dict[str, Any], tenant: str = "default") -> None:

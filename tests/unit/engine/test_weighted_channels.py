@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from homing.core.breaker import Phase
-
-from .support import K, Timed, World, mail, seconds, serving
+from support.engine_world import K, Timed, World, mail, seconds, serving
 
 
 async def test_a_split_channel_starts_with_each_provider_by_its_weight(world: World) -> None:

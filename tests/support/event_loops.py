@@ -27,11 +27,18 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from homing.sim.loop import VirtualLoop
+
 T = TypeVar("T")
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 
-_NEW: dict[str, NewLoop] = {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
-_TESTS = Path(__file__).parent
+_NEW: dict[str, NewLoop] = {
+    "uvloop": uvloop.new_event_loop,
+    "asyncio": asyncio.new_event_loop,
+    "virtual": VirtualLoop,
+}
+_TESTS = Path(__file__).parents[1]
+_IN_VIRTUAL_TIME = ("unit/engine",)
 _ON_BOTH = (
     "conformance",
     "integration",
@@ -89,6 +96,8 @@ PRODUCTION = LoopKind("uvloop")
 
 def _kinds(item: pytest.Function) -> tuple[str, ...]:
     """Names the loops on which a test runs."""
+    if _is_in(item, _IN_VIRTUAL_TIME):
+        return ("virtual",)
     if _is_in(item, _ON_UVLOOP):
         return ("uvloop",)
     if not _is_in(item, _ON_BOTH) or _is_in(item, _WITHOUT_IO):

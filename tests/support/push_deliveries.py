@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from homing import Channel, Content, Delivery, Priority, Recipient
 from homing.providers.fcm import FcmProvider
 from homing.providers.http import Transport
 from homing.testing.faults import Act, Received, answer
+from support.vector_files import vectors
 
-VECTORS = Path(__file__).parents[2] / "vectors"
-FCM: dict[str, Any] = json.loads((VECTORS / "fcm.json").read_text())
-WEBPUSH: dict[str, Any] = json.loads((VECTORS / "webpush.json").read_text())
+FCM: dict[str, Any] = vectors("fcm")
+WEBPUSH: dict[str, Any] = vectors("webpush")
 
 NOW_MS = FCM["oauth"]["claims"]["iat"] * 1000
 

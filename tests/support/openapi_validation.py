@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -17,7 +16,9 @@ from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[impor
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-SPECS = Path(__file__).parent / "vectors" / "specs"
+from support.vector_files import VECTORS
+
+SPECS = VECTORS / "specs"
 
 _DOCUMENT = "spec:document"
 _FORM = "application/x-www-form-urlencoded"

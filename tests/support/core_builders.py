@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -46,11 +44,6 @@ MESSAGE = Message(
 
 STEADY = RetryPolicy(max_attempts=5, base_ms=10 * SECOND, factor=2.0)
 """10 s, 20 s, 40 s …, no jitter, no cap."""
-
-
-def vectors(name: str) -> Any:
-    """One of the shared tables of exact values."""
-    return json.loads((Path(__file__).parents[2] / "vectors" / f"{name}.json").read_text())
 
 
 def make_keys(**changes: Any) -> Keys:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
@@ -12,6 +13,13 @@ from jinja2.filters import FILTERS
 from homing.rendering.filters import allowed_filters
 
 Attack = tuple[str, dict[str, Any]]
+
+SECRET = "s3cret-of-this-machine"
+LEAKED = re.compile(
+    rf"{SECRET}|root:|<class|<function|<built-in|<bound|<module|<jinja2|<Macro|<Template|object at 0x|uid=\d"
+    r"|\b49\b|site-packages|<Cycler|<Joiner|<Namespace|Undefined"
+)
+"""Matches text that no template may produce: the secret, reprs of Python objects, computed results."""
 
 DATA: dict[str, Any] = {
     "name": "Ada",

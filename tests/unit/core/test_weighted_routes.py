@@ -9,8 +9,7 @@ import pytest
 
 from homing.core.ids import uuid7
 from homing.core.split import first_stop
-
-from .build import NOW, THREE
+from support.core_builders import NOW, THREE
 
 NAMES = [stop.provider for stop in THREE]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import asyncpg
 import pytest
 
-from private_postgres import NoServer, PrivatePostgres
+from support.private_postgres import NoServer, PrivatePostgres
 
 _LOCAL = ("postgresql://postgres@127.0.0.1:5432/postgres", "postgresql://root@127.0.0.1:5432/postgres")
 

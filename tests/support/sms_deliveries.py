@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from homing import Channel, Content, Delivery
@@ -12,8 +10,6 @@ from homing.providers.http import Answer, Failure, Request
 from homing.providers.sns import SnsProvider
 from homing.providers.twilio import TwilioProvider
 from homing.testing import provider_suite as suite
-
-VECTORS = Path(__file__).parents[2] / "vectors"
 
 NOW_MS = 1_705_320_000_000
 """2024-01-15T12:00:00Z, the moment of the vectors."""
@@ -36,11 +32,6 @@ KINDS = {
     "auth_refresh": {OutcomeKind.PROVIDER_FAULT},  # once the provider itself has tried to refresh
 }
 """The classes of the contracts as outcomes."""
-
-
-def vectors(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((VECTORS / f"{name}.json").read_text())
-    return found
 
 
 def a_delivery(**fields: Any) -> Delivery:

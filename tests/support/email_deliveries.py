@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
-from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,14 +11,9 @@ from homing.core.model import Attachment, Channel, Content, Priority, Recipient
 from homing.core.ports import Delivery
 from homing.providers.http import Answer, Failure, Request
 
-VECTORS = Path(__file__).parents[2] / "vectors"
 ID = "018d0c7e-5a00-7000-8000-000000000001"
 NOW_MS = 1_705_320_000_000
 """2024-01-15 12:00:00 UTC, the clock of the vectors."""
-
-
-def vectors(name: str) -> Any:
-    return json.loads((VECTORS / f"{name}.json").read_text())
 
 
 def a_mail(content: Content | None = None, **fields: Any) -> Delivery:
