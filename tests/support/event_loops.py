@@ -38,18 +38,22 @@ _NEW: dict[str, NewLoop] = {
     "virtual": VirtualLoop,
 }
 _TESTS = Path(__file__).parents[1]
-_IN_VIRTUAL_TIME = ("unit/engine",)
+_IN_VIRTUAL_TIME = ("component/engine", "unit/engine")
 _ON_BOTH = (
+    "component/api",
+    "component/client",
+    "component/observing",
+    "component/providers",
+    "component/test_event_loops.py",
+    "component/test_library.py",
+    "component/test_serving.py",
     "conformance",
     "integration",
     "unit/api",
     "unit/client",
     "unit/observing",
     "unit/providers",
-    "unit/test_library.py",
-    "unit/test_loops.py",
     "unit/test_making.py",
-    "unit/test_serving.py",
 )
 _ON_UVLOOP = (
     "acceptance",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from homing import Channel, ConfigError, Delivery, Homing, Listed, RateLimit, SyncHoming
+from homing import Channel, ConfigError, Delivery, Homing, Listed, RateLimit
 from homing.compose import callback_sink, configured_sinks, engine_settings, list_provider, roster, store
 from homing.config import load
 from homing.core.failover import Stop
@@ -330,14 +330,3 @@ async def test_the_real_clock_goes_on() -> None:
     await clock.sleep_ms(2)
     assert clock.monotonic_ms() > before
     assert clock.now_ms() >= now > 1_700_000_000_000
-
-
-def test_an_engine_made_from_settings_delivers() -> None:
-    Path("homing.toml").write_text(
-        'store = "memory:"\n[providers.out]\nkind = "file"\npath = "out.jsonl"\n', encoding="utf-8"
-    )
-    with SyncHoming(worker=True) as homing:
-        sent = homing.send("a@example.org", channel="email", body="x")
-        done = homing.call(lambda engine: engine.wait(sent.id))
-    assert done.provider_names == ("out",)
-    assert Path("out.jsonl").read_text(encoding="utf-8").count("\n") == 1

@@ -37,18 +37,9 @@ from homing.engine.sending import Rejection, SendResult
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 
-_BLOCK = re.compile(
-    r"^```python runnable\n(?P<code>.*?)^```\n(?:\n```text output\n(?P<output>.*?)^```)?",
-    re.MULTILINE | re.DOTALL,
-)
-
 
 def _all_pages() -> list[Path]:
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-
-
-def _pages() -> list[Path]:
-    return [page for page in _all_pages() if _BLOCK.search(page.read_text())]
 
 
 def _rows(page: str, heading: str, *, table: int = 0) -> list[list[str]]:
@@ -75,22 +66,6 @@ def _listed(page: str, start: str) -> set[str]:
 
 def _ms(text: str) -> int:
     return config.duration_ms(text.replace("min", "m").replace(" ", ""), "docs")
-
-
-@pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_runs_and_prints_what_the_page_says(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    text = page.read_text()
-    for block in _BLOCK.finditer(text):
-        line = text[: block.start("code")].count("\n")
-        code = compile("\n" * line + block["code"], str(page), "exec")
-        exec(code, names)  # the page's own words
-        printed = capsys.readouterr().out
-        if block["output"] is not None:
-            assert printed == block["output"], f"{page.name}, line {line}"
 
 
 def test_every_code_block_that_imports_homing_says_whether_it_runs() -> None:

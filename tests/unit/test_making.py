@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from homing import Channel, ConfigError, Delivery, Outcome, OutcomeKind, SyncHoming, making
+from homing import Channel, ConfigError, Delivery, Outcome, OutcomeKind, making
 from homing.compose import list_provider, roster
 from homing.config import load
 from homing.engine.roster import Roster
 from homing.making import PROVIDERS
 from homing.providers.transport import CurlTransport
 from homing.providers.webhook import WebhookProvider
-from homing.testing.faults import FaultServer
-from support.event_loops import LoopKind
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -155,36 +151,6 @@ def test_nothing_of_a_provider_is_imported_before_it_is_used() -> None:
 def test_wrong_settings_of_the_client_are_named(http: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         wired({"webhook": {"secret": SECRET}}, http=http)
-
-
-def test_the_synchronous_library_sends_too(loop_kind: LoopKind) -> None:
-    """In the event loop of its own thread, and it closes what it opened."""
-    started, stop = threading.Event(), threading.Event()
-    port: list[int] = []
-
-    async def serve() -> None:
-        async with FaultServer() as server:
-            port.append(server.port)
-            started.set()
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=lambda: loop_kind.run(serve()))
-    thread.start()
-    started.wait()
-    try:
-        Path("homing.toml").write_text(
-            f'[providers.webhook]\nsecret = "{SECRET}"\nbase_url = "http://127.0.0.1:{port[0]}"\n'
-        )
-        with SyncHoming("memory:") as homing:
-            sent = homing.send(
-                {"url": "https://example.org/x"}, channel="webhook", content={"data": {"a": 1}}
-            )
-            homing.process()
-            found = homing.get(sent.id)
-            assert found.status == "delivered", found.last_error
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_every_kind_names_a_class_with_its_promises() -> None:

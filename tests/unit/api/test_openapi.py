@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from homing.api.all_routes import all_routes
 from homing.api.docs_page import page
 from homing.api.errors import CODES
 from homing.api.openapi import document
-from support.running_service import Serving
 
 DOCUMENT = json.loads(
     json.dumps(document(all_routes(), version="1.2.3", server="https://notify.example.org"))
@@ -117,31 +115,3 @@ def test_the_page_tells_of_every_operation_schema_and_error_and_loads_nothing_fr
 def test_what_a_description_says_cannot_become_a_part_of_the_page() -> None:
     evil = json.loads(json.dumps(DOCUMENT).replace("Accept a notification.", "<script>alert(1)</script>"))
     assert b"<script>alert" not in page(evil, CODES)
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/docs", "text/html"),
-        ("/docs/docs.css", "text/css"),
-        ("/docs/docs.js", "text/javascript"),
-        ("/api/v1/openapi.json", "application/json"),
-    ],
-)
-def test_it_is_served_to_everybody_under_a_strict_policy(
-    serve: Callable[..., Serving], path: str, kind: str
-) -> None:
-    answer = serve(store="memory:").call("GET", path, key=None)
-    assert answer.status == 200
-    assert answer.headers["content-type"].startswith(kind)
-    if "docs" in path:
-        assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
-
-
-def test_the_probes_are_open_and_the_metrics_are_not(serve: Callable[..., Serving]) -> None:
-    service = serve(store="memory:")
-    assert service.call("GET", "/healthz", key=None).body == b"ok\n"
-    assert service.call("GET", "/readyz", key=None).json == {"ready": True, "store": "ok", "worker": "ok"}
-    assert service.call("GET", "/metrics", key=None).status == 401
-    assert service.call("GET", "/metrics", key="default:read,send").status == 403
-    assert service.call("GET", "/metrics").json["error"]["code"] == "NOT_FOUND", "nothing is counted here"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,14 +68,3 @@ def test_a_wrong_setting_is_named(flags: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError) as raised:
         config.load(flags=flags)
     assert raised.value.field == field
-
-
-def test_nothing_of_it_is_imported_by_who_does_not_ask() -> None:
-    code = (
-        "import sys, asyncio; from homing import Homing\n"
-        "async def main():\n    async with Homing('memory:', worker=True): pass\n"
-        "asyncio.run(main())\n"
-        "print([name for name in sys.modules if name.startswith(('prometheus_client', 'structlog'))])"
-    )
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert told == "[]\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
@@ -17,7 +16,6 @@ from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
-    PublicFormat,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,8 +30,8 @@ from homing.providers.transport import CurlTransport
 from homing.providers.webpush import WebPushProvider
 from homing.providers.webpush_keys import MAX_PLAINTEXT_BYTES, Vapid, encrypt, read_subscription
 from homing.providers.wire import Unsendable
-from homing.testing.faults import RESET_AFTER_READING, Act, FaultServer, answer, html, throttle
 from support.push_deliveries import NOW_MS, WEBPUSH, a_push
+from support.web_push_browser import Browser
 
 K = OutcomeKind
 RFC8291, RFC8292 = WEBPUSH["rfc8291"], WEBPUSH["rfc8292"]
@@ -45,28 +43,6 @@ def raw(text: str) -> bytes:
 
 def text(data: bytes) -> str:
     return urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-class Browser:
-    """The other side: it subscribes, and reads what is pushed with http_ece."""
-
-    def __init__(self) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._auth = os.urandom(16)
-
-    def subscription(self, **fields: Any) -> str:
-        point = self._key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
-        given = {
-            "endpoint": "https://push.example.net/send/abc?v=1",
-            "expirationTime": None,
-            "keys": {"p256dh": text(point), "auth": text(self._auth)},
-            **fields,
-        }
-        return json.dumps(given)
-
-    def read(self, body: bytes) -> Any:
-        plaintext = http_ece.decrypt(body, private_key=self._key, auth_secret=self._auth, version="aes128gcm")
-        return json.loads(plaintext)
 
 
 BROWSER = Browser()
@@ -335,44 +311,6 @@ def test_a_status_means_what_the_contract_says(status: int, kind: OutcomeKind) -
 def test_no_answer_at_all_makes_it_raise(status: int, body: bytes, headers: dict[str, str]) -> None:
     answered = Answer(status=status, headers=headers, body=body)
     assert isinstance(a_provider().classify(answered, NOW_MS), Outcome)
-
-
-# Over real sockets -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("act", "kind"),
-    [
-        (answer(201, headers={"location": "/m/1"}), K.ACCEPTED),
-        (html(410), K.DEAD_ADDRESS),
-        (throttle("3"), K.THROTTLED),
-        (RESET_AFTER_READING, K.AMBIGUOUS),
-    ],
-)
-async def test_a_push_service_answers(act: Act, kind: OutcomeKind) -> None:
-    async with FaultServer(otherwise=act) as server:
-        transport = CurlTransport()
-        provider = WebPushProvider(
-            transport, vapid_private_key=PEM, vapid_subject="mailto:push@example.com", base_url=server.url
-        )
-        outcome = await provider.send(a_push(address=BROWSER.subscription()))
-        await transport.close()
-    assert outcome.kind is kind
-    (received,) = server.received
-    assert received.path == "/send/abc?v=1"
-    assert BROWSER.read(received.body)["title"] == "T"
-
-
-async def test_an_endpoint_inside_the_network_is_not_reached() -> None:
-    async with FaultServer() as server:
-        transport = CurlTransport()
-        provider = WebPushProvider(transport, vapid_private_key=PEM, vapid_subject="https://example.org")
-        for host in ("127.0.0.1", "localhost"):
-            endpoint = f"https://{host}:{server.port}/x"
-            outcome = await provider.send(a_push(address=BROWSER.subscription(endpoint=endpoint)))
-            assert outcome.kind is K.BAD_RECIPIENT
-        await transport.close()
-    assert server.connections == 0
 
 
 # Settings ----------------------------------------------------------------------------------------------

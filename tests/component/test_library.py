@@ -31,7 +31,10 @@ from homing import (
     SyncHoming,
 )
 from homing.core.model import Filter
+from homing.testing.faults import FaultServer
+from support.event_loops import LoopKind
 
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 FAST: list[dict[str, Any]] = [{"name": "fast", "base_ms": 5, "factor": 1.0, "cap_ms": 0, "jitter": "none"}]
 
 
@@ -236,3 +239,55 @@ def test_it_can_be_opened_again() -> None:
         sent = opened.send("a@example.org", channel="email", body="x")
     with opened:
         assert opened.get(sent.id).status is Status.PENDING
+
+
+def test_the_synchronous_library_sends_too(loop_kind: LoopKind) -> None:
+    """In the event loop of its own thread, and it closes what it opened."""
+    started, stop = threading.Event(), threading.Event()
+    port: list[int] = []
+
+    async def serve() -> None:
+        async with FaultServer() as server:
+            port.append(server.port)
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: loop_kind.run(serve()))
+    thread.start()
+    started.wait()
+    try:
+        Path("homing.toml").write_text(
+            f'[providers.webhook]\nsecret = "{SECRET}"\nbase_url = "http://127.0.0.1:{port[0]}"\n'
+        )
+        with SyncHoming("memory:") as homing:
+            sent = homing.send(
+                {"url": "https://example.org/x"}, channel="webhook", content={"data": {"a": 1}}
+            )
+            homing.process()
+            found = homing.get(sent.id)
+            assert found.status == "delivered", found.last_error
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_an_engine_made_from_settings_delivers() -> None:
+    Path("homing.toml").write_text(
+        'store = "memory:"\n[providers.out]\nkind = "file"\npath = "out.jsonl"\n', encoding="utf-8"
+    )
+    with SyncHoming(worker=True) as homing:
+        sent = homing.send("a@example.org", channel="email", body="x")
+        done = homing.call(lambda engine: engine.wait(sent.id))
+    assert done.provider_names == ("out",)
+    assert Path("out.jsonl").read_text(encoding="utf-8").count("\n") == 1
+
+
+def test_nothing_of_it_is_imported_by_who_does_not_ask() -> None:
+    code = (
+        "import sys, asyncio; from homing import Homing\n"
+        "async def main():\n    async with Homing('memory:', worker=True): pass\n"
+        "asyncio.run(main())\n"
+        "print([name for name in sys.modules if name.startswith(('prometheus_client', 'structlog'))])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert told == "[]\n"
