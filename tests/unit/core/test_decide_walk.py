@@ -1,4 +1,4 @@
-"""Whole lives: random outcomes until the end, by the real row and the real decision."""
+"""Random outcomes from acceptance to the end, with the real row and the real decision."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ LEASE_MS = 40 * SECOND
 
 
 class Turn(NamedTuple):
-    """What the world does at one attempt."""
+    """The circumstances of one attempt."""
 
     kind: OutcomeKind
     retry_after_ms: int | None = None
     u: float = 0.0
     took_ms: int = 200
     shut: frozenset[str] = frozenset()
-    """Providers whose breaker is open at that moment."""
+    """Providers whose breaker is open during the attempt."""
 
 
 class Step(NamedTuple):
-    """One attempt that was made."""
+    """An attempt that was made."""
 
     claim: Claim
     outcome: Outcome
@@ -64,7 +64,7 @@ class Life(NamedTuple):
 def live(
     policy: RetryPolicy, route: Route, turns: list[Turn], *, pinned: bool, expires_at: int | None
 ) -> Life:
-    """From acceptance to the end; when the turns are over, everything fails with a transient error."""
+    """Runs a notification until it ends. After the last turn, every attempt fails as transient."""
     row = accept(make_new(pinned=pinned, expires_at=expires_at)).row
     life, now, left = Life(row, []), NOW, list(reversed(turns))
     for _ in range(1_000):
@@ -83,7 +83,7 @@ def live(
 
 
 def one_turn(row: Row, turn: Turn, policy: RetryPolicy, route: Route, now: int) -> Step | None:
-    """Claim, guard, choice, attempt and settlement; None: there was no attempt."""
+    """Runs claim, guard, choice, attempt and settlement. Returns None if no attempt was made."""
     lease(row, "worker-1", LEASE_MS, now)
     claim = claim_of(row, MESSAGE, now)
     choice = choose(
@@ -138,7 +138,7 @@ expiries = st.one_of(st.none(), st.integers(NOW + 1, NOW + 2 * DAY))
 
 
 @given(patience, routes, st.lists(shut_turns, max_size=20), st.booleans(), expiries)
-def test_it_ends_after_no_more_attempts_than_the_policy_allows(
+def test_it_ends_within_the_maximum_number_of_attempts(
     policy: RetryPolicy, route: Route, turns: list[Turn], pinned: bool, expires_at: int | None
 ) -> None:
     life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
@@ -162,7 +162,7 @@ def test_it_changes_the_provider_only_after_a_definite_failure_or_by_policy(
 
 
 @given(patience, routes, st.lists(turns, max_size=20), st.booleans(), expiries)
-def test_the_same_provider_gets_at_least_its_backoff_floor_before_the_next_attempt(
+def test_attempts_at_the_same_provider_are_at_least_the_minimum_backoff_apart(
     policy: RetryPolicy, route: Route, turns: list[Turn], pinned: bool, expires_at: int | None
 ) -> None:
     life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
@@ -171,7 +171,7 @@ def test_the_same_provider_gets_at_least_its_backoff_floor_before_the_next_attem
 
 @given(patience, routes, st.lists(shut_turns, max_size=20), st.booleans(), expiries)
 @example(STEADY, TWO, [Turn(OutcomeKind.PROVIDER_FAULT, shut=frozenset({"sns"}))] * 4, False, None)
-def test_an_open_breaker_elsewhere_does_not_take_the_backoff_floor_away(
+def test_an_open_breaker_elsewhere_does_not_shorten_the_minimum_backoff(
     policy: RetryPolicy, route: Route, turns: list[Turn], pinned: bool, expires_at: int | None
 ) -> None:
     life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
@@ -186,7 +186,7 @@ def assert_backoff(life: Life, policy: RetryPolicy) -> None:
 
 
 @given(patience, routes, st.lists(shut_turns, max_size=20), st.booleans(), expiries)
-def test_no_provider_is_asked_again_before_the_time_it_asked_for(
+def test_no_provider_is_tried_before_the_time_of_its_retry_after(
     policy: RetryPolicy, route: Route, turns: list[Turn], pinned: bool, expires_at: int | None
 ) -> None:
     quiet_until: dict[str, int] = {}
@@ -198,7 +198,7 @@ def test_no_provider_is_asked_again_before_the_time_it_asked_for(
 
 
 @given(patience, routes, st.lists(turns, max_size=20), st.booleans(), st.integers(NOW + 1, NOW + DAY))
-def test_no_attempt_begins_after_the_expiry(
+def test_no_attempt_starts_after_the_expiry(
     policy: RetryPolicy, route: Route, turns: list[Turn], pinned: bool, expires_at: int
 ) -> None:
     life = live(policy, route, turns, pinned=pinned, expires_at=expires_at)
@@ -206,7 +206,7 @@ def test_no_attempt_begins_after_the_expiry(
 
 
 @given(patience, st.lists(turns, max_size=20))
-def test_with_an_attempt_that_lands_it_is_sent_and_over(policy: RetryPolicy, turns: list[Turn]) -> None:
+def test_a_successful_attempt_ends_it_as_sent(policy: RetryPolicy, turns: list[Turn]) -> None:
     wanted = replace(policy, on_timeout=OnTimeout.RETRY, max_attempts=30, max_age_ms=999 * DAY)
     life = live(wanted, TWO, [*turns, Turn(OutcomeKind.ACCEPTED)], pinned=False, expires_at=None)
     assert life.row.status is Status.SENT

@@ -1,4 +1,4 @@
-"""What the guard decides before an attempt, and what a postponement gives back."""
+"""Decisions of the guard before an attempt, and attempts returned by a postponement."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ def ending(claim: Claim, facts: Facts = NOTHING_AGAINST_IT, now: int = NOW) -> t
     return settled.status, settled.reason
 
 
-def test_with_nothing_against_it_the_attempt_goes_ahead() -> None:
+def test_without_objections_the_attempt_goes_ahead() -> None:
     assert verdict(make_claim()) is None
     assert verdict(make_claim(attempt=5, expires_at=NOW + 1, aged_from=NOW - DAY + 1)) is None
 
 
-def test_what_has_expired_is_not_attempted() -> None:
+def test_an_expired_notification_is_not_attempted() -> None:
     assert ending(make_claim(expires_at=NOW)) == (Status.EXPIRED, Reason.EXPIRED)
     assert ending(make_claim(expires_at=NOW - 1)) == (Status.EXPIRED, Reason.EXPIRED)
 
 
 @pytest.mark.parametrize("reason", SKIPS)
-def test_whom_it_must_not_reach_is_skipped_with_the_reason(reason: Reason) -> None:
+def test_a_notification_that_must_not_be_sent_is_skipped_with_the_reason(reason: Reason) -> None:
     assert ending(make_claim(), Facts(skip=reason)) == (Status.SKIPPED, reason)
 
 
-def test_what_waited_too_long_is_a_dead_letter() -> None:
+def test_a_notification_that_waited_too_long_is_a_dead_letter() -> None:
     expected = (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
     assert ending(make_claim(aged_from=NOW - DAY)) == expected
     assert ending(make_claim(aged_from=NOW - DAY, attempt=0, overdue=True)) == expected
 
 
-def test_attempts_that_the_policy_no_longer_allows_are_not_made() -> None:
+def test_attempts_beyond_the_current_policy_s_maximum_are_not_made() -> None:
     assert ending(make_claim(attempt=6)) == (Status.FAILED, Reason.RETRIES_EXHAUSTED)
     assert verdict(make_claim(attempt=6, attempt_floor=6)) is None
 
@@ -70,7 +70,7 @@ def test_a_rate_limit_or_quiet_hours_only_postpone() -> None:
     assert (settled.status, settled.reason, settled.delay_ms) == (Status.PENDING, Reason.QUIET_HOURS, HOUR)
 
 
-def test_the_guard_asks_in_the_order_expired_skipped_too_old_exhausted_postponed() -> None:
+def test_the_guard_checks_expired_skipped_too_old_exhausted_postponed_in_this_order() -> None:
     expired = {"expires_at": NOW}
     too_old = {"aged_from": NOW - DAY}
     spent = {"attempt": 6}
@@ -82,12 +82,12 @@ def test_the_guard_asks_in_the_order_expired_skipped_too_old_exhausted_postponed
     assert ending(make_claim(), QUIET)[1] is Reason.QUIET_HOURS
 
 
-def test_a_synchronous_send_does_not_age() -> None:
+def test_a_synchronous_send_has_no_age_limit() -> None:
     assert verdict(make_claim(mode=Mode.SYNCHRONOUS, aged_from=NOW - 9 * DAY)) is None
 
 
 @pytest.mark.parametrize("reason", [Reason.RATE_LIMIT, Reason.QUIET_HOURS, Reason.NO_PROVIDER])
-def test_a_synchronous_send_is_never_queued_whatever_stands_in_its_way(reason: Reason) -> None:
+def test_a_synchronous_send_is_never_queued_whatever_prevents_it(reason: Reason) -> None:
     claim = make_claim(mode=Mode.SYNCHRONOUS)
     judged = verdict(claim, Facts(postpone_ms=MINUTE, postpone_reason=reason))
     assert judged is not None
@@ -95,14 +95,14 @@ def test_a_synchronous_send_is_never_queued_whatever_stands_in_its_way(reason: R
     assert postpone(claim, STEADY, MINUTE, reason).status not in WAITING
 
 
-def test_a_synchronous_send_that_ran_out_of_time_before_anything_was_sent_is_over() -> None:
+def test_a_synchronous_send_that_timed_out_before_anything_was_sent_is_final() -> None:
     settled = give_up(make_claim(mode=Mode.SYNCHRONOUS), STEADY)
     assert (settled.status, settled.reason) == (Status.FAILED, Reason.DELIVERY_TIMEOUT)
     assert (settled.attempt, settled.give_back) == (None, True)
 
 
 @pytest.mark.parametrize(("attempt", "status"), [(1, Status.PENDING), (2, Status.RETRYING)])
-def test_a_postponement_gives_the_attempt_back_and_keeps_the_rest(attempt: int, status: Status) -> None:
+def test_a_postponement_returns_the_attempt_and_changes_nothing_else(attempt: int, status: Status) -> None:
     claim = make_claim(
         attempt=attempt, provider="sns", outlet="sns", failures_here=1, last_delay_ms=20 * SECOND, token=9
     )
@@ -123,13 +123,13 @@ def test_a_postponement_gives_the_attempt_back_and_keeps_the_rest(attempt: int, 
 
 @pytest.mark.parametrize("facts", [Facts(skip=Reason.SUPPRESSED), QUIET])
 @pytest.mark.parametrize("overdue", [False, True])
-def test_only_an_attempt_that_was_counted_is_given_back(facts: Facts, overdue: bool) -> None:
+def test_only_a_counted_attempt_is_returned(facts: Facts, overdue: bool) -> None:
     settled = verdict(make_claim(overdue=overdue), facts)
     assert settled is not None
     assert settled.give_back is not overdue
 
 
-def test_a_row_past_its_deadline_waits_on_where_the_policy_has_grown_more_patient() -> None:
+def test_a_row_past_its_deadline_keeps_waiting_if_the_policy_s_max_age_was_raised() -> None:
     claim = make_claim(overdue=True, attempt=2, aged_from=NOW - HOUR, due_at=NOW + MINUTE)
     settled = verdict(claim)
     assert settled is not None
@@ -148,13 +148,13 @@ def test_a_row_past_its_deadline_is_never_attempted_on_that_lease() -> None:
         assert verdict(make_claim(overdue=True, attempt=attempt), facts) is not None
 
 
-def test_an_overdue_row_has_made_all_its_attempts_and_a_claimed_one_all_but_the_last() -> None:
+def test_a_row_that_is_overdue_has_no_attempts_left_and_a_claimed_row_has_one() -> None:
     assert attempts_made(make_claim(attempt=3)) == 2
     assert attempts_made(make_claim(attempt=3, overdue=True)) == 3
     assert [waiting_status(n) for n in (0, 1, 2)] == [Status.PENDING, Status.RETRYING, Status.RETRYING]
 
 
 @given(st.integers(1, 1_000), st.integers(0, 1_000))
-def test_a_granted_attempt_raises_the_maximum_and_never_lowers_it(maximum: int, floor: int) -> None:
+def test_a_granted_attempt_raises_the_maximum_but_never_lowers_it(maximum: int, floor: int) -> None:
     allowed = allowed_attempts(make_claim(attempt_floor=floor), replace(STEADY, max_attempts=maximum))
     assert allowed == max(maximum, floor)

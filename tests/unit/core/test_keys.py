@@ -1,4 +1,4 @@
-"""API keys: their form, their digest, and when they are good."""
+"""API keys: their format, their digest, and their validity."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from homing.core.keys import (
 
 
 def read_key(text: str) -> tuple[str, str] | None:
-    """As a keychain reads one that it has not seen before."""
+    """Reads a key as a keychain does that has not seen it before."""
     parts = key_parts(text)
     return parts if parts is not None and well_formed(*parts) else None
 
@@ -50,7 +50,7 @@ def record(digest: str = "", **fields: Any) -> KeyRecord:
 
 
 @given(IDS, SECRETS)
-def test_a_key_can_be_recognised_and_read_back(id_bits: int, secret_bits: int) -> None:
+def test_a_key_can_be_recognized_and_read_back(id_bits: int, secret_bits: int) -> None:
     new = minted(id_bits, secret_bits)
     assert new.text.startswith(f"hm_{new.id}_")
     parts = read_key(new.text)
@@ -60,7 +60,7 @@ def test_a_key_can_be_recognised_and_read_back(id_bits: int, secret_bits: int) -
 
 
 @given(IDS, SECRETS, st.data())
-def test_a_slip_in_a_key_is_noticed_without_asking_anybody(
+def test_a_typing_error_in_a_key_is_detected_without_a_lookup(
     id_bits: int, secret_bits: int, data: st.DataObject
 ) -> None:
     text = minted(id_bits, secret_bits).text
@@ -73,11 +73,11 @@ def test_a_slip_in_a_key_is_noticed_without_asking_anybody(
 
 
 @pytest.mark.parametrize("text", ["", "hm_", "hm__", "hm_1_2", "x" * 10_000, "hm_" + "é" * 51, "\x00"])
-def test_what_has_not_the_form_of_a_key_is_none(text: str) -> None:
+def test_text_without_the_format_of_a_key_is_not_a_key(text: str) -> None:
     assert read_key(text) is None
 
 
-def test_a_secret_has_enough_chance_in_it_and_is_not_kept() -> None:
+def test_a_secret_has_enough_entropy_and_is_not_stored() -> None:
     assert SECRET_BITS >= 128
     new = minted(1, random.Random(1).getrandbits(SECRET_BITS))
     secret = new.text.rpartition("_")[2]
@@ -95,7 +95,7 @@ def test_another_secret_does_not_match(one: int, other: int) -> None:
     assert not matches(None, parts[1])
 
 
-def test_secrets_are_compared_in_constant_time_whether_the_key_is_there_or_not() -> None:
+def test_secrets_are_compared_in_constant_time_even_if_the_key_does_not_exist() -> None:
     tree = ast.parse(inspect.getsource(keys.matches))
     calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert calls.count("hmac.compare_digest") == 1
@@ -106,14 +106,14 @@ def test_secrets_are_compared_in_constant_time_whether_the_key_is_there_or_not()
     assert ast.unparse(first.values[0]).startswith("hmac.compare_digest")
 
 
-def test_a_key_ends_at_its_time_or_when_it_is_revoked() -> None:
+def test_a_key_is_valid_until_it_expires_or_is_revoked() -> None:
     assert record().status(10**15) is KeyStatus.ACTIVE
     assert record(expires_at=100).status(99) is KeyStatus.ACTIVE
     assert record(expires_at=100).status(100) is KeyStatus.EXPIRED
     assert record(expires_at=100, revoked_at=50).status(60) is KeyStatus.REVOKED
 
 
-def test_scopes_are_read_by_name_each_once_and_one_at_least() -> None:
+def test_scopes_are_read_by_name_without_repeats_and_at_least_one_is_needed() -> None:
     assert scopes_from(["read", "send", "read"]) == (Scope.SEND, Scope.READ)
     for wrong in (["root"], [""], [1], ["SEND"]):
         with pytest.raises(InvalidRequest, match="allowed are send, read, operate, manage, admin"):
@@ -123,13 +123,13 @@ def test_scopes_are_read_by_name_each_once_and_one_at_least() -> None:
 
 
 @pytest.mark.parametrize("name", ["acme", "a", "0", "team-1.eu_west", "a" * 63])
-def test_a_tenant_may_be_called_so(name: str) -> None:
+def test_a_valid_tenant_name_is_accepted(name: str) -> None:
     assert check_tenant(name) == name
 
 
 @pytest.mark.parametrize(
     "name", ["", "*", "Acme", "a b", "a" * 64, "-a", ".a", "a/b", "a\n", "ä", "a\x00", None, 7, "а"]
 )
-def test_and_not_so(name: object) -> None:
+def test_an_invalid_tenant_name_is_refused(name: object) -> None:
     with pytest.raises(InvalidRequest, match="tenant: must have 1 to 63"):
         check_tenant(name)

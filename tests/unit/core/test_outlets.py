@@ -1,4 +1,4 @@
-"""Room at outlets: a host has its own, and its provider's holds however many hosts there are."""
+"""Capacity of outlets: each host has its own, and the provider's limit covers all its hosts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from homing.core.outlets import OutletRoom
 OUTLETS = ["twilio", "hook@a.example", "hook@b.example", "hook@c.example"]
 
 
-def test_an_outlet_that_is_not_named_has_the_usual_room() -> None:
+def test_an_outlet_without_a_setting_has_the_default_capacity() -> None:
     room = OutletRoom({}, 3)
     assert room.left("twilio") == room.left("hook@a.example") == 3
     assert room.open("twilio")
     assert room.closed == []
 
 
-def test_what_is_dealt_somewhere_is_gone_there_and_nowhere_else() -> None:
+def test_capacity_taken_at_one_outlet_is_not_taken_elsewhere() -> None:
     room = OutletRoom({"twilio": 2}, 5)
     room.use("twilio")
     assert (room.left("twilio"), room.left("sns")) == (1, 5)
 
 
-def test_every_host_counts_against_its_provider_where_that_has_a_limit() -> None:
+def test_every_host_counts_against_its_provider_s_limit() -> None:
     room = OutletRoom({"hook": 3, "hook@a.example": 2}, 5)
     room.use("hook@a.example")
     room.use("hook@b.example")
@@ -34,7 +34,7 @@ def test_every_host_counts_against_its_provider_where_that_has_a_limit() -> None
     assert (room.left("hook@a.example"), room.left("hook@c.example")) == (0, 0)
 
 
-def test_without_a_limit_of_the_provider_hosts_do_not_hold_each_other_up() -> None:
+def test_without_a_provider_limit_hosts_do_not_block_each_other() -> None:
     room = OutletRoom({"hook@a.example": 1}, 5)
     room.use("hook@a.example")
     assert (room.left("hook@a.example"), room.left("hook@b.example")) == (0, 5)
@@ -49,7 +49,7 @@ def test_a_paused_provider_closes_all_its_hosts() -> None:
     assert room.open("acs")
 
 
-def test_a_host_without_room_does_not_close_its_provider() -> None:
+def test_a_host_without_capacity_does_not_close_its_provider() -> None:
     room = OutletRoom({"hook@a.example": 0}, 5)
     assert not room.open("hook@a.example")
     assert room.open("hook@b.example")
@@ -60,7 +60,7 @@ def test_a_host_without_room_does_not_close_its_provider() -> None:
     st.integers(1, 4),
     st.lists(st.sampled_from(OUTLETS), max_size=30),
 )
-def test_no_dealing_takes_more_than_an_outlet_or_its_provider_was_given(
+def test_no_allocation_exceeds_the_capacity_of_an_outlet_or_its_provider(
     given_room: dict[str, int], slots: int, wanted: list[str]
 ) -> None:
     room, dealt = OutletRoom(given_room, slots), Counter[str]()

@@ -1,4 +1,4 @@
-"""Values of other types become the built-in ones that they mean, or an error that names their place."""
+"""Values of other types become built-in values, or an error with their path."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Broken(float):
 
 
 class Int64:
-    """A whole number as NumPy has them: no `int`, but registered as one."""
+    """An integer like NumPy's: not an `int`, but registered as one."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -65,7 +65,7 @@ Integral.register(Int64)
 
 
 class Stamp(datetime):
-    """A time as pandas and pendulum have them."""
+    """A time like those of pandas and pendulum."""
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ class Stamp(datetime):
         (None, None),
     ],
 )
-def test_what_means_a_json_value_becomes_that_value(value: Any, expected: Any) -> None:
+def test_a_value_with_a_json_equivalent_becomes_that_value(value: Any, expected: Any) -> None:
     found = plain_json({"k": value}, "data")["k"]
     assert found == expected
     assert _kinds(found) <= {str, int, float, bool, type(None), dict, list}
@@ -116,33 +116,33 @@ def _kinds(value: Any) -> set[type]:
         ({b"a": 1}, "data"),
     ],
 )
-def test_what_means_no_json_value_is_refused_with_its_path(value: Any, path: str) -> None:
+def test_a_value_without_a_json_equivalent_is_refused_with_its_path(value: Any, path: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         plain_json(value, "data")
     assert caught.value.field == path
 
 
-def test_a_value_that_holds_itself_is_nested_too_deeply() -> None:
+def test_a_value_that_contains_itself_is_nested_too_deeply() -> None:
     value: dict[str, Any] = {}
     value["k"] = value
     with pytest.raises(InvalidRequest, match="nested too deeply"):
         plain_json(value, "data")
 
 
-def test_text_of_a_framework_is_the_text_itself() -> None:
+def test_a_framework_s_text_becomes_plain_text() -> None:
     for text in (mark_safe("a"), Markup("a"), Shade.DARK, Colour.RED):
         assert type(plain_text(text, "x")) is str
     assert plain_text(Shade.DARK, "x") == "dark"
 
 
-def test_a_time_of_another_library_keeps_its_zone() -> None:
+def test_a_time_of_another_library_keeps_its_time_zone() -> None:
     zone = UTC
     found = plain_time(Stamp(2026, 1, 31, 9, 30, tzinfo=zone))
     assert (type(found), found) == (datetime, datetime(2026, 1, 31, 9, 30, tzinfo=zone))
 
 
 def everywhere(text: Any) -> SendRequest:
-    """A request with this text in every field that takes text."""
+    """Returns a request with this text in every text field."""
     return SendRequest(
         recipient=Recipient(id=text, email=text, locale=text),
         channel=text,
@@ -172,7 +172,7 @@ def everywhere(text: Any) -> SendRequest:
 
 
 @given(st.sampled_from([Markup, mark_safe]), st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_a_request_with_text_of_a_framework_is_the_same_as_with_plain_text(kind: Any, text: str) -> None:
+def test_a_request_with_a_framework_s_text_equals_one_with_plain_text(kind: Any, text: str) -> None:
     text = text.replace("\x00", "")
     plain = plain_request(everywhere(kind(text)))
     assert plain == plain_request(everywhere(text))
@@ -215,7 +215,7 @@ def test_a_field_of_the_wrong_type_is_named(fields: dict[str, Any], field: str) 
     assert caught.value.field == field
 
 
-def test_none_means_left_out() -> None:
+def test_none_means_absent() -> None:
     assert plain_request(SendRequest(priority=cast("str", None))).priority == "medium"
 
 

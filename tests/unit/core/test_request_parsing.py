@@ -1,4 +1,4 @@
-"""Requests from plain mappings: both spellings, short forms of a recipient, errors that name a field."""
+"""Requests parsed from mappings: both spellings, short forms of a recipient, errors that name a field."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def refused(field: str, problem: str = "") -> Any:
         ),
     ],
 )
-def test_keys_are_read_in_both_spellings_and_values_as_text_or_as_what_they_are(raw: Any) -> None:
+def test_keys_are_accepted_in_both_spellings_and_values_as_text_or_typed(raw: Any) -> None:
     assert request_from(raw) == SendRequest(
         template_key="t",
         send_at=datetime(2026, 1, 31, 9, tzinfo=UTC),
@@ -47,7 +47,7 @@ def test_keys_are_read_in_both_spellings_and_values_as_text_or_as_what_they_are(
 
 
 @pytest.mark.parametrize("name", SendRequest.__struct_fields__)
-def test_every_field_of_a_request_has_its_name_on_the_wire(name: str) -> None:
+def test_every_field_of_a_request_has_a_wire_name(name: str) -> None:
     encoded = dict(zip(SendRequest.__struct_fields__, SendRequest.__struct_encode_fields__, strict=True))
     assert camel(name) == encoded[name] == camel(encoded[name])
 
@@ -64,7 +64,7 @@ def test_every_field_of_a_request_has_its_name_on_the_wire(name: str) -> None:
         ("webhook", "https://shop.example/in", Recipient(url="https://shop.example/in")),
     ],
 )
-def test_a_bare_address_is_the_one_for_the_channel(channel: str, address: str, recipient: Recipient) -> None:
+def test_a_bare_address_belongs_to_the_channel(channel: str, address: str, recipient: Recipient) -> None:
     assert request_from({"recipient": address, "channel": channel}).recipient == recipient
     assert request_from({"recipient": address, "channels": [channel]}).recipient == recipient
     assert request_from({"recipients": [address, {"id": "u"}], "channel": channel}).recipients == (
@@ -73,7 +73,7 @@ def test_a_bare_address_is_the_one_for_the_channel(channel: str, address: str, r
     )
 
 
-def test_a_bare_address_needs_one_channel_to_be_for() -> None:
+def test_a_bare_address_needs_exactly_one_channel() -> None:
     with refused("channel", "missing"):
         request_from({"recipient": "ada@example.org"})
     with refused("channel", "'fax'"):
@@ -91,7 +91,7 @@ def test_a_recipient_is_an_address_or_a_recipient(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ada@example.org", {"email": "ada@example.org"}, 7])
-def test_recipients_are_a_list(wrong: Any) -> None:
+def test_recipients_must_be_a_list(wrong: Any) -> None:
     with refused("recipients", "must be a list"):
         request_from({"recipients": wrong, "channel": "email"})
 
@@ -136,22 +136,22 @@ def test_content_is_read_with_its_attachments(content: Any) -> None:
         (None, "request", "is NoneType"),
     ],
 )
-def test_what_does_not_fit_is_named(raw: Any, field: str, problem: str) -> None:
+def test_an_invalid_value_is_refused_with_its_field(raw: Any, field: str, problem: str) -> None:
     with refused(field, problem):
         request_from(raw)
 
 
-def test_an_error_without_a_place_is_about_the_request() -> None:
+def test_an_error_without_a_path_is_about_the_request() -> None:
     error = msgspec.ValidationError("Expected `object`, got `int`")
     assert explained(error, ()) == ("request", "Expected `object`, got `int`")
 
 
-def test_an_unknown_field_in_an_error_gets_its_suggestion() -> None:
+def test_an_unknown_field_is_refused_with_a_suggestion() -> None:
     error = msgspec.ValidationError("Object contains unknown field `templatKey`")
     assert explained(error, ["templateKey"]) == ("templatKey", "is not known; did you mean templateKey?")
 
 
-def test_a_field_that_is_like_no_other_gets_the_whole_list() -> None:
+def test_a_field_unlike_any_other_is_refused_with_the_whole_list() -> None:
     assert unknown_field("zzz", ["a", "b"]) == "is not known; allowed are a, b"
 
 
@@ -161,7 +161,7 @@ values = json_values | st.dictionaries(st.sampled_from(["email", "body", "attach
 
 
 @given(st.dictionaries(keys, values))
-def test_whatever_is_given_becomes_a_request_or_an_error_about_a_field(raw: dict[str, Any]) -> None:
+def test_any_input_becomes_a_request_or_an_error_about_a_field(raw: dict[str, Any]) -> None:
     found: SendRequest | InvalidRequest
     try:
         found = request_from(raw)

@@ -1,4 +1,4 @@
-"""What an operator's command does to a row."""
+"""Effects of an operator's commands on a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATER = NOW + HOUR
 
 
 def row_in(status: Status, **changes: Any) -> Row:
-    """A row after two attempts that came to this status."""
+    """Returns a row with this status after two attempts."""
     fields: dict[str, Any] = {
         "status": status,
         "attempts": 2,
@@ -46,7 +46,7 @@ def order(row: Row, name: CommandName, now: int = LATER, **changes: Any) -> Chan
     ("name", "status", "mode"),
     list(itertools.product(CommandName, Status, [Mode.STANDARD, Mode.SYNCHRONOUS])),
 )
-def test_a_command_is_applied_where_the_table_allows_it_and_else_changes_nothing(
+def test_a_command_is_applied_if_the_table_allows_it_and_otherwise_changes_nothing(
     name: CommandName, status: Status, mode: Mode
 ) -> None:
     row = row_in(status, mode=mode)
@@ -72,14 +72,14 @@ def test_a_command_is_applied_where_the_table_allows_it_and_else_changes_nothing
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.RETRYING, Status.IN_DOUBT])
-def test_a_cancelled_row_waits_for_nothing(status: Status) -> None:
+def test_a_cancelled_row_has_no_next_attempt(status: Status) -> None:
     row = row_in(status)
     order(row, C.CANCEL)
     assert (row.status, row.reason) == (Status.CANCELLED, Reason.OPERATOR)
     assert (row.due_at, row.deadline_at, row.failed_at) == (None, None, None)
 
 
-def test_a_cancel_while_sending_is_only_noted() -> None:
+def test_a_cancel_during_an_attempt_is_only_recorded() -> None:
     row = row_in(Status.SENDING)
     order(row, C.CANCEL)
     assert (row.status, row.cancel_requested, row.lease_until) == (Status.SENDING, True, NOW + MINUTE)
@@ -89,7 +89,7 @@ def test_a_cancel_while_sending_is_only_noted() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.RETRYING])
-def test_a_waiting_row_is_due_now_and_gets_no_attempt_more(status: Status) -> None:
+def test_retrying_a_waiting_row_makes_it_due_now_without_an_extra_attempt(status: Status) -> None:
     row = row_in(status, holds={"twilio": NOW + DAY})
     order(row, C.RETRY)
     assert (row.status, row.due_at, row.deadline_at) == (status, LATER, NOW + DAY)
@@ -100,7 +100,7 @@ FINISHED = [Status.FAILED, Status.EXPIRED, Status.SKIPPED, Status.CANCELLED, Sta
 
 
 @pytest.mark.parametrize("status", FINISHED)
-def test_a_finished_row_is_reopened_with_one_attempt_more(status: Status) -> None:
+def test_retrying_a_finished_row_reopens_it_with_one_extra_attempt(status: Status) -> None:
     row = row_in(status, attempts=5, aged_from=NOW - 9 * DAY, holds={"twilio": NOW + DAY})
     order(row, C.RETRY)
     assert (row.status, row.due_at, row.attempt_floor) == (Status.RETRYING, LATER, 6)
@@ -111,7 +111,7 @@ def test_a_finished_row_is_reopened_with_one_attempt_more(status: Status) -> Non
     assert judge(claim, STEADY, NOTHING_AGAINST_IT, now=LATER) is None, "it may be attempted"
 
 
-def test_a_row_that_never_had_an_attempt_waits_for_its_first() -> None:
+def test_a_row_without_attempts_waits_for_its_first() -> None:
     row = row_in(Status.SKIPPED, attempts=0)
     change = order(row, C.RETRY)
     assert row.status is Status.PENDING
@@ -119,14 +119,14 @@ def test_a_row_that_never_had_an_attempt_waits_for_its_first() -> None:
     assert change.cause.after is Status.PENDING
 
 
-def test_an_attempt_granted_before_is_not_taken_back() -> None:
+def test_an_attempt_granted_earlier_is_kept() -> None:
     row = row_in(Status.FAILED, attempts=2, attempt_floor=9)
     order(row, C.RETRY)
     assert row.attempt_floor == 9
 
 
 @pytest.mark.parametrize(("expires_at", "kept"), [(LATER, None), (LATER - 1, None), (LATER + 1, LATER + 1)])
-def test_an_expiry_that_has_passed_is_forgotten_and_one_to_come_is_kept(
+def test_an_expiry_in_the_past_is_dropped_and_one_in_the_future_is_kept(
     expires_at: int, kept: int | None
 ) -> None:
     row = row_in(Status.EXPIRED, expires_at=expires_at)
@@ -135,14 +135,14 @@ def test_an_expiry_that_has_passed_is_forgotten_and_one_to_come_is_kept(
 
 
 @pytest.mark.parametrize("status", [Status.RETRYING, Status.FAILED])
-def test_a_forced_provider_is_taken_and_kept(status: Status) -> None:
+def test_a_forced_provider_is_used_and_kept(status: Status) -> None:
     row = row_in(status, failures_here=1)
     order(row, C.RETRY, provider="hook", outlet="hook@shop.example")
     assert (row.provider, row.outlet, row.pinned) == ("hook", "hook@shop.example", True)
     assert row.failures_here == 0
 
 
-def test_without_an_outlet_the_forced_provider_is_its_own() -> None:
+def test_without_an_outlet_the_forced_provider_is_its_own_outlet() -> None:
     row = row_in(Status.FAILED)
     order(row, C.RETRY, provider="sns")
     assert (row.provider, row.outlet) == ("sns", "sns")
@@ -152,13 +152,13 @@ def test_without_an_outlet_the_forced_provider_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.RETRYING])
-def test_a_rescheduled_row_is_due_when_it_was_told(status: Status) -> None:
+def test_a_rescheduled_row_is_due_at_the_given_time(status: Status) -> None:
     row = row_in(status)
     order(row, C.RESCHEDULE, delay_ms=30 * MINUTE)
     assert (row.status, row.due_at) == (status, LATER + 30 * MINUTE)
 
 
-def test_a_row_rescheduled_beyond_its_age_limit_is_attempted_then_and_not_buried_before() -> None:
+def test_a_row_rescheduled_beyond_its_age_limit_is_still_attempted_at_that_time() -> None:
     row = row_in(Status.PENDING, attempts=0)
     order(row, C.RESCHEDULE, now=NOW, delay_ms=3 * DAY)
     assert row.due_at == NOW + 3 * DAY
@@ -169,7 +169,7 @@ def test_a_row_rescheduled_beyond_its_age_limit_is_attempted_then_and_not_buried
     assert judge(claim, STEADY, NOTHING_AGAINST_IT, now=NOW + 3 * DAY) is None
 
 
-def test_an_acknowledgement_keeps_who_when_and_why_and_touches_nothing_else() -> None:
+def test_an_acknowledgement_records_who_when_and_why_and_changes_nothing_else() -> None:
     row = row_in(Status.FAILED)
     order(row, C.ACKNOWLEDGE)
     assert (row.acknowledged_at, row.acknowledged_by, row.acknowledged_why) == (LATER, "ada", "asked for")
@@ -178,13 +178,13 @@ def test_an_acknowledgement_keeps_who_when_and_why_and_touches_nothing_else() ->
     assert row.acknowledged_why is None
 
 
-def test_a_doubt_resolved_as_sent_is_sent() -> None:
+def test_an_in_doubt_row_resolved_as_sent_is_sent() -> None:
     row = row_in(Status.IN_DOUBT, reason=Reason.UNCONFIRMED)
     order(row, C.RESOLVE, resolution=Status.SENT)
     assert (row.status, row.reason, row.sent_at, row.failed_at) == (Status.SENT, None, LATER, None)
 
 
-def test_a_doubt_resolved_as_failed_is_a_dead_letter_of_the_operator() -> None:
+def test_an_in_doubt_row_resolved_as_failed_is_a_dead_letter_with_the_operator_s_reason() -> None:
     row = row_in(Status.IN_DOUBT, reason=Reason.UNCONFIRMED)
     order(row, C.RESOLVE, resolution=Status.FAILED)
     assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.OPERATOR, LATER)
@@ -196,20 +196,20 @@ RESEND = make_command(C.RESEND, new_ids={"n-1": "n-2"}, batch_id="b-2", max_age_
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.SKIPPED, Status.CANCELLED])
-def test_the_original_of_a_resend_is_acknowledged_linked_and_stays_what_it_was(status: Status) -> None:
+def test_the_original_of_a_resend_is_acknowledged_and_linked_and_keeps_its_status(status: Status) -> None:
     row = row_in(status)
     assert command(row, RESEND, LATER) is not None
     assert (row.status, row.resent_as) == (status, "n-2")
     assert (row.acknowledged_at, row.acknowledged_by) == (LATER, "ada")
 
 
-def test_the_original_of_a_resend_in_doubt_is_over() -> None:
+def test_the_in_doubt_original_of_a_resend_is_final() -> None:
     row = row_in(Status.IN_DOUBT)
     assert command(row, RESEND, LATER) is not None
     assert (row.status, row.failed_at, row.resent_as) == (Status.FAILED, LATER, "n-2")
 
 
-def test_a_second_resend_doubles_nothing() -> None:
+def test_a_second_resend_changes_nothing() -> None:
     row = row_in(Status.FAILED)
     assert command(row, RESEND, LATER) is not None
     assert command(row, replace(RESEND, new_ids={"n-1": "n-3"}), LATER) is None
@@ -217,7 +217,7 @@ def test_a_second_resend_doubles_nothing() -> None:
     assert row.resent_as == "n-2"
 
 
-def test_the_new_row_of_a_resend_starts_afresh_with_the_same_message() -> None:
+def test_the_new_row_of_a_resend_starts_from_scratch_with_the_same_message() -> None:
     old = row_in(
         Status.FAILED,
         attempt_floor=4,
@@ -259,7 +259,7 @@ def test_a_resend_may_force_the_provider() -> None:
     assert not resent(old, RESEND, LATER).row.pinned
 
 
-def test_the_lease_of_an_original_does_not_show_in_its_resend() -> None:
+def test_the_original_s_lease_does_not_appear_in_its_resend() -> None:
     old = row_in(Status.FAILED, started_at=NOW - SECOND)
     fresh = resent(old, RESEND, LATER).row
     assert (fresh.lease_until, fresh.worker, fresh.overdue) == (None, "", False)

@@ -1,4 +1,4 @@
-"""What a change tells the world and adds to the roll-ups."""
+"""Events that a change emits, and amounts that it adds to the roll-ups."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALL = events.EVENT_NAMES
 
 
 def settled(kind: OutcomeKind, **changes: Any) -> Change:
-    """The change that an attempt with this outcome makes."""
+    """Returns the change made by an attempt with this outcome."""
     row = make_row(**changes)
     lease(row, "worker-1", MINUTE, NOW)
     outcome = make_outcome(kind, error="Twilio API timeout")
@@ -72,7 +72,7 @@ def received(row: Row, event: ReceiptEvent, after: Status, *, reopened: bool = F
 # Events ----------------------------------------------------------------------------------------------
 
 
-def test_a_new_notification_tells_that_it_is_pending() -> None:
+def test_a_new_notification_emits_that_it_is_pending() -> None:
     change = accept(make_new())
     (event,) = events_of(change, ALL, MESSAGE, ())
     assert (event.name, event.tenant, event.at, event.notification_id) == (
@@ -93,20 +93,20 @@ def test_a_new_notification_tells_that_it_is_pending() -> None:
     }
 
 
-def test_being_sent_is_nobody_s_business() -> None:
+def test_the_start_of_an_attempt_emits_nothing() -> None:
     row = make_row()
     assert names(lease(row, "worker-1", MINUTE, NOW)) == []
     assert names(reclaim(row, "worker-2", MINUTE, NOW)) == []
     assert names(accept(make_new(), lease_to="api-1")) == []
 
 
-def test_a_retry_tells_of_the_status_and_a_dead_letter_also_raises_the_alarm() -> None:
+def test_a_retry_emits_its_status_and_a_dead_letter_emits_an_alert_too() -> None:
     assert names(settled(OutcomeKind.TRANSIENT)) == ["StatusChanged"]
     assert names(settled(OutcomeKind.ACCEPTED)) == ["StatusChanged"]
     assert names(settled(OutcomeKind.BAD_RECIPIENT)) == ["StatusChanged", "NotificationFailed"]
 
 
-def test_only_what_somebody_subscribed_to_is_written() -> None:
+def test_only_subscribed_events_are_written() -> None:
     change = settled(OutcomeKind.BAD_RECIPIENT)
     assert names(change, frozenset()) == []
     assert names(change, frozenset({events.STATUS_CHANGED})) == ["StatusChanged"]
@@ -114,7 +114,7 @@ def test_only_what_somebody_subscribed_to_is_written() -> None:
     assert names(change, frozenset({events.ALERT})) == []
 
 
-def test_the_alarm_of_a_dead_letter_lists_every_attempt() -> None:
+def test_the_alert_of_a_dead_letter_lists_every_attempt() -> None:
     change = settled(OutcomeKind.TRANSIENT, attempts=4, status=Status.RETRYING)
     attempts = [
         AttemptRecord(
@@ -135,14 +135,14 @@ def test_the_alarm_of_a_dead_letter_lists_every_attempt() -> None:
     assert [a["provider"] for a in failed.payload["providerAttempts"]] == ["twilio", "sns"]
 
 
-def test_a_command_that_leaves_the_status_as_it_is_tells_nothing() -> None:
+def test_a_command_that_keeps_the_status_emits_nothing() -> None:
     failed = make_row(status=Status.FAILED, attempts=2)
     assert names(ordered(failed, CommandName.ACKNOWLEDGE)) == []
     assert names(ordered(make_row(), CommandName.RETRY)) == []
     assert names(ordered(failed, CommandName.RETRY)) == ["StatusChanged"]
 
 
-def test_the_events_of_one_change_have_ids_of_their_own_and_always_the_same() -> None:
+def test_each_event_of_a_change_has_its_own_deterministic_id() -> None:
     change = settled(OutcomeKind.BAD_RECIPIENT)
     ids = [event.id for event in events_of(change, ALL, MESSAGE, ())]
     assert len(set(ids)) == 2
@@ -162,7 +162,7 @@ def test_the_events_of_two_changes_never_share_an_id() -> None:
 # Roll-ups --------------------------------------------------------------------------------------------
 
 
-def test_the_sums_have_the_names_of_the_roll_up() -> None:
+def test_the_amounts_have_the_names_of_the_roll_up() -> None:
     changes = [accept(make_new()), *(settled(kind) for kind in OutcomeKind)]
     named = {name for change in changes for name in sums_of(change)}
     assert named == {"accepted", "attempts", "retried", "sent", "failed"}
@@ -178,11 +178,11 @@ def test_the_sums_have_the_names_of_the_roll_up() -> None:
         (OutcomeKind.BAD_CONTENT, {"attempts": 1, "failed": 1}),
     ],
 )
-def test_an_attempt_adds_itself_and_what_it_led_to(kind: OutcomeKind, sums: dict[str, int]) -> None:
+def test_an_attempt_counts_itself_and_its_result(kind: OutcomeKind, sums: dict[str, int]) -> None:
     assert sums_of(settled(kind)) == sums
 
 
-def test_an_attempt_that_is_known_to_have_arrived_was_sent_and_delivered() -> None:
+def test_an_attempt_confirmed_at_once_counts_as_sent_and_delivered() -> None:
     row = make_row()
     lease(row, "worker-1", MINUTE, NOW)
     outcome = make_outcome(OutcomeKind.ACCEPTED, delivered=True)
@@ -192,14 +192,14 @@ def test_an_attempt_that_is_known_to_have_arrived_was_sent_and_delivered() -> No
     assert sums_of(change) == {"attempts": 1, "sent": 1, "delivered": 1}
 
 
-def test_acceptance_and_resend_each_add_one_accepted() -> None:
+def test_an_acceptance_and_a_resend_each_count_as_accepted() -> None:
     assert sums_of(accept(make_new())) == {"accepted": 1}
     assert sums_of(accept(make_new(), lease_to="api-1")) == {"accepted": 1}
     order = make_command(CommandName.RESEND, new_ids={"n-1": "n-2"})
     assert sums_of(resent(make_row(status=Status.FAILED), order, NOW)) == {"accepted": 1}
 
 
-def test_a_claim_and_a_postponement_add_nothing() -> None:
+def test_a_claim_and_a_postponement_count_nothing() -> None:
     row = make_row(status=Status.RETRYING, attempts=1)
     assert sums_of(lease(row, "worker-1", MINUTE, NOW)) == {}
     change = settle(row, postpone(claim_of(row, MESSAGE, NOW), STEADY, MINUTE, None), NOW)
@@ -208,7 +208,7 @@ def test_a_claim_and_a_postponement_add_nothing() -> None:
     assert sums_of(change) == {}
 
 
-def test_a_postponement_before_the_first_attempt_adds_nothing_either() -> None:
+def test_a_postponement_before_the_first_attempt_counts_nothing_either() -> None:
     row = make_row()
     lease(row, "worker-1", MINUTE, NOW)
     change = settle(row, postpone(claim_of(row, MESSAGE, NOW), STEADY, MINUTE, None), NOW)
@@ -216,7 +216,7 @@ def test_a_postponement_before_the_first_attempt_adds_nothing_either() -> None:
     assert sums_of(change) == {}
 
 
-def test_a_receipt_adds_the_arrival_or_the_retry_it_brings() -> None:
+def test_a_receipt_counts_the_delivery_or_the_retry_it_causes() -> None:
     sent = {"status": Status.SENT, "attempts": 1}
     assert sums_of(received(make_row(**sent), ReceiptEvent.DELIVERED, Status.DELIVERED)) == {"delivered": 1}
     bounced = received(make_row(**sent), ReceiptEvent.FAILED, Status.RETRYING, reopened=True)
@@ -224,7 +224,7 @@ def test_a_receipt_adds_the_arrival_or_the_retry_it_brings() -> None:
     assert sums_of(received(make_row(**sent), ReceiptEvent.OPEN, Status.SENT)) == {}
 
 
-def test_a_retry_by_hand_counts_as_one_and_hurrying_a_waiting_row_does_not() -> None:
+def test_a_manual_retry_counts_as_a_retry_but_hurrying_a_waiting_row_does_not() -> None:
     assert sums_of(ordered(make_row(status=Status.FAILED, attempts=1), CommandName.RETRY)) == {"retried": 1}
     assert sums_of(ordered(make_row(status=Status.RETRYING, attempts=1), CommandName.RETRY)) == {}
     assert sums_of(ordered(make_row(), CommandName.CANCEL)) == {}

@@ -1,4 +1,4 @@
-"""A row on the line: accepted, leased, reclaimed, extended, settled."""
+"""The stages of a row: accepted, leased, reclaimed, extended, settled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def leased(**changes: Any) -> tuple[Row, Claim]:
 # Accepted --------------------------------------------------------------------------------------------
 
 
-def test_a_new_row_waits_for_its_first_attempt_from_now_on() -> None:
+def test_a_new_row_is_due_now_for_its_first_attempt() -> None:
     change = accept(make_new(resend_of="n-0"))
     row = change.row
     assert (change.before, change.attempts_before, change.at) == (None, 0, NOW)
@@ -48,7 +48,7 @@ def test_a_new_row_waits_for_its_first_attempt_from_now_on() -> None:
     assert (row.tenant, row.batch_id, row.resend_of) == ("acme", "b-1", "n-0")
 
 
-def test_a_row_to_be_sent_later_is_due_and_ages_from_then() -> None:
+def test_a_row_scheduled_for_later_is_due_and_ages_from_that_time() -> None:
     row = accept(make_new(send_at=NOW + 3 * DAY)).row
     assert (row.due_at, row.aged_from) == (NOW + 3 * DAY, NOW + 3 * DAY)
     assert row.deadline_at == NOW + 4 * DAY
@@ -59,12 +59,12 @@ def test_a_send_time_in_the_past_means_now() -> None:
     assert (row.due_at, row.aged_from) == (NOW, NOW)
 
 
-def test_the_deadline_is_the_expiry_where_that_comes_first() -> None:
+def test_the_deadline_is_the_expiry_if_that_is_earlier() -> None:
     assert accept(make_new(expires_at=NOW + MINUTE)).row.deadline_at == NOW + MINUTE
     assert accept(make_new(expires_at=NOW + 9 * DAY)).row.deadline_at == NOW + DAY
 
 
-def test_a_synchronous_row_is_accepted_already_leased_to_its_caller() -> None:
+def test_a_synchronous_row_is_accepted_with_a_lease_for_its_caller() -> None:
     change = accept(make_new(mode=Mode.SYNCHRONOUS), lease_to="api-1")
     row = change.row
     assert change.before is None
@@ -76,7 +76,7 @@ def test_a_synchronous_row_is_accepted_already_leased_to_its_caller() -> None:
 # Leased ----------------------------------------------------------------------------------------------
 
 
-def test_a_claim_counts_the_attempt_and_mints_a_token_before_anything_is_sent() -> None:
+def test_a_claim_counts_the_attempt_and_creates_a_token_before_anything_is_sent() -> None:
     row = make_row(attempts=2, status=Status.RETRYING, token=5)
     change = lease(row, "worker-1", LEASE_MS, NOW)
     assert (change.before, change.attempts_before) == (Status.RETRYING, 2)
@@ -90,7 +90,7 @@ def test_only_a_waiting_row_is_claimed(status: Status) -> None:
         lease(make_row(status=status), "worker-1", LEASE_MS, NOW)
 
 
-def test_a_claim_shows_the_worker_all_it_needs() -> None:
+def test_a_claim_contains_everything_the_worker_needs() -> None:
     row, _ = leased(
         attempts=1,
         status=Status.RETRYING,
@@ -114,7 +114,7 @@ def test_there_is_no_claim_without_a_lease() -> None:
 # Reclaimed -------------------------------------------------------------------------------------------
 
 
-def test_a_lost_lease_keeps_its_attempt_its_worker_and_its_start() -> None:
+def test_a_lost_lease_keeps_its_attempt_worker_and_start_time() -> None:
     row, _ = leased()
     change = reclaim(row, "worker-2", LEASE_MS, NOW + MINUTE)
     assert (change.before, change.attempts_before) == (Status.SENDING, 1)
@@ -122,7 +122,7 @@ def test_a_lost_lease_keeps_its_attempt_its_worker_and_its_start() -> None:
     assert (row.worker, row.started_at, row.overdue) == ("worker-1", NOW, False)
 
 
-def test_a_row_past_its_deadline_is_taken_without_counting_an_attempt() -> None:
+def test_a_row_past_its_deadline_is_claimed_without_counting_an_attempt() -> None:
     row = make_row(attempts=1, status=Status.RETRYING)
     change = reclaim(row, "worker-2", LEASE_MS, NOW + DAY)
     assert (change.before, row.status, row.attempts) == (Status.RETRYING, Status.SENDING, 1)
@@ -131,21 +131,21 @@ def test_a_row_past_its_deadline_is_taken_without_counting_an_attempt() -> None:
     assert claim_of(row, MESSAGE, NOW).overdue
 
 
-def test_a_row_taken_past_its_deadline_remembers_when_it_was_due_even_if_its_worker_is_lost() -> None:
+def test_a_row_claimed_past_its_deadline_keeps_its_due_time_even_if_its_worker_is_lost() -> None:
     row = make_row(due_at=NOW + 9 * DAY)
     reclaim(row, "worker-2", LEASE_MS, NOW + DAY)
     reclaim(row, "worker-3", LEASE_MS, NOW + DAY + MINUTE)
     assert row.started_at == NOW + 9 * DAY
 
 
-def test_a_lost_lease_on_a_row_past_its_deadline_still_has_no_attempt() -> None:
+def test_a_lost_lease_on_a_row_past_its_deadline_still_counts_no_attempt() -> None:
     row = make_row()
     reclaim(row, "worker-2", LEASE_MS, NOW + DAY)
     reclaim(row, "worker-3", LEASE_MS, NOW + DAY + MINUTE)
     assert (row.overdue, row.attempts, row.token) == (True, 0, 2)
 
 
-def test_an_attempt_after_a_deadline_that_was_put_off_is_an_attempt_again() -> None:
+def test_after_its_deadline_was_moved_a_claim_counts_an_attempt_again() -> None:
     row = make_row()
     reclaim(row, "worker-2", LEASE_MS, NOW + DAY)
     settle(row, postpone(claim_of(row, MESSAGE, NOW), STEADY, 0, None), NOW + DAY)
@@ -156,7 +156,7 @@ def test_an_attempt_after_a_deadline_that_was_put_off_is_an_attempt_again() -> N
 # Extended --------------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_is_still_held_is_prolonged() -> None:
+def test_a_held_lease_is_extended() -> None:
     row, claim = leased(failures_here=1)
     assert extend(row, claim.token, LEASE_MS, NOW + MINUTE, None, None)
     assert (row.lease_until, row.provider, row.failures_here) == (NOW + MINUTE + LEASE_MS, "twilio", 1)
@@ -164,7 +164,7 @@ def test_a_lease_that_is_still_held_is_prolonged() -> None:
     assert row.failures_here == 1
 
 
-def test_a_changed_provider_is_on_record_before_anything_is_sent_there() -> None:
+def test_a_changed_provider_is_recorded_before_anything_is_sent_there() -> None:
     row, claim = leased(failures_here=1)
     assert extend(row, claim.token, LEASE_MS, NOW, "hook", "hook@shop.example")
     assert (row.provider, row.outlet, row.failures_here) == ("hook", "hook@shop.example", 0)
@@ -172,14 +172,14 @@ def test_a_changed_provider_is_on_record_before_anything_is_sent_there() -> None
     assert (row.provider, row.outlet) == ("sns", "sns")
 
 
-def test_a_lease_that_another_needs_for_longer_is_not_shortened() -> None:
+def test_an_extension_never_shortens_a_lease() -> None:
     row, claim = leased()
     assert extend(row, claim.token, SECOND, NOW + SECOND, "sns", None)
     assert (row.lease_until, row.provider) == (NOW + LEASE_MS, "sns")
 
 
 @pytest.mark.parametrize(("status", "token"), [(Status.SENDING, 9), (Status.SENT, 1), (Status.PENDING, 1)])
-def test_a_lease_that_is_gone_is_not_prolonged(status: Status, token: int) -> None:
+def test_a_lost_lease_is_not_extended(status: Status, token: int) -> None:
     row, _ = leased()
     row.status = status
     before = replace(row)

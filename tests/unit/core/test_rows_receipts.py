@@ -1,4 +1,4 @@
-"""What a receipt does to a row, from the verdict on."""
+"""Effects of a receipt's verdict on a row."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def hear(row: Row, receipt: Receipt, now: int = LATER, rank: int = 0) -> Change:
     return receive(row, verdict, receipt, now)
 
 
-def test_an_arrival_is_on_record_with_its_cause() -> None:
+def test_a_delivery_is_recorded_with_its_cause() -> None:
     row = sent_row()
     change = hear(row, make_receipt(E.DELIVERED))
     assert (row.status, row.sent_at, row.delivered_at) == (Status.DELIVERED, NOW, LATER)
@@ -62,20 +62,20 @@ def test_an_arrival_is_on_record_with_its_cause() -> None:
     assert (change.before, change.attempts_before, row.updated_at) == (Status.SENT, 1, LATER)
 
 
-def test_an_arrival_of_a_dead_letter_takes_it_out_of_the_dead() -> None:
+def test_a_delivered_dead_letter_is_no_longer_dead() -> None:
     row = sent_row(status=Status.FAILED, failed_at=NOW, reason=Reason.RETRIES_EXHAUSTED, sent_at=None)
     hear(row, make_receipt(E.DELIVERED))
     assert (row.status, row.failed_at, row.reason) == (Status.DELIVERED, None, None)
     assert (row.sent_at, row.delivered_at) == (LATER, LATER)
 
 
-def test_an_arrival_ends_the_waiting() -> None:
+def test_a_delivery_ends_the_waiting() -> None:
     row = make_row(status=Status.RETRYING, attempts=1)
     hear(row, make_receipt(E.DELIVERED))
     assert (row.status, row.due_at, row.deadline_at) == (Status.DELIVERED, None, None)
 
 
-def test_a_bounce_reopens_it_at_the_next_provider_at_once() -> None:
+def test_a_bounce_reopens_the_row_at_the_next_provider_at_once() -> None:
     row = sent_row(failures_here=1)
     change = hear(row, make_receipt(E.FAILED, error="unreachable", error_code="30005"))
     assert (row.status, row.provider, row.outlet, row.due_at) == (Status.RETRYING, "sns", "sns", LATER)
@@ -85,7 +85,7 @@ def test_a_bounce_reopens_it_at_the_next_provider_at_once() -> None:
     assert change.cause.why == "30005"
 
 
-def test_a_bounce_without_an_error_keeps_the_error_there_was() -> None:
+def test_a_bounce_without_an_error_keeps_the_previous_error() -> None:
     row = sent_row(last_error="earlier", error_code="1")
     change = hear(row, make_receipt(E.FAILED))
     assert (row.last_error, row.error_code) == ("earlier", "1")
@@ -94,9 +94,7 @@ def test_a_bounce_without_an_error_keeps_the_error_there_was() -> None:
 
 
 @pytest.mark.parametrize(("attempts", "allowed"), [(1, 5), (4, 5), (5, 6)])
-def test_a_bounce_grants_one_attempt_beyond_the_maximum_only_if_none_is_left(
-    attempts: int, allowed: int
-) -> None:
+def test_a_bounce_grants_one_extra_attempt_only_if_none_is_left(attempts: int, allowed: int) -> None:
     row = sent_row(attempts=attempts)
     hear(row, make_receipt(E.FAILED))
     lease(row, "worker-1", MINUTE, LATER)
@@ -105,7 +103,7 @@ def test_a_bounce_grants_one_attempt_beyond_the_maximum_only_if_none_is_left(
     assert judge(claim, STEADY, NOTHING_AGAINST_IT, now=LATER) is None
 
 
-def test_bounces_without_end_get_one_attempt_beyond_the_maximum_in_all() -> None:
+def test_repeated_bounces_grant_one_extra_attempt_in_total() -> None:
     row, now, made = sent_row(attempts=0, status=Status.SENT), NOW, 0
     for number in range(1, 20):
         now += HOUR
@@ -126,27 +124,27 @@ def test_bounces_without_end_get_one_attempt_beyond_the_maximum_in_all() -> None
     assert made <= STEADY.max_attempts + 1
 
 
-def test_a_bounce_of_a_pinned_notification_goes_to_the_provider_it_was_pinned_to() -> None:
+def test_a_bounce_of_a_pinned_notification_stays_at_its_provider() -> None:
     row = sent_row(pinned=True, bounce_min_ms=MINUTE, bounce_max_ms=MINUTE)
     hear(row, make_receipt(E.FAILED))
     assert (row.status, row.provider, row.outlet) == (Status.RETRYING, "twilio", "twilio")
     assert (row.due_at, row.holds) == (LATER + MINUTE, {"twilio": LATER + MINUTE})
 
 
-def test_a_bounce_holds_its_provider_and_forgets_holds_that_are_over() -> None:
+def test_a_bounce_puts_its_provider_on_hold_and_drops_expired_holds() -> None:
     row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"spare": NOW, "other": LATER + 1})
     hear(row, make_receipt(E.FAILED))
     assert row.holds == {"twilio": LATER + MINUTE, "other": LATER + 1}
     assert row.last_delay_ms == MINUTE
 
 
-def test_a_bounce_never_ends_a_longer_hold_on_its_provider() -> None:
+def test_a_bounce_never_shortens_a_hold() -> None:
     row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"twilio": LATER + HOUR})
     hear(row, make_receipt(E.FAILED))
     assert row.holds == {"twilio": LATER + HOUR}
 
 
-def test_a_settlement_writes_what_a_receipt_needs_of_the_policy() -> None:
+def test_a_settlement_stores_the_policy_fields_that_receipts_need() -> None:
     row = sent_row(status=Status.PENDING, attempts=0)
     lease(row, "worker-1", MINUTE, NOW)
     accepted = make_outcome(OutcomeKind.ACCEPTED, provider_message_id="m-1")
@@ -158,7 +156,7 @@ def test_a_settlement_writes_what_a_receipt_needs_of_the_policy() -> None:
     assert (row.bounce_always, row.bounce_min_ms, row.bounce_max_ms) == (True, 10_000, 10_500)
 
 
-def test_a_bounce_that_comes_two_days_later_still_goes_to_the_next_provider() -> None:
+def test_a_bounce_two_days_later_still_moves_to_the_next_provider() -> None:
     row = sent_row()
     later = NOW + 2 * DAY
     hear(row, make_receipt(E.FAILED), now=later)
@@ -166,26 +164,26 @@ def test_a_bounce_that_comes_two_days_later_still_goes_to_the_next_provider() ->
     assert judge(claim_of(row, MESSAGE, later), STEADY, NOTHING_AGAINST_IT, now=later) is None
 
 
-def test_a_bounce_that_blames_the_recipient_is_a_dead_letter() -> None:
+def test_a_bounce_caused_by_the_recipient_is_a_dead_letter() -> None:
     row = sent_row()
     hear(row, make_receipt(E.FAILED, outcome=OutcomeKind.BAD_RECIPIENT, error="mailbox does not exist"))
     assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.RECEIPT_FAILED, LATER)
     assert (row.last_error, row.due_at) == ("mailbox does not exist", None)
 
 
-def test_a_synchronous_one_that_bounces_is_failed_and_stays_so() -> None:
+def test_a_synchronous_notification_that_bounces_has_failed_for_good() -> None:
     row = sent_row(mode=Mode.SYNCHRONOUS)
     hear(row, make_receipt(E.FAILED))
     assert (row.status, row.due_at) == (Status.FAILED, None)
 
 
-def test_a_spam_report_is_the_end_of_it() -> None:
+def test_a_spam_report_is_final() -> None:
     row = sent_row(status=Status.DELIVERED, delivered_at=NOW)
     hear(row, make_receipt(E.SPAM_REPORT), rank=4)
     assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.SPAM_REPORT, LATER)
 
 
-def test_a_doubt_is_resolved_by_a_receipt() -> None:
+def test_a_receipt_resolves_a_row_in_doubt() -> None:
     row = sent_row(status=Status.IN_DOUBT, sent_at=None, reason=Reason.UNCONFIRMED)
     hear(row, make_receipt(E.SENT))
     assert (row.status, row.sent_at, row.reason) == (Status.SENT, LATER, None)
@@ -201,7 +199,7 @@ def test_opens_and_clicks_are_counted_and_change_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("event", [E.QUEUED, E.SENT, E.UNSUBSCRIBE])
-def test_a_receipt_that_moves_nothing_is_still_on_record(event: ReceiptEvent) -> None:
+def test_a_receipt_without_effect_on_the_status_is_still_recorded(event: ReceiptEvent) -> None:
     row = sent_row()
     number = row.changes
     change = hear(row, make_receipt(event, error_code="noise"))
@@ -211,7 +209,7 @@ def test_a_receipt_that_moves_nothing_is_still_on_record(event: ReceiptEvent) ->
     assert (change.cause.before, change.cause.after) == (Status.SENT, Status.SENT)
 
 
-def test_a_receipt_about_one_under_way_is_not_applied_before_its_settlement() -> None:
+def test_a_receipt_during_an_attempt_is_applied_after_its_settlement() -> None:
     row = make_row(status=Status.SENDING)
     with pytest.raises(AssertionError, match="kept for later"):
         hear(row, make_receipt(E.DELIVERED))
@@ -234,7 +232,7 @@ def test_the_reason_of_a_dead_letter_does_not_depend_on_the_order_of_its_receipt
 
 
 @pytest.mark.parametrize("events", [(E.SPAM_REPORT, E.DELIVERED), (E.DELIVERED, E.SPAM_REPORT)])
-def test_a_spam_report_about_one_message_holds_whatever_is_heard_of_another(
+def test_a_spam_report_about_one_message_outranks_receipts_about_others(
     events: tuple[ReceiptEvent, ReceiptEvent],
 ) -> None:
     row = sent_row()

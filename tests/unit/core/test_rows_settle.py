@@ -1,4 +1,4 @@
-"""What a settlement makes of a row: retry, ending, postponement, and a cancel that came meanwhile."""
+"""Effects of a settlement on a row: retry, ending, postponement, and a cancel that arrived meanwhile."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def test_a_late_settlement_changes_nothing(status: Status, token: int) -> None:
     assert row == before
 
 
-def test_nothing_is_settled_as_still_sending() -> None:
+def test_no_settlement_leaves_a_row_in_sending() -> None:
     row, claim = leased()
     with pytest.raises(AssertionError, match="illegal: sending → sending"):
         settle(row, replace(postpone(claim, STEADY, 0, None), status=Status.SENDING), NOW)
 
 
-def test_a_retry_waits_for_its_delay_from_the_commit_on() -> None:
+def test_a_retry_s_delay_starts_at_the_commit() -> None:
     row, _ = leased()
     change = finish(row, OutcomeKind.TRANSIENT, now=NOW + 5 * SECOND, error="busy", error_code="503")
     assert (row.status, row.due_at) == (Status.RETRYING, NOW + 5 * SECOND + 10 * SECOND)
@@ -79,7 +79,7 @@ def test_a_retry_waits_for_its_delay_from_the_commit_on() -> None:
 
 
 @pytest.mark.parametrize(("delivered", "status"), [(False, Status.SENT), (True, Status.DELIVERED)])
-def test_success_clears_the_errors_and_says_when(delivered: bool, status: Status) -> None:
+def test_success_clears_the_errors_and_records_the_time(delivered: bool, status: Status) -> None:
     row, _ = leased(last_error="busy", error_code="503", attempts=1, status=Status.RETRYING, failed_at=5)
     finish(row, OutcomeKind.ACCEPTED, delivered=delivered)
     assert (row.status, row.last_error, row.error_code, row.failed_at) == (status, None, None, None)
@@ -88,14 +88,14 @@ def test_success_clears_the_errors_and_says_when(delivered: bool, status: Status
     assert (row.due_at, row.deadline_at) == (None, None)
 
 
-def test_a_dead_letter_says_when_why_and_after_how_many_attempts() -> None:
+def test_a_dead_letter_records_when_why_and_after_how_many_attempts() -> None:
     row, _ = leased(attempts=4, status=Status.RETRYING)
     finish(row, OutcomeKind.TRANSIENT, error="Twilio API timeout", error_code="timeout")
     assert (row.status, row.reason) == (Status.FAILED, Reason.RETRIES_EXHAUSTED)
     assert (row.failed_at, row.last_error, row.attempts) == (NOW + SECOND, "Twilio API timeout", 5)
 
 
-def test_a_postponement_gives_the_attempt_back_and_makes_no_record() -> None:
+def test_a_postponement_returns_the_attempt_and_records_nothing() -> None:
     row, claim = leased()
     change = settle(row, postpone(claim, STEADY, MINUTE, Reason.RATE_LIMIT), NOW + SECOND)
     assert change is not None
@@ -113,7 +113,7 @@ def test_a_postponement_gives_the_attempt_back_and_makes_no_record() -> None:
         (Status.SKIPPED, None),
     ],
 )
-def test_an_ending_by_the_guard_has_the_guard_as_its_cause(status: Status, reason: Reason | None) -> None:
+def test_an_ending_by_the_guard_names_the_guard_as_its_cause(status: Status, reason: Reason | None) -> None:
     row, claim = leased()
     settled = replace(postpone(claim, STEADY, 0, reason), status=status)
     change = settle(row, settled, NOW)
@@ -131,7 +131,7 @@ def test_a_new_age_limit_moves_the_deadline() -> None:
     assert (row.max_age_ms, row.deadline_at) == (HOUR, NOW + HOUR)
 
 
-def test_a_provider_that_asked_for_time_is_on_hold_and_old_holds_are_forgotten() -> None:
+def test_a_provider_with_retry_after_is_put_on_hold_and_expired_holds_are_dropped() -> None:
     row, _ = leased(failures_here=1, holds={"spare": NOW + DAY, "other": NOW + 1})
     finish(row, OutcomeKind.THROTTLED, now=NOW + SECOND, retry_after_ms=HOUR)
     assert row.holds == {"spare": NOW + DAY, "twilio": NOW + SECOND + HOUR}
@@ -148,7 +148,7 @@ def cancelled_while_sending() -> tuple[Row, Claim]:
     return row, claim
 
 
-def test_a_cancel_that_came_while_sending_ends_what_would_have_waited() -> None:
+def test_a_cancel_during_an_attempt_ends_a_row_that_would_have_waited() -> None:
     row, _ = cancelled_while_sending()
     change = finish(row, OutcomeKind.TRANSIENT, error="busy")
     assert (row.status, row.due_at, row.cancel_requested) == (Status.CANCELLED, None, False)
@@ -162,7 +162,9 @@ def test_a_cancel_that_came_while_sending_ends_what_would_have_waited() -> None:
 
 
 @pytest.mark.parametrize("reason", [None, Reason.RATE_LIMIT])
-def test_a_cancel_is_the_operator_s_whatever_the_row_would_have_waited_for(reason: Reason | None) -> None:
+def test_a_cancelled_row_names_the_operator_as_its_cause_whatever_it_would_have_waited_for(
+    reason: Reason | None,
+) -> None:
     row, claim = cancelled_while_sending()
     settle(row, postpone(claim, STEADY, MINUTE, reason), NOW)
     assert (row.status, row.reason, row.attempts) == (Status.CANCELLED, Reason.OPERATOR, 0)
@@ -178,7 +180,7 @@ def test_a_cancel_that_came_too_late_changes_nothing(kind: OutcomeKind, status: 
     assert (row.status, row.cancel_requested) == (status, False)
 
 
-def test_an_attempt_is_kept_as_the_settlement_has_it() -> None:
+def test_an_attempt_is_stored_as_in_its_settlement() -> None:
     row, claim = leased()
     record = AttemptRecord(
         number=1, provider="sns", outcome=OutcomeKind.LOST, started_at=NOW, latency_ms=5, worker="w"
@@ -199,7 +201,7 @@ def test_an_attempt_is_kept_as_the_settlement_has_it() -> None:
     assert row.holds == {"sns": NOW + MINUTE}
 
 
-def test_every_change_has_its_number() -> None:
+def test_every_change_has_a_sequence_number() -> None:
     row = accept(make_new()).row
     numbers = [row.changes]
     for _ in range(3):

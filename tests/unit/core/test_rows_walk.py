@@ -1,4 +1,4 @@
-"""A row through everything that can happen to it, in any legal order, with its invariants after each step."""
+"""A row through all possible events in any legal order, with its invariants checked after each step."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Life(RuleBasedStateMachine):
         self.note(change)
 
     def note(self, change: Change) -> None:
-        """What every change must be: the next one, told truly, legal, with its cause."""
+        """Checks that a change is the next one, legal, reported correctly, and has a cause."""
         before, attempts, token, number = self.seen
         assert (change.before, change.attempts_before) == (before, attempts)
         assert self.row.changes > number

@@ -35,27 +35,27 @@ def test_an_id_is_a_uuid_of_version_seven(now: int, random_bits: int) -> None:
 
 
 @given(moments, moments, bits, bits)
-def test_ids_sort_by_time(one: int, other: int, some: int, more: int) -> None:
+def test_ids_sort_by_creation_time(one: int, other: int, some: int, more: int) -> None:
     if one < other:
         assert uuid7(one, some) < uuid7(other, more)
 
 
 @given(moments, bits, bits)
-def test_every_random_bit_counts(now: int, some: int, more: int) -> None:
+def test_every_random_bit_is_used(now: int, some: int, more: int) -> None:
     assert (uuid7(now, some) == uuid7(now, more)) == (some == more)
 
 
 @given(st.integers(), st.integers(0))
-def test_no_clock_and_no_bits_break_an_id(now: int, random_bits: int) -> None:
+def test_any_clock_value_and_any_random_bits_give_a_valid_id(now: int, random_bits: int) -> None:
     assert uuid.UUID(uuid7(now, random_bits)).version == 7
 
 
-def test_a_known_time_gives_the_known_beginning() -> None:
+def test_a_known_time_gives_a_known_prefix() -> None:
     assert uuid7(0x017F22E279B0, 0xCC3 << 62 | 0x18C4DC0C0C07398F) == "017f22e2-79b0-7cc3-98c4-dc0c0c07398f"
 
 
 @given(moments, st.integers(1, 40), st.integers())
-def test_ids_that_are_made_at_once_ascend_and_are_as_good_as_any(now: int, number: int, seed: int) -> None:
+def test_ids_created_in_one_call_ascend_and_stay_unpredictable(now: int, number: int, seed: int) -> None:
     made = uuids7(now, Random(seed).getrandbits(BITS_EACH * number), number)
     assert len(set(made)) == number
     assert made == sorted(made)
@@ -73,7 +73,7 @@ def test_ids_that_are_made_at_once_ascend_and_are_as_good_as_any(now: int, numbe
 @pytest.mark.parametrize("priority", list(Priority))
 @pytest.mark.parametrize("type_", ["otp", "2fa", "driver_assigned", "order_confirmed"])
 @pytest.mark.parametrize("synchronous", [None, True, False])
-def test_the_first_mode_that_matches_decides(
+def test_the_first_matching_mode_applies(
     synchronous: bool | None, type_: str, priority: Priority, bulk: bool
 ) -> None:
     found = mode_of(synchronous=synchronous, type_=type_, priority=priority, bulk=bulk)
@@ -87,7 +87,7 @@ def test_the_first_mode_that_matches_decides(
         assert found is Mode.STANDARD
 
 
-def test_which_types_are_synchronous_can_be_configured() -> None:
+def test_synchronous_types_can_be_configured() -> None:
     assert frozenset({"otp", "2fa", "driver_assigned"}) == SYNCHRONOUS_TYPES
 
     def found(type_: str) -> Mode:
@@ -102,7 +102,7 @@ def test_which_types_are_synchronous_can_be_configured() -> None:
     assert (found("alarm"), found("otp")) == (Mode.SYNCHRONOUS, Mode.STANDARD)
 
 
-def test_each_mode_promises_its_queue_and_its_latency() -> None:
+def test_each_mode_has_its_queue_and_its_latency() -> None:
     assert {mode: (info.queue_name, info.latency_goal_ms) for mode, info in MODE_INFO.items()} == {
         Mode.SYNCHRONOUS: ("", 2 * SECOND),
         Mode.PRIORITY: ("homing-priority", 5 * SECOND),
@@ -119,13 +119,13 @@ def test_a_lane_is_a_mode_and_a_channel() -> None:
 # Ports -----------------------------------------------------------------------------------------------
 
 
-def test_a_random_generator_is_a_source_of_chance() -> None:
+def test_a_random_generator_is_a_random_source() -> None:
     chance: Chance = Random(7)
     assert 0 <= chance.random() < 1
     assert uuid.UUID(uuid7(0, chance.getrandbits(74))).version == 7
 
 
-def test_a_backend_is_a_store_a_registry_and_a_shared() -> None:
+def test_a_backend_implements_store_registry_and_shared_state() -> None:
     assert {Store, Registry, Shared} <= set(Backend.__mro__)
 
 
@@ -146,7 +146,7 @@ def test_every_error_has_a_code_of_its_own_and_a_docstring_that_is_its_message(
 
 
 @pytest.mark.parametrize("kind", [InvalidRequest, errors.TemplateNotFound, ConfigError])
-def test_an_error_about_a_field_names_it(kind: type[InvalidRequest] | type[ConfigError]) -> None:
+def test_an_error_about_a_field_names_the_field(kind: type[InvalidRequest] | type[ConfigError]) -> None:
     found = kind("content.body", "is empty")
     assert (found.field, found.message, str(found)) == (
         "content.body",
@@ -155,7 +155,7 @@ def test_an_error_about_a_field_names_it(kind: type[InvalidRequest] | type[Confi
     )
 
 
-def test_a_synchronous_failure_names_its_notification_and_says_that_nothing_is_queued() -> None:
+def test_a_synchronous_failure_names_its_notification_and_that_nothing_is_queued() -> None:
     timeout = DeliveryTimeout(notification_id="n-1")
     assert isinstance(timeout, DeliveryFailed)
     assert (timeout.code, timeout.notification_id) == ("DELIVERY_TIMEOUT", "n-1")
@@ -163,6 +163,6 @@ def test_a_synchronous_failure_names_its_notification_and_says_that_nothing_is_q
     assert DeliveryFailed("no", notification_id="n-2").notification_id == "n-2"
 
 
-def test_the_tree_is_the_one_that_the_module_draws() -> None:
+def test_the_error_tree_in_the_module_docstring_is_correct() -> None:
     drawn = errors.__doc__ or ""
     assert all(kind.__name__ in drawn for kind in TREE)

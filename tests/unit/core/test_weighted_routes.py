@@ -1,4 +1,4 @@
-"""The first provider of a notification, where a route is split by weight."""
+"""The first provider of a notification on a route that is split by weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAMES = [stop.provider for stop in THREE]
 
 
 def ids(number: int) -> list[str]:
-    """As they come: many of the same millisecond."""
+    """Ids as they are created: many in the same millisecond."""
     chance = Random(7)
     return [uuid7(NOW + n // 50, chance.getrandbits(74)) for n in range(number)]
 
@@ -25,7 +25,7 @@ def drawn(weights: dict[str, int], *, out: str = "", number: int = 10_000) -> Co
     return Counter(first_stop(THREE, weights, id, usable.__contains__).provider for id in ids(number))
 
 
-def test_without_weights_all_start_with_the_first() -> None:
+def test_without_weights_every_notification_starts_with_the_first_provider() -> None:
     assert drawn({}) == {"twilio": 10_000}
 
 
@@ -39,14 +39,14 @@ def test_without_weights_all_start_with_the_first() -> None:
         ({"twilio": 1, "sns": 1_000_000, "spare": 0}, (0, 1, 0)),
     ],
 )
-def test_each_gets_its_share(weights: dict[str, int], shares: tuple[float, ...]) -> None:
+def test_each_provider_gets_its_share(weights: dict[str, int], shares: tuple[float, ...]) -> None:
     found = drawn(weights)
     for name, share in zip(NAMES, shares, strict=True):
         spread = 5 * (10_000 * share * (1 - share)) ** 0.5  # five standard deviations
         assert abs(found[name] - 10_000 * share) <= max(spread, 1)
 
 
-def test_the_same_id_is_always_drawn_alike() -> None:
+def test_the_same_id_always_gets_the_same_provider() -> None:
     weights = {"twilio": 2, "sns": 1, "spare": 1}
     once, again = ([first_stop(THREE, weights, id) for id in ids(200)] for _ in range(2))
     assert once == again
@@ -54,7 +54,7 @@ def test_the_same_id_is_always_drawn_alike() -> None:
     assert names == ["spare", "twilio", "twilio", "spare", "twilio", "twilio", "twilio", "sns"]
 
 
-def test_where_one_is_out_only_its_own_go_elsewhere() -> None:
+def test_if_a_provider_is_out_only_its_own_notifications_move() -> None:
     weights = {"twilio": 2, "sns": 1, "spare": 1}
     moved = {"twilio": 0, "sns": 0, "spare": 0}
     for id in ids(2_000):
@@ -66,20 +66,20 @@ def test_where_one_is_out_only_its_own_go_elsewhere() -> None:
     assert (moved["twilio"], moved["spare"]) == (0, 0)
 
 
-def test_a_heavier_weight_only_draws_others_to_it() -> None:
+def test_raising_a_weight_only_moves_notifications_to_that_provider() -> None:
     light, heavy = {"twilio": 1, "sns": 1, "spare": 1}, {"twilio": 2, "sns": 1, "spare": 1}
     for id in ids(2_000):
         before, after = first_stop(THREE, light, id).provider, first_stop(THREE, heavy, id).provider
         assert after in (before, "twilio")
 
 
-def test_one_that_is_out_is_drawn_only_if_none_is_left() -> None:
+def test_a_provider_that_is_out_is_drawn_only_if_no_other_is_left() -> None:
     weights = {"twilio": 1, "sns": 1, "spare": 0}
     assert set(drawn(weights, out="twilio")) == {"sns"}
     nobody = Counter(first_stop(THREE, weights, id, lambda _: False).provider for id in ids(500))
     assert set(nobody) == {"twilio", "sns"}
 
 
-def test_one_of_weight_0_does_not_stand_in_at_the_draw() -> None:
+def test_a_provider_with_weight_0_is_not_drawn_as_a_substitute() -> None:
     weights = {"twilio": 1, "sns": 0, "spare": 0}
     assert set(drawn(weights, out="twilio", number=100)) == {"twilio"}
