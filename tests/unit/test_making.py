@@ -1,4 +1,4 @@
-"""Providers from their kinds: what they get, what their class says of itself, what is missing."""
+"""Providers created by kind: what they get, what their class declares, and what is missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_all_providers_share_one_transport() -> None:
     assert len(transports) == 1
 
 
-def test_a_kind_has_channels_slots_and_a_breaker_of_its_own_and_settings_win() -> None:
+def test_a_kind_has_its_own_channels_slots_and_breaker_and_settings_override_them() -> None:
     found = wired(
         {"webhook": {"secret": SECRET}, "slow": {"kind": "webhook", "secret": SECRET, "host_slots": 2}}
     )
@@ -51,21 +51,21 @@ def test_a_kind_has_channels_slots_and_a_breaker_of_its_own_and_settings_win() -
     )
 
 
-def test_a_provider_from_python_keeps_what_its_class_says() -> None:
+def test_a_provider_given_in_python_keeps_what_its_class_declares() -> None:
     listed = list_provider("hooks", WebhookProvider(CurlTransport(), secret=SECRET))
     assert (listed.channels, listed.host_slots) == ((Channel.WEBHOOK,), 8)
     assert list_provider("hooks", listed.provider, host_slots=3).host_slots == 3
 
 
 @pytest.mark.parametrize("kind", ["AWS_SNS", "aws_sns", "SNS", "sns"])
-def test_a_kind_may_be_spelled_as_the_sources_do(kind: str) -> None:
+def test_a_kind_may_be_spelled_as_in_the_sources(kind: str) -> None:
     keys = {"region": "eu-west-1", "access_key_id": "a", "secret_access_key": "b"}
     [listed] = wired({"out": {"kind": kind, **keys}})
     assert type(listed.provider).__name__ == "SnsProvider"
 
 
 @pytest.mark.parametrize("option", ["transport", "now_ms"])
-def test_what_is_injected_is_not_a_setting(option: str) -> None:
+def test_an_injected_argument_is_not_a_setting(option: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"providers\.webhook\.{option}: is not a setting of webhook; its own"
     ):
@@ -78,12 +78,12 @@ def test_a_wrong_setting_is_named_with_its_provider_and_without_its_value() -> N
     assert "my-secret" not in str(raised.value)
 
 
-def test_a_missing_setting_says_which() -> None:
+def test_a_missing_setting_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^providers\.twilio: .*account_sid"):
         wired({"twilio": {}})
 
 
-async def test_what_providers_share_is_closed_after_them_even_if_one_fails_at_it() -> None:
+async def test_shared_parts_are_closed_after_the_providers_even_if_closing_one_fails() -> None:
     closed = []
 
     class Part:
@@ -109,7 +109,7 @@ async def test_what_providers_share_is_closed_after_them_even_if_one_fails_at_it
 
 
 def told(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns what a new interpreter prints."""
     lines = f"import sys; from homing.compose import roster; from homing.config import load\n{code}"
     done = subprocess.run([sys.executable, "-c", lines], check=False, capture_output=True, text=True)
     return done.stdout + done.stderr
@@ -124,7 +124,7 @@ def told(code: str) -> str:
         ("AWS_SNS", {"region": "r", "access_key_id": "a", "secret_access_key": "b"}, "botocore", "sns"),
     ],
 )
-def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it(
+def test_a_missing_library_is_named_with_the_extra_to_install(
     kind: str, settings: dict[str, Any], library: str, extra: str
 ) -> None:
     flags = {"providers": {kind: settings}}
@@ -134,7 +134,7 @@ def test_a_library_that_is_missing_is_named_with_the_extra_that_brings_it(
     assert library in said
 
 
-def test_nothing_of_a_provider_is_imported_before_it_is_used() -> None:
+def test_no_provider_module_is_imported_before_it_is_used() -> None:
     seen = "print(*[m for m in sys.modules if m.startswith('homing.providers.') or m == 'pycurl'])"
     assert told(f"roster(load()); {seen}").split() == ["homing.providers.console"]
 
@@ -148,12 +148,12 @@ def test_nothing_of_a_provider_is_imported_before_it_is_used() -> None:
         ({"proxy": "x"}, r"http\.proxy"),
     ],
 )
-def test_wrong_settings_of_the_client_are_named(http: dict[str, Any], says: str) -> None:
+def test_wrong_settings_of_the_http_client_are_named(http: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         wired({"webhook": {"secret": SECRET}}, http=http)
 
 
-def test_every_kind_names_a_class_with_its_promises() -> None:
+def test_every_kind_names_a_class_with_the_required_methods() -> None:
     for kind, address in PROVIDERS.items():
         made: Any = making.load(address)
         assert all(callable(getattr(made, name)) for name in ("send", "check", "close")), kind

@@ -31,7 +31,7 @@ def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(out: str) -> dict[str, list[str]]:
-    """The lines of the summary by the name of their suite."""
+    """Returns the rows of the summary by suite."""
     table = out[out.index("suite         passed") :].splitlines()
     return {line.split()[0]: line.split()[1:4] for line in table[1:-1]}
 
@@ -49,7 +49,7 @@ def test_a_suite_that_fails_does_not_stop_the_others(project: Path) -> None:
     assert done.stdout.splitlines()[-1] == "FAILED: unit, coverage"  # no code of core and engine ran
 
 
-def test_arguments_reach_pytest_and_a_selection_is_not_judged_by_its_coverage(project: Path) -> None:
+def test_arguments_reach_pytest_and_with_a_selection_the_coverage_is_not_judged(project: Path) -> None:
     done = run(project, "--suites", "unit", "conformance", "--", "-k", "fine")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "All suites passed.")
     assert rows(done.stdout)["unit"] == ["1", "0", "0"]
@@ -93,7 +93,7 @@ def test_a_suite_that_cannot_be_collected_fails(project: Path) -> None:
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "FAILED: conformance")
 
 
-def test_a_signal_ends_the_tests_and_the_summary_comes_all_the_same(project: Path) -> None:
+def test_a_signal_ends_the_tests_and_the_summary_is_still_printed(project: Path) -> None:
     waits = (
         "import pathlib, time\n\ndef test_waits():\n    pathlib.Path('began').touch()\n    time.sleep(600)\n"
     )

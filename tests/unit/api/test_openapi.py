@@ -1,4 +1,4 @@
-"""The description of the API: whole, true to the routes, and readable by people."""
+"""The OpenAPI document: complete, consistent with the routes, and readable."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def validator(schema: str) -> Draft202012Validator:
     return Draft202012Validator(whole)
 
 
-def test_every_route_is_an_operation_with_a_name_of_its_own() -> None:
+def test_every_route_is_an_operation_with_its_own_name() -> None:
     names = [operation["operationId"] for _, _, operation in operations()]
     assert len(set(names)) == len(names)
     assert sorted(names) == sorted(route.handler.__name__ for route in all_routes() if not route.hidden)
 
 
-def test_every_operation_says_what_it_does_and_which_scope_it_needs() -> None:
+def test_every_operation_has_a_summary_and_names_its_scope() -> None:
     for method, path, operation in operations():
         assert operation["summary"], (method, path)
         if "security" in operation:
@@ -57,12 +57,12 @@ def test_every_operation_says_what_it_does_and_which_scope_it_needs() -> None:
             assert {"401", "403", "429"} <= set(operation["responses"])
 
 
-def test_what_is_named_is_there() -> None:
+def test_every_reference_has_a_target() -> None:
     refs = {one["$ref"] for one in walk(DOCUMENT) if "$ref" in one}
     assert refs == {f"#/components/schemas/{name}" for name in SCHEMAS}
 
 
-def test_every_schema_is_one() -> None:
+def test_every_schema_is_valid() -> None:
     for schema in SCHEMAS.values():
         Draft202012Validator.check_schema(schema)
 
@@ -78,7 +78,7 @@ def test_every_example_of_a_body_fits_its_schema() -> None:
     assert seen
 
 
-def test_every_example_of_a_field_fits_it() -> None:
+def test_every_example_of_a_field_fits_its_schema() -> None:
     for schema in walk(SCHEMAS):
         if isinstance(schema.get("examples"), list):
             for example in schema["examples"]:
@@ -86,7 +86,7 @@ def test_every_example_of_a_field_fits_it() -> None:
                 assert validator(json.dumps(own)).is_valid(example), schema
 
 
-def test_every_error_that_is_named_has_the_status_of_the_table() -> None:
+def test_every_error_code_has_the_status_of_the_table() -> None:
     for _, path, operation in operations():
         for status, answer in operation["responses"].items():
             for code in re.findall(r"`([A-Z]{3,}[A-Z_]*)`:", answer["description"]):
@@ -96,7 +96,7 @@ def test_every_error_that_is_named_has_the_status_of_the_table() -> None:
 # For people -----------------------------------------------------------------------------------------
 
 
-def test_the_page_tells_of_every_operation_schema_and_error_and_loads_nothing_from_elsewhere() -> None:
+def test_the_page_shows_every_operation_schema_and_error_and_loads_nothing_from_elsewhere() -> None:
     text = page(DOCUMENT, CODES).decode()
     for _, _, operation in operations():
         assert f'id="{operation["operationId"]}"' in text
@@ -112,6 +112,6 @@ def test_the_page_tells_of_every_operation_schema_and_error_and_loads_nothing_fr
     assert not re.search(r"\son[a-z]+=", text), "nor these"
 
 
-def test_what_a_description_says_cannot_become_a_part_of_the_page() -> None:
+def test_text_of_a_description_cannot_become_markup_of_the_page() -> None:
     evil = json.loads(json.dumps(DOCUMENT).replace("Accept a notification.", "<script>alert(1)</script>"))
     assert b"<script>alert" not in page(evil, CODES)

@@ -148,7 +148,7 @@ def test_a_row_past_its_deadline_is_never_attempted_on_that_lease() -> None:
         assert verdict(make_claim(overdue=True, attempt=attempt), facts) is not None
 
 
-def test_a_row_that_is_overdue_has_no_attempts_left_and_a_claimed_row_has_one() -> None:
+def test_the_claimed_attempt_does_not_count_as_made_unless_the_row_is_overdue() -> None:
     assert attempts_made(make_claim(attempt=3)) == 2
     assert attempts_made(make_claim(attempt=3, overdue=True)) == 3
     assert [waiting_status(n) for n in (0, 1, 2)] == [Status.PENDING, Status.RETRYING, Status.RETRYING]

@@ -1,4 +1,4 @@
-"""Randomness in pieces: as much as is asked for, and never the same twice."""
+"""Buffered randomness: as many bits as requested, and never the same twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from homing.engine.chance import SystemChance
 
 
-def test_it_gives_as_many_bits_as_it_is_asked_for() -> None:
+def test_it_returns_as_many_bits_as_requested() -> None:
     chance = SystemChance()
     for bits in (1, 7, 8, 53, 74, 256, 100_000):
         drawn = [chance.getrandbits(bits) for _ in range(20)]
@@ -16,14 +16,14 @@ def test_it_gives_as_many_bits_as_it_is_asked_for() -> None:
     assert all(0 <= chance.random() < 1 for _ in range(1_000))
 
 
-def test_nothing_is_given_twice() -> None:
+def test_nothing_is_returned_twice() -> None:
     chance = SystemChance()
     assert len({chance.getrandbits(74) for _ in range(20_000)}) == 20_000
 
 
-def test_a_child_does_not_draw_what_its_parent_draws() -> None:
+def test_a_forked_child_does_not_repeat_its_parent_s_numbers() -> None:
     chance = SystemChance()
-    chance.getrandbits(74)  # a piece is at hand
+    chance.getrandbits(74)  # the buffer is filled
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

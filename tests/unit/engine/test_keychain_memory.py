@@ -1,4 +1,4 @@
-"""What is remembered of the store's answers: how long, how much, and what is not believed."""
+"""The keychain's cache of the store's answers: how long, how many, and what is not cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homing.testing.clock import ManualClock
 
 
 class Shelf:
-    """Answers when it is told to."""
+    """Answers when the test lets it."""
 
     def __init__(self, **values: str) -> None:
         self.values = values
@@ -41,7 +41,7 @@ def remembered(shelf: Shelf, clock: ManualClock, most: int = 100) -> Remembered[
     return Remembered(shelf.read, clock, for_ms=5_000, most=most)
 
 
-async def test_what_was_read_before_a_change_here_is_given_out_and_then_forgotten() -> None:
+async def test_a_value_read_before_a_local_change_is_returned_but_not_cached() -> None:
     shelf, clock = Shelf(a="old"), ManualClock()
     memory = remembered(shelf, clock)
     shelf.hold()
@@ -56,7 +56,7 @@ async def test_what_was_read_before_a_change_here_is_given_out_and_then_forgotte
     assert await memory.get("a") == "new"
 
 
-async def test_it_holds_no_more_than_it_may_and_the_oldest_leaves_first() -> None:
+async def test_its_size_is_limited_and_the_oldest_entry_leaves_first() -> None:
     shelf, clock = Shelf(**{f"k{n}": "v" for n in range(5)}), ManualClock()
     memory = remembered(shelf, clock, most=3)
     for n in range(5):
@@ -70,7 +70,7 @@ async def test_it_holds_no_more_than_it_may_and_the_oldest_leaves_first() -> Non
     assert [key for key in shelf.values if key in memory] == ["k0", "k2", "k4"], "k2 was read again"
 
 
-async def test_who_asks_while_others_wait_shares_the_next_question() -> None:
+async def test_callers_that_arrive_during_a_read_share_the_next_one() -> None:
     shelf, clock = Shelf(a="1", b="2", c="3"), ManualClock()
     memory = remembered(shelf, clock)
     shelf.hold()
@@ -85,7 +85,7 @@ async def test_who_asks_while_others_wait_shares_the_next_question() -> None:
     assert len(shelf.asked) <= 2
 
 
-async def test_it_is_asked_anew_after_its_time_and_what_went_away_is_gone() -> None:
+async def test_an_entry_is_read_again_after_its_time_and_dropped_if_it_was_deleted() -> None:
     shelf, clock = Shelf(a="1"), ManualClock()
     memory = remembered(shelf, clock)
     assert await memory.get("a") == "1"
@@ -97,7 +97,7 @@ async def test_it_is_asked_anew_after_its_time_and_what_went_away_is_gone() -> N
     assert await memory.get("b") == "2"
 
 
-async def test_an_error_is_told_to_all_who_wait_and_not_remembered() -> None:
+async def test_an_error_reaches_all_waiting_callers_and_is_not_cached() -> None:
     shelf, clock = Shelf(a="1"), ManualClock()
     memory = remembered(shelf, clock)
     shelf.away = True
@@ -107,7 +107,7 @@ async def test_an_error_is_told_to_all_who_wait_and_not_remembered() -> None:
     assert await memory.get("a") == "1"
 
 
-async def test_one_who_gives_up_takes_nobody_with_them() -> None:
+async def test_a_cancelled_caller_does_not_cancel_the_others() -> None:
     shelf, clock = Shelf(a="1"), ManualClock()
     memory = remembered(shelf, clock)
     shelf.hold()

@@ -1,4 +1,4 @@
-"""From settings to metrics and log lines: what is missing or wrong is said in one sentence."""
+"""From settings to metrics and log lines: a missing or wrong setting gives a one-sentence error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from homing.observing.metrics import Metrics
 
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No homing.toml, and the process's logging as it was before."""
+    """Runs without homing.toml, and restores the logging configuration."""
     monkeypatch.chdir(tmp_path)
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -26,20 +26,20 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     root.setLevel(level)
 
 
-async def test_queues_are_called_as_the_settings_say() -> None:
+async def test_queues_have_the_names_of_the_settings() -> None:
     settings = config.load(flags={"queue_names": {"standard": "mail-queue"}})
     page = (await compose.metrics(settings).page()).decode()
     assert 'retries_scheduled_total{queue="mail-queue"} 0.0' in page
     assert 'retries_scheduled_total{queue="synchronous"} 0.0' in page
 
 
-async def test_metrics_without_settings_use_the_usual_queue_names() -> None:
+async def test_metrics_without_settings_use_the_default_queue_names() -> None:
     page = (await Metrics(queue_names={Mode.BULK: "slow"}).page()).decode()
     assert 'queue="slow"' in page
     assert 'retries_scheduled_total{queue="homing-standard"} 0.0' in (await Metrics().page()).decode()
 
 
-def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'homing\[metrics\]'"):
         compose.metrics(config.load())
@@ -48,7 +48,9 @@ def test_without_the_extra_it_is_said_what_to_install(monkeypatch: pytest.Monkey
         compose.log_to_stderr("json", "info")
 
 
-def test_text_needs_nothing_else(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_format_needs_no_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setitem(sys.modules, "structlog", None)
     compose.log_to_stderr("text", "info")
     logging.getLogger("homing").info("told to ada@example.org")

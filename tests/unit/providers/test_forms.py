@@ -1,4 +1,4 @@
-"""Forms are written as the standard library writes them."""
+"""Forms are encoded as by the standard library."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from homing.providers.forms import form
 
 
 @given(st.lists(st.tuples(st.from_regex(r"[A-Za-z0-9_.-]{1,10}", fullmatch=True), st.text())))
-def test_a_form_is_the_standard_librarys(fields: list[tuple[str, str]]) -> None:
+def test_a_form_equals_that_of_the_standard_library(fields: list[tuple[str, str]]) -> None:
     assert form(fields) == urlencode(fields)

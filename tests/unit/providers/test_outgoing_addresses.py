@@ -1,4 +1,4 @@
-"""Which addresses from outside may be connected to."""
+"""Which addresses given from outside may be connected to."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ OPEN = [
 
 
 @pytest.mark.parametrize("address", CLOSED)
-def test_what_is_not_public_is_refused(address: str) -> None:
+def test_a_non_public_address_is_refused(address: str) -> None:
     assert not GUARD.allows(address, 443)
 
 
 @pytest.mark.parametrize("address", OPEN)
-def test_what_is_public_is_allowed(address: str) -> None:
+def test_a_public_address_is_allowed(address: str) -> None:
     assert GUARD.allows(address, 443)
 
 
@@ -133,7 +133,7 @@ def test_what_is_public_is_allowed(address: str) -> None:
         "https://[::1/",
     ],
 )
-def test_urls_that_can_be_seen_to_be_wrong_are_refused_with_a_reason(url: str) -> None:
+def test_obviously_wrong_urls_are_refused_with_a_reason(url: str) -> None:
     assert GUARD.refusal(url)
 
 
@@ -150,11 +150,11 @@ def test_urls_that_can_be_seen_to_be_wrong_are_refused_with_a_reason(url: str) -
         "https://hooks_1.example.org/",
     ],
 )
-def test_usual_urls_are_not_refused(url: str) -> None:
+def test_common_urls_are_accepted(url: str) -> None:
     assert GUARD.refusal(url) is None
 
 
-def test_exceptions_are_made_for_networks_http_and_ports() -> None:
+def test_networks_http_and_ports_can_be_allowed() -> None:
     guard = Guard(networks=networks(["10.1.0.0/16", "::1/128"], "x"), http=True, ports=(8080,))
     assert guard.refusal("http://10.1.2.3:8080/") is None
     assert guard.allows("10.1.2.3", 8080)
@@ -167,6 +167,6 @@ def test_exceptions_are_made_for_networks_http_and_ports() -> None:
     assert guard.refusal("http://0x0a010203:8080/"), "an odd form stays odd wherever it leads"
 
 
-def test_a_network_that_is_none_is_a_clear_error() -> None:
+def test_an_invalid_network_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match=r"http\.allow_networks: names 'intranet'; give networks like"):
         networks(["intranet"], "http.allow_networks")

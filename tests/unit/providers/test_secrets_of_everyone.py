@@ -1,4 +1,4 @@
-"""Nothing that a provider says, logs, raises or shows of itself holds a credential."""
+"""Nothing that a provider returns, logs, raises or shows contains a credential."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from homing.providers.smtp_session import Letter
 from homing.providers.webpush_keys import Subscription
 from support.all_providers import MARKS, NAMES, NOW_MS, SETTINGS, a_delivery, a_provider, refusal
 
-# Apprise loads all of its plugins, and some of those load old libraries.
+# Apprise loads all its plugins, and some of them load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 MARK = MARKS[0]
@@ -43,7 +43,7 @@ FAILED = (
 
 
 class Wire:
-    """Answers as told; raises with the whole request in its words, as a careless library might."""
+    """Answers as configured, or raises with the whole request in its message, as a careless library might."""
 
     def __init__(self) -> None:
         self.says: Answer | Failure | None = None
@@ -73,7 +73,7 @@ def assert_nothing_shows(*seen: object) -> None:
 
 
 async def everything_of(provider: Any, kind: str, wire: Wire) -> list[object]:
-    """What comes out of it in every kind of case."""
+    """Returns everything that a provider reveals in every kind of case."""
     delivery = a_delivery(kind, timeout_ms=2_000)
     seen: list[object] = [provider, vars(provider), delivery]
     for says in (*TAKEN, *REFUSED, *FAILED, None) if kind not in ("smtp", "apprise") else (None,):
@@ -99,7 +99,7 @@ async def everything_of(provider: Any, kind: str, wire: Wire) -> list[object]:
 
 
 @pytest.mark.parametrize("kind", NAMES)
-async def test_no_credential_comes_out_of_a_provider(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_credential_leaves_a_provider(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     wire = Wire()
     provider = a_provider(kind, wire)
@@ -121,12 +121,12 @@ def test_no_credential_is_in_the_error_that_refuses_it(kind: str) -> None:
         assert_nothing_shows(*refusals)
 
 
-def test_a_callback_shows_neither_its_key_nor_its_body() -> None:
+def test_a_callback_s_repr_shows_neither_its_key_nor_its_body() -> None:
     headers = {"x-webhook-key": MARK}
     assert_nothing_shows(Callback(url=f"https://h.example/?key={MARK}", headers=headers, body=MARK.encode()))
 
 
-def test_a_letter_and_a_subscription_do_not_show_whom_they_are_for() -> None:
+def test_the_repr_of_an_email_or_subscription_does_not_show_its_recipient() -> None:
     letter = Letter(sender="shop@example.com", recipient=MARK, data=MARK.encode(), id=MARK)
     subscription = Subscription(MARK, "https://push.example.net", MARK, MARK.encode(), MARK.encode())
     assert_nothing_shows(letter, subscription)

@@ -1,4 +1,4 @@
-"""Wrong settings of any provider are told at start, by the name of the field and without their value."""
+"""Wrong settings of any provider are reported at start with the field's name and without the value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homing.making import PROVIDERS, load, make
 from support.all_providers import NAMES, SETTINGS, a_provider, refusal
 from support.email_deliveries import NOBODY
 
-# Apprise loads all of its plugins, and some of those load old libraries.
+# Apprise loads all its plugins, and some of them load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 INJECTED = ("transport", "now_ms")
@@ -46,11 +46,11 @@ def own(kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_setting_of_the_wrong_type_or_form_is_taken_or_named(kind: str) -> None:
+def test_a_setting_of_the_wrong_type_or_form_is_accepted_or_named(kind: str) -> None:
     for field in own(kind):
         for value in WRONG:
             refused = refusal(kind, field, value)
-            # What goes together is told by the name of one of them.
+            # An error about related settings names one of them.
             together = {"host": "tls", "url_from_recipient": "urls"}.get(field, field)
             names = (f"providers.{kind}.{field}", f"providers.{kind}.{together}")
             assert refused is None or refused.field.startswith(names), (field, value)
@@ -67,7 +67,7 @@ def test_a_setting_of_the_wrong_type_or_form_is_taken_or_named(kind: str) -> Non
         ("sns", "max_price", [], "give text or a number"),
     ],
 )
-def test_the_type_that_is_wanted_is_told(kind: str, field: str, value: Any, says: str) -> None:
+def test_the_error_names_the_expected_type(kind: str, field: str, value: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=rf"^providers\.{kind}\.{field}: has the wrong type; {says}$"):
         a_provider(kind, NOBODY, **{field: value})
 
@@ -86,7 +86,7 @@ def test_every_credential_may_come_from_the_environment_or_a_file(
 
 
 @pytest.mark.parametrize(("kind", "field"), EACH)
-def test_a_credential_that_is_not_there_is_told_at_start(kind: str, field: str, tmp_path: Path) -> None:
+def test_a_missing_credential_is_an_error_at_start(kind: str, field: str, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     for where in ("env:HOMING_NOT_SET", "file:/no/such/file", f"file:{tmp_path / 'empty'}"):
         given: Any = [where] if field == "secrets" else where
@@ -103,7 +103,7 @@ def test_a_credential_that_is_not_there_is_told_at_start(kind: str, field: str, 
     ],
 )
 @pytest.mark.parametrize("value", ["key\n", " key", "k\r\nX: y", "kéy", "k\x00"])
-def test_a_credential_that_fits_into_no_header_is_refused_before_it_spoils_every_request(
+def test_a_credential_that_is_invalid_in_a_header_is_refused_at_start(
     kind: str, field: str, value: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^providers\.{kind}\.{field}: .* no header may have") as refused:
@@ -111,7 +111,7 @@ def test_a_credential_that_fits_into_no_header_is_refused_before_it_spoils_every
     assert "k\r\n" not in str(refused.value)
 
 
-def test_a_subuser_that_fits_into_no_header_is_refused() -> None:
+def test_a_subuser_that_is_invalid_in_a_header_is_refused() -> None:
     with pytest.raises(ConfigError, match="on_behalf_of"):
         a_provider("sendgrid", NOBODY, on_behalf_of="a\nb")
 
@@ -124,13 +124,13 @@ def test_a_subuser_that_fits_into_no_header_is_refused() -> None:
         "https://x#a", "https://x/ y", "https://x/{a}", "https://é.example", "https://[", "https://x/\n", "https://x/^",
     ],
 )  # fmt: skip
-def test_a_base_url_that_the_client_would_refuse_is_refused_at_start(kind: str, url: str) -> None:
+def test_a_base_url_that_the_http_client_would_refuse_is_refused_at_start(kind: str, url: str) -> None:
     with pytest.raises(ConfigError, match=rf"^providers\.{kind}\.base_url: is not a URL like"):
         a_provider(kind, NOBODY, base_url=url)
 
 
 @pytest.mark.parametrize("kind", WITH_A_BASE_URL)
-def test_every_provider_takes_a_base_url(kind: str) -> None:
+def test_every_provider_accepts_a_base_url(kind: str) -> None:
     for url in ("http://127.0.0.1:8080", "http://[::1]:8080/x/", "https://eu.api.example.org/v1"):
         a_provider(kind, NOBODY, base_url=url)
 
@@ -147,16 +147,16 @@ def test_a_mail_server_may_be_a_name_or_an_address(host: str) -> None:
 
 
 @pytest.mark.parametrize("port", [0, -1, 65_536])
-def test_a_port_that_is_none_is_refused(port: int) -> None:
+def test_an_invalid_port_is_refused(port: int) -> None:
     with pytest.raises(ConfigError, match="port: is"):
         a_provider("smtp", port=port)
 
 
 def of_another_package(name: "OnlyForTypeCheckers" = None) -> Any:  # type: ignore[name-defined]  # noqa: F821, UP037
-    """Annotated with what only its own type checker can find."""
+    """Annotated with names that only a type checker can resolve."""
     return name
 
 
-def test_a_provider_of_another_package_may_be_annotated_with_anything() -> None:
+def test_a_third_party_provider_may_have_any_annotations() -> None:
     known = {"theirs": f"{__name__}:of_another_package"}
     assert make("providers", "theirs", "theirs", known, {"name": 5}) == 5

@@ -1,4 +1,4 @@
-"""The pool for calls that block: bounded, and not held up by those that never end."""
+"""The thread pool for blocking calls: limited, and not blocked by calls that never end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        gate.wait(60)  # all three places are in use at the same time
+        gate.wait(60)  # all three threads are in use at the same time
         with lock:
             running -= 1
         return 7
@@ -41,7 +41,7 @@ async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
     await pool.close(1000)
 
 
-async def test_a_full_pool_says_so_in_time() -> None:
+async def test_a_full_pool_raises_in_time() -> None:
     pool: Threads[bool] = Threads("pool", 1)
     end = threading.Event()
     busy = await pool.run(lambda: end.wait(60), place_within_ms=60_000)
@@ -53,7 +53,7 @@ async def test_a_full_pool_says_so_in_time() -> None:
     await pool.close(1000)
 
 
-async def test_a_call_that_is_given_up_keeps_its_place_until_it_ends() -> None:
+async def test_an_abandoned_call_keeps_its_thread_until_it_ends() -> None:
     pool: Threads[bool] = Threads("pool", 1)
     end = threading.Event()
     given_up = await pool.run(lambda: end.wait(60), place_within_ms=60_000)
@@ -65,7 +65,7 @@ async def test_a_call_that_is_given_up_keeps_its_place_until_it_ends() -> None:
     await pool.close(1000)
 
 
-async def test_an_error_of_a_call_is_told_to_who_waits() -> None:
+async def test_an_error_of_a_call_is_raised_to_its_caller() -> None:
     pool: Threads[None] = Threads("pool", 1)
 
     def call() -> None:
@@ -76,7 +76,7 @@ async def test_an_error_of_a_call_is_told_to_who_waits() -> None:
     await pool.close(1000)
 
 
-async def test_closing_does_not_wait_for_a_call_that_hangs() -> None:
+async def test_closing_does_not_wait_for_a_hanging_call() -> None:
     pool: Threads[bool] = Threads("pool", 1)
     end = threading.Event()
     hanging = await pool.run(lambda: end.wait(60), place_within_ms=60_000)
@@ -87,7 +87,7 @@ async def test_closing_does_not_wait_for_a_call_that_hangs() -> None:
     assert await hanging
 
 
-async def test_idle_threads_end_when_it_closes() -> None:
+async def test_idle_threads_end_when_the_pool_closes() -> None:
     pool: Threads[threading.Thread] = Threads("pool", 1)
     thread = await (await pool.run(threading.current_thread, place_within_ms=60_000))
     await pool.close(1000)
@@ -95,7 +95,7 @@ async def test_idle_threads_end_when_it_closes() -> None:
     assert not thread.is_alive()
 
 
-def test_a_call_that_outlives_its_loop_disturbs_nobody(loop_kind: LoopKind) -> None:
+def test_a_call_that_outlives_its_event_loop_causes_no_error(loop_kind: LoopKind) -> None:
     end, ended = threading.Event(), threading.Event()
 
     async def leave() -> None:

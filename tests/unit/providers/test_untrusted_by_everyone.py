@@ -1,4 +1,4 @@
-"""Whatever a server answers or posts, a provider makes an outcome or receipts of it, and never raises."""
+"""Any response or callback becomes an outcome or receipts; providers never raise."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ HEADERS: tuple[dict[str, str], ...] = (
 
 
 class Wire:
-    """A server that answers the same to everything but the question for a token."""
+    """A server that gives the same answer to every request except the one for a token."""
 
     answer = Answer(status=500, headers={})
 
@@ -98,7 +98,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("kind", OVER_HTTP)
-async def test_every_answer_becomes_an_outcome(kind: str) -> None:
+async def test_every_response_becomes_an_outcome(kind: str) -> None:
     wire = Wire()
     provider, delivery = a_provider(kind, wire), a_delivery(kind)
     wrapped = (
@@ -185,16 +185,16 @@ POSTED = (
 )
 
 SMALL_BYTES = 64 * 1024
-"""Every provider reads callbacks up to this size."""
+"""The largest callback that every provider reads."""
 
 
 @pytest.mark.parametrize("signs", SIGNED, ids=lambda signs: signs.__name__)
-def test_whatever_is_signed_is_heard_or_counted(signs: Signs) -> None:
+def test_any_signed_callback_is_read_or_counted(signs: Signs) -> None:
     for body in POSTED:
         provider, callback = signs(body)
         try:
             heard = provider.hear(callback, NOW_MS)
-        except CallbackRefused:  # Twilio and apps send no callback of that size
+        except CallbackRefused:  # Twilio and apps send no callback of this size
             assert len(callback.body) > SMALL_BYTES
             continue
         assert isinstance(heard, Heard)
@@ -202,12 +202,12 @@ def test_whatever_is_signed_is_heard_or_counted(signs: Signs) -> None:
 
 
 @pytest.mark.parametrize("body", POSTED, ids=range(len(POSTED)))
-def test_whatever_a_topic_says_is_read_or_counted(body: bytes) -> None:
+def test_any_sns_message_is_read_or_counted(body: bytes) -> None:
     heard = read_events(body.decode("utf-8", "replace"), NOW_MS)
     assert all(receipt.at <= NOW_MS for receipt in heard.receipts)
 
 
-def test_one_event_that_is_too_deep_to_read_again_does_not_fail_its_batch() -> None:
+def test_an_event_too_deep_to_encode_again_does_not_fail_its_batch() -> None:
     for nested in NESTED:
         deep = b'{"event": "open", "sg_message_id": "m2", "x": %b}' % nested
         provider, callback = by_sendgrid(b"[%b, %b]" % (json.dumps(EVENT).encode(), deep))
@@ -218,7 +218,7 @@ def test_one_event_that_is_too_deep_to_read_again_does_not_fail_its_batch() -> N
 
 @pytest.mark.parametrize("signs", SIGNED, ids=lambda signs: signs.__name__)
 @pytest.mark.parametrize("change", ["body", "url", "method", "headers", "case"])
-def test_what_was_changed_on_the_way_is_refused_or_says_the_same(signs: Signs, change: str) -> None:
+def test_a_modified_callback_is_refused_or_has_the_same_meaning(signs: Signs, change: str) -> None:
     provider, callback = signs(json.dumps([EVENT]).encode())
     said = provider.hear(callback, NOW_MS)
     changed = {
@@ -240,7 +240,7 @@ def test_what_was_changed_on_the_way_is_refused_or_says_the_same(signs: Signs, c
 
 @pytest.mark.parametrize("signs", [by_sendgrid, by_an_app], ids=lambda signs: signs.__name__)
 @pytest.mark.parametrize("days", [-30, 30])
-def test_what_was_signed_long_ago_or_in_the_future_is_refused(signs: Signs, days: int) -> None:
+def test_a_callback_signed_long_ago_or_in_the_future_is_refused(signs: Signs, days: int) -> None:
     provider, callback = signs(json.dumps([EVENT]).encode())
     with pytest.raises(CallbackRefused):
         provider.hear(callback, NOW_MS + days * 86_400_000)
@@ -257,7 +257,7 @@ def test_a_replay_has_the_same_event_ids(signs: Signs) -> None:
 
 @pytest.mark.parametrize("kind", ["twilio", "sns", "sendgrid", "acs"])
 @pytest.mark.parametrize("status", [404, 405])
-async def test_a_server_that_is_not_the_providers_is_nobodys_fault_but_ours(kind: str, status: int) -> None:
+async def test_a_response_of_another_server_is_a_configuration_fault(kind: str, status: int) -> None:
     wire = Wire()
     wire.answer = Answer(status=status, headers={}, body=b"<html>not here</html>")
     outcome = await a_provider(kind, wire).send(a_delivery(kind))
@@ -269,7 +269,7 @@ async def test_a_server_that_is_not_the_providers_is_nobodys_fault_but_ours(kind
 @pytest.mark.parametrize(
     ("status", "up"), [(200, True), (429, True), (401, False), (500, False), (503, False)]
 )
-async def test_a_check_says_no_where_the_credentials_are_refused(kind: str, status: int, up: bool) -> None:
+async def test_a_health_check_fails_if_the_credentials_are_refused(kind: str, status: int, up: bool) -> None:
     wire = Wire()
     wire.answer = Answer(status=status, headers={}, body=b"{}")
     assert await a_provider(kind, wire).check() is up
@@ -279,7 +279,7 @@ async def test_a_check_says_no_where_the_credentials_are_refused(kind: str, stat
     ("code", "up"),
     [("InvalidClientTokenId", False), ("SignatureDoesNotMatch", False), ("AuthorizationError", True)],
 )
-async def test_keys_of_sns_that_may_only_publish_are_fine(code: str, up: bool) -> None:
+async def test_sns_keys_that_may_only_publish_are_healthy(code: str, up: bool) -> None:
     wire = Wire()
     body = f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>".encode()
     wire.answer = Answer(status=403, headers={}, body=body)

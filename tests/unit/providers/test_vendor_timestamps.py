@@ -1,4 +1,4 @@
-"""What providers say is read whatever it is."""
+"""Timestamps in vendors' events are read in every format, and replaced if invalid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW_MS = 1_705_320_000_000
         (1_705_319_999_000, NOW_MS - 1_000),
     ],
 )
-def test_a_moment_is_read_in_every_form_that_providers_use(told: Any, at: int) -> None:
+def test_a_timestamp_is_read_in_every_format_that_vendors_use(told: Any, at: int) -> None:
     assert moment_ms(told, NOW_MS) == at
 
 
@@ -34,5 +34,5 @@ def test_a_moment_is_read_in_every_form_that_providers_use(told: Any, at: int) -
         "2024-01-15T12:00:01Z", "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", "\ud800",
     ],
 )  # fmt: skip
-def test_what_is_no_moment_or_yet_to_come_is_now(told: Any) -> None:
+def test_an_invalid_or_future_timestamp_becomes_the_current_time(told: Any) -> None:
     assert moment_ms(told, NOW_MS) == NOW_MS
