@@ -1,4 +1,4 @@
-"""Providers that take many attempts at once: nobody waits for each, and each still ends in time."""
+"""Providers that start many attempts with one call: each attempt still ends in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.engine_world import ADA, K, World, mail, phase, seconds, serving, s
 
 
 class AtOnce(Starting):
-    """Knows the outcome before `begin` returns."""
+    """Reports the outcome before `begin` returns."""
 
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
         self.batches.append(len(batch))
@@ -27,7 +27,7 @@ class AtOnce(Starting):
         ended([(mark, Outcome(K.ACCEPTED)) for _, mark in batch])
 
 
-async def test_a_claimed_batch_begins_together(world: World) -> None:
+async def test_a_claimed_batch_is_started_with_one_call(world: World) -> None:
     provider = Starting(latency_ms=100)
     engine = await world.open({"mail": provider}, working=False)
     ids = [await mail(engine) for _ in range(20)]
@@ -38,7 +38,7 @@ async def test_a_claimed_batch_begins_together(world: World) -> None:
     assert {a.latency_ms for id in ids for a in (await engine.history(id)).attempts} == {100}
 
 
-async def test_what_is_known_at_once_counts_too(world: World) -> None:
+async def test_outcomes_reported_at_once_are_counted(world: World) -> None:
     provider = AtOnce()
     engine = await world.open({"mail": provider})
     ids = [await mail(engine) for _ in range(5)]
@@ -79,7 +79,7 @@ async def test_an_error_is_ambiguous_and_the_log_does_not_name_the_recipient(
 
 
 @pytest.mark.parametrize("answer", [None, "sent", {"kind": "accepted"}])
-async def test_nonsense_is_ambiguous(world: World, answer: Any) -> None:
+async def test_an_invalid_outcome_is_ambiguous(world: World, answer: Any) -> None:
     provider = Starting()
     real = provider.send
 
@@ -94,7 +94,7 @@ async def test_nonsense_is_ambiguous(world: World, answer: Any) -> None:
     assert [a.outcome for a in (await engine.history(id)).attempts] == [K.AMBIGUOUS, K.ACCEPTED]
 
 
-async def test_who_does_not_answer_is_broken_off_and_heard_no_more(world: World) -> None:
+async def test_an_attempt_without_an_answer_is_aborted_and_its_late_outcome_ignored(world: World) -> None:
     provider = Starting(script=[HANG])
     engine = await world.open({"mail": provider}, rules=steady(timeout_ms="5s"))
     id = await mail(engine)
@@ -111,7 +111,7 @@ async def test_who_does_not_answer_is_broken_off_and_heard_no_more(world: World)
     assert engine.worker.in_flight == 0
 
 
-async def test_no_more_are_begun_than_the_provider_takes(world: World) -> None:
+async def test_no_more_attempts_are_started_than_the_provider_allows(world: World) -> None:
     provider = Starting(latency_ms=1_000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=3)}, working=False)
     ids = [await mail(engine) for _ in range(10)]
@@ -121,7 +121,7 @@ async def test_no_more_are_begun_than_the_provider_takes(world: World) -> None:
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_draining_waits_for_what_was_begun(world: World) -> None:
+async def test_draining_waits_for_started_attempts(world: World) -> None:
     provider = Starting(latency_ms=5_000)
     engine = await world.open({"mail": provider})
     id = await mail(engine)
@@ -130,7 +130,7 @@ async def test_draining_waits_for_what_was_begun(world: World) -> None:
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_hard_stop_gives_up_what_was_begun_and_another_worker_takes_over(world: World) -> None:
+async def test_a_hard_stop_abandons_started_attempts_and_another_worker_takes_over(world: World) -> None:
     provider = Starting(script=[HANG, HANG])
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=2)}, rules=steady())
     ids = [await mail(engine) for _ in range(2)]
@@ -142,14 +142,14 @@ async def test_a_hard_stop_gives_up_what_was_begun_and_another_worker_takes_over
     for mark, ended in provider.under_way.items():
         ended([(mark, Outcome(K.ACCEPTED))])
     assert [await status(engine, id) for id in ids] == [Status.SENDING] * 2
-    engine.start_worker()  # the same engine: the provider's places are free again
+    engine.start_worker()  # the same engine: the provider's slots are free again
     await seconds(120)
     histories = [await engine.history(id) for id in ids]
     assert [h.notification.status for h in histories] == [Status.SENT] * 2
     assert [[a.outcome for a in h.attempts] for h in histories] == [[K.LOST, K.ACCEPTED]] * 2
 
 
-async def test_a_worker_that_stood_still_blames_no_provider(world: World) -> None:
+async def test_a_suspended_worker_blames_no_provider(world: World) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     provider = Starting(latency_ms=5_000)

@@ -1,4 +1,4 @@
-"""The circuit breaker at work: who opens it, what it holds back, and how a provider comes back."""
+"""The circuit breaker at work: what opens it, what it holds back, and how a provider recovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.batch_provider import Starting
 from support.engine_world import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady, text
 
 
-async def test_five_failures_in_a_row_open_it_and_hold_back_the_rest(world: World) -> None:
+async def test_five_consecutive_failures_open_it_and_hold_back_the_rest(world: World) -> None:
     provider = Failing()
     engine = await world.open({"mail": provider}, rules=steady())
     for _ in range(4):
@@ -34,7 +34,7 @@ async def test_five_failures_in_a_row_open_it_and_hold_back_the_rest(world: Worl
     assert [(await engine.get(id)).attempt_count for id in late] == [0] * 10
 
 
-async def test_a_success_in_between_starts_the_count_anew(world: World) -> None:
+async def test_a_success_in_between_restarts_the_count(world: World) -> None:
     provider = ScriptedProvider(script=[K.TRANSIENT] * 4 + [K.ACCEPTED] + [K.TRANSIENT] * 4)
     engine = await world.open({"mail": provider}, rules=steady())
     for _ in range(9):
@@ -45,7 +45,7 @@ async def test_a_success_in_between_starts_the_count_anew(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", [K.BAD_CONTENT, K.BAD_RECIPIENT, K.DEAD_ADDRESS, K.OPTED_OUT, K.THROTTLED])
-async def test_the_recipients_errors_never_open_it(world: World, kind: OutcomeKind) -> None:
+async def test_errors_of_recipients_never_open_it(world: World, kind: OutcomeKind) -> None:
     engine = await world.open({"mail": ScriptedProvider(script=[kind] * 20)}, rules=steady())
     for n in range(20):
         await mail(engine, to=f"p{n}@example.org")
@@ -53,8 +53,8 @@ async def test_the_recipients_errors_never_open_it(world: World, kind: OutcomeKi
     assert await phase(world) is Phase.CLOSED
 
 
-async def test_a_worker_that_stood_still_blames_no_provider(world: World) -> None:
-    """Suspended in the middle of its sends, it finds all their timeouts passed when it wakes up."""
+async def test_a_suspended_worker_blames_no_provider(world: World) -> None:
+    """Suspended during its sends, a worker finds all their timeouts elapsed when it resumes."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     joined = GROUP.set("suspended")
@@ -79,7 +79,7 @@ async def test_faults_and_timeouts_open_it_too(world: World, kind: OutcomeKind) 
     assert await phase(world) is Phase.OPEN
 
 
-async def test_push_has_more_patience(world: World) -> None:
+async def test_push_tolerates_more_failures(world: World) -> None:
     provider = Failing()
     engine = await world.open({"fcm": serving("fcm", provider, "push")}, rules=steady(max_attempts=100))
     await engine.send([{"deviceToken": f"t{n}"} for n in range(9)], channel="push", title="x")
@@ -110,7 +110,7 @@ async def test_no_row_is_claimed_in_vain_while_it_is_open(world: World) -> None:
     assert {n.id: n.attempt_count for n in (await engine.list()).items} == tokens
 
 
-async def test_other_channels_flow_while_one_is_held_back(world: World) -> None:
+async def test_other_channels_continue_while_one_is_held_back(world: World) -> None:
     letters, texts = Failing("letters"), Timed("texts")
     engine = await world.open(
         {"letters": serving("letters", letters), "texts": serving("texts", texts, "sms")}, rules=steady()
@@ -124,7 +124,7 @@ async def test_other_channels_flow_while_one_is_held_back(world: World) -> None:
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_an_open_breaker_moves_on_to_the_next_provider_without_waiting(world: World) -> None:
+async def test_with_an_open_breaker_the_next_provider_is_used_without_waiting(world: World) -> None:
     first, second = Failing("first"), Timed("second")
     engine = await world.open({"first": first, "second": second}, rules=steady())
     for _ in range(5):
@@ -139,7 +139,7 @@ async def test_an_open_breaker_moves_on_to_the_next_provider_without_waiting(wor
 
 
 @pytest.mark.parametrize("options", [{"max_in_flight": 1}, {"max_in_flight": 3}])
-async def test_a_stand_in_with_little_room_still_takes_the_others_mail(
+async def test_a_substitute_with_little_capacity_still_takes_the_other_s_messages(
     world: World, options: dict[str, int]
 ) -> None:
     second = Timed("second", latency_ms=100)
@@ -153,7 +153,7 @@ async def test_a_stand_in_with_little_room_still_takes_the_others_mail(
     assert second.busiest <= options["max_in_flight"]
 
 
-async def test_a_provider_of_two_channels_holds_up_neither_of_their_stand_ins(world: World) -> None:
+async def test_a_provider_of_two_channels_blocks_neither_of_their_substitutes(world: World) -> None:
     busy, free = ScriptedProvider("busy", latency_ms=20_000), ScriptedProvider("free")
     engine = await world.open(
         {
@@ -171,7 +171,7 @@ async def test_a_provider_of_two_channels_holds_up_neither_of_their_stand_ins(wo
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_health_check_brings_it_back_early(world: World) -> None:
+async def test_a_good_health_check_ends_the_pause_early(world: World) -> None:
     provider = Failing()
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=20))
     for _ in range(5):
@@ -183,7 +183,7 @@ async def test_a_health_check_brings_it_back_early(world: World) -> None:
     assert await phase(world) is Phase.CLOSED
 
 
-async def test_a_health_check_that_raises_or_hangs_hinders_nothing(world: World) -> None:
+async def test_a_health_check_that_raises_or_hangs_has_no_effect(world: World) -> None:
     class Sick(Failing):
         async def check(self) -> bool:
             if len(self.times) % 2:
@@ -201,7 +201,7 @@ async def test_a_health_check_that_raises_or_hangs_hinders_nothing(world: World)
     assert Counter([await status(engine, id) for id in ids]) == Counter({Status.FAILED: 6})
 
 
-async def test_forced_open_it_stays_open_until_it_is_given_back(world: World) -> None:
+async def test_forced_open_it_stays_open_until_it_is_returned_to_automatic(world: World) -> None:
     provider = Timed()
     engine = await world.open({"mail": provider})
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
@@ -225,13 +225,13 @@ async def test_forced_closed_no_failure_opens_it(world: World) -> None:
     assert {await status(engine, id) for id in ids} == {Status.FAILED}
 
 
-async def test_only_a_provider_that_is_there_can_be_forced(world: World) -> None:
+async def test_only_an_existing_provider_can_be_forced(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()})
     with pytest.raises(InvalidRequest, match="'fax' is not configured; known are mail"):
         await engine.force_breaker("fax", Phase.OPEN, who="ada")
 
 
-async def test_what_one_worker_learns_the_others_know(world: World) -> None:
+async def test_all_workers_share_its_state(world: World) -> None:
     bad, good = Failing("bad"), Timed("good")
     good.up = False
     one = await world.open({"mail": bad}, rules=steady())
@@ -248,7 +248,7 @@ async def test_what_one_worker_learns_the_others_know(world: World) -> None:
     assert len(good.times) == 5
 
 
-async def test_a_provider_that_has_come_back_is_ramped_up(world: World) -> None:
+async def test_a_recovered_provider_is_ramped_up(world: World) -> None:
     provider = Failing()
     engine = await world.open({"mail": serving("mail", provider)}, rules=steady(max_attempts=99))
     for _ in range(400):
@@ -264,7 +264,7 @@ async def test_a_provider_that_has_come_back_is_ramped_up(world: World) -> None:
     assert {n.status for n in (await engine.list(limit=1000)).items} == {Status.SENT}
 
 
-async def test_its_numbers_can_be_chosen_for_a_provider(world: World) -> None:
+async def test_its_thresholds_can_be_set_per_provider(world: World) -> None:
     provider = Failing()
     policy = BreakerPolicy(failures=2, open_ms=5_000)
     engine = await world.open(
@@ -278,7 +278,7 @@ async def test_its_numbers_can_be_chosen_for_a_provider(world: World) -> None:
     assert len(provider.times) >= 3
 
 
-async def test_operators_are_told_when_it_changes_and_when_nobody_is_left(world: World) -> None:
+async def test_alerts_report_its_changes_and_that_no_provider_is_left(world: World) -> None:
     provider = Failing()
     engine = await world.open({"mail": serving("mail", provider)}, rules=steady(max_attempts=20))
     for _ in range(5):
@@ -293,7 +293,7 @@ async def test_operators_are_told_when_it_changes_and_when_nobody_is_left(world:
     assert [a["phase"] for a in world.alerts("BreakerChanged")] == ["open", "closed"]
 
 
-async def test_a_change_that_the_store_did_not_take_is_shared_later(world: World) -> None:
+async def test_a_change_that_could_not_be_stored_is_shared_later(world: World) -> None:
     engine = await world.open({"mail": Failing()}, rules=steady())
     world.store.away.add("put_breaker")
     for _ in range(5):
@@ -310,7 +310,7 @@ UNLISTED = Outcome(K.BAD_CONTENT, error_code="29999", error="something new", unl
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "many at once"])
-async def test_the_breaker_and_the_alert_see_an_unlisted_error_as_the_settlement_does(
+async def test_the_breaker_and_the_alert_classify_an_unlisted_error_like_the_settlement(
     world: World, at_once: bool
 ) -> None:
     first = Starting(usual=UNLISTED) if at_once else Timed(usual=UNLISTED)
@@ -324,7 +324,7 @@ async def test_the_breaker_and_the_alert_see_an_unlisted_error_as_the_settlement
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "many at once"])
-async def test_an_unlisted_error_of_the_only_provider_says_nothing_against_it(
+async def test_an_unlisted_error_of_the_only_provider_does_not_count_against_it(
     world: World, at_once: bool
 ) -> None:
     only = Starting(usual=UNLISTED) if at_once else Timed(usual=UNLISTED)
@@ -336,7 +336,7 @@ async def test_an_unlisted_error_of_the_only_provider_says_nothing_against_it(
     assert world.alerts("ProviderFault") == []
 
 
-async def test_a_provider_on_hold_leaves_the_trial_of_another_one_to_the_notification(world: World) -> None:
+async def test_a_provider_on_hold_leaves_another_one_s_trial_to_the_notification(world: World) -> None:
     one, two = Timed(usual=Outcome(K.THROTTLED, retry_after_ms=86_400_000)), Failing()
     engine = await world.open(
         {"one": one, "two": serving("two", two, breaker=BreakerPolicy(failures=1))},
@@ -354,7 +354,7 @@ async def test_a_provider_on_hold_leaves_the_trial_of_another_one_to_the_notific
 @pytest.mark.parametrize(
     "first", [UNLISTED, Outcome(K.THROTTLED, retry_after_ms=86_400_000)], ids=["unlisted", "throttled"]
 )
-async def test_what_the_first_provider_holds_off_waits_no_longer_than_the_breaker_of_the_second(
+async def test_a_notification_on_hold_at_the_first_provider_waits_no_longer_than_the_second_s_breaker(
     world: World, first: Outcome
 ) -> None:
     one, two = Timed(usual=first), Timed()

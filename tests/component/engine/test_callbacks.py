@@ -1,4 +1,4 @@
-"""Callbacks: verified, completed, applied; in any order, with repeats, and never by a forger."""
+"""Callbacks: verified, completed, applied; in any order, with repeats, and never if forged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOLD = steady(on_timeout="hold")
 
 
 async def sent_mail(world: World, **settings: Any) -> tuple[Homing, Postman, str]:
-    """One email that the postman has taken."""
+    """Sends one email that the provider accepts."""
     postman = Postman("post")
     engine = await world.open({"post": postman}, **settings)
     id = await mail(engine)
@@ -42,7 +42,7 @@ async def test_a_delivery_is_applied_and_counted(world: World) -> None:
     assert (again.applied, again.unchanged) == (0, 2)
 
 
-async def test_one_that_is_not_signed_changes_nothing(world: World) -> None:
+async def test_an_unsigned_callback_changes_nothing(world: World) -> None:
     engine, postman, id = await sent_mail(world)
     before = await engine.history(id)
     with pytest.raises(CallbackRefused):
@@ -59,7 +59,7 @@ async def test_one_bad_event_never_fails_its_batch(world: World) -> None:
     assert await status(engine, id) is Status.DELIVERED
 
 
-async def test_what_cannot_be_an_id_of_ours_is_none_and_the_message_id_tells(world: World) -> None:
+async def test_an_invalid_notification_id_is_ignored_and_the_message_id_is_used(world: World) -> None:
     engine, postman, id = await sent_mail(world)
     event = told(postman.sent[0], E.DELIVERED, notification_id="order-7\x00", attempt=10**12)
     event["provider_message_id"] = "post-1"
@@ -67,13 +67,13 @@ async def test_what_cannot_be_an_id_of_ours_is_none_and_the_message_id_tells(wor
     assert await status(engine, id) is Status.DELIVERED
 
 
-async def test_a_callback_that_the_provider_cannot_read_is_told_again_later(world: World) -> None:
+async def test_a_callback_that_the_provider_cannot_read_is_to_be_repeated_later(world: World) -> None:
     engine, _, _ = await sent_mail(world)
     with pytest.raises(CallbackUnreadable):
         await engine.hear("post", signed([{"event": "no such event"}]))
 
 
-async def test_a_callback_without_end_is_not_even_looked_at(world: World) -> None:
+async def test_a_very_large_callback_is_not_even_read(world: World) -> None:
     engine, postman, id = await sent_mail(world)
     events = [told(postman.sent[0], E.DELIVERED, error="x" * 9_000_000)]
     with pytest.raises(CallbackUnreadable, match="8388608 bytes"):
@@ -81,15 +81,15 @@ async def test_a_callback_without_end_is_not_even_looked_at(world: World) -> Non
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_provider_that_does_not_call_back_says_so(world: World) -> None:
+async def test_a_provider_without_callbacks_raises_an_error(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(), "post": Postman()})
     for name, problem in (("mail", "does not call back"), ("nobody", "is not configured")):
         with pytest.raises(InvalidRequest, match=f"{name}.*{problem}.*post"):
             await engine.hear(name, signed([]))
 
 
-async def test_a_bounce_goes_to_the_next_provider_at_once(world: World) -> None:
-    """Within the moment it is told: the worker is woken."""
+async def test_a_bounce_moves_to_the_next_provider_at_once(world: World) -> None:
+    """At the same moment, because the worker is woken."""
     first, second = Postman("first"), Postman("second")
     engine = await world.open({"first": first, "second": second})
     id = await mail(engine)
@@ -101,7 +101,7 @@ async def test_a_bounce_goes_to_the_next_provider_at_once(world: World) -> None:
     assert found.causes[0].why == "mailbox busy "
 
 
-async def test_a_bounce_of_a_push_stays_with_the_provider_that_knows_the_device(world: World) -> None:
+async def test_a_bounced_push_stays_with_the_provider_that_knows_the_device(world: World) -> None:
     first, second = Postman("first"), Postman("second")
     providers = {"first": serving("first", first, "push"), "second": serving("second", second, "push")}
     engine = await world.open(providers, rules=steady())
@@ -117,7 +117,7 @@ async def test_a_bounce_of_a_push_stays_with_the_provider_that_knows_the_device(
 @pytest.mark.parametrize(
     ("preset", "ends_as", "sends"), [("priority", Status.FAILED, 0), ("channel", Status.SENT, 1)]
 )
-async def test_a_hard_bounce_fails_over_only_where_the_preset_says_so(
+async def test_a_hard_bounce_fails_over_only_if_the_preset_says_so(
     world: World, preset: str, ends_as: Status, sends: int
 ) -> None:
     first, second = Postman("first"), Postman("second")
@@ -144,7 +144,7 @@ async def test_the_rule_of_the_notification_decides_whether_a_hard_bounce_fails_
     assert (await engine.explain(order)).resolution.policy.bounce_failover == "always"
 
 
-async def test_a_change_of_the_rules_counts_from_the_next_attempt_on(world: World) -> None:
+async def test_a_changed_rule_applies_from_the_next_attempt_on(world: World) -> None:
     post = Postman("post")
     engine = await world.open({"post": post}, rules=steady())
     await mail(engine)
@@ -163,7 +163,7 @@ async def test_a_change_of_the_rules_counts_from_the_next_attempt_on(world: Worl
     assert len(post.sent) == 3
 
 
-async def test_bounces_at_both_providers_do_not_pass_it_back_and_forth(world: World) -> None:
+async def test_bounces_at_both_providers_do_not_alternate_for_ever(world: World) -> None:
     first, second = Postman("first"), Postman("second")
     engine = await world.open({"first": first, "second": second}, rules=steady())
     await mail(engine)
@@ -180,7 +180,9 @@ async def test_bounces_at_both_providers_do_not_pass_it_back_and_forth(world: Wo
 
 
 @pytest.mark.parametrize("early", [True, False])
-async def test_a_reported_fault_of_the_provider_raises_the_alert_of_a_send(world: World, early: bool) -> None:
+async def test_a_reported_provider_fault_raises_the_same_alert_as_a_failed_send(
+    world: World, early: bool
+) -> None:
     engine, postman, id = await sent_mail(world)
     event = told(postman.sent[0], E.FAILED, outcome="provider_fault")
     if early:
@@ -204,7 +206,7 @@ async def test_an_alert_that_cannot_be_written_does_not_fail_the_callback(world:
     assert len(world.alerts("ProviderFault")) == 1
 
 
-async def test_a_class_and_a_wait_that_are_none_are_left_out(world: World) -> None:
+async def test_an_invalid_class_or_delay_is_ignored(world: World) -> None:
     class Odd(Postman):
         def hear(self, callback: Callback, now_ms: int) -> Heard:
             heard = super().hear(callback, now_ms)
@@ -220,7 +222,7 @@ async def test_a_class_and_a_wait_that_are_none_are_left_out(world: World) -> No
     assert len(postman.sent) == 2
 
 
-async def test_a_receipt_resolves_a_doubt_whose_answer_was_lost(world: World) -> None:
+async def test_a_receipt_resolves_an_ambiguous_send(world: World) -> None:
     postman = Postman("post", [LOST_ANSWER])
     engine = await world.open({"post": postman}, rules=HOLD)
     id = await mail(engine)
@@ -231,7 +233,7 @@ async def test_a_receipt_resolves_a_doubt_whose_answer_was_lost(world: World) ->
     assert (found.status, found.provider_message_ids) == (Status.SENT, (f"m-{id}-1",))
 
 
-async def test_who_unsubscribes_hears_no_more_of_that_category(world: World) -> None:
+async def test_an_unsubscribed_recipient_gets_nothing_more_of_that_category(world: World) -> None:
     engine, postman, _ = await sent_mail(world)
     await engine.hear("post", signed([told(postman.sent[0], E.UNSUBSCRIBE)]))
     same = await mail(engine)
@@ -241,7 +243,7 @@ async def test_who_unsubscribes_hears_no_more_of_that_category(world: World) -> 
     assert await status(engine, other) is Status.SENT
 
 
-async def test_who_unsubscribes_from_all_hears_nothing_at_any_address(world: World) -> None:
+async def test_a_recipient_unsubscribed_from_everything_gets_nothing_at_any_address(world: World) -> None:
     postman = Postman("post")
     engine = await world.open({"post": postman})
     await engine.send({"id": "u-1", "email": ADA}, channel="email", body="Hello")
@@ -255,7 +257,7 @@ async def test_who_unsubscribes_from_all_hears_nothing_at_any_address(world: Wor
     assert await status(engine, other.id) is Status.SKIPPED
 
 
-async def test_what_is_told_while_the_store_is_away_is_not_lost_by_a_repeat(world: World) -> None:
+async def test_a_callback_during_a_store_outage_is_applied_when_it_is_repeated(world: World) -> None:
     engine, postman, id = await sent_mail(world)
     callback = signed([told(postman.sent[0], E.DELIVERED)])
     receipt, world.store.receipt = world.store.receipt, _away  # type: ignore[method-assign]
@@ -282,7 +284,7 @@ async def test_a_handshake_is_answered(world: World) -> None:
 
 
 @pytest.mark.parametrize("trouble", [None, "raise", "hang"])
-async def test_a_provider_that_must_fetch_something_first_may(world: World, trouble: str | None) -> None:
+async def test_a_provider_may_fetch_something_before_verification(world: World, trouble: str | None) -> None:
     class Fetching(Postman):
         fetched = False
 
@@ -310,7 +312,7 @@ async def test_a_provider_that_must_fetch_something_first_may(world: World, trou
             await engine.hear("post", callback)
 
 
-async def test_a_big_callback_reaches_the_store_in_bounded_steps(world: World) -> None:
+async def test_a_large_callback_reaches_the_store_in_limited_steps(world: World) -> None:
     engine, postman, _ = await sent_mail(world)
     sizes: list[int] = []
     real = world.store.receipt
@@ -333,7 +335,7 @@ STORIES = (E.QUEUED, E.SENT, E.DELIVERED, E.SPAM_REPORT, E.OPEN, E.CLICK)
 async def _end(
     stories: list[list[ReceiptEvent]], doubts: list[bool], plan: list[Any]
 ) -> list[tuple[Any, ...]]:
-    """Where each notification ends when its events come as the plan has it."""
+    """Returns where each notification ends if its events arrive as planned."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     world = World(loop)
@@ -358,7 +360,7 @@ async def _end(
                         await engine.hear("post", signed([told(postman.sent[0], E.FAILED)], b"forged"))
                 if not lost:
                     await engine.hear("post", signed([events[number]]))
-        await engine.hear("post", signed(events[::-1]))  # what was lost is told again
+        await engine.hear("post", signed(events[::-1]))  # lost callbacks are sent again
         found = [await engine.get(id) for id in ids]
         return [(n.status, n.reason, n.engagement, n.provider_message_ids) for n in found]
     finally:
@@ -371,7 +373,7 @@ async def _end(
     st.lists(st.booleans(), min_size=3, max_size=3),
     st.lists(st.tuples(st.permutations(range(8)), st.booleans(), st.booleans()), max_size=3),
 )
-def test_any_shuffle_repeat_or_loss_of_callbacks_ends_the_same_and_forgers_change_nothing(
+def test_callbacks_in_any_order_with_repeats_and_losses_end_the_same_and_forged_ones_change_nothing(
     stories: list[list[ReceiptEvent]], doubts: list[bool], plan: list[Any]
 ) -> None:
     doubts = doubts[: len(stories)]

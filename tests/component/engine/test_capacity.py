@@ -1,4 +1,4 @@
-"""Never more than there is room for: in-flight caps, rate limits, lanes, tenants, hosts."""
+"""Capacity is never exceeded: in-flight limits, rate limits, lanes, tenants, hosts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from support.engine_world import K, Timed, World, mail, seconds, serving, status
 
 
 def most_in_a_window(times: list[float], window: float) -> int:
-    """The most starts within any window of this length."""
+    """Returns the largest number of starts within any window of this length."""
     return max(sum(1 for other in times if at <= other < at + window) for at in times)
 
 
-async def test_no_more_are_under_way_than_the_provider_allows(world: World) -> None:
+async def test_no_more_attempts_are_in_flight_than_the_provider_allows(world: World) -> None:
     provider = Timed(latency_ms=1000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=7)})
     ids = [await mail(engine) for _ in range(40)]
@@ -27,7 +27,7 @@ async def test_no_more_are_under_way_than_the_provider_allows(world: World) -> N
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_the_cap_holds_for_all_lanes_and_channels_together(world: World) -> None:
+async def test_the_limit_covers_all_lanes_and_channels_together(world: World) -> None:
     provider = Timed(latency_ms=1000)
     engine = await world.open({"any": serving("any", provider, "email", "sms", max_in_flight=5)})
     for priority in ("critical", "medium", "low"):
@@ -39,7 +39,7 @@ async def test_the_cap_holds_for_all_lanes_and_channels_together(world: World) -
     assert len(provider.times) == 60
 
 
-async def test_the_cap_holds_when_another_providers_mail_is_taken_over(world: World) -> None:
+async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(world: World) -> None:
     stand_in = Timed(latency_ms=1000)
     engine = await world.open(
         {
@@ -68,7 +68,7 @@ async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(world: Worl
         assert most_in_a_window(provider.times, window) <= rate.burst + rate.per_second * window + 1e-6
 
 
-async def test_a_rate_limit_holds_for_two_workers_together(world: World) -> None:
+async def test_a_rate_limit_covers_two_workers_together(world: World) -> None:
     provider, rate = Timed(), RateLimit(4.0, 4)
     for _ in range(2):
         engine = await world.open({"mail": serving("mail", provider, rate=rate)})
@@ -80,7 +80,7 @@ async def test_a_rate_limit_holds_for_two_workers_together(world: World) -> None
         assert most_in_a_window(provider.times, window) <= 4 + 4 * window
 
 
-async def test_a_rate_limit_holds_for_a_stand_in(world: World) -> None:
+async def test_a_rate_limit_holds_for_a_substitute_provider(world: World) -> None:
     stand_in, rate = Timed(), RateLimit(1.0, 2)
     engine = await world.open(
         {"first": serving("first", ScriptedProvider()), "second": serving("second", stand_in, rate=rate)}
@@ -93,7 +93,7 @@ async def test_a_rate_limit_holds_for_a_stand_in(world: World) -> None:
     assert most_in_a_window(stand_in.times, 5) <= 7
 
 
-async def test_a_rate_limit_holds_over_all_hosts_of_a_webhook(world: World) -> None:
+async def test_a_rate_limit_covers_all_hosts_of_a_webhook(world: World) -> None:
     provider = Timed()
     hook = serving("hook", provider, "webhook", rate=RateLimit(1.0, 1), host_slots=4)
     engine = await world.open({"hook": hook})
@@ -106,7 +106,7 @@ async def test_a_rate_limit_holds_over_all_hosts_of_a_webhook(world: World) -> N
     assert most_in_a_window(provider.times, 4) <= 5
 
 
-async def test_a_slow_host_holds_up_no_other(world: World) -> None:
+async def test_a_slow_host_delays_no_other(world: World) -> None:
     class Hosts(Timed):
         async def send(self, delivery):  # type: ignore[no-untyped-def]
             self.latency_ms = 20_000 if "slow" in delivery.address else 0
@@ -136,7 +136,7 @@ async def test_a_slow_host_holds_up_no_other(world: World) -> None:
     assert Counter([await status(engine, id) for id in slow])[Status.SENDING] == 2
 
 
-async def test_a_flood_in_bulk_does_not_delay_priority(world: World) -> None:
+async def test_a_flood_of_bulk_messages_does_not_delay_priority(world: World) -> None:
     provider = Timed(latency_ms=5000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=200)}, slots={"bulk": 5})
     for _ in range(100):
@@ -148,7 +148,7 @@ async def test_a_flood_in_bulk_does_not_delay_priority(world: World) -> None:
     assert (await engine.queue_counts())["sent"] <= 11
 
 
-async def test_one_tenants_flood_leaves_room_for_another(world: World) -> None:
+async def test_one_tenant_s_flood_leaves_capacity_for_another(world: World) -> None:
     provider = Timed(usual=HANG)
     listed = serving("mail", provider)
     rules = steady(timeout_ms="10m", max_age_ms="1d")
@@ -189,7 +189,7 @@ async def test_a_worker_claims_only_what_it_can_start(world: World) -> None:
         assert (await engine.queue_counts())["sending"] <= 3
 
 
-async def test_slots_are_given_back_by_whatever_ends_an_attempt(world: World) -> None:
+async def test_slots_are_released_however_an_attempt_ends(world: World) -> None:
     script = [K.TRANSIENT, HANG, K.BAD_CONTENT, K.PROVIDER_FAULT, K.AMBIGUOUS, K.THROTTLED]
     provider = Timed(script=script)
     engine = await world.open(
@@ -203,7 +203,7 @@ async def test_slots_are_given_back_by_whatever_ends_an_attempt(world: World) ->
     assert engine.worker.in_flight == 0
 
 
-async def test_process_takes_at_most_its_limit_the_urgent_ones_first(world: World) -> None:
+async def test_process_takes_at_most_its_limit_and_urgent_notifications_first(world: World) -> None:
     provider = Timed()
     engine = await world.open({"any": provider}, working=False)
     for priority in ("low", "medium", "high"):

@@ -1,4 +1,4 @@
-"""What operators can do to notifications that exist, one at a time and in bulk."""
+"""Operators' commands on existing notifications, one at a time and in bulk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = Filter(statuses=(Status.FAILED,))
 
 
 async def dead(world: World, number: int = 1, **settings: Any) -> tuple[Homing, Timed, list[str]]:
-    """An engine with dead letters, and a provider that works again."""
+    """Opens an engine with dead letters, and a provider that works again."""
     provider = Timed("mail", usual=K.BAD_CONTENT)
     engine = await world.open({"mail": serving("mail", provider)}, **settings)
     ids = [await mail(engine, to=f"p{n}@example.org") for n in range(number)]
@@ -70,7 +70,7 @@ async def test_a_retry_can_force_the_provider(world: World) -> None:
         await engine.retry(id, provider="fax")
 
 
-async def test_a_retry_brings_forward_what_waits(world: World) -> None:
+async def test_a_retry_makes_a_waiting_notification_due_now(world: World) -> None:
     provider = Timed(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady(base_ms="1h"))
     id = await mail(engine)
@@ -110,7 +110,7 @@ async def test_a_resend_can_force_the_provider(world: World) -> None:
     assert (await engine.get(new)).provider_names == ("two",)
 
 
-async def test_what_was_resent_lives_on_in_its_successor_only(world: World) -> None:
+async def test_a_resent_notification_is_continued_only_by_its_successor(world: World) -> None:
     engine, _, (id,) = await dead(world)
     await engine.resend(id)
     for again in (engine.resend, engine.retry):
@@ -120,7 +120,7 @@ async def test_what_was_resent_lives_on_in_its_successor_only(world: World) -> N
     assert (await engine.queue_counts())["sent"] == 1
 
 
-async def test_an_acknowledged_dead_letter_says_by_whom(world: World) -> None:
+async def test_an_acknowledged_dead_letter_records_by_whom(world: World) -> None:
     engine, _, (id,) = await dead(world)
     await engine.acknowledge(id, who="ada", why="customer left")
     found = await engine.get(id)
@@ -130,7 +130,7 @@ async def test_an_acknowledged_dead_letter_says_by_whom(world: World) -> None:
     assert (group.count, group.unacknowledged) == (1, 0)
 
 
-async def test_a_waiting_one_can_be_put_off(world: World) -> None:
+async def test_a_waiting_notification_can_be_rescheduled(world: World) -> None:
     provider = Timed()
     engine = await world.open({"mail": provider}, working=False)
     id = await mail(engine)
@@ -169,7 +169,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("command", "outcome", "state"), REFUSED)
-async def test_what_is_not_possible_is_refused_with_the_status(
+async def test_an_impossible_command_is_refused_with_the_status(
     world: World, command: str, outcome: Any, state: str
 ) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=outcome)})
@@ -203,7 +203,7 @@ async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:
     assert provider.times == []
 
 
-async def test_a_bulk_resend_sends_each_once_however_often_it_is_run(world: World) -> None:
+async def test_a_bulk_resend_sends_each_once_however_often_it_runs(world: World) -> None:
     engine, provider, ids = await dead(world, 250)
     last = (await every(engine.bulk(CommandName.RESEND, FAILED, who="ada", why="fixed")))[-1]
     assert (last.matched, last.done, last.refused, last.stopped) == (250, 250, 0, None)
@@ -215,7 +215,7 @@ async def test_a_bulk_resend_sends_each_once_however_often_it_is_run(world: Worl
     assert original.acknowledged_by == "ada"
 
 
-async def test_a_bulk_command_takes_only_what_its_filter_finds(world: World) -> None:
+async def test_a_bulk_command_applies_only_to_what_its_filter_matches(world: World) -> None:
     provider = ScriptedProvider(usual=K.BAD_CONTENT)
     engine = await world.open({"any": provider})
     letters, texts = [await mail(engine) for _ in range(3)], [await text(engine) for _ in range(2)]
@@ -226,7 +226,7 @@ async def test_a_bulk_command_takes_only_what_its_filter_finds(world: World) -> 
     assert [(await engine.get(id)).acknowledged_by for id in letters + texts] == [None] * 3 + ["ada"] * 2
 
 
-async def test_a_bulk_retry_keeps_its_rate(world: World) -> None:
+async def test_a_bulk_retry_respects_its_rate(world: World) -> None:
     engine, provider, _ = await dead(world, 20)
     await every(engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=2))
     await seconds(2)
@@ -234,7 +234,7 @@ async def test_a_bulk_retry_keeps_its_rate(world: World) -> None:
     assert 8 <= provider.times[-1] - provider.times[0] <= 10
 
 
-async def test_a_rate_below_one_a_second_is_kept_too(world: World) -> None:
+async def test_a_rate_below_one_per_second_is_respected_too(world: World) -> None:
     engine, provider, _ = await dead(world, 3)
     await every(engine.bulk(CommandName.RETRY, FAILED, who="ada", rate_per_second=0.5))
     assert provider.gaps == [2.0, 2.0]
@@ -263,7 +263,7 @@ async def test_a_breaker_of_another_channel_stops_nothing(world: World) -> None:
     assert (step.done, step.stopped) == (1, None)
 
 
-async def test_a_bulk_cancel_does_not_mind_an_open_breaker(world: World) -> None:
+async def test_a_bulk_cancel_ignores_an_open_breaker(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     for _ in range(3):
@@ -273,7 +273,7 @@ async def test_a_bulk_cancel_does_not_mind_an_open_breaker(world: World) -> None
     assert (await engine.queue_counts())["cancelled"] == 3
 
 
-async def test_a_bulk_cancel_of_what_is_under_way_counts_as_done(world: World) -> None:
+async def test_a_bulk_cancel_of_an_attempt_in_flight_counts_as_done(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=HANG)}, rules=steady(timeout_ms="5s"))
     id = await mail(engine)
     await seconds(1)
@@ -292,7 +292,7 @@ async def test_a_bulk_cancel_of_what_is_under_way_counts_as_done(world: World) -
         (CommandName.RETRY, float("nan"), "rate_per_second"),
     ],
 )
-async def test_a_bulk_command_that_makes_no_sense_is_refused(
+async def test_a_contradictory_bulk_command_is_refused(
     world: World, name: CommandName, rate: float | None, field: str
 ) -> None:
     engine, _, _ = await dead(world)

@@ -1,4 +1,4 @@
-"""Providers as an operator sees them: listed, checked, tried out, and their breakers held by hand."""
+"""Operators' view of providers: list, check, test message, and forced breakers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOW = moment(START_MS)
 
 
 class Checked(ScriptedProvider):
-    """Answers its health check as it is told."""
+    """Returns the health check that the test has set."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__("checked")
@@ -32,7 +32,7 @@ class Checked(ScriptedProvider):
         return bool(self.answer)
 
 
-async def test_a_provider_is_listed_with_its_place_on_every_route(world: World) -> None:
+async def test_a_provider_is_listed_with_its_position_on_every_route(world: World) -> None:
     engine = await world.open(
         {
             "a": serving("a", Timed("a"), "email", weight=3, max_in_flight=5, rate=RateLimit(2.5, 4)),
@@ -48,7 +48,7 @@ async def test_a_provider_is_listed_with_its_place_on_every_route(world: World) 
     assert (b.rate_per_second, b.breaker.phase, b.breaker.forced) == (None, Phase.CLOSED, False)
 
 
-async def test_a_breaker_that_opened_by_itself_says_until_when(world: World) -> None:
+async def test_an_automatically_opened_breaker_shows_until_when(world: World) -> None:
     engine = await world.open({"mail": Timed("mail", usual=K.TRANSIENT)})
     for _ in range(5):
         await mail(engine)
@@ -60,7 +60,7 @@ async def test_a_breaker_that_opened_by_itself_says_until_when(world: World) -> 
     assert found.breaker.until == found.breaker.since + timedelta(seconds=60)
 
 
-async def test_a_choice_by_hand_is_kept_with_who_when_and_why(world: World) -> None:
+async def test_a_forced_breaker_records_who_when_and_why(world: World) -> None:
     engine = await world.open({"mail": Timed("mail")}, working=False)
     await seconds(7)
     await engine.force_breaker("mail", Phase.OPEN, who="ada", why="maintenance until nine")
@@ -74,7 +74,7 @@ async def test_a_choice_by_hand_is_kept_with_who_when_and_why(world: World) -> N
     assert (found.breaker.phase, found.breaker.forced, found.breaker.why) == (Phase.CLOSED, False, "")
 
 
-async def test_a_choice_by_hand_is_told_to_the_sinks(world: World) -> None:
+async def test_a_forced_breaker_is_published_to_the_sinks(world: World) -> None:
     engine = await world.open({"mail": Timed("mail")})
     await engine.force_breaker("mail", Phase.OPEN, who="ada", why="maintenance")
     await engine.force_breaker("mail", None, who="bob")
@@ -94,7 +94,7 @@ async def test_a_choice_by_hand_is_told_to_the_sinks(world: World) -> None:
     ("answer", "problem"),
     [(True, ""), (False, "its check says no"), (OSError("no route"), "no route"), (OSError(), "OSError")],
 )
-async def test_a_check_says_what_is_wrong(world: World, answer: Any, problem: str) -> None:
+async def test_a_failed_check_reports_the_error(world: World, answer: Any, problem: str) -> None:
     engine = await world.open({"x": Checked(answer), "y": Checked(True)}, working=False)
     x, y = await engine.check_providers()
     assert (x.provider, x.usable, x.problem) == ("x", not problem, problem)
@@ -102,7 +102,7 @@ async def test_a_check_says_what_is_wrong(world: World, answer: Any, problem: st
     assert await engine.check_providers("X") == (x,)
 
 
-async def test_a_test_message_goes_through_that_provider_alone_and_leaves_no_trace(world: World) -> None:
+async def test_a_test_message_uses_only_that_provider_and_is_not_stored(world: World) -> None:
     a, b = Timed("a"), Timed("b", [Outcome(OutcomeKind.ACCEPTED, provider_message_id="m-1")])
     engine = await world.open({"a": serving("a", a), "b": serving("b", b)})
     tried = await engine.try_provider("b", ADA)
@@ -115,7 +115,7 @@ async def test_a_test_message_goes_through_that_provider_alone_and_leaves_no_tra
     assert (await engine.list()).items == ()
 
 
-async def test_a_failed_test_message_is_not_tried_again_and_blames_no_breaker(world: World) -> None:
+async def test_a_failed_test_message_is_not_retried_and_does_not_count_for_the_breaker(world: World) -> None:
     bad = Timed("bad", usual=Outcome(OutcomeKind.PROVIDER_FAULT, error_code="401", error="who are you?"))
     engine = await world.open({"bad": serving("bad", bad)})
     for _ in range(10):
@@ -126,7 +126,7 @@ async def test_a_failed_test_message_is_not_tried_again_and_blames_no_breaker(wo
     assert (await engine.providers())[0].breaker.phase is Phase.CLOSED
 
 
-async def test_a_test_message_reaches_a_provider_whose_breaker_is_held_open(world: World) -> None:
+async def test_a_test_message_reaches_a_provider_whose_breaker_is_forced_open(world: World) -> None:
     mended = Timed("mended")
     engine = await world.open({"mended": serving("mended", mended)})
     await engine.force_breaker("mended", Phase.OPEN, who="ada")
@@ -136,7 +136,7 @@ async def test_a_test_message_reaches_a_provider_whose_breaker_is_held_open(worl
     assert await status(engine, id) is Status.PENDING
 
 
-async def test_a_provider_that_raises_or_hangs_is_an_outcome_too(world: World) -> None:
+async def test_a_provider_that_raises_or_hangs_gives_an_outcome(world: World) -> None:
     class Raising(ScriptedProvider):
         async def send(self, delivery: Delivery) -> Outcome:
             raise RuntimeError("boom")
@@ -160,7 +160,7 @@ async def test_a_provider_that_raises_or_hangs_is_an_outcome_too(world: World) -
         ("both", "call me", Channel.SMS, "recipient.phone"),
     ],
 )
-async def test_a_test_message_that_cannot_be_sent_is_refused(
+async def test_an_invalid_test_message_is_refused(
     world: World, provider: str, address: str, channel: Channel | None, field: str
 ) -> None:
     both = Timed("both")

@@ -1,4 +1,4 @@
-"""What was tried elsewhere before it came here: it goes on from there, and keeps its own maximum."""
+"""Notifications with attempts made elsewhere: backoff and maximum continue from there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def asked(**fields: Any) -> SendRequest:
     )
 
 
-async def test_what_has_failed_elsewhere_is_due_after_the_policys_first_delay(world: World) -> None:
+async def test_after_a_failure_elsewhere_it_is_due_after_the_policy_s_first_delay(world: World) -> None:
     mail = Timed("mail")
     engine = await world.open({"mail": mail}, rules=steady(factor=2.0))
     sent = await engine.submit(asked(), earlier=Earlier(attempts=1))
@@ -37,7 +37,7 @@ async def test_what_has_failed_elsewhere_is_due_after_the_policys_first_delay(wo
     assert await status(engine, sent.id) is Status.SENT
 
 
-async def test_its_backoff_goes_on_with_its_attempts(world: World) -> None:
+async def test_its_backoff_continues_with_its_attempts(world: World) -> None:
     mail = Timed("mail", [K.TRANSIENT])
     engine = await world.open({"mail": mail}, rules=steady(factor=2.0))
     await engine.submit(asked(), earlier=Earlier(attempts=2))
@@ -45,7 +45,7 @@ async def test_its_backoff_goes_on_with_its_attempts(world: World) -> None:
     assert mail.times == [20.0, 60.0]
 
 
-async def test_its_own_maximum_wins_over_the_policys(world: World) -> None:
+async def test_its_own_maximum_overrides_the_policy_s(world: World) -> None:
     mail = Timed("mail", usual=K.TRANSIENT)
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=9))
     fewer = await engine.submit(asked(), earlier=Earlier(attempts=1, max_attempts=3))
@@ -57,7 +57,7 @@ async def test_its_own_maximum_wins_over_the_policys(world: World) -> None:
     assert (info.current_attempts, info.max_attempts, info.retries_remaining) == (3, 3, 0)
 
 
-async def test_more_than_the_policy_allows_is_possible_too(world: World) -> None:
+async def test_its_own_maximum_may_exceed_the_policy_s(world: World) -> None:
     mail = Timed("mail", usual=K.TRANSIENT)
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=1))
     more = await engine.submit(asked(), earlier=Earlier(max_attempts=4))
@@ -65,7 +65,7 @@ async def test_more_than_the_policy_allows_is_possible_too(world: World) -> None
     assert (await engine.get(more.id)).attempt_count == 4
 
 
-async def test_what_has_no_attempt_left_is_a_dead_letter_without_another(world: World) -> None:
+async def test_a_notification_without_attempts_left_is_a_dead_letter_at_once(world: World) -> None:
     mail = Timed("mail")
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=3))
     spent = await engine.submit(asked(), earlier=Earlier(attempts=3))
@@ -75,7 +75,7 @@ async def test_what_has_no_attempt_left_is_a_dead_letter_without_another(world: 
     assert mail.times == []
 
 
-async def test_a_time_to_send_stands_instead_of_the_backoff(world: World) -> None:
+async def test_a_send_time_replaces_the_backoff(world: World) -> None:
     mail = Timed("mail")
     engine = await world.open({"mail": mail}, rules=steady())
     await engine.submit(asked(send_at=NOW + timedelta(seconds=3)), earlier=Earlier(attempts=1))
@@ -83,7 +83,7 @@ async def test_a_time_to_send_stands_instead_of_the_backoff(world: World) -> Non
     assert mail.times == [3.0]
 
 
-async def test_explain_tells_what_it_brought_along(world: World) -> None:
+async def test_explain_shows_the_attempts_made_elsewhere(world: World) -> None:
     engine = await world.open(working=False, rules=steady(max_attempts=9))
     sent = await engine.submit(asked(), earlier=Earlier(attempts=2, max_attempts=5))
     explained = await engine.explain(sent.id)
@@ -91,7 +91,7 @@ async def test_explain_tells_what_it_brought_along(world: World) -> None:
     assert explained.next_step.startswith("attempt 3 of 5 at ")
 
 
-async def test_the_same_request_with_another_history_is_another_request(world: World) -> None:
+async def test_the_same_request_with_other_earlier_attempts_is_another_request(world: World) -> None:
     engine = await world.open(working=False)
     first = await engine.submit(asked(idempotency_key="k"), earlier=Earlier(attempts=1))
     again = await engine.submit(asked(idempotency_key="k"), earlier=Earlier(attempts=1))
@@ -116,7 +116,7 @@ async def test_impossible_numbers_are_refused(world: World, earlier: Earlier, fi
     assert refused.value.field == field
 
 
-async def test_a_synchronous_send_has_no_history(world: World) -> None:
+async def test_a_synchronous_send_cannot_have_earlier_attempts(world: World) -> None:
     engine = await world.open(working=False)
     with pytest.raises(InvalidRequest) as refused:
         await engine.submit(asked(synchronous=True), earlier=Earlier(attempts=1))

@@ -1,4 +1,4 @@
-"""The parts of an email are checked at intake: the field is named, and nothing is stored."""
+"""The parts of an email are checked at intake: errors name the field, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ BAD: list[tuple[str, Content]] = [
 
 
 @pytest.mark.parametrize(("field", "content"), BAD, ids=[case[0] for case in BAD])
-async def test_a_bad_part_of_a_mail_is_refused_by_name(world: World, field: str, content: Content) -> None:
+async def test_an_invalid_part_of_an_email_is_refused_by_name(
+    world: World, field: str, content: Content
+) -> None:
     assert (await refused(world, {"body": None, "content": content})).field == field
 
 
 @pytest.mark.parametrize("spelled", ["unsubscribe_url", "unsubscribeUrl"])
-async def test_the_parts_of_a_mail_reach_the_provider_as_given(world: World, spelled: str) -> None:
+async def test_the_parts_of_an_email_reach_the_provider_unchanged(world: World, spelled: str) -> None:
     provider = ScriptedProvider()
     engine = await world.open({"any": provider})
     content: dict[str, Any] = {"body": "b", "headers": {"X-Ref": "17"}, spelled: "https://example.org/u"}

@@ -1,4 +1,4 @@
-"""How a notification ends without a provider: cancelled, expired, too old, or lost with its workers."""
+"""Endings without a provider: cancelled, expired, too old, or lost with its workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_cancelled_before_its_attempt_it_is_never_sent(world: World) -> No
     assert provider.sent == []
 
 
-async def test_cancelled_between_two_attempts_there_is_no_further_one(world: World) -> None:
+async def test_cancelled_between_two_attempts_it_is_not_attempted_again(world: World) -> None:
     provider = Timed(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
@@ -40,7 +40,7 @@ async def test_cancelled_between_two_attempts_there_is_no_further_one(world: Wor
     assert len(provider.times) == 1
 
 
-async def test_cancelled_during_an_attempt_that_fails_there_is_no_further_one(world: World) -> None:
+async def test_cancelled_during_an_attempt_that_fails_it_is_not_attempted_again(world: World) -> None:
     provider = Timed(usual=K.TRANSIENT, latency_ms=5000)
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
@@ -55,7 +55,7 @@ async def test_cancelled_during_an_attempt_that_fails_there_is_no_further_one(wo
     assert len(provider.times) == 1
 
 
-async def test_cancelled_during_an_attempt_that_succeeds_it_was_sent(world: World) -> None:
+async def test_cancelled_during_an_attempt_that_succeeds_it_counts_as_sent(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(latency_ms=5000)})
     id = await mail(engine)
     await seconds(2)
@@ -104,7 +104,7 @@ async def test_behind_an_open_breaker_it_ends_at_its_maximum_age(world: World) -
     assert await status(engine, later) is Status.FAILED
 
 
-async def test_a_day_is_the_age_limit_unless_a_rule_says_otherwise(world: World) -> None:
+async def test_the_default_age_limit_is_a_day(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     id = await mail(engine)
@@ -116,7 +116,7 @@ async def test_a_day_is_the_age_limit_unless_a_rule_says_otherwise(world: World)
         await engine.stop_worker()
 
 
-async def test_while_it_is_retried_the_age_limit_holds_too(world: World) -> None:
+async def test_the_age_limit_applies_while_it_is_retried(world: World) -> None:
     provider = Timed(usual=K.TRANSIENT)
     engine = await world.open({"mail": provider}, rules=steady(max_age_ms="35s", max_attempts=50))
     id = await mail(engine)
@@ -126,7 +126,7 @@ async def test_while_it_is_retried_the_age_limit_holds_too(world: World) -> None
     assert done.attempt_count == len(provider.times) == 4
 
 
-async def test_a_resent_one_has_the_policys_age_limit_too(world: World) -> None:
+async def test_a_resent_notification_has_the_policy_s_age_limit_too(world: World) -> None:
     engine = await world.open(
         {"mail": ScriptedProvider(script=[K.BAD_CONTENT])}, rules=steady(max_age_ms="2m")
     )
@@ -139,7 +139,7 @@ async def test_a_resent_one_has_the_policys_age_limit_too(world: World) -> None:
     assert (done.status, done.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
-async def test_a_poisonous_one_that_kills_its_worker_each_time_ends_as_a_dead_letter(world: World) -> None:
+async def test_a_notification_that_kills_its_worker_each_time_ends_as_a_dead_letter(world: World) -> None:
     provider = Timed(usual=HANG)
     rules = steady(max_attempts=3, timeout_ms="20s")
     id = await mail(await world.open({"mail": provider}, rules=rules, working=False))
@@ -162,7 +162,7 @@ async def test_a_poisonous_one_that_kills_its_worker_each_time_ends_as_a_dead_le
     assert len(provider.times) == 3
 
 
-async def test_a_lost_attempt_can_be_held_for_a_person(world: World) -> None:
+async def test_a_lost_attempt_can_be_held_for_an_operator(world: World) -> None:
     provider = Timed(usual=HANG)
     engine = await world.open({"mail": provider}, rules=steady(on_timeout="hold"))
     id = await mail(engine)
@@ -174,7 +174,7 @@ async def test_a_lost_attempt_can_be_held_for_a_person(world: World) -> None:
     assert len(provider.times) == 1
 
 
-async def test_an_operators_retry_reopens_what_has_ended(world: World) -> None:
+async def test_an_operator_s_retry_reopens_a_finished_notification(world: World) -> None:
     provider = ScriptedProvider(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=1, max_age_ms="1m"))
     failed = await mail(engine)

@@ -1,4 +1,4 @@
-"""Bulk commands in the background: their progress, stopping, lost processes, and nothing done twice."""
+"""Bulk commands as background jobs: progress, stopping, lost processes, and nothing done twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEAD = Filter(statuses=(Status.FAILED,), acknowledged=False)
 
 
 async def dead(world: World, number: int, **settings: Any) -> tuple[Homing, Timed, list[str]]:
-    """An engine with dead letters, and a provider that works again."""
+    """Opens an engine with dead letters, and a provider that works again."""
     provider = Timed("mail", usual=K.BAD_CONTENT)
     engine = await world.open({"mail": serving("mail", provider)}, **settings)
     ids = [await mail(engine, to=f"p{n}@example.org") for n in range(number)]
@@ -38,7 +38,7 @@ async def read(engine: Homing, job: Job) -> Job:
     return await engine.jobs.get("default", job.id)
 
 
-async def test_a_job_goes_on_after_it_was_taken_and_says_how_far_it_is(world: World) -> None:
+async def test_a_job_runs_in_the_background_and_reports_its_progress(world: World) -> None:
     engine, provider, ids = await dead(world, 30)
     job = await resend(engine, rate=10)
     assert (job.status, job.done) == (JobStatus.RUNNING, 0)
@@ -54,7 +54,7 @@ async def test_a_job_goes_on_after_it_was_taken_and_says_how_far_it_is(world: Wo
     assert (await engine.get(ids[0])).acknowledged_by == "ada"
 
 
-async def test_any_process_sees_it_and_stops_it_at_its_next_step(world: World) -> None:
+async def test_any_process_sees_a_job_and_can_stop_it_at_its_next_step(world: World) -> None:
     engine, provider, _ = await dead(world, 30)
     other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
     job = await resend(engine, rate=5)
@@ -68,7 +68,7 @@ async def test_any_process_sees_it_and_stops_it_at_its_next_step(world: World) -
     assert await other.jobs.stop("default", job.id, who="cy") == found
 
 
-async def test_one_that_was_stopped_goes_on_where_it_was(world: World) -> None:
+async def test_a_stopped_job_continues_where_it_was(world: World) -> None:
     engine, provider, _ = await dead(world, 30)
     other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
     job = await resend(engine, rate=5)
@@ -84,7 +84,7 @@ async def test_one_that_was_stopped_goes_on_where_it_was(world: World) -> None:
         await engine.jobs.resume("default", job.id, who="cy")
 
 
-async def test_one_that_is_under_way_is_not_resumed_by_its_own_process_nor_by_another(world: World) -> None:
+async def test_a_running_job_is_not_resumed_by_any_process(world: World) -> None:
     engine, provider, _ = await dead(world, 20)
     other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
     job = await resend(engine, rate=5)
@@ -100,8 +100,8 @@ async def test_one_that_is_under_way_is_not_resumed_by_its_own_process_nor_by_an
     assert len(provider.times) == 20
 
 
-async def test_a_job_whose_process_died_is_interrupted_and_does_nothing_twice(world: World) -> None:
-    """Retried ones fail again meanwhile: they would match again, and are left alone."""
+async def test_a_job_of_a_dead_process_is_interrupted_and_does_nothing_twice(world: World) -> None:
+    """Retried notifications fail again meanwhile. They match the filter again, and are left alone."""
     engine, provider, ids = await dead(world, 20)
     provider.usual = K.BAD_CONTENT
     job = await engine.jobs.start("default", CommandName.RETRY, DEAD, who="ada", rate_per_second=5)
@@ -119,7 +119,7 @@ async def test_a_job_whose_process_died_is_interrupted_and_does_nothing_twice(wo
     assert attempts == [2] * 20
 
 
-async def test_one_that_nothing_is_heard_of_is_interrupted(world: World) -> None:
+async def test_a_job_without_a_sign_of_life_is_interrupted(world: World) -> None:
     engine, _, _ = await dead(world, 10)
     engine.jobs._begin = lambda run: None  # type: ignore[method-assign]  # killed right after it took it
     job = await resend(engine, rate=0.1)
@@ -131,7 +131,7 @@ async def test_one_that_nothing_is_heard_of_is_interrupted(world: World) -> None
     assert (stopped.status, stopped.stopped) == (JobStatus.STOPPED, "stopped by bob")
 
 
-async def test_a_slow_job_is_known_to_be_alive(world: World) -> None:
+async def test_a_slow_job_gives_signs_of_life(world: World) -> None:
     engine, _, _ = await dead(world, 10)
     job = await resend(engine, rate=0.1)
     for _ in range(8):
@@ -141,7 +141,7 @@ async def test_a_slow_job_is_known_to_be_alive(world: World) -> None:
     assert (await read(engine, job)).done == 10
 
 
-async def test_a_breaker_that_opens_stops_it_and_says_so(world: World) -> None:
+async def test_an_opening_breaker_stops_a_job_with_that_reason(world: World) -> None:
     engine, _, _ = await dead(world, 30)
     job = await resend(engine, rate=5)
     await seconds(1)
@@ -152,7 +152,7 @@ async def test_a_breaker_that_opens_stops_it_and_says_so(world: World) -> None:
     assert found.done < 30
 
 
-async def test_a_store_that_is_away_is_waited_for(world: World) -> None:
+async def test_a_job_waits_for_an_unavailable_store(world: World) -> None:
     engine, _, _ = await dead(world, 30)
     listing = world.store.list
     fails = 3
@@ -171,7 +171,7 @@ async def test_a_store_that_is_away_is_waited_for(world: World) -> None:
     assert (found.status, found.done) == (JobStatus.DONE, 30)
 
 
-async def test_a_store_that_will_never_do_it_fails_the_job_which_can_be_resumed(world: World) -> None:
+async def test_a_permanent_store_error_fails_the_job_which_can_be_resumed(world: World) -> None:
     engine, _, _ = await dead(world, 10)
     listing = world.store.list
 
@@ -189,7 +189,7 @@ async def test_a_store_that_will_never_do_it_fails_the_job_which_can_be_resumed(
     assert (await read(engine, job)).status is JobStatus.DONE
 
 
-async def test_a_tenant_has_five_at_once_and_only_its_own(world: World) -> None:
+async def test_a_tenant_has_at_most_five_jobs_and_sees_only_its_own(world: World) -> None:
     engine, _, _ = await dead(world, 10)
     jobs = []
     for _ in range(5):
@@ -206,7 +206,7 @@ async def test_a_tenant_has_five_at_once_and_only_its_own(world: World) -> None:
     assert (await resend(engine)).status is JobStatus.RUNNING
 
 
-async def test_no_more_than_five_begin_even_where_several_processes_take_them_at_once(world: World) -> None:
+async def test_at_most_five_jobs_start_even_if_several_processes_start_them_at_once(world: World) -> None:
     engine, _, _ = await dead(world, 10)
     other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
     asked = [resend(one, rate=0.1) for one in (engine, other) * 6]
@@ -216,7 +216,7 @@ async def test_no_more_than_five_begin_even_where_several_processes_take_them_at
     assert len(await engine.jobs.list("default")) == 5
 
 
-async def test_what_cannot_be_done_in_bulk_is_refused_before_anything(world: World) -> None:
+async def test_an_impossible_bulk_command_is_refused_at_once(world: World) -> None:
     engine, _, (id,) = await dead(world, 1)
     with pytest.raises(InvalidRequest, match="command: is resolve"):
         await engine.jobs.start("default", CommandName.RESOLVE, DEAD, who="ada")
@@ -226,7 +226,7 @@ async def test_what_cannot_be_done_in_bulk_is_refused_before_anything(world: Wor
     assert await status(engine, id) is Status.FAILED
 
 
-async def test_old_jobs_are_forgotten(world: World) -> None:
+async def test_old_jobs_are_deleted(world: World) -> None:
     engine, _, _ = await dead(world, 1)
     for _ in range(105):
         await resend(engine)

@@ -1,4 +1,4 @@
-"""Look-ups: whoever can be asked is asked about what nothing is heard of, and is not pestered."""
+"""Look-ups: providers are asked about notifications without receipts, but not too often."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOLD = steady(on_timeout="hold")
 
 
 async def in_doubt(world: World, **settings: Any) -> tuple[Homing, Answering, str]:
-    """One email whose send was cut off."""
+    """Sends one email whose response is lost."""
     post = Answering("post", [LOST_ANSWER])
     engine = await world.open({"post": post}, rules=HOLD, **settings)
     id = await mail(engine)
@@ -34,7 +34,7 @@ async def in_doubt(world: World, **settings: Any) -> tuple[Homing, Answering, st
     ("answer", "ends_as"),
     [(E.SENT, Status.SENT), (E.DELIVERED, Status.DELIVERED), (None, Status.IN_DOUBT)],
 )
-async def test_a_doubt_is_resolved_by_asking(world: World, answer: Any, ends_as: Status) -> None:
+async def test_a_look_up_resolves_a_notification_in_doubt(world: World, answer: Any, ends_as: Status) -> None:
     engine, post, id = await in_doubt(world)
     post.answers[id] = answer
     await seconds(3 * MINUTE)
@@ -44,7 +44,7 @@ async def test_a_doubt_is_resolved_by_asking(world: World, answer: Any, ends_as:
     assert (delivery.address, delivery.content.body) == ("ada@example.org", "Hello")
 
 
-async def test_one_that_never_left_is_sent_after_all(world: World) -> None:
+async def test_a_message_that_never_reached_the_vendor_is_sent_again(world: World) -> None:
     engine, post, id = await in_doubt(world)
     post.answers[id] = E.FAILED
     await seconds(3 * MINUTE)
@@ -56,7 +56,7 @@ async def test_one_that_never_left_is_sent_after_all(world: World) -> None:
     ("outcome", "ends_as", "sends"),
     [("bad_content", Status.FAILED, 1), ("provider_fault", Status.FAILED, 1), ("transient", Status.SENT, 2)],
 )
-async def test_a_failure_that_was_asked_for_follows_its_class(
+async def test_a_failure_found_by_a_look_up_is_handled_by_its_class(
     world: World, outcome: str, ends_as: Status, sends: int
 ) -> None:
     engine, post, id = await in_doubt(world)
@@ -68,7 +68,7 @@ async def test_a_failure_that_was_asked_for_follows_its_class(
     assert len(world.alerts("ProviderFault")) == (outcome == "provider_fault")
 
 
-async def test_one_that_was_sent_and_is_long_silent_is_asked_about_by_its_message_id(world: World) -> None:
+async def test_a_sent_notification_without_receipts_is_looked_up_by_its_message_id(world: World) -> None:
     post = Answering("post")
     engine = await world.open({"post": post})
     id = await mail(engine)
@@ -80,7 +80,7 @@ async def test_one_that_was_sent_and_is_long_silent_is_asked_about_by_its_messag
     assert [message_id for _, _, message_id in post.asked] == ["post-1"]
 
 
-async def test_one_of_which_something_was_heard_is_left_alone(world: World) -> None:
+async def test_a_notification_with_receipts_is_not_looked_up(world: World) -> None:
     post = Answering("post")
     engine = await world.open({"post": post})
     await mail(engine)
@@ -90,7 +90,7 @@ async def test_one_of_which_something_was_heard_is_left_alone(world: World) -> N
     assert post.asked == []
 
 
-async def test_the_pauses_grow_and_come_to_an_end(world: World) -> None:
+async def test_the_intervals_grow_and_come_to_an_end(world: World) -> None:
     _, post, _ = await in_doubt(world, look_ups={"until_ms": "20m"})
     await seconds(40 * MINUTE)
     times = [at for at, _, _ in post.asked]
@@ -100,14 +100,14 @@ async def test_the_pauses_grow_and_come_to_an_end(world: World) -> None:
     assert times[-1] < 20 * MINUTE
 
 
-async def test_with_several_workers_one_asks(world: World) -> None:
+async def test_of_several_workers_only_one_looks_up(world: World) -> None:
     _, post, _ = await in_doubt(world)
     await world.open({"post": post}, rules=HOLD)
     await seconds(10 * MINUTE)
     assert len(post.asked) == 4  # 1, 2, 4, 8 minutes
 
 
-async def test_no_more_than_so_many_are_asked_about_in_a_round(world: World) -> None:
+async def test_the_number_of_look_ups_per_round_is_limited(world: World) -> None:
     post = Answering("post", [LOST_ANSWER] * 4)
     engine = await world.open({"post": post}, rules=HOLD, look_ups={"per_round": 3})
     for _ in range(4):
@@ -124,7 +124,7 @@ async def test_a_provider_that_is_paused_is_not_asked(world: World) -> None:
 
 
 @pytest.mark.parametrize("answer", [ConnectionError("ada@example.org is unknown"), {"status": "fine"}])
-async def test_a_provider_that_raises_or_answers_nonsense_changes_nothing(
+async def test_a_provider_that_raises_or_returns_nonsense_changes_nothing(
     world: World, answer: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, post, id = await in_doubt(world)
@@ -136,13 +136,13 @@ async def test_a_provider_that_raises_or_answers_nonsense_changes_nothing(
     assert "ada@example.org" not in caplog.text
 
 
-async def test_zero_turns_it_off(world: World) -> None:
+async def test_zero_disables_look_ups(world: World) -> None:
     _, post, _ = await in_doubt(world, look_ups={"doubt_after_ms": 0})
     await seconds(10 * MINUTE)
     assert post.asked == []
 
 
-async def test_a_store_that_is_away_costs_a_round(world: World) -> None:
+async def test_an_unavailable_store_costs_one_round(world: World) -> None:
     engine, post, id = await in_doubt(world)
     post.answers[id] = E.SENT
     world.store.away.add("lead")
@@ -152,7 +152,7 @@ async def test_a_store_that_is_away_costs_a_round(world: World) -> None:
     assert await status(engine, id) is Status.SENT
 
 
-async def test_where_nobody_can_be_asked_nothing_runs(world: World) -> None:
+async def test_without_a_provider_that_supports_look_ups_nothing_runs(world: World) -> None:
     engine = await world.open({"post": Postman("post")})
     await mail(engine)
     await seconds(40 * MINUTE)

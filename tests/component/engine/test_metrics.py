@@ -1,4 +1,4 @@
-"""What Prometheus is shown of an engine: the right numbers, under labels that cannot run away."""
+"""Metrics of an engine: correct numbers, with a limited number of label values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.engine_world import ADA, PHONE, Failing, K, World, mail, seconds, s
 
 
 class Page:
-    """One scrape."""
+    """Scrapes the metrics once."""
 
     def __init__(self, text: bytes) -> None:
         self.text = text.decode()
@@ -49,11 +49,11 @@ async def watched(world: World, providers: Any = None, **settings: Any) -> tuple
 
 
 async def scrape(metrics: Metrics) -> Page:
-    await seconds(6)  # what was read of the store before is not shown again
+    await seconds(6)  # numbers read from the store earlier are not shown again
     return Page(await metrics.page())
 
 
-async def test_the_four_named_ones_follow_a_retry_to_its_end(world: World) -> None:
+async def test_the_four_named_metrics_follow_a_retry_to_its_end(world: World) -> None:
     engine, metrics = await watched(world, {"mail": Failing("mail")}, rules=steady(max_attempts=3))
     await mail(engine)
     await seconds(1)
@@ -71,7 +71,7 @@ async def test_the_four_named_ones_follow_a_retry_to_its_end(world: World) -> No
     assert page("retries_scheduled_total", queue="homing-bulk") == 0
 
 
-async def test_a_retry_that_lands_counts_as_a_success(world: World) -> None:
+async def test_a_successful_retry_counts_as_a_success(world: World) -> None:
     engine, metrics = await watched(world, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady())
     await mail(engine)
     await seconds(20)
@@ -80,7 +80,7 @@ async def test_a_retry_that_lands_counts_as_a_success(world: World) -> None:
     assert page.sum("retries_exhausted_total") == 0
 
 
-async def test_a_first_attempt_is_no_retry(world: World) -> None:
+async def test_a_first_attempt_does_not_count_as_a_retry(world: World) -> None:
     engine, metrics = await watched(world)
     await mail(engine)
     await seconds(2)
@@ -93,7 +93,7 @@ async def test_a_first_attempt_is_no_retry(world: World) -> None:
     assert page("homing_notifications", status="sent") == 1
 
 
-async def test_duplicates_and_conflicts_are_counted_apart(world: World) -> None:
+async def test_duplicates_and_conflicts_are_counted_separately(world: World) -> None:
     engine, metrics = await watched(world, working=False)
     await mail(engine, idempotency_key="k")
     await mail(engine, idempotency_key="k")
@@ -119,7 +119,7 @@ async def test_latency_and_lateness_are_in_seconds(world: World) -> None:
     assert page("homing_delivery_seconds_sum", lane="standard.email") == pytest.approx(8.5, abs=0.1)
 
 
-async def test_a_planned_time_is_not_counted_as_slow_delivery(world: World) -> None:
+async def test_a_scheduled_delay_does_not_count_as_slow_delivery(world: World) -> None:
     engine, metrics = await watched(world)
     await mail(engine, send_at=timedelta(hours=1))
     await seconds(3700)
@@ -128,7 +128,7 @@ async def test_a_planned_time_is_not_counted_as_slow_delivery(world: World) -> N
     assert page.sum("homing_delivery_seconds_sum") < 2
 
 
-async def test_what_is_under_way_and_whether_anybody_works_is_shown(world: World) -> None:
+async def test_attempts_in_flight_and_the_worker_s_state_are_shown(world: World) -> None:
     engine, metrics = await watched(world, {"mail": ScriptedProvider("mail", [HANG])})
     await mail(engine)
     await seconds(2)
@@ -139,7 +139,7 @@ async def test_what_is_under_way_and_whether_anybody_works_is_shown(world: World
     assert Page(await metrics.page())("homing_worker_up") == 0
 
 
-async def test_a_breaker_is_shown_in_its_phase_and_its_changes_are_counted(world: World) -> None:
+async def test_a_breaker_s_phase_is_shown_and_its_changes_are_counted(world: World) -> None:
     engine, metrics = await watched(world)
     await engine.force_breaker("mail", Phase.OPEN, who="ann", why="maintenance")
     page = await scrape(metrics)
@@ -148,7 +148,7 @@ async def test_a_breaker_is_shown_in_its_phase_and_its_changes_are_counted(world
     assert page("homing_breaker_changes_total", provider="mail", phase="open") == 1
 
 
-async def test_receipts_are_counted_by_what_they_say_and_do(world: World) -> None:
+async def test_receipts_are_counted_by_event_and_effect(world: World) -> None:
     postman = Postman("post")
     engine, metrics = await watched(world, {"post": postman})
     await mail(engine)
@@ -161,7 +161,7 @@ async def test_receipts_are_counted_by_what_they_say_and_do(world: World) -> Non
     assert page("homing_receipts_total", provider="post", event="delivered", fate="unchanged") == 1
 
 
-async def test_a_store_that_is_away_is_shown_and_its_old_numbers_are_not(
+async def test_an_unavailable_store_is_shown_and_its_old_numbers_are_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, metrics = await watched(world)
@@ -181,7 +181,7 @@ async def test_a_store_that_is_away_is_shown_and_its_old_numbers_are_not(
     world.store.away.clear()
 
 
-async def test_a_store_that_does_not_answer_holds_the_page_up_for_two_seconds_at_most(
+async def test_a_hanging_store_delays_the_page_by_at_most_two_seconds(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, metrics = await watched(world)
@@ -195,7 +195,7 @@ async def test_a_store_that_does_not_answer_holds_the_page_up_for_two_seconds_at
     assert world.clock.monotonic_ms() - before <= 2_000
 
 
-async def test_the_store_is_asked_at_most_every_five_seconds(
+async def test_the_store_is_read_at_most_every_five_seconds(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, metrics = await watched(world, working=False)
@@ -212,7 +212,7 @@ async def test_the_store_is_asked_at_most_every_five_seconds(
     assert 2 <= len(asked) <= 3
 
 
-async def test_tenants_beyond_the_bound_share_one_series(world: World) -> None:
+async def test_tenants_beyond_the_limit_share_one_series(world: World) -> None:
     _, metrics = await watched(world, tenants=3, working=False)
     for number in range(20):
         batch = [a_submission(a_notification(), tenant=f"t{number}")]
@@ -223,7 +223,7 @@ async def test_tenants_beyond_the_bound_share_one_series(world: World) -> None:
     assert page("homing_accepted_total", lane="standard.email", tenant="t1") == 1
 
 
-async def test_a_provider_that_is_not_configured_is_other(world: World) -> None:
+async def test_an_unconfigured_provider_is_labelled_other(world: World) -> None:
     _, metrics = await watched(world)
     for number in range(20):
         metrics.breaker_changed(f"made-up-{number}", Phase.OPEN)
@@ -231,7 +231,7 @@ async def test_a_provider_that_is_not_configured_is_other(world: World) -> None:
     assert page("homing_breaker_changes_total", provider="other", phase="open") == 20
 
 
-async def test_no_recipient_id_or_error_is_in_the_page(world: World) -> None:
+async def test_the_page_contains_no_recipient_id_or_error(world: World) -> None:
     script = [K.TRANSIENT, K.BAD_RECIPIENT, K.AMBIGUOUS]
     providers = {"mail": ScriptedProvider("mail", script), "sms": ScriptedProvider("sms")}
     engine, metrics = await watched(world, providers, rules=steady())
@@ -243,7 +243,7 @@ async def test_no_recipient_id_or_error_is_in_the_page(world: World) -> None:
         assert private not in page
 
 
-async def test_every_sample_is_of_the_catalogue_with_its_labels(world: World) -> None:
+async def test_every_sample_is_in_the_catalogue_with_its_labels(world: World) -> None:
     engine, metrics = await watched(world, {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, rules=steady())
     await mail(engine)
     await seconds(20)

@@ -1,4 +1,4 @@
-"""Observers are told of what the store has, batch by batch; nothing they do changes what happens."""
+"""Observers are called with what the store has written, batch by batch, and cannot change what happens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.engine_world import ADA, PHONE, Failing, K, World, mail, seconds, s
 
 
 class Diary:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, int]] = []
@@ -61,7 +61,7 @@ class Diary:
         self.failed.append(call)
 
 
-async def test_it_is_told_in_the_order_of_the_line(world: World) -> None:
+async def test_it_is_called_in_the_order_of_the_pipeline(world: World) -> None:
     diary = Diary()
     engine = await world.open(
         {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, observers=[diary], rules=steady()
@@ -72,7 +72,7 @@ async def test_it_is_told_in_the_order_of_the_line(world: World) -> None:
     assert diary.settlements == [(Status.RETRYING, K.TRANSIENT), (Status.SENT, K.ACCEPTED)]
 
 
-async def test_many_are_told_at_once(world: World) -> None:
+async def test_one_call_covers_many_notifications(world: World) -> None:
     diary = Diary()
     engine = await world.open(observers=[diary], working=False)
     requests = [{"recipient": ADA, "channel": "email", "content": {"body": str(n)}} for n in range(100)]
@@ -84,14 +84,14 @@ async def test_many_are_told_at_once(world: World) -> None:
     assert len(diary.batches) < 10
 
 
-async def test_a_synchronous_send_is_told_too(world: World) -> None:
+async def test_a_synchronous_send_is_reported_too(world: World) -> None:
     diary = Diary()
     engine = await world.open({"sms": ScriptedProvider("sms")}, observers=[diary], working=False)
     await engine.send(PHONE, channel="sms", body="123456", synchronous=True)
     assert diary.batches == [("accepted", 1), ("settled", 1)]
 
 
-async def test_what_the_guard_ends_is_told_with_its_claim_and_without_an_attempt(world: World) -> None:
+async def test_a_notification_ended_by_the_guard_is_reported_without_an_attempt(world: World) -> None:
     diary = Diary()
     engine = await world.open(observers=[diary], working=False)
     await mail(engine, expires_at=timedelta(seconds=5))
@@ -101,20 +101,20 @@ async def test_what_the_guard_ends_is_told_with_its_claim_and_without_an_attempt
     assert diary.settlements == [(Status.EXPIRED, None)]
 
 
-async def test_a_settlement_that_came_too_late_is_told_as_refused(world: World) -> None:
+async def test_a_late_settlement_is_reported_as_refused(world: World) -> None:
     diary = Diary()
     provider = ScriptedProvider("mail", latency_ms=60_000)
     rules = steady(base_ms="5m", timeout_ms="70s")
     engine = await world.open({"mail": provider}, observers=[diary], rules=rules)
     id = await mail(engine)
     await seconds(1)
-    world.clock.jump(3_600_000)  # the machine slept, and its lease ran out meanwhile
+    world.clock.jump(3_600_000)  # the machine was suspended, and its lease expired meanwhile
     await seconds(70)
     assert diary.refused == [id]
     assert diary.settlements == [(Status.RETRYING, K.LOST), (Status.SENT, K.ACCEPTED)]
 
 
-async def test_receipts_and_breakers_are_told(world: World) -> None:
+async def test_receipts_and_breakers_are_reported(world: World) -> None:
     diary, postman = Diary(), Postman("post")
     engine = await world.open({"post": postman}, observers=[diary])
     await mail(engine)
@@ -126,7 +126,7 @@ async def test_receipts_and_breakers_are_told(world: World) -> None:
     assert diary.phases == [Phase.OPEN, Phase.CLOSED]
 
 
-async def test_a_breaker_is_told_each_time_it_changes(world: World) -> None:
+async def test_every_change_of_a_breaker_is_reported(world: World) -> None:
     diary, provider = Diary(), Failing("mail")
     engine = await world.open({"mail": provider}, observers=[diary], rules=steady(max_attempts=50))
     await mail(engine)
@@ -137,7 +137,7 @@ async def test_a_breaker_is_told_each_time_it_changes(world: World) -> None:
     assert diary.phases == [Phase.OPEN, Phase.HALF_OPEN, Phase.CLOSED]
 
 
-async def test_a_store_that_is_away_is_told_by_the_call_that_failed(world: World) -> None:
+async def test_an_unavailable_store_is_reported_by_the_failed_call(world: World) -> None:
     diary = Diary()
     engine = await world.open(observers=[diary])
     await seconds(2)
@@ -149,7 +149,7 @@ async def test_a_store_that_is_away_is_told_by_the_call_that_failed(world: World
     assert {"accept", "claim", "upkeep"} <= set(diary.failed)
 
 
-async def test_an_observer_that_fails_holds_up_nothing_and_nobody_else(
+async def test_an_observer_that_raises_delays_nothing_and_no_other_observer(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Diary):
@@ -167,7 +167,7 @@ async def test_an_observer_that_fails_holds_up_nothing_and_nobody_else(
     assert "an observer failed" in caplog.text
 
 
-async def test_a_glance_tells_what_is_under_way(world: World) -> None:
+async def test_a_snapshot_shows_attempts_in_flight(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider("mail", [HANG])}, working=False)
     assert (engine.glance().working, engine.glance().looked_ms_ago) == (False, None)
     engine.start_worker()
@@ -183,7 +183,7 @@ async def test_a_glance_tells_what_is_under_way(world: World) -> None:
     assert not engine.glance().working
 
 
-async def test_the_depths_are_those_of_all_tenants(world: World) -> None:
+async def test_the_queue_depths_cover_all_tenants(world: World) -> None:
     engine = await world.open({"mail": Failing("mail")}, rules=steady(base_ms="1h"))
     other = await world.open({"mail": Failing("mail")}, rules=steady(base_ms="1h"), tenant="other")
     await mail(engine)
@@ -195,7 +195,7 @@ async def test_the_depths_are_those_of_all_tenants(world: World) -> None:
     assert 590_000 < depths.oldest_retry_ms <= 601_000
 
 
-async def test_ready_is_who_can_ask_the_store_and_goes_round(world: World) -> None:
+async def test_an_engine_is_ready_if_its_store_answers_and_its_worker_runs(world: World) -> None:
     engine = await world.open()
     await seconds(3)
     assert (await engine.readiness()).ready
@@ -211,7 +211,7 @@ async def test_ready_is_who_can_ask_the_store_and_goes_round(world: World) -> No
     assert found.worker.startswith("has not looked for work for")
 
 
-async def test_one_whose_store_is_away_or_does_not_answer_is_not_ready(
+async def test_an_engine_with_an_unavailable_or_hanging_store_is_not_ready(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await world.open()
@@ -228,7 +228,7 @@ async def test_one_whose_store_is_away_or_does_not_answer_is_not_ready(
     assert (await engine.readiness(timeout_ms=500)).store == "no answer within 500 ms"
 
 
-async def test_one_whose_worker_has_stopped_is_not_ready(world: World) -> None:
+async def test_an_engine_with_a_stopped_worker_is_not_ready(world: World) -> None:
     engine = await world.open()
     await seconds(1)
     await engine.stop_worker()

@@ -1,4 +1,4 @@
-"""The queue operations, with the meaning that source 001 gives them."""
+"""The queue operations, as defined by source 001."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FIVE = timedelta(minutes=5)
 
 
 async def failing(world: World, **settings: Any) -> Homing:
-    """Source 001's settings, and a provider that never works."""
+    """Opens an engine with source 001's settings and a provider that always fails."""
     return await world.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="simple", **settings)
 
 
 async def mixed(world: World) -> Homing:
-    """Ten: 4 sent at once, 2 after a retry, 1 given up after 3 attempts, 1 refused, 2 in backoff."""
+    """Ten notifications: 4 sent at once, 2 after a retry, 1 dead after 3 attempts, 1 refused, 2 in backoff."""
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, preset="simple", working=False)
 
@@ -52,12 +52,12 @@ async def mixed(world: World) -> Homing:
 
 
 @pytest.mark.parametrize(("attempt", "minutes"), [(0, 0), (1, 5), (2, 10), (3, 20), (4, 40)])
-async def test_the_delay_doubles_from_the_one_given(world: World, attempt: int, minutes: int) -> None:
+async def test_the_delay_doubles_from_the_given_one(world: World, attempt: int, minutes: int) -> None:
     engine = await world.open(working=False)
     assert engine.calculate_delay(attempt, FIVE) == timedelta(minutes=minutes)
 
 
-async def test_the_delay_can_be_asked_by_policy(world: World) -> None:
+async def test_the_delay_can_be_computed_by_policy(world: World) -> None:
     engine = await world.open(working=False, preset="simple")
     keys = Keys("default", "incident", "", Channel.EMAIL, Priority.MEDIUM)
     assert engine.calculate_delay(2, keys=keys) == timedelta(minutes=20)
@@ -66,7 +66,7 @@ async def test_the_delay_can_be_asked_by_policy(world: World) -> None:
 @pytest.mark.parametrize(
     ("attempt", "delay", "field"), [(-1, FIVE, "attempt"), (1, -FIVE, "delay"), (1, None, "delay")]
 )
-async def test_arithmetic_refuses_what_makes_no_sense(
+async def test_impossible_arguments_are_refused(
     world: World, attempt: int, delay: timedelta | None, field: str
 ) -> None:
     engine = await world.open(working=False)
@@ -102,7 +102,7 @@ async def test_retry_info_has_all_twelve_fields(world: World) -> None:
     assert len(msgspec.to_builtins(info)) == 12
 
 
-async def test_retry_info_computes_with_other_settings_and_changes_nothing(world: World) -> None:
+async def test_retry_info_accepts_other_settings_and_changes_nothing(world: World) -> None:
     engine = await failing(world)
     id = await mail(engine)
     await seconds(310)
@@ -114,7 +114,7 @@ async def test_retry_info_computes_with_other_settings_and_changes_nothing(world
     assert await engine.history(id) == before
 
 
-async def test_retry_info_of_what_has_ended(world: World) -> None:
+async def test_retry_info_of_a_finished_notification(world: World) -> None:
     engine = await failing(world)
     id = await mail(engine, type="photo")
     await seconds(16 * 60)
@@ -124,7 +124,7 @@ async def test_retry_info_of_what_has_ended(world: World) -> None:
     assert (info.next_retry_at, info.is_ready_for_retry) == (None, False)
 
 
-async def test_retry_info_counts_what_an_operator_granted(world: World) -> None:
+async def test_retry_info_counts_attempts_granted_by_an_operator(world: World) -> None:
     engine = await failing(world, rules=steady(max_attempts=1))
     id = await mail(engine)
     await seconds(1)
@@ -136,7 +136,7 @@ async def test_retry_info_counts_what_an_operator_granted(world: World) -> None:
     assert "attempt 2 of 2" in (await engine.explain(id)).next_step
 
 
-async def test_ready_and_when_go_by_the_engines_clock(world: World) -> None:
+async def test_readiness_follows_the_engine_s_clock(world: World) -> None:
     engine = await failing(world)
     id = await mail(engine)
     await seconds(2)
@@ -153,7 +153,7 @@ async def test_ready_and_when_go_by_the_engines_clock(world: World) -> None:
     assert engine.next_retry_time(gone) is None
 
 
-async def test_what_is_scheduled_is_not_ready_whatever_the_delay(world: World) -> None:
+async def test_a_scheduled_notification_is_not_ready_whatever_the_delay(world: World) -> None:
     engine = await failing(world, working=False)
     id = await mail(engine, send_at=timedelta(hours=1))
     later = await engine.get(id)
@@ -164,7 +164,7 @@ async def test_what_is_scheduled_is_not_ready_whatever_the_delay(world: World) -
 
 
 @pytest.mark.parametrize("ask", ["get", "history", "explain", "retry_info"])
-async def test_what_is_not_there_is_not_found(world: World, ask: str) -> None:
+async def test_an_unknown_notification_is_not_found(world: World, ask: str) -> None:
     engine = await world.open(working=False)
     with pytest.raises(NotFound, match="no notification 017"):
         await getattr(engine, ask)("017")
@@ -173,7 +173,7 @@ async def test_what_is_not_there_is_not_found(world: World, ask: str) -> None:
 # The queue ---------------------------------------------------------------------------------------------
 
 
-async def test_select_pending_is_what_may_be_attempted_now_oldest_first(world: World) -> None:
+async def test_select_pending_returns_what_may_be_attempted_now_oldest_first(world: World) -> None:
     engine = await failing(world, working=False)
     first = await mail(engine)
     await engine.process()
@@ -192,7 +192,7 @@ async def test_with_other_settings_the_soonest_of_very_many_are_found(world: Wor
     assert [n.id for n in found] == sorted(ids)[:20]
 
 
-async def test_select_pending_with_other_settings_computes_with_them_and_changes_nothing(
+async def test_select_pending_accepts_other_settings_and_changes_nothing(
     world: World,
 ) -> None:
     engine = await failing(world, working=False)
@@ -225,7 +225,7 @@ async def test_a_limit_is_between_one_and_ten_thousand(world: World, limit: int)
             await ask
 
 
-async def test_waiting_is_what_is_in_backoff_soonest_first(world: World) -> None:
+async def test_select_waiting_returns_notifications_in_backoff_soonest_first(world: World) -> None:
     engine = await failing(world)
     late = await mail(engine, type="incident")
     await seconds(1)
@@ -292,7 +292,7 @@ async def test_an_empty_queue_has_numbers_too(world: World) -> None:
     assert await engine.error_groups() == ()
 
 
-async def test_a_purge_takes_nothing_out_of_the_rates(world: World) -> None:
+async def test_a_purge_does_not_change_the_rates(world: World) -> None:
     engine = await mixed(world)
     before = await engine.health_metrics()
     await engine.purge(Retention(delivered_ms=0, sent_ms=0, others_ms=0, keys_ms=0))
@@ -303,7 +303,7 @@ async def test_a_purge_takes_nothing_out_of_the_rates(world: World) -> None:
     assert [row.succeeded for row in await engine.success_by_attempt()] == [4, 2, 0]
 
 
-async def test_dead_letters_are_grouped_by_what_they_died_of(world: World) -> None:
+async def test_dead_letters_are_grouped_by_their_reason(world: World) -> None:
     engine = await mixed(world)
     groups = {(g.reason, g.error_code, g.count, g.unacknowledged) for g in await engine.error_groups()}
     assert groups == {
@@ -326,7 +326,7 @@ async def test_roll_ups_sum_up_the_hours(world: World) -> None:
     assert 0 < len(recent) < len(sums)
 
 
-async def test_lists_are_newest_first_and_go_on_where_they_ended(world: World) -> None:
+async def test_lists_are_newest_first_and_continue_at_their_cursor(world: World) -> None:
     engine = await failing(world, working=False)
     ids = []
     for _ in range(7):
@@ -338,7 +338,7 @@ async def test_lists_are_newest_first_and_go_on_where_they_ended(world: World) -
     assert more.cursor is None
 
 
-async def test_wait_returns_when_it_has_ended_or_when_it_has_waited_long_enough(world: World) -> None:
+async def test_wait_returns_at_the_end_or_after_its_timeout(world: World) -> None:
     provider = Timed(latency_ms=3000)
     engine = await world.open({"mail": provider})
     id = await mail(engine)

@@ -1,4 +1,4 @@
-"""Quiet hours and the rate limits of tenants and recipients: what must wait does, and nothing else."""
+"""Quiet hours and rate limits of tenants and recipients: only what must wait is delayed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ BOB = "bob@example.org"
 
 
 def hour(world: World, offset_h: int = 0) -> str:
-    """The full hour of the wall clock, in UTC."""
+    """Returns the current hour of the wall clock, in UTC."""
     now = datetime.fromtimestamp(world.clock.now_ms() / 1000, UTC) + timedelta(hours=offset_h)
     return f"{now.hour:02d}:00"
 
 
 def quiet_now(world: World, **more: Any) -> dict[str, Any]:
-    """Quiet hours that began an hour ago and end with the next but one full hour."""
+    """Quiet hours that started an hour ago and end after the next full hour."""
     return {"start": hour(world, -1), "end": hour(world, 2), **more}
 
 
@@ -40,7 +40,7 @@ def next_full_hour(world: World, offset_h: int) -> int:
 # Quiet hours ----------------------------------------------------------------------------------------
 
 
-async def test_what_falls_into_quiet_hours_goes_out_when_they_end(world: World) -> None:
+async def test_a_notification_in_quiet_hours_is_sent_when_they_end(world: World) -> None:
     provider = Timed()
     engine = await world.open({"mail": provider}, quiet_hours=quiet_now(world))
     end = next_full_hour(world, 2)
@@ -61,7 +61,7 @@ async def test_what_falls_into_quiet_hours_goes_out_when_they_end(world: World) 
     assert end <= began + at * 1000 < end + 5_000
 
 
-async def test_the_recipients_zone_decides(world: World) -> None:
+async def test_the_recipient_s_time_zone_decides(world: World) -> None:
     engine = await world.open(
         {"mail": ScriptedProvider()}, quiet_hours={"start": hour(world, -1), "end": hour(world, 1)}
     )
@@ -71,10 +71,10 @@ async def test_the_recipients_zone_decides(world: World) -> None:
     await seconds(2)
     assert await status(engine, here.id) is Status.PENDING
     assert await status(engine, far.id) is Status.SENT
-    assert await status(engine, nowhere.id) is Status.PENDING  # as one without a zone
+    assert await status(engine, nowhere.id) is Status.PENDING  # as for a recipient without a time zone
 
 
-async def test_the_zone_that_is_filed_now_wins_over_that_of_the_message(world: World) -> None:
+async def test_the_stored_time_zone_overrides_that_of_the_message(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(world))
     await engine.recipients.put({"id": "u-1", "email": ADA, "timeZone": "Asia/Tokyo"}, who="crm")
     sent = await engine.send({"id": "u-1", "email": ADA, "time_zone": "UTC"}, channel="email", body="x")
@@ -82,7 +82,7 @@ async def test_the_zone_that_is_filed_now_wins_over_that_of_the_message(world: W
     assert await status(engine, sent.id) is Status.SENT
 
 
-async def test_a_recipient_has_hours_of_their_own_or_none(world: World) -> None:
+async def test_a_recipient_may_have_own_quiet_hours_or_none(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(world))
     people = engine.recipients
     await people.put({"id": "owl", "email": ADA, "quietHours": {"start": "00:00", "end": "00:00"}}, who="app")
@@ -106,7 +106,7 @@ async def test_a_recipient_has_hours_of_their_own_or_none(world: World) -> None:
         ({}, {"priority": "high"}, False),
     ],
 )
-async def test_what_is_exempt_goes_out_at_any_hour(
+async def test_an_exempt_category_is_sent_at_any_hour(
     world: World, exempt: dict[str, Any], fields: dict[str, Any], goes: bool
 ) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(world, **exempt))
@@ -126,7 +126,7 @@ async def test_a_synchronous_send_is_never_postponed(world: World) -> None:
         assert sent.status == "sent"
 
 
-async def test_what_expires_in_quiet_hours_expires_and_says_so(world: World) -> None:
+async def test_a_notification_that_expires_in_quiet_hours_has_that_reason(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, quiet_hours=quiet_now(world))
     id = await mail(engine, expires_at=timedelta(minutes=20))
     await seconds(MINUTE)
@@ -138,7 +138,7 @@ async def test_what_expires_in_quiet_hours_expires_and_says_so(world: World) -> 
     assert (found.status, found.reason, found.attempt_count) == (Status.EXPIRED, Reason.EXPIRED, 0)
 
 
-async def test_a_night_is_not_counted_as_age(world: World) -> None:
+async def test_quiet_hours_do_not_count_towards_the_age(world: World) -> None:
     engine = await world.open(
         {"mail": ScriptedProvider()}, quiet_hours=quiet_now(world), rules=steady(max_age_ms="10m")
     )
@@ -147,7 +147,7 @@ async def test_a_night_is_not_counted_as_age(world: World) -> None:
     assert await status(engine, id) is Status.SENT
 
 
-async def test_retries_wait_for_the_end_too(world: World) -> None:
+async def test_retries_wait_for_the_end_of_quiet_hours_too(world: World) -> None:
     provider = Timed(script=["transient"])
     engine = await world.open(
         {"mail": provider},
@@ -165,7 +165,7 @@ async def test_retries_wait_for_the_end_too(world: World) -> None:
     assert len(provider.times) == 2
 
 
-async def test_a_hook_may_name_zone_and_hours(world: World) -> None:
+async def test_a_hook_may_return_time_zone_and_hours(world: World) -> None:
     now_ms = world.clock.now_ms() % 86_400_000
     window = Window((now_ms - 60_000) % 86_400_000, (now_ms + 600_000) % 86_400_000)
     hook = Hook(lambda claims: {c.id: Facts(time_zone="UTC", quiet_hours=window) for c in claims})
@@ -180,7 +180,7 @@ async def test_a_hook_may_name_zone_and_hours(world: World) -> None:
 # Rate limits ----------------------------------------------------------------------------------------
 
 
-async def test_a_recipient_is_told_no_more_than_allowed_and_everything_in_the_end(world: World) -> None:
+async def test_a_recipient_gets_no_more_than_allowed_and_everything_in_the_end(world: World) -> None:
     provider = Timed()
     engine = await world.open({"mail": provider}, limits={"recipient": {"most": 2, "per_ms": "10m"}})
     ids = await _one_after_another(engine, 6)
@@ -198,7 +198,7 @@ async def test_a_recipient_is_told_no_more_than_allowed_and_everything_in_the_en
     assert provider.gaps[3:] == pytest.approx([300.0] * 3, abs=5)
 
 
-async def test_the_limit_is_of_the_person_where_they_have_an_id(world: World) -> None:
+async def test_the_limit_applies_to_the_recipient_s_id_if_there_is_one(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open(
         {"any": serving("any", provider, "email", "sms")}, limits={"recipient": {"most": 1}}
@@ -210,7 +210,7 @@ async def test_the_limit_is_of_the_person_where_they_have_an_id(world: World) ->
     assert len(provider.sent) == 2
 
 
-async def test_tenants_have_buckets_and_limits_of_their_own(world: World) -> None:
+async def test_tenants_have_their_own_buckets_and_limits(world: World) -> None:
     limits = {
         "tenant": {"most": 2, "per_ms": "1h", "of": {"big": {"most": 5, "per_ms": "1h"}, "free": {"most": 0}}}
     }
@@ -226,7 +226,7 @@ async def test_tenants_have_buckets_and_limits_of_their_own(world: World) -> Non
     assert counts == {"default": 2, "big": 5, "free": 8, "small": 2}
 
 
-async def test_what_is_exempt_is_neither_held_nor_counted(world: World) -> None:
+async def test_an_exempt_category_is_neither_held_nor_counted(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, limits={"recipient": {"most": 1}})
     for _ in range(3):
@@ -236,7 +236,7 @@ async def test_what_is_exempt_is_neither_held_nor_counted(world: World) -> None:
     assert len(provider.sent) == 4
 
 
-async def test_a_batch_costs_one_call_however_many_recipients_it_has(world: World) -> None:
+async def test_a_batch_needs_one_call_for_any_number_of_recipients(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, limits={"recipient": {"most": 1}}, working=False)
     for n in range(100):
         await mail(engine, to=f"p{n}@example.org")
@@ -246,7 +246,7 @@ async def test_a_batch_costs_one_call_however_many_recipients_it_has(world: Worl
     assert world.store.calls["take_many"] == 1
 
 
-async def test_without_limits_the_store_is_not_asked(world: World) -> None:
+async def test_without_limits_the_store_is_not_called(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()})
     id = await mail(engine)
     await seconds(2)
@@ -254,8 +254,8 @@ async def test_without_limits_the_store_is_not_asked(world: World) -> None:
     assert world.store.calls["take_many"] == 0
 
 
-async def test_many_that_wait_for_one_recipient_come_back_one_by_one(world: World) -> None:
-    """Otherwise all of them would be claimed and put back for each one that goes."""
+async def test_many_notifications_waiting_for_one_recipient_return_one_by_one(world: World) -> None:
+    """Otherwise all of them would be claimed and postponed again for each one that is sent."""
     provider = Timed()
     engine = await world.open({"mail": provider}, limits={"recipient": {"most": 1, "per_ms": "10s"}})
     put_back = 0
@@ -272,7 +272,7 @@ async def test_many_that_wait_for_one_recipient_come_back_one_by_one(world: Worl
     assert 59 <= put_back < 2 * 60
 
 
-async def test_who_waits_does_not_hold_up_others(world: World) -> None:
+async def test_a_waiting_recipient_does_not_delay_others(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open(
         {"mail": provider}, limits={"recipient": {"most": 1}}, slots={"standard": 4}, working=False
@@ -285,7 +285,7 @@ async def test_who_waits_does_not_hold_up_others(world: World) -> None:
     assert await status(engine, late) is Status.SENT
 
 
-async def test_a_tenant_that_must_wait_costs_its_recipient_nothing(world: World) -> None:
+async def test_a_notification_held_by_its_tenant_s_limit_uses_no_token_of_its_recipient(world: World) -> None:
     provider = Timed()
     engine = await world.open(
         {"mail": provider},
@@ -299,7 +299,7 @@ async def test_a_tenant_that_must_wait_costs_its_recipient_nothing(world: World)
     assert sorted(one.address for one in provider.sent) == [ADA, BOB]
 
 
-async def test_while_the_store_cannot_count_nobody_is_told_too_much(world: World) -> None:
+async def test_while_the_store_cannot_count_no_limit_is_exceeded(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, limits={"recipient": {"most": 1}})
     world.store.away.add("take_many")
@@ -312,7 +312,7 @@ async def test_while_the_store_cannot_count_nobody_is_told_too_much(world: World
     assert (found.status, found.attempt_count) == (Status.SENT, 1)
 
 
-async def test_limits_hold_for_all_workers_together(world: World) -> None:
+async def test_limits_cover_all_workers_together(world: World) -> None:
     provider = ScriptedProvider()
     limits = {"recipient": {"most": 3}}
     engines = [await world.open({"mail": provider}, limits=limits, working=False) for _ in range(3)]
@@ -324,7 +324,7 @@ async def test_limits_hold_for_all_workers_together(world: World) -> None:
     assert len(provider.sent) == 3
 
 
-async def test_waiting_for_its_turn_is_not_counted_as_age(world: World) -> None:
+async def test_waiting_for_a_rate_limit_does_not_count_towards_the_age(world: World) -> None:
     engine = await world.open(
         {"mail": ScriptedProvider()},
         limits={"recipient": {"most": 1, "per_ms": "20m"}},
@@ -353,7 +353,9 @@ async def test_waiting_for_its_turn_is_not_counted_as_age(world: World) -> None:
         None,
     ],
 )
-async def test_nonsense_about_one_has_that_one_wait_and_no_other(world: World, nonsense: Any) -> None:
+async def test_invalid_facts_about_one_notification_postpone_only_that_one(
+    world: World, nonsense: Any
+) -> None:
     told: dict[str, Any] = {ADA: nonsense}
 
     def facts(claims: Sequence[Claim]) -> Any:
@@ -369,7 +371,7 @@ async def test_nonsense_about_one_has_that_one_wait_and_no_other(world: World, n
     assert (found.status, found.attempt_count) == (Status.SENT, 1)
 
 
-async def test_a_hook_that_breaks_itself_off_is_one_in_trouble(world: World) -> None:
+async def test_a_hook_that_cancels_itself_counts_as_failed(world: World) -> None:
     broken = True
 
     async def facts(claims: Sequence[Claim]) -> Any:
@@ -410,14 +412,14 @@ async def test_a_hook_that_breaks_itself_off_is_one_in_trouble(world: World) -> 
         ({"limits": {"tenant": {"exempt_priorities": ["urgent"]}}}, "limits.tenant.exempt_priorities"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_with_their_name(settings: dict[str, Any], field: str) -> None:
+def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Homing("memory:", clock=ManualClock(), **settings)
     assert refused.value.field == field
 
 
 async def _one_after_another(engine: Homing, number: int) -> list[str]:
-    """Sends so many, none of them in the same millisecond as another; each says which it is."""
+    """Sends this many numbered notifications, each in a different millisecond."""
     ids = []
     for n in range(number):
         ids.append(await mail(engine, body=str(n)))

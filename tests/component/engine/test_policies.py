@@ -1,4 +1,4 @@
-"""Policies at work: which rule decides, changes while running, and what `explain` says of it."""
+"""Policies at work: which rule applies, changes at run time, and the output of `explain`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.engine_world import Hook, K, Timed, World, mail, seconds, serving, 
 
 
 def office(world: World, *rules: Rule, named: str = "priority") -> Policies:
-    """What an operator's tool uses to change policies."""
+    """Returns the interface that operators' tools use to change policies."""
     return Policies(preset(named), rules, registry=world.store, clock=world.clock, chance=random.Random(99))
 
 
@@ -27,7 +27,7 @@ def patience(name: str = "patience", **policy: Any) -> Rule:
     return Rule(name=name, policy=PolicyPatch(**policy))
 
 
-async def test_a_rule_from_python_counts_like_one_from_a_file(world: World) -> None:
+async def test_a_rule_given_in_python_equals_one_from_a_file(world: World) -> None:
     provider = Timed(usual=K.TRANSIENT)
     rule = patience(max_attempts=2, base_ms=7000, jitter=Jitter.NONE)
     engine = await world.open({"mail": provider}, rules=[rule])
@@ -49,7 +49,7 @@ async def test_the_backoff_may_be_a_function(world: World) -> None:
 
 
 @pytest.mark.parametrize("answer", [float("nan"), -5, "soon", None])
-async def test_a_backoff_function_that_answers_nonsense_loses_nothing(world: World, answer: Any) -> None:
+async def test_a_backoff_function_that_returns_nonsense_loses_nothing(world: World, answer: Any) -> None:
     rule = patience(backoff=Backoff.CALLABLE, call=lambda attempt: answer, jitter=Jitter.NONE)
     engine = await world.open({"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=[rule])
     id = await mail(engine)
@@ -72,7 +72,7 @@ async def test_a_backoff_function_that_raises_loses_nothing(world: World) -> Non
     assert [a.outcome for a in history.attempts] == [K.TRANSIENT]
 
 
-async def test_a_backoff_function_that_raises_keeps_no_lost_lease_from_being_settled(world: World) -> None:
+async def test_a_backoff_function_that_raises_does_not_prevent_settling_a_lost_lease(world: World) -> None:
     def broken(attempt: int) -> float:
         raise RuntimeError("no idea")
 
@@ -86,7 +86,7 @@ async def test_a_backoff_function_that_raises_keeps_no_lost_lease_from_being_set
     assert [await status(other, id) for id in ids[1:]] == [Status.SENT, Status.SENT]
 
 
-async def test_a_change_holds_from_the_next_decision_on(world: World) -> None:
+async def test_a_change_applies_from_the_next_decision_on(world: World) -> None:
     provider = Timed(usual=K.TRANSIENT)
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=9))
     id = await mail(engine)
@@ -98,7 +98,7 @@ async def test_a_change_holds_from_the_next_decision_on(world: World) -> None:
     assert (found.status, found.attempt_count) == (Status.FAILED, 3)
 
 
-async def test_every_change_is_kept_with_who_when_before_and_after(world: World) -> None:
+async def test_every_change_is_recorded_with_who_when_before_and_after(world: World) -> None:
     policies = office(world, patience(max_attempts=5))
     first = await policies.set(patience(max_attempts=7), who="ada", why="outage")
     await seconds(10)
@@ -118,7 +118,7 @@ async def test_every_change_is_kept_with_who_when_before_and_after(world: World)
     assert len(await policies.changes(limit=2)) == 2
 
 
-async def test_a_configured_rule_that_was_taken_out_stays_out(world: World) -> None:
+async def test_a_configured_rule_that_was_removed_stays_removed(world: World) -> None:
     await office(world, patience(max_attempts=5)).remove("patience", who="ada")
     other = office(world, patience(max_attempts=5))
     await other.refresh()
@@ -146,7 +146,7 @@ async def test_a_function_can_be_configured_but_not_stored(world: World) -> None
     assert removed.before["policy"]["call"] == "builtins:abs"
 
 
-async def test_two_operators_at_once_overwrite_nothing_unseen(world: World) -> None:
+async def test_of_two_simultaneous_changes_the_second_is_refused(world: World) -> None:
     one, two = office(world), office(world)
     await one.set(patience("a", max_attempts=2), who="ada")
     await two.set(patience("b", max_attempts=3), who="bob")
@@ -154,7 +154,7 @@ async def test_two_operators_at_once_overwrite_nothing_unseen(world: World) -> N
     assert [rule.name for rule in one.book.rules] == ["a", "b"]
 
 
-async def test_a_change_that_somebody_else_made_meanwhile_is_seen_before_writing(world: World) -> None:
+async def test_another_operator_s_change_is_read_before_writing(world: World) -> None:
     one, two = office(world), office(world)
     raced = False
 
@@ -176,7 +176,7 @@ async def test_a_change_that_somebody_else_made_meanwhile_is_seen_before_writing
     assert len(await one.changes()) == 2
 
 
-async def test_more_rules_than_one_page_are_all_read(world: World) -> None:
+async def test_rules_of_more_than_one_page_are_all_read(world: World) -> None:
     entries = [
         Entry(
             tenant=EVERY_TENANT,
@@ -192,7 +192,7 @@ async def test_more_rules_than_one_page_are_all_read(world: World) -> None:
     assert len(policies.book.rules) == 1001
 
 
-async def test_a_stored_rule_that_does_not_fit_here_stops_no_worker(world: World) -> None:
+async def test_a_stored_rule_that_is_invalid_here_stops_no_worker(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, preset="simple")
     await office(world, named="broker").set(patience("brisk", cap_ms=3000), who="ada")
     await seconds(20)
@@ -201,7 +201,7 @@ async def test_a_stored_rule_that_does_not_fit_here_stops_no_worker(world: World
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_stored_rule_that_is_no_rule_stops_no_worker(world: World) -> None:
+async def test_a_stored_entry_that_is_not_a_rule_stops_no_worker(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()})
     value = {"rule": {"name": "x", "polcy": {}}}
     await world.store.put([Entry(tenant=EVERY_TENANT, kind="policy", key="x", value=value)], who="?")
@@ -214,7 +214,7 @@ async def test_a_stored_rule_that_is_no_rule_stops_no_worker(world: World) -> No
 # Explain -----------------------------------------------------------------------------------------------
 
 
-async def test_explain_says_which_rule_won_and_where_each_number_came_from(world: World) -> None:
+async def test_explain_shows_the_winning_rule_and_the_origin_of_each_number(world: World) -> None:
     rules = [
         {"name": "all", "max_attempts": 4},
         {"name": "orders", "type": "order", "origin": "shop", "base_ms": "7s"},
@@ -232,7 +232,7 @@ async def test_explain_says_which_rule_won_and_where_each_number_came_from(world
     assert found.policy.base_ms == 7000
 
 
-async def test_an_engine_shows_its_policies_and_lets_them_be_changed(world: World) -> None:
+async def test_an_engine_lists_its_policies_and_allows_changes(world: World) -> None:
     engine = await world.open(working=False)
     await engine.policies.set(patience(max_attempts=2), who="ada")
     id = await mail(engine)
@@ -248,7 +248,7 @@ async def test_explain_sees_a_change_made_elsewhere(world: World) -> None:
     assert "attempt 1 of 2" in explained.next_step
 
 
-async def test_explain_tells_what_happened_and_what_comes_next(world: World) -> None:
+async def test_explain_shows_what_happened_and_what_comes_next(world: World) -> None:
     first = ScriptedProvider("first", [K.TRANSIENT])
     providers = {"one": serving("one", first), "two": serving("two", ScriptedProvider("second"))}
     engine = await world.open(providers, rules=steady())
@@ -274,7 +274,7 @@ async def test_explain_tells_what_happened_and_what_comes_next(world: World) -> 
         (K.TRANSIENT, {"max_attempts": 1}, "failed after 1 attempt (RETRIES_EXHAUSTED)", "nothing"),
     ],
 )
-async def test_explain_has_words_for_every_end(
+async def test_explain_has_a_text_for_every_ending(
     world: World, outcome: Any, rule: dict[str, Any], verdict: str, next_step: str
 ) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=outcome)}, rules=steady(**rule))
@@ -285,7 +285,7 @@ async def test_explain_has_words_for_every_end(
     assert told.next_step.startswith(next_step)
 
 
-async def test_explain_says_why_one_waits_and_that_its_age_ended_it(world: World) -> None:
+async def test_explain_shows_why_a_notification_waits_and_that_its_age_ended_it(world: World) -> None:
     waits = Facts(postpone_ms=3_600_000, postpone_reason=Reason.NO_PROVIDER)
     hook = Hook(lambda claims: {claim.id: waits for claim in claims})
     engine = await world.open(

@@ -1,4 +1,4 @@
-"""Before every attempt: may it be sent at all? By the store's own data, or a user's service."""
+"""Checks before every attempt, with the store's own data or a user's recipient service."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SKIPPED = [
 
 
 @pytest.mark.parametrize(("kind", "key", "value", "reason"), SKIPPED)
-async def test_who_must_not_be_told_is_skipped_with_the_reason(
+async def test_a_recipient_that_must_not_be_contacted_is_skipped_with_the_reason(
     world: World, kind: str, key: str, value: dict[str, Any], reason: Reason
 ) -> None:
     provider = ScriptedProvider()
@@ -48,8 +48,8 @@ async def test_who_must_not_be_told_is_skipped_with_the_reason(
     assert (cause.kind, cause.name, cause.why) == ("guard", "skipped", reason.value)
 
 
-async def test_a_suppression_holds_from_the_moment_it_is_filed(world: World) -> None:
-    """Also the first one of a tenant, of whom nothing was looked up before, and one after another."""
+async def test_a_suppression_applies_as_soon_as_it_is_stored(world: World) -> None:
+    """Also the first suppression of a tenant, and several one after another."""
     engine = await world.open({"mail": ScriptedProvider()})
     found = []
     for key in ("other@example.org", ADA, None):
@@ -72,7 +72,7 @@ async def test_a_suppression_holds_from_the_moment_it_is_filed(world: World) -> 
         ("device", ADA, {"active": False}, "default"),
     ],
 )
-async def test_what_is_about_something_else_does_not_count(
+async def test_suppressions_of_other_things_have_no_effect(
     world: World, kind: str, key: str, value: dict[str, Any], tenant: str
 ) -> None:
     engine = await world.open({"mail": ScriptedProvider()})
@@ -92,7 +92,7 @@ async def test_an_inactive_device_is_skipped(world: World) -> None:
     assert (await engine.get(sent.notification_ids[0])).reason is Reason.DEVICE_INACTIVE
 
 
-async def test_it_is_asked_before_every_attempt(world: World) -> None:
+async def test_the_check_runs_before_every_attempt(world: World) -> None:
     provider = Timed(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
@@ -103,7 +103,7 @@ async def test_it_is_asked_before_every_attempt(world: World) -> None:
     assert (found.status, found.reason, found.attempt_count) == (Status.SKIPPED, Reason.SUPPRESSED, 1)
 
 
-async def test_a_dead_token_deactivates_its_device_for_the_next_one(world: World) -> None:
+async def test_a_dead_token_deactivates_its_device_for_the_next_notification(world: World) -> None:
     provider = ScriptedProvider(script=[K.DEAD_ADDRESS])
     engine = await world.open({"fcm": serving("fcm", provider, "push")})
     first = await engine.send({"deviceToken": "token-1"}, channel="push", body="x")
@@ -115,7 +115,7 @@ async def test_a_dead_token_deactivates_its_device_for_the_next_one(world: World
 
 
 @pytest.mark.parametrize("kind", [K.OPTED_OUT, K.DEAD_ADDRESS])
-async def test_who_opted_out_or_is_gone_is_not_sent_to_again(world: World, kind: Any) -> None:
+async def test_a_recipient_that_opted_out_or_is_gone_gets_nothing_more(world: World, kind: Any) -> None:
     provider = ScriptedProvider(script=[kind])
     engine = await world.open({"sms": serving("sms", provider, "sms")})
     for expected in (Status.FAILED, Status.SKIPPED):
@@ -127,7 +127,7 @@ async def test_who_opted_out_or_is_gone_is_not_sent_to_again(world: World, kind:
 # A user's own service ----------------------------------------------------------------------------------
 
 
-async def test_a_hook_decides_with_its_facts(world: World) -> None:
+async def test_a_hook_s_facts_decide(world: World) -> None:
     def facts(claims: Sequence[Claim]) -> dict[str, Facts]:
         return {c.id: Facts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
 
@@ -137,7 +137,7 @@ async def test_a_hook_decides_with_its_facts(world: World) -> None:
     assert (await status(engine, skipped), await status(engine, sent)) == (Status.SKIPPED, Status.SENT)
 
 
-async def test_a_hook_can_postpone_and_the_attempt_is_given_back(world: World) -> None:
+async def test_a_hook_can_postpone_and_the_attempt_is_returned(world: World) -> None:
     provider = Timed()
     asked = 0
 
@@ -158,7 +158,7 @@ async def test_a_hook_can_postpone_and_the_attempt_is_given_back(world: World) -
     assert provider.times == [60.0]
 
 
-async def test_one_call_of_the_hook_serves_a_whole_batch(world: World) -> None:
+async def test_one_call_of_the_hook_covers_a_whole_batch(world: World) -> None:
     hook = Hook(lambda claims: {})
     engine = await world.open({"mail": ScriptedProvider()}, directory=hook, working=False)
     for n in range(100):
@@ -184,7 +184,7 @@ def raising(claims: Sequence[Claim]) -> Any:
     ],
     ids=["raises", "answers nothing", "answers a list", "answers junk", "hangs"],
 )
-async def test_a_hook_in_trouble_postpones_and_no_attempt_is_lost(world: World, trouble: Any) -> None:
+async def test_a_failing_hook_postpones_and_no_attempt_is_lost(world: World, trouble: Any) -> None:
     hook = Hook(trouble)
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, directory=hook, rules=steady(max_attempts=1))
@@ -198,7 +198,7 @@ async def test_a_hook_in_trouble_postpones_and_no_attempt_is_lost(world: World, 
     assert len((await engine.history(id)).attempts) == 1
 
 
-async def test_a_hook_in_trouble_does_not_outlive_expiry_and_age(world: World) -> None:
+async def test_expiry_and_age_apply_while_a_hook_fails(world: World) -> None:
     engine = await world.open(
         {"mail": ScriptedProvider()}, directory=Hook(raising), rules=steady(max_age_ms="5m")
     )
@@ -213,7 +213,7 @@ async def test_a_hook_in_trouble_does_not_outlive_expiry_and_age(world: World) -
 
 
 class Unwell(Hook):
-    """Cannot say who somebody is."""
+    """Cannot resolve ids."""
 
     def __init__(self, trouble: Any) -> None:
         super().__init__(lambda claims: {})
@@ -229,7 +229,7 @@ class Unwell(Hook):
     [raising, lambda ids: None, lambda ids: [1], lambda ids: dict.fromkeys(ids, "ada")],
     ids=["raises", "answers nothing", "answers a list", "answers junk"],
 )
-async def test_a_service_that_cannot_resolve_ids_refuses_the_send_as_one_of_ours(
+async def test_a_service_that_cannot_resolve_ids_refuses_the_send_with_our_error(
     world: World, trouble: Any
 ) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, directory=Unwell(trouble), working=False)
@@ -238,14 +238,14 @@ async def test_a_service_that_cannot_resolve_ids_refuses_the_send_as_one_of_ours
     assert await world.store.tallies(None) == ()
 
 
-async def test_what_the_registry_knows_wrongly_is_refused_as_one_of_ours(world: World) -> None:
+async def test_invalid_data_in_the_registry_refuses_the_send_with_our_error(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     await put(world, "recipient", "u-1", {"email": 5})
     with pytest.raises(HomingError):
         await engine.send({"id": "u-1"}, channel="email", body="x")
 
 
-async def test_a_hook_that_resolves_ids_gives_the_address(world: World) -> None:
+async def test_a_hook_that_resolves_ids_provides_the_address(world: World) -> None:
     class Service(Hook):
         async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
             return {id: Recipient(id=id, email=f"{id}@{tenant}.example.org") for id in ids}
@@ -257,8 +257,8 @@ async def test_a_hook_that_resolves_ids_gives_the_address(world: World) -> None:
     assert [d.address for d in provider.sent] == ["ada@acme.example.org"]
 
 
-async def test_a_claim_that_took_long_is_judged_by_the_time_at_which_it_was_leased(world: World) -> None:
-    """What it learned of the time while it waited for the claim was from before the clock was set."""
+async def test_a_slow_claim_is_judged_at_the_time_of_its_lease(world: World) -> None:
+    """While the worker waited for the claim, its own view of the time was from before the clock was set."""
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, working=False)
     id = await mail(engine, expires_at=timedelta(seconds=60))
@@ -267,7 +267,7 @@ async def test_a_claim_that_took_long_is_judged_by_the_time_at_which_it_was_leas
         if name == "claim":
             world.store.on_call = None
             await asyncio.sleep(1)
-            await engine.worker._breakers.refresh(at_once=True)  # as an attempt does that begins meanwhile
+            await engine.worker._breakers.refresh(at_once=True)  # as an attempt that starts meanwhile does
             world.clock.jump(120_000)
 
     world.store.on_call = slow

@@ -1,4 +1,4 @@
-"""A provider that takes everything while its receipts turn bad, or stop, is paused."""
+"""A provider that accepts everything while its receipts turn bad or stop is paused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUICK: dict[str, Any] = {"bad_of": 10, "stopped_of": 20, "stopped_after_ms": "30
 async def send_and_tell(
     engine: Homing, post: Postman, events: list[ReceiptEvent | None], **fields: Any
 ) -> None:
-    """Sends one email for each event and has the provider tell it."""
+    """Sends one email for each event and lets the provider report that event."""
     first = len(post.sent)
     for _ in events:
         await mail(engine)
@@ -38,7 +38,7 @@ async def open_two(world: World, **receipts: Any) -> tuple[Homing, Postman, Post
     return engine, post, spare
 
 
-async def test_receipts_that_turn_bad_open_the_breaker_and_say_why(world: World) -> None:
+async def test_receipts_that_turn_bad_open_the_breaker_with_that_reason(world: World) -> None:
     engine, post, spare = await open_two(world)
     await send_and_tell(engine, post, [E.FAILED] * 12)
     assert await phase(world, "post") is Phase.CLOSED
@@ -53,7 +53,7 @@ async def test_receipts_that_turn_bad_open_the_breaker_and_say_why(world: World)
     assert spare.sent
 
 
-async def test_a_good_health_check_does_not_end_that_pause_but_time_does(world: World) -> None:
+async def test_that_pause_is_ended_by_time_but_not_by_a_good_health_check(world: World) -> None:
     engine, post, _ = await open_two(world)
     await send_and_tell(engine, post, [E.FAILED] * 12)
     await seconds(70)
@@ -67,28 +67,28 @@ async def test_a_good_health_check_does_not_end_that_pause_but_time_does(world: 
     assert await phase(world, "post") is Phase.CLOSED, "what was told before the pause counts no more"
 
 
-async def test_the_recipients_errors_never_open_a_breaker(world: World) -> None:
+async def test_errors_of_recipients_never_open_a_breaker(world: World) -> None:
     engine, post, _ = await open_two(world)
     await send_and_tell(engine, post, [E.FAILED] * 30, outcome="bad_recipient")
     await seconds(5 * MINUTE)
     assert await phase(world, "post") is Phase.CLOSED
 
 
-async def test_some_bad_ones_among_good_ones_open_nothing(world: World) -> None:
+async def test_some_bad_receipts_among_good_ones_open_nothing(world: World) -> None:
     engine, post, _ = await open_two(world)
     await send_and_tell(engine, post, [E.FAILED, E.DELIVERED, E.DELIVERED] * 8)
     await seconds(5 * MINUTE)
     assert await phase(world, "post") is Phase.CLOSED
 
 
-async def test_a_few_say_nothing(world: World) -> None:
+async def test_too_few_receipts_open_nothing(world: World) -> None:
     engine, post, _ = await open_two(world)
     await send_and_tell(engine, post, [E.FAILED] * 9)
     await seconds(5 * MINUTE)
     assert await phase(world, "post") is Phase.CLOSED
 
 
-async def test_receipts_that_stop_open_the_breaker_of_who_used_to_send_them(world: World) -> None:
+async def test_receipts_that_stop_open_the_breaker_of_a_provider_that_used_to_send_them(world: World) -> None:
     engine, post, _ = await open_two(world)
     await send_and_tell(engine, post, [E.DELIVERED] * 40)
     await seconds(HOUR)
@@ -102,7 +102,7 @@ async def test_receipts_that_stop_open_the_breaker_of_who_used_to_send_them(worl
     assert alert["provider"] == "post"
 
 
-async def test_who_never_sent_receipts_is_not_missed(world: World) -> None:
+async def test_a_provider_that_never_sent_receipts_is_not_paused(world: World) -> None:
     engine, post, _ = await open_two(world)
     await send_and_tell(engine, post, [None] * 40)
     await seconds(HOUR)
@@ -111,7 +111,7 @@ async def test_who_never_sent_receipts_is_not_missed(world: World) -> None:
     assert await phase(world, "post") is Phase.CLOSED
 
 
-async def test_what_an_operator_chose_stays(world: World) -> None:
+async def test_a_forced_breaker_stays_as_it_is(world: World) -> None:
     engine, post, _ = await open_two(world)
     await engine.force_breaker("post", Phase.CLOSED, who="ada")
     await send_and_tell(engine, post, [E.FAILED] * 12)
@@ -120,7 +120,7 @@ async def test_what_an_operator_chose_stays(world: World) -> None:
     assert (state.forced, state.phase) == (Phase.CLOSED, Phase.CLOSED)
 
 
-async def test_a_pause_of_zero_turns_it_off(world: World) -> None:
+async def test_a_pause_of_zero_disables_this(world: World) -> None:
     engine, post, _ = await open_two(world, pause_ms=0)
     await send_and_tell(engine, post, [E.FAILED] * 30)
     await seconds(5 * MINUTE)

@@ -1,4 +1,4 @@
-"""What an application files of its recipients, and what that does to what is sent to them."""
+"""Stored recipients, preferences and suppressions, and their effect on sends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def engine(world: World) -> Homing:
     )
 
 
-async def test_a_recipient_reads_back_with_who_and_version(engine: Homing) -> None:
+async def test_a_recipient_reads_back_with_author_and_version(engine: Homing) -> None:
     written = await engine.recipients.put(ADA_FILED, who="crm")
     assert written == await engine.recipients.get("u-1")
     assert (written.phone, written.locale, written.time_zone) == ("+15550100", "de-DE", "Europe/Berlin")
@@ -41,7 +41,7 @@ async def test_a_recipient_reads_back_with_who_and_version(engine: Homing) -> No
     assert written.updated_at is not None
 
 
-async def test_snake_case_and_structs_are_understood_too(engine: Homing) -> None:
+async def test_snake_case_and_structs_are_accepted_too(engine: Homing) -> None:
     await engine.recipients.put({"id": "u-1", "time_zone": "Asia/Kathmandu"}, who="crm")
     struct = RecipientProfile(id="u-2", time_zone="Asia/Kathmandu")
     await engine.recipients.put(struct, who="crm")
@@ -49,7 +49,7 @@ async def test_snake_case_and_structs_are_understood_too(engine: Homing) -> None
     assert first.time_zone == second.time_zone == "Asia/Kathmandu"
 
 
-async def test_a_write_over_an_older_version_is_refused_and_changes_nothing(engine: Homing) -> None:
+async def test_a_write_over_another_version_is_refused_and_changes_nothing(engine: Homing) -> None:
     first = await engine.recipients.put({"id": "u-1", "email": ADA}, who="a")
     await engine.recipients.put({"id": "u-1", "email": "new@example.org"}, who="b")
     with pytest.raises(VersionConflict, match="version 1"):
@@ -86,7 +86,7 @@ async def test_a_write_over_an_older_version_is_refused_and_changes_nothing(engi
         ({"id": "u", "emial": ADA}, "recipient.emial"),
     ],
 )
-async def test_what_does_not_fit_is_refused_with_its_field(
+async def test_an_invalid_recipient_is_refused_with_its_field(
     engine: Homing, said: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -95,12 +95,12 @@ async def test_what_does_not_fit_is_refused_with_its_field(
     assert await engine.recipients.list() == ()
 
 
-async def test_a_write_says_who(engine: Homing) -> None:
+async def test_a_write_records_its_author(engine: Homing) -> None:
     with pytest.raises(InvalidRequest, match="who"):
         await engine.recipients.put({"id": "u"}, who=" ")
 
 
-async def test_they_are_listed_page_by_page(engine: Homing) -> None:
+async def test_recipients_are_listed_page_by_page(engine: Homing) -> None:
     for n in range(5):
         await engine.recipients.put({"id": f"u-{n}"}, who="crm")
     first = await engine.recipients.list(limit=3)
@@ -110,7 +110,7 @@ async def test_they_are_listed_page_by_page(engine: Homing) -> None:
         await engine.recipients.list(limit=0)
 
 
-async def test_tenants_do_not_see_each_other(engine: Homing) -> None:
+async def test_tenants_do_not_see_each_other_s_recipients(engine: Homing) -> None:
     other = engine.recipients.of("acme")
     await engine.recipients.put(ADA_FILED, who="crm")
     await engine.recipients.prefer("u-1", category="news", allowed=False, who="crm")
@@ -124,7 +124,7 @@ async def test_tenants_do_not_see_each_other(engine: Homing) -> None:
     assert (await engine.recipients.get("u-1")).devices[0].token == "t-1"
 
 
-async def test_deleting_takes_devices_and_preferences_along_and_leaves_suppressions(
+async def test_deleting_a_recipient_deletes_devices_and_preferences_but_not_suppressions(
     world: World, engine: Homing
 ) -> None:
     people = engine.recipients
@@ -143,7 +143,7 @@ async def test_deleting_takes_devices_and_preferences_along_and_leaves_suppressi
 # Devices --------------------------------------------------------------------------------------------
 
 
-async def test_a_push_message_goes_to_every_active_device_and_one_that_fails_repeats_no_other(
+async def test_a_push_goes_to_every_active_device_and_a_failed_one_repeats_no_other(
     world: World,
 ) -> None:
     provider = ScriptedProvider(script=[K.TRANSIENT])
@@ -165,7 +165,7 @@ async def test_a_push_message_goes_to_every_active_device_and_one_that_fails_rep
     assert (len(addresses), sorted(set(addresses))) == (4, ["Ada@example.org", "t-2", "t-3"])
 
 
-async def test_a_push_message_that_names_a_token_or_is_synchronous_goes_to_one_device(engine: Homing) -> None:
+async def test_a_push_with_a_token_or_a_synchronous_one_goes_to_one_device(engine: Homing) -> None:
     await engine.recipients.put(ADA_FILED, who="crm")
     named = await engine.send({"id": "u-1", "device_token": "t-9"}, channel="push", body="x")
     assert (await engine.get(named.id)).recipient.device_token == "t-9"
@@ -173,7 +173,7 @@ async def test_a_push_message_that_names_a_token_or_is_synchronous_goes_to_one_d
     assert (await engine.get(now.id)).recipient.device_token == "t-1"
 
 
-async def test_ten_devices_of_one_recipient_are_reached_at_most(engine: Homing) -> None:
+async def test_at_most_ten_devices_of_a_recipient_are_used(engine: Homing) -> None:
     devices = [{"token": f"t-{n}"} for n in range(50)]
     await engine.recipients.put({"id": "u-1", "devices": devices}, who="crm")
     sent = await engine.send([{"id": "u-1"}, {"device_token": "t-x"}], channel="push", body="x")
@@ -194,7 +194,7 @@ async def test_a_dead_token_stays_dead_when_the_recipient_is_written_again(world
     assert found.devices[0].platform == "ios"
 
 
-async def test_a_device_belongs_to_who_signed_in_last(engine: Homing) -> None:
+async def test_a_device_belongs_to_the_recipient_who_signed_in_last(engine: Homing) -> None:
     people = engine.recipients
     await people.put(ADA_FILED, who="crm")
     await people.put({"id": "u-2", "devices": [{"token": "t-1"}]}, who="crm")
@@ -203,7 +203,7 @@ async def test_a_device_belongs_to_who_signed_in_last(engine: Homing) -> None:
     assert [one.token for one in (await people.get("u-2")).devices] == ["t-1"]
 
 
-async def test_devices_that_are_added_at_the_same_time_are_all_kept(engine: Homing) -> None:
+async def test_devices_added_at_the_same_time_are_all_kept(engine: Homing) -> None:
     people = engine.recipients
     await people.put({"id": "u-1"}, who="crm")
     await asyncio.gather(*(people.put_device("u-1", f"t-{n}", who="app") for n in range(8)))
@@ -223,7 +223,7 @@ async def test_a_token_that_dies_while_a_device_is_added_stays_dead(world: World
         nonlocal reads
         found = await read(*args)
         reads += 1
-        if reads == 4:  # put has read the devices, and is about to write them
+        if reads == 4:  # put has read the devices and is about to write them
             await world.store.put([dead], who="homing")
         return found
 
@@ -263,7 +263,7 @@ async def test_the_most_specific_preference_wins(
     )
 
 
-async def test_preferences_are_listed_and_taken_back(engine: Homing) -> None:
+async def test_preferences_are_listed_and_removed(engine: Homing) -> None:
     people = engine.recipients
     await people.prefer("u:1", category="a:b", channel="sms", allowed=False, who="app")
     await people.prefer("u", category="1:a:b", channel="sms", allowed=True, who="app")
@@ -284,9 +284,7 @@ async def test_preferences_are_listed_and_taken_back(engine: Homing) -> None:
         ({"id": "u", "allowed": "no"}, "allowed"),
     ],
 )
-async def test_a_preference_that_does_not_fit_is_refused(
-    engine: Homing, said: dict[str, Any], field: str
-) -> None:
+async def test_an_invalid_preference_is_refused(engine: Homing, said: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await engine.recipients.prefer(said.pop("id"), **said, who="app")
     assert refused.value.field == field
@@ -295,7 +293,7 @@ async def test_a_preference_that_does_not_fit_is_refused(
 # Suppressions ---------------------------------------------------------------------------------------
 
 
-async def test_leaving_the_newsletter_never_blocks_a_code(world: World) -> None:
+async def test_unsubscribing_from_the_newsletter_never_blocks_a_login_code(world: World) -> None:
     engine = await world.open({"sms": serving("sms", ScriptedProvider(), "sms")})
     await engine.recipients.suppress("sms", "+1 555-0100", category="news", why="STOP NEWS", who="support")
     news = await engine.send("+15550100", channel="sms", body="x", category="news")
@@ -304,7 +302,7 @@ async def test_leaving_the_newsletter_never_blocks_a_code(world: World) -> None:
     assert (await status(engine, news.id), code.status) == (Status.SKIPPED, "sent")
 
 
-async def test_nothing_passes_a_suppression_of_everything(world: World) -> None:
+async def test_a_suppression_of_everything_blocks_everything(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()})
     await engine.recipients.suppress("email", ADA, why="spam report", who="support")
     sent = await engine.send(
@@ -318,7 +316,7 @@ async def test_nothing_passes_a_suppression_of_everything(world: World) -> None:
     assert await status(engine, again.id) is Status.SENT
 
 
-async def test_suppressions_are_listed_with_why_and_who(engine: Homing) -> None:
+async def test_suppressions_are_listed_with_reason_and_author(engine: Homing) -> None:
     people = engine.recipients
     made = await people.suppress("webhook", "https://x.example:8080/a", category="n:1", why="gone", who="ops")
     assert (made.address, made.category) == ("https://x.example:8080/a", "n:1")
@@ -353,7 +351,7 @@ async def test_suppressions_are_listed_with_why_and_who(engine: Homing) -> None:
         ("email", ADA, {"who": ""}, "who"),
     ],
 )
-async def test_a_suppression_that_does_not_fit_is_refused(
+async def test_an_invalid_suppression_is_refused(
     engine: Homing, channel: str, address: str, more: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
@@ -361,12 +359,12 @@ async def test_a_suppression_that_does_not_fit_is_refused(
     assert refused.value.field == field
 
 
-async def test_an_address_is_looked_for_on_a_channel(engine: Homing) -> None:
+async def test_suppressions_are_searched_by_address_and_channel(engine: Homing) -> None:
     with pytest.raises(InvalidRequest, match="channel"):
         await engine.recipients.suppressions(address=ADA)
 
 
-async def test_tokens_and_urls_of_thousands_of_characters_are_filed_like_any_other(world: World) -> None:
+async def test_very_long_tokens_and_urls_are_stored_like_any_other(world: World) -> None:
     long = "t" * 4000
     provider = ScriptedProvider(script=[K.DEAD_ADDRESS])
     engine = await world.open({"fcm": serving("fcm", provider, "push")})

@@ -1,4 +1,4 @@
-"""What cannot be sent is refused with the field's name and what is allowed, and nothing is stored."""
+"""Invalid sends are refused with the field's name and what is allowed, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -117,7 +117,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(
     ("fields", "field", "says"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
-async def test_it_is_refused_by_its_name(world: World, fields: dict[str, Any], field: str, says: str) -> None:
+async def test_an_invalid_request_is_refused_by_field(
+    world: World, fields: dict[str, Any], field: str, says: str
+) -> None:
     error = await refused(world, fields)
     assert error.field.startswith(field)
     assert says in error.message
@@ -183,7 +185,7 @@ def filled(value: Any, with_: str) -> Any:
 
 @pytest.mark.parametrize("fields", [case[1] for case in TEXTS], ids=[case[0] for case in TEXTS])
 @pytest.mark.parametrize("hidden", ["\x00", "\ud800"], ids=["NUL", "surrogate"])
-async def test_no_text_holds_a_nul_or_half_a_character(
+async def test_no_text_may_contain_nul_or_a_lone_surrogate(
     world: World, fields: dict[str, Any], hidden: str
 ) -> None:
     await refused(world, filled(fields, hidden))
@@ -191,27 +193,27 @@ async def test_no_text_holds_a_nul_or_half_a_character(
 
 @pytest.mark.parametrize("hidden", ["\x07", "\x1b[2J", "\x7f"], ids=["bell", "escape", "delete"])
 @pytest.mark.parametrize("field", ["subject", "title", "body", "html", "type", "recipient"])
-async def test_no_text_holds_a_control_character(world: World, field: str, hidden: str) -> None:
+async def test_no_text_may_contain_control_characters(world: World, field: str, hidden: str) -> None:
     value = f"a{hidden}b@example.org"
     error = await refused(world, {field: value})
     assert field in error.field
 
 
-async def test_line_breaks_and_any_script_are_fine_in_a_body(world: World) -> None:
+async def test_line_breaks_and_any_script_are_allowed_in_a_body(world: World) -> None:
     engine = await world.open({"any": ScriptedProvider()}, working=False)
     body = "Zeile 1\r\n\tZeile 2 · 你好 · 👋🏽 · ‏שלום"
     sent = await engine.send(ADA, channel="email", body=body)
     assert (await engine.get(sent.id)).content.body == body
 
 
-async def test_a_channel_nobody_serves_says_which_are_served(world: World) -> None:
+async def test_an_unserved_channel_is_refused_with_the_served_ones(world: World) -> None:
     engine = await world.open({"mail": serving("mail", ScriptedProvider())}, working=False)
     with pytest.raises(InvalidRequest, match="sms has no provider; configured are email"):
         await engine.send(PHONE, channel="sms", body="x")
     assert await stored(world) == 0
 
 
-async def test_attachments_have_a_limit_of_their_own(world: World) -> None:
+async def test_attachments_have_their_own_size_limit(world: World) -> None:
     content = Content(body="x", attachments=(Attachment("a.bin", "A" * 2000),))
     error = await refused(world, {"body": None, "content": content}, limits={"attachments_bytes": 1000})
     assert error.field == "content.attachments"
@@ -224,7 +226,7 @@ async def test_the_fan_out_has_a_limit(world: World) -> None:
     assert (error.field, "11 entries; allowed are 10" in error.message) == ("recipients", True)
 
 
-async def test_one_bad_recipient_refuses_the_whole_request(world: World) -> None:
+async def test_one_invalid_recipient_refuses_the_whole_request(world: World) -> None:
     error = await refused(world, {"recipient": [ADA, "nobody", "bob@example.org"]})
     assert error.field == "recipient.email"
 
@@ -234,13 +236,13 @@ async def test_recipient_and_recipients_together_are_refused(world: World) -> No
     assert error.field == "recipients"
 
 
-async def test_a_template_without_templates_is_not_found(world: World) -> None:
+async def test_a_template_key_without_configured_templates_is_not_found(world: World) -> None:
     error = await refused(world, {"body": None, "template_key": "welcome"})
     assert isinstance(error, TemplateNotFound)
     assert "welcome" in error.message
 
 
-async def test_the_two_ways_to_pick_a_time_agree(world: World) -> None:
+async def test_a_delay_and_the_equivalent_time_give_the_same_result(world: World) -> None:
     engine: Homing = await world.open({"any": ScriptedProvider()}, working=False)
     by_duration = await engine.send(ADA, channel="email", body="x", send_at=timedelta(hours=1))
     by_text = await engine.send(ADA, channel="email", body="x", send_at=NOW + timedelta(hours=1))

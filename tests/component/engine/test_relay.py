@@ -1,4 +1,4 @@
-"""Events reach every sink that wants them: at least once, in order, whatever another sink does."""
+"""Events reach every subscribed sink: at least once, in order, whatever other sinks do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL = frozenset({STATUS_CHANGED, NOTIFICATION_FAILED, ALERT})
 
 
 class Sink:
-    """Keeps what it took; fails while it is told to."""
+    """Keeps its events, and fails while the test says so."""
 
     def __init__(self) -> None:
         self.taken: list[Event] = []
@@ -50,7 +50,7 @@ def a_relay(world: World, worker: str = "w", **sinks: Any) -> Relay:
     return Relay(world.store, {name: (sink, ALL) for name, sink in sinks.items()}, world.clock, worker)
 
 
-async def test_every_change_of_status_is_told_in_order(world: World) -> None:
+async def test_every_status_change_is_published_in_order(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=steady())
     id = await mail(engine)
     await seconds(15)
@@ -88,7 +88,7 @@ async def test_a_dead_letter_raises_its_alert_with_the_fields_of_the_source(worl
     }
 
 
-async def test_a_sink_gets_only_what_it_wants(world: World) -> None:
+async def test_a_sink_gets_only_the_events_it_subscribed_to(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)}, events=[NOTIFICATION_FAILED])
     await mail(engine)
     await seconds(3)
@@ -129,7 +129,7 @@ async def test_a_sink_that_failed_gets_its_events_in_their_order(world: World) -
     running.cancel()
 
 
-async def test_a_sink_that_fails_for_long_does_not_starve_the_others(world: World) -> None:
+async def test_a_sink_that_fails_for_long_does_not_delay_the_others(world: World) -> None:
     good, bad = Sink(), Sink()
     bad.fails = True
     running = asyncio.create_task(a_relay(world, good=good, bad=bad).run())
@@ -139,7 +139,7 @@ async def test_a_sink_that_fails_for_long_does_not_starve_the_others(world: Worl
     running.cancel()
 
 
-async def test_what_one_relay_leaves_behind_another_publishes(world: World) -> None:
+async def test_events_left_behind_by_one_relay_are_published_by_another(world: World) -> None:
     first, second = Sink(), Sink()
     first.fails = True
     relay = a_relay(world, "w1", sink=first)
@@ -160,14 +160,14 @@ async def test_two_relays_do_not_publish_the_same_events_at_once(world: World) -
     assert len(sink.ids) == len(set(sink.ids)) == 400
 
 
-async def test_what_nobody_wants_any_more_leaves_the_outbox(world: World) -> None:
+async def test_events_without_a_subscriber_leave_the_outbox(world: World) -> None:
     await world.store.emit([an_event(1)])
     relay = Relay(world.store, {}, world.clock, "w")
     assert await relay.run_once() == 1
     assert (await world.store.size())["outbox"] == 0
 
 
-async def test_a_store_that_is_away_only_delays_events(world: World) -> None:
+async def test_an_unavailable_store_only_delays_events(world: World) -> None:
     sink = Sink()
     running = asyncio.create_task(a_relay(world, sink=sink).run())
     await world.store.emit([an_event(1)])
@@ -180,7 +180,7 @@ async def test_a_store_that_is_away_only_delays_events(world: World) -> None:
     running.cancel()
 
 
-async def test_a_sink_that_hangs_does_not_keep_the_engine_from_closing(world: World) -> None:
+async def test_a_hanging_sink_does_not_prevent_closing_the_engine(world: World) -> None:
     async def hang(event: Event) -> None:
         await asyncio.Event().wait()
 
@@ -191,7 +191,7 @@ async def test_a_sink_that_hangs_does_not_keep_the_engine_from_closing(world: Wo
         await engine.close()
 
 
-async def test_events_of_a_closing_engine_are_published(world: World) -> None:
+async def test_a_closing_engine_publishes_its_events(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT, latency_ms=500)})
     await mail(engine)
     await seconds(0.1)
@@ -214,7 +214,7 @@ async def test_a_callback_may_be_plain_or_async() -> None:
     assert heard == ["plain e-00001", "plain e-00002", "async e-00003"]
 
 
-async def test_a_callback_that_raises_is_asked_again(world: World) -> None:
+async def test_a_callback_that_raises_is_called_again(world: World) -> None:
     heard: list[str] = []
 
     def listen(event: Event) -> None:
@@ -229,7 +229,7 @@ async def test_a_callback_that_raises_is_asked_again(world: World) -> None:
     running.cancel()
 
 
-async def test_the_log_says_what_failed_and_never_who_it_was_for(
+async def test_the_log_names_the_failure_and_never_the_recipient(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -249,9 +249,7 @@ async def test_the_log_says_what_failed_and_never_who_it_was_for(
         assert secret not in caplog.text
 
 
-async def test_nothing_that_goes_wrong_puts_a_recipient_into_the_log(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_error_puts_a_recipient_into_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     class Leaky(ScriptedProvider):
@@ -265,7 +263,7 @@ async def test_nothing_that_goes_wrong_puts_a_recipient_into_the_log(
     assert "ada.lovelace" not in caplog.text
 
 
-async def test_the_log_warns_of_failures_and_merely_mentions_changes(
+async def test_the_log_warns_of_failures_and_logs_changes_at_a_lower_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -1,4 +1,4 @@
-"""From attempt to attempt: backoff, failover, Retry-After, doubt, and the end of it."""
+"""From attempt to attempt: backoff, failover, Retry-After, ambiguous outcomes, and endings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def throttled(seconds: float) -> Outcome:
     return Outcome(K.THROTTLED, retry_after_ms=int(seconds * 1000), error_code="429", error="slow down")
 
 
-async def test_what_a_provider_takes_is_sent(world: World) -> None:
+async def test_an_accepted_attempt_means_sent(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider("mail")})
     id = await mail(engine)
     await seconds(1)
@@ -31,7 +31,7 @@ async def test_what_a_provider_takes_is_sent(world: World) -> None:
     assert done.next_retry_at is None
 
 
-async def test_a_provider_that_knows_of_the_arrival_makes_it_delivered(world: World) -> None:
+async def test_an_attempt_confirmed_by_the_provider_means_delivered(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(script=[Outcome(K.ACCEPTED, delivered=True)])})
     id = await mail(engine)
     await seconds(1)
@@ -72,7 +72,7 @@ async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attem
     assert done.attempt_count == 3
 
 
-async def test_the_fixed_schedule_is_kept_by_whoever_processes_now_and_then(world: World) -> None:
+async def test_the_fixed_schedule_is_kept_by_a_process_that_runs_now_and_then(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=K.TRANSIENT)}, preset="fixed", working=False)
     id = await mail(engine)
     waits = []
@@ -109,7 +109,7 @@ async def test_failover_after_can_be_one(world: World) -> None:
     assert (await engine.get(id)).provider_names == ("one", "two")
 
 
-async def test_a_provider_fault_moves_on_at_once(world: World) -> None:
+async def test_a_provider_fault_fails_over_at_once(world: World) -> None:
     one, two = Timed(script=[K.PROVIDER_FAULT]), Timed()
     engine = await world.open({"one": one, "two": two}, rules=steady())
     id = await mail(engine)
@@ -119,7 +119,7 @@ async def test_a_provider_fault_moves_on_at_once(world: World) -> None:
     assert [a["alert"] for a in world.alerts()] == ["ProviderFault"]
 
 
-async def test_a_provider_fault_with_nobody_else_there_waits_its_backoff(world: World) -> None:
+async def test_a_provider_fault_without_another_provider_waits_for_its_backoff(world: World) -> None:
     only = Timed(script=[K.PROVIDER_FAULT])
     engine = await world.open({"only": only}, rules=steady())
     id = await mail(engine)
@@ -128,7 +128,7 @@ async def test_a_provider_fault_with_nobody_else_there_waits_its_backoff(world: 
     assert only.gaps == [10.0]
 
 
-async def test_two_faulty_providers_do_not_play_ping_pong(world: World) -> None:
+async def test_two_faulty_providers_do_not_alternate_without_waiting(world: World) -> None:
     one, two = Timed(usual=K.PROVIDER_FAULT), Timed(usual=K.PROVIDER_FAULT)
     engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=4))
     id = await mail(engine)
@@ -147,7 +147,7 @@ async def test_two_faulty_providers_do_not_play_ping_pong(world: World) -> None:
         (K.OPTED_OUT, Reason.OPTED_OUT),
     ],
 )
-async def test_what_no_retry_mends_is_a_dead_letter_at_once(
+async def test_a_failure_that_no_retry_can_fix_is_a_dead_letter_at_once(
     world: World, kind: OutcomeKind, reason: Reason
 ) -> None:
     spare = ScriptedProvider()
@@ -185,7 +185,7 @@ async def test_retry_after_counts_for_at_most_a_day(world: World) -> None:
     assert found.next_retry_at - found.last_attempt_at == timedelta(hours=24)
 
 
-async def test_retry_after_past_the_expiry_fails_over_now(world: World) -> None:
+async def test_a_retry_after_beyond_the_expiry_fails_over_at_once(world: World) -> None:
     spare = Timed()
     engine = await world.open({"mail": Timed(script=[throttled(3600)]), "spare": spare}, rules=steady())
     id = await mail(engine, expires_at=timedelta(minutes=10))
@@ -193,7 +193,7 @@ async def test_retry_after_past_the_expiry_fails_over_now(world: World) -> None:
     assert (await engine.get(id)).provider_names == ("mail", "spare")
 
 
-async def test_retry_after_past_the_expiry_with_nobody_else_there_expires_now(world: World) -> None:
+async def test_a_retry_after_beyond_the_expiry_without_another_provider_expires_at_once(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(script=[throttled(3600)])}, rules=steady())
     id = await mail(engine, expires_at=timedelta(minutes=10))
     await seconds(1)
@@ -202,7 +202,7 @@ async def test_retry_after_past_the_expiry_with_nobody_else_there_expires_now(wo
     assert done.attempt_count == 1
 
 
-async def test_a_provider_that_asked_for_peace_is_left_alone_after_the_failover(world: World) -> None:
+async def test_a_provider_with_retry_after_is_left_alone_after_the_failover(world: World) -> None:
     one = Timed(script=[throttled(300)])
     two = Timed(script=[K.TRANSIENT, K.TRANSIENT])
     engine = await world.open({"one": one, "two": two}, rules=steady(failover_after=1, max_attempts=9))
@@ -225,7 +225,7 @@ async def test_a_pinned_notification_never_fails_over(world: World) -> None:
 
 
 @pytest.mark.parametrize(("on_timeout", "names"), [("retry", ("one", "one")), ("failover", ("one", "two"))])
-async def test_an_ambiguous_attempt_is_repeated_where_the_policy_says(
+async def test_an_ambiguous_attempt_is_repeated_as_the_policy_says(
     world: World, on_timeout: str, names: tuple[str, ...]
 ) -> None:
     providers = {"one": ScriptedProvider(script=[K.AMBIGUOUS]), "two": ScriptedProvider()}
@@ -235,7 +235,7 @@ async def test_an_ambiguous_attempt_is_repeated_where_the_policy_says(
     assert (await engine.get(id)).provider_names == names
 
 
-async def test_an_ambiguous_attempt_can_be_held_for_a_person(world: World) -> None:
+async def test_an_ambiguous_attempt_can_be_held_for_an_operator(world: World) -> None:
     engine = await world.open(
         {"one": ScriptedProvider(script=[K.AMBIGUOUS])}, rules=steady(on_timeout="hold")
     )
@@ -257,7 +257,7 @@ async def test_an_ambiguous_attempt_can_be_held_for_a_person(world: World) -> No
     )
 
 
-async def test_one_in_doubt_can_be_resolved_as_failed_or_retried(world: World) -> None:
+async def test_a_notification_in_doubt_can_be_resolved_as_failed_or_retried(world: World) -> None:
     provider = ScriptedProvider(script=[K.AMBIGUOUS, K.AMBIGUOUS])
     engine = await world.open({"one": provider}, rules=steady(on_timeout="hold"))
     lost, again = await mail(engine), await mail(engine)
@@ -269,7 +269,7 @@ async def test_one_in_doubt_can_be_resolved_as_failed_or_retried(world: World) -
     assert await status(engine, again) is Status.SENT
 
 
-async def test_no_answer_within_the_timeout_is_ambiguous(world: World) -> None:
+async def test_no_response_within_the_timeout_is_ambiguous(world: World) -> None:
     provider = Timed(script=[HANG])
     engine = await world.open({"mail": provider}, rules=steady(timeout_ms="7s"))
     id = await mail(engine)
@@ -282,7 +282,7 @@ async def test_no_answer_within_the_timeout_is_ambiguous(world: World) -> None:
     assert second.outcome is K.ACCEPTED
 
 
-async def test_every_attempt_has_its_record(world: World) -> None:
+async def test_every_attempt_is_recorded(world: World) -> None:
     script = [Outcome(K.TRANSIENT, error_code="503", error="try later")]
     engine = await world.open({"mail": ScriptedProvider("m", script, latency_ms=250)}, rules=steady())
     id = await mail(engine)
@@ -298,7 +298,7 @@ async def test_every_attempt_has_its_record(world: World) -> None:
     assert second.started_at - first.ended_at >= timedelta(seconds=10)
 
 
-async def test_all_but_the_number_is_the_same_in_every_attempt(world: World) -> None:
+async def test_all_attempts_have_the_same_delivery_except_for_the_number(world: World) -> None:
     one = ScriptedProvider(script=[K.TRANSIENT, K.TRANSIENT])
     two = ScriptedProvider()
     engine = await world.open({"one": one, "two": two}, rules=steady())
@@ -335,10 +335,10 @@ def outcomes(history: History) -> list[tuple[str, OutcomeKind]]:
 
 
 @pytest.mark.parametrize("jitter", ["none", "full"])
-async def test_two_unlisted_errors_end_as_content_however_long_the_second_one_takes(
+async def test_two_unlisted_errors_end_as_bad_content_however_long_the_second_one_takes(
     world: World, jitter: str
 ) -> None:
-    """The first one stays refused: neither a short backoff nor a long queue leads back to it."""
+    """The first provider stays excluded: neither a short backoff nor a long queue leads back to it."""
     one, two = Timed(usual=UNLISTED), Timed(usual=UNLISTED, latency_ms=20_000)
     rules = steady(max_attempts=6, base_ms=1, jitter=jitter, timeout_ms="30s")
     engine = await world.open({"one": one, "two": two}, rules=rules)
@@ -350,7 +350,9 @@ async def test_two_unlisted_errors_end_as_content_however_long_the_second_one_ta
     assert (len(one.times), len(two.times)) == (1, 1)
 
 
-async def test_an_unlisted_error_of_the_second_waits_for_the_first_to_come_back(world: World) -> None:
+async def test_after_an_unlisted_error_of_the_second_provider_it_waits_for_the_first_to_recover(
+    world: World,
+) -> None:
     one, two = Timed(script=[K.TRANSIENT]), Timed(usual=UNLISTED)
     engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
     id = await mail(engine)
@@ -360,7 +362,9 @@ async def test_an_unlisted_error_of_the_second_waits_for_the_first_to_come_back(
     assert outcomes(history) == [("one", K.TRANSIENT), ("two", K.PROVIDER_FAULT), ("one", K.ACCEPTED)]
 
 
-async def test_a_provider_that_refused_it_is_not_asked_again_while_the_other_one_fails(world: World) -> None:
+async def test_a_provider_that_refused_a_notification_is_not_tried_again_while_the_other_fails(
+    world: World,
+) -> None:
     one, two = Timed(usual=UNLISTED), Timed(script=[K.TRANSIENT] * 3)
     engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
     id = await mail(engine)
@@ -369,7 +373,7 @@ async def test_a_provider_that_refused_it_is_not_asked_again_while_the_other_one
     assert (done.status, done.provider_names) == (Status.SENT, ("one", "two", "two", "two", "two"))
 
 
-async def test_an_operators_retry_asks_the_provider_again_that_refused_it(world: World) -> None:
+async def test_an_operator_s_retry_tries_the_provider_again_that_refused(world: World) -> None:
     one, two = Timed(script=[UNLISTED]), Timed(script=[UNLISTED])
     engine = await world.open({"one": one, "two": two}, rules=steady())
     id = await mail(engine)
@@ -380,7 +384,7 @@ async def test_an_operators_retry_asks_the_provider_again_that_refused_it(world:
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_synchronous_send_ends_as_content_with_an_unlisted_error(world: World) -> None:
+async def test_a_synchronous_send_with_an_unlisted_error_ends_as_bad_content(world: World) -> None:
     one, two = Timed(usual=UNLISTED), Timed()
     engine = await world.open({"one": one, "two": two}, rules=steady())
     with pytest.raises(DeliveryFailed) as failed:

@@ -1,4 +1,4 @@
-"""When a worker looks for more: at once where it has little to do, and together where it has much."""
+"""When a worker claims again: at once if it is idle, and in batches if it is busy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homing.engine.seats import Seats
 from support.engine_world import World
 
 
-async def test_who_is_woken_with_little_to_do_looks_at_once(world: World) -> None:
+async def test_an_idle_worker_that_is_woken_claims_at_once(world: World) -> None:
     waker = LocalWaker()
     rhythm = Rhythm(waker, world.clock, lambda: False)
     rhythm.look()
@@ -23,7 +23,7 @@ async def test_who_is_woken_with_little_to_do_looks_at_once(world: World) -> Non
     assert world.clock.monotonic_ms() == began_ms
 
 
-async def test_who_is_woken_with_much_to_do_gathers_for_a_moment(world: World) -> None:
+async def test_a_busy_worker_that_is_woken_waits_for_the_batching_window(world: World) -> None:
     waker = LocalWaker()
     rhythm = Rhythm(waker, world.clock, lambda: True)
     rhythm.look()
@@ -34,7 +34,7 @@ async def test_who_is_woken_with_much_to_do_gathers_for_a_moment(world: World) -
     assert world.clock.monotonic_ms() == began_ms + 10
 
 
-async def test_what_comes_due_while_it_looks_shortens_the_sleep_after(world: World) -> None:
+async def test_a_row_due_during_a_claim_shortens_the_next_sleep(world: World) -> None:
     rhythm = Rhythm(LocalWaker(), world.clock, lambda: False)
     rhythm.look()
     rhythm.look_in(300)
@@ -43,7 +43,7 @@ async def test_what_comes_due_while_it_looks_shortens_the_sleep_after(world: Wor
     assert world.clock.monotonic_ms() == began_ms + 300
 
 
-async def test_what_comes_due_while_it_sleeps_wakes_it_then(world: World) -> None:
+async def test_a_row_due_during_a_sleep_wakes_the_worker_at_that_time(world: World) -> None:
     rhythm = Rhythm(LocalWaker(), world.clock, lambda: False)
     rhythm.look()
     began_ms = world.clock.monotonic_ms()
@@ -56,14 +56,14 @@ async def test_what_comes_due_while_it_sleeps_wakes_it_then(world: World) -> Non
     rhythm.close()
 
 
-async def test_a_seat_goes_to_who_waits_longest(world: World) -> None:
+async def test_a_slot_goes_to_the_longest_waiting_task(world: World) -> None:
     seats = Seats(1)
     assert seats.take()
     assert not seats.take()
     first, second = (asyncio.create_task(seats.wait()) for _ in range(2))
     await asyncio.sleep(0)
     seats.release()
-    assert not seats.take()  # it is the first one's
+    assert not seats.take()  # the slot belongs to the first one
     await first
     assert not second.done()
     seats.release()
@@ -72,7 +72,7 @@ async def test_a_seat_goes_to_who_waits_longest(world: World) -> None:
     assert seats.take()
 
 
-async def test_a_seat_given_to_who_has_just_left_goes_to_the_next(world: World) -> None:
+async def test_a_slot_given_to_a_task_that_was_just_cancelled_goes_to_the_next(world: World) -> None:
     seats = Seats(1)
     seats.take()
     first, second = (asyncio.create_task(seats.wait()) for _ in range(2))
@@ -103,7 +103,7 @@ async def test_each_deadline_ends_its_own_block_at_its_own_time(world: World) ->
     assert ended == {500: 500, 100: 100, 2_000: 2_000, 300: 300}
 
 
-async def test_a_task_that_is_cancelled_from_outside_is_cancelled_and_not_out_of_time(world: World) -> None:
+async def test_a_task_cancelled_from_outside_is_cancelled_and_not_timed_out(world: World) -> None:
     deadlines = Deadlines(world.clock)
 
     async def wait() -> None:
@@ -117,7 +117,7 @@ async def test_a_task_that_is_cancelled_from_outside_is_cancelled_and_not_out_of
     assert task.cancelled()
 
 
-async def test_a_block_that_does_not_mind_its_end_leaves_no_trace_of_it(world: World) -> None:
+async def test_a_block_that_ignores_its_timeout_leaves_no_cancellation_behind(world: World) -> None:
     deadlines = Deadlines(world.clock)
     with deadlines.at(world.clock.monotonic_ms() + 100):
         try:

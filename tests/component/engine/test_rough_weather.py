@@ -1,4 +1,4 @@
-"""What seldom happens, and must not hurt: stores that stumble at the worst moment, parts that are gone."""
+"""Rare faults that must do no harm: store errors at the worst moment, and removed providers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_failover_that_cannot_be_recorded_waits_and_costs_no_attempt(wor
     assert await outcomes(world, id) == ["accepted"]
 
 
-async def test_a_rate_limit_that_cannot_be_asked_costs_no_attempt(world: World) -> None:
+async def test_a_rate_limit_that_cannot_be_checked_costs_no_attempt(world: World) -> None:
     second = serving("second", Timed(), rate=RateLimit(1.0, 1))
     engine = await world.open(
         {"first": serving("first", ScriptedProvider()), "second": second}, rules=steady(max_attempts=1)
@@ -52,7 +52,7 @@ async def test_a_rate_limit_that_cannot_be_asked_costs_no_attempt(world: World) 
     assert [await outcomes(world, id) for id in ids] == [["accepted"]] * 3
 
 
-async def test_a_trial_that_the_store_cannot_give_is_given_later(world: World) -> None:
+async def test_a_trial_that_the_store_cannot_grant_is_granted_later(world: World) -> None:
     provider = Timed(script=[K.TRANSIENT] * 5)
     provider.up = False
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=9))
@@ -66,7 +66,7 @@ async def test_a_trial_that_the_store_cannot_give_is_given_later(world: World) -
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_a_short_lease_is_prolonged_before_the_send(world: World, tmp_path: Path) -> None:
+async def test_a_short_lease_is_extended_before_the_send(world: World, tmp_path: Path) -> None:
     brief = tmp_path / "brief.toml"
     brief.write_text('[worker]\nlease_ms = "2s"\n')
     provider = Timed(latency_ms=15_000)
@@ -78,7 +78,7 @@ async def test_a_short_lease_is_prolonged_before_the_send(world: World, tmp_path
     assert len(provider.times) == 1
 
 
-async def test_a_send_whose_lease_cannot_be_prolonged_does_not_start(world: World, tmp_path: Path) -> None:
+async def test_a_send_whose_lease_cannot_be_extended_does_not_start(world: World, tmp_path: Path) -> None:
     brief = tmp_path / "brief.toml"
     brief.write_text('[worker]\nlease_ms = "2s"\n')
     provider = Timed()
@@ -93,7 +93,7 @@ async def test_a_send_whose_lease_cannot_be_prolonged_does_not_start(world: Worl
     assert len(provider.times) == 1
 
 
-async def test_leases_that_could_not_be_prolonged_are_prolonged_next_time(world: World) -> None:
+async def test_leases_that_could_not_be_extended_are_extended_next_time(world: World) -> None:
     provider = Timed(latency_ms=60_000)
     engine = await world.open({"mail": provider}, rules=steady(timeout_ms="70s"))
     id = await mail(engine)
@@ -105,7 +105,7 @@ async def test_leases_that_could_not_be_prolonged_are_prolonged_next_time(world:
     assert await outcomes(world, id) == ["accepted"]
 
 
-async def test_a_lease_that_was_taken_over_during_its_send_is_noticed(
+async def test_a_lease_taken_over_during_its_send_is_detected(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     provider = Timed(latency_ms=60_000)
@@ -120,7 +120,7 @@ async def test_a_lease_that_was_taken_over_during_its_send_is_noticed(
     assert await outcomes(world, id) == ["lost", "accepted"]
 
 
-async def test_a_process_that_was_suspended_gets_all_its_slots_back(world: World) -> None:
+async def test_a_suspended_process_gets_all_its_slots_back(world: World) -> None:
     provider = Timed(latency_ms=60_000)
     listed = serving("mail", provider, max_in_flight=2)
     engine = await world.open({"mail": listed}, rules=steady(timeout_ms="70s"))
@@ -136,7 +136,7 @@ async def test_a_process_that_was_suspended_gets_all_its_slots_back(world: World
     assert provider.busiest == 2
 
 
-async def test_a_store_that_breaks_in_an_unheard_of_way_is_asked_again(world: World) -> None:
+async def test_a_store_with_an_unexpected_error_is_called_again(world: World) -> None:
     class Odd(WatchedStore):
         odd_claims = 2
         odd_tallies = 1
@@ -159,7 +159,7 @@ async def test_a_store_that_breaks_in_an_unheard_of_way_is_asked_again(world: Wo
     assert await status(engine, id) is Status.SENT
 
 
-async def test_more_lost_leases_than_one_step_are_all_settled(world: World) -> None:
+async def test_any_number_of_lost_leases_is_settled(world: World) -> None:
     provider = Timed(usual=HANG)
     listed = serving("mail", provider, max_in_flight=300)
     engine = await world.open({"mail": listed}, rules=steady(), slots={"standard": 300})
@@ -175,7 +175,7 @@ async def test_more_lost_leases_than_one_step_are_all_settled(world: World) -> N
     assert (await engine.queue_counts())["sent"] == 250
 
 
-async def test_a_wall_clock_that_jumps_sends_nothing_twice(world: World) -> None:
+async def test_a_jump_of_the_wall_clock_sends_nothing_twice(world: World) -> None:
     provider = Timed(script=[K.TRANSIENT] * 3)
     engine = await world.open({"mail": provider}, rules=steady())
     ids = [await mail(engine) for _ in range(3)]
@@ -192,7 +192,7 @@ async def test_a_wall_clock_that_jumps_sends_nothing_twice(world: World) -> None
 # Parts that are gone -----------------------------------------------------------------------------------
 
 
-async def test_what_waits_for_a_provider_that_was_taken_out_goes_to_another(world: World) -> None:
+async def test_a_notification_of_a_removed_provider_moves_to_another(world: World) -> None:
     before = await world.open({"old": ScriptedProvider(), "new": ScriptedProvider()}, working=False)
     ids = [await mail(before) for _ in range(5)]
     after = await world.open({"new": ScriptedProvider("new")})
@@ -200,7 +200,7 @@ async def test_what_waits_for_a_provider_that_was_taken_out_goes_to_another(worl
     assert {(await after.get(id)).provider_names for id in ids} == {("new",)}
 
 
-async def test_what_was_pinned_to_a_provider_that_was_taken_out_waits_until_it_is_too_old(
+async def test_a_notification_pinned_to_a_removed_provider_waits_until_it_is_too_old(
     world: World,
 ) -> None:
     before = await world.open({"old": ScriptedProvider(), "new": ScriptedProvider()}, working=False)
@@ -214,7 +214,7 @@ async def test_what_was_pinned_to_a_provider_that_was_taken_out_waits_until_it_i
     assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
-async def test_a_channel_without_any_provider_left_ends_by_its_age(world: World) -> None:
+async def test_a_notification_on_a_channel_without_providers_ends_by_its_age(world: World) -> None:
     before = await world.open(
         {"sms": serving("sms", ScriptedProvider(), "sms")}, rules=steady(max_age_ms="2m"), working=False
     )
@@ -225,7 +225,7 @@ async def test_a_channel_without_any_provider_left_ends_by_its_age(world: World)
     assert (found.status, found.reason) == (Status.FAILED, Reason.PROVIDER_UNAVAILABLE)
 
 
-async def test_a_lost_lease_of_a_provider_that_was_taken_out_goes_on_elsewhere(world: World) -> None:
+async def test_a_lost_lease_of_a_removed_provider_continues_elsewhere(world: World) -> None:
     before = await world.open({"old": ScriptedProvider(usual=HANG)}, rules=steady())
     id = await mail(before)
     await seconds(1)
@@ -235,7 +235,7 @@ async def test_a_lost_lease_of_a_provider_that_was_taken_out_goes_on_elsewhere(w
     assert await outcomes(world, id) == ["lost", "accepted"]
 
 
-async def test_a_synchronous_key_that_outlives_its_notification_says_so(world: World) -> None:
+async def test_a_synchronous_idempotency_key_that_outlives_its_notification_says_so(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     fields: dict[str, Any] = {"channel": "email", "body": "x", "synchronous": True, "idempotency_key": "k"}
     first = await engine.send("a@example.org", **fields)
@@ -248,7 +248,7 @@ async def test_a_synchronous_key_that_outlives_its_notification_says_so(world: W
 # Two things at once ------------------------------------------------------------------------------------
 
 
-async def test_processing_beside_a_worker_doubles_nothing_and_breaks_nothing(world: World) -> None:
+async def test_processing_next_to_a_worker_neither_duplicates_nor_fails(world: World) -> None:
     provider = Timed(latency_ms=100)
 
     async def slow(event: Any) -> None:
@@ -267,7 +267,7 @@ async def test_processing_beside_a_worker_doubles_nothing_and_breaks_nothing(wor
     assert [e.payload["status"] for e in world.events if e.notification_id == last] == ["pending", "sent"]
 
 
-async def test_a_cancel_and_an_expiry_race_with_a_retry_and_one_of_them_wins(world: World) -> None:
+async def test_of_a_cancel_or_an_expiry_and_a_simultaneous_retry_one_wins(world: World) -> None:
     provider = Timed(usual=K.TRANSIENT)
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=99))
     ids = [await mail(engine, expires_at=timedelta(seconds=20 + n)) for n in range(20)]

@@ -1,4 +1,4 @@
-"""What a send promises: fan-out, idempotency, dedup windows, times, providers, known recipients."""
+"""What a send does: fan-out, idempotency, dedup windows, times, providers, known recipients."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NOW = datetime.fromtimestamp(START_MS / 1000, UTC)
 
 
 async def idle(world: World, **settings: Any) -> Homing:
-    """An engine that accepts and delivers nothing, so that everything stays as it was accepted."""
+    """Opens an engine that accepts but delivers nothing, so that everything stays as it was accepted."""
     return await world.open({"any": ScriptedProvider()}, working=False, **settings)
 
 
-async def test_what_was_asked_for_is_what_is_kept(world: World) -> None:
+async def test_every_field_of_the_request_is_stored(world: World) -> None:
     engine = await idle(world)
     sent = await engine.send(
         {"id": "u-1", "email": "Ada@Example.ORG", "locale": "de-DE", "time_zone": "Europe/Berlin"},
@@ -102,7 +102,7 @@ async def test_recipients_times_channels_share_one_batch(world: World) -> None:
         _ = sent.id
 
 
-async def test_both_is_email_and_push_and_a_failed_one_never_repeats_the_other(world: World) -> None:
+async def test_both_means_email_and_push_and_a_failure_of_one_never_repeats_the_other(world: World) -> None:
     letters = ScriptedProvider("letters")
     pushes = Timed("pushes", [K.TRANSIENT, K.TRANSIENT])
     engine = await world.open(
@@ -115,7 +115,7 @@ async def test_both_is_email_and_push_and_a_failed_one_never_repeats_the_other(w
     assert len(pushes.sent) == 3
 
 
-async def test_a_channel_asked_for_twice_is_one_notification(world: World) -> None:
+async def test_a_repeated_channel_is_one_notification(world: World) -> None:
     engine = await idle(world)
     sent = await engine.send({"email": ADA, "deviceToken": "t"}, channel="email", channels=["both"], body="x")
     assert len(sent.notification_ids) == 2
@@ -124,7 +124,7 @@ async def test_a_channel_asked_for_twice_is_one_notification(world: World) -> No
 # Idempotency -------------------------------------------------------------------------------------------
 
 
-async def test_the_same_key_and_body_is_answered_with_the_same_ids(world: World) -> None:
+async def test_the_same_key_and_body_return_the_same_ids(world: World) -> None:
     engine = await idle(world)
     first = await engine.send([ADA, "bob@example.org"], channel="email", body="x", idempotency_key="k-1")
     await seconds(3600)
@@ -143,13 +143,13 @@ async def test_the_same_key_with_another_body_is_a_conflict(world: World) -> Non
     assert await stored(world) == 1
 
 
-async def test_the_order_of_keys_does_not_make_another_body(world: World) -> None:
+async def test_the_order_of_keys_in_a_mapping_does_not_change_the_body(world: World) -> None:
     engine = await idle(world)
     first = await mail(engine, idempotency_key="k", metadata={"a": 1, "b": {"c": 2, "d": 3}})
     assert await mail(engine, idempotency_key="k", metadata={"b": {"d": 3, "c": 2}, "a": 1}) == first
 
 
-async def test_keys_belong_to_their_tenant(world: World) -> None:
+async def test_idempotency_keys_belong_to_their_tenant(world: World) -> None:
     one, two = await idle(world, tenant="one"), await idle(world, tenant="two")
     assert await mail(one, idempotency_key="k") != await mail(two, idempotency_key="k", body="other")
 
@@ -161,7 +161,7 @@ async def test_concurrent_sends_with_one_key_store_one_notification(world: World
     assert await stored(world) == 1
 
 
-async def test_a_repeat_with_durations_is_the_same_request(world: World) -> None:
+async def test_a_repeat_with_a_relative_time_is_the_same_request(world: World) -> None:
     engine = await idle(world)
     fields: dict[str, Any] = {"send_at": timedelta(minutes=5), "expires_at": timedelta(hours=1)}
     first = await mail(engine, idempotency_key="k-1", **fields)
@@ -172,7 +172,7 @@ async def test_a_repeat_with_durations_is_the_same_request(world: World) -> None
 # Dedup windows -----------------------------------------------------------------------------------------
 
 
-async def test_within_its_types_window_the_same_message_is_accepted_once(world: World) -> None:
+async def test_within_its_type_s_window_the_same_message_is_accepted_once(world: World) -> None:
     engine = await idle(world, dedup_windows_ms={"reminder": "5m"})
     first = await mail(engine, type="reminder")
     again = await engine.send(ADA, channel="email", body="Hello", type="reminder")
@@ -185,7 +185,7 @@ async def test_within_its_types_window_the_same_message_is_accepted_once(world: 
     assert await stored(world) == 5
 
 
-async def test_a_dedup_key_says_what_is_the_same(world: World) -> None:
+async def test_a_dedup_key_defines_what_is_the_same_message(world: World) -> None:
     engine = await idle(world)
     first = await mail(engine, dedup_key="order-7", body="one")
     assert await mail(engine, dedup_key="order-7", body="two") == first
@@ -196,7 +196,7 @@ async def test_a_dedup_key_says_what_is_the_same(world: World) -> None:
 # Times -------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_sent_before_its_time(world: World) -> None:
+async def test_nothing_is_sent_before_its_scheduled_time(world: World) -> None:
     provider = Timed()
     engine = await world.open({"mail": provider})
     soon = await mail(engine, send_at=timedelta(minutes=2))
@@ -209,7 +209,7 @@ async def test_nothing_is_sent_before_its_time(world: World) -> None:
     assert provider.times == [0.0, 120.0, 300.0]
 
 
-async def test_what_was_not_taken_by_its_expiry_expires(world: World) -> None:
+async def test_a_notification_not_sent_by_its_expiry_expires(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, working=False)
     id = await mail(engine, expires_at=timedelta(minutes=1))
@@ -224,7 +224,7 @@ async def test_what_was_not_taken_by_its_expiry_expires(world: World) -> None:
 
 
 @pytest.mark.parametrize("spelling", ["sns", "AWS_SNS", "SNS", " Sns "])
-async def test_a_forced_provider_may_be_spelt_as_the_sources_do(world: World, spelling: str) -> None:
+async def test_a_forced_provider_may_be_spelt_as_in_the_sources(world: World, spelling: str) -> None:
     providers = {"twilio": ScriptedProvider("t"), "sns": ScriptedProvider("s")}
     engine = await world.open(providers)
     sent = await engine.send(PHONE, channel="sms", body="x", provider=spelling)
@@ -241,7 +241,7 @@ async def test_a_provider_may_be_listed_under_the_sources_spelling(world: World,
     assert (await engine.get(sent.id)).provider_names == ("sns",)
 
 
-async def test_a_known_id_is_enough_to_reach_somebody(world: World) -> None:
+async def test_a_known_recipient_id_is_enough(world: World) -> None:
     engine = await idle(world)
     value = {"email": ADA, "phone": PHONE, "deviceToken": "t-1", "locale": "de-DE"}
     await world.store.put([Entry(tenant="default", kind="recipient", key="u-1", value=value)], who="test")
@@ -252,7 +252,7 @@ async def test_a_known_id_is_enough_to_reach_somebody(world: World) -> None:
     assert letter.locale == "de-DE"
 
 
-async def test_what_the_request_says_wins_over_what_is_known(world: World) -> None:
+async def test_the_request_overrides_the_stored_recipient(world: World) -> None:
     engine = await idle(world)
     entry = Entry(tenant="default", kind="recipient", key="u-1", value={"email": "old@example.org"})
     await world.store.put([entry], who="test")
@@ -261,7 +261,7 @@ async def test_what_the_request_says_wins_over_what_is_known(world: World) -> No
 
 
 class Greetings:
-    """Templates, as small as they can be."""
+    """Minimal templates."""
 
     async def render(
         self, tenant: str, template_key: str, channel: Channel, locale: str | None, data: Mapping[str, Any]
@@ -285,7 +285,7 @@ async def test_a_template_is_rendered_before_anything_is_stored(world: World) ->
     assert await stored(world) == 1
 
 
-async def test_what_a_template_renders_is_checked_like_any_content(world: World) -> None:
+async def test_rendered_content_is_checked_like_any_other(world: World) -> None:
     engine = await idle(world, renderer=Greetings())
     for name, field in (("Ada\r\nBcc: all", "content.subject"), ("x" * 300_000, "content")):
         with pytest.raises(InvalidRequest) as caught:
@@ -303,7 +303,7 @@ async def test_a_send_wakes_the_worker(world: World) -> None:
     assert provider.times == [0.5]
 
 
-async def test_no_tenant_sees_anothers_notifications(world: World) -> None:
+async def test_no_tenant_sees_another_tenant_s_notifications(world: World) -> None:
     one, two = await idle(world, tenant="one"), await idle(world, tenant="two")
     id = await mail(one)
     for ask in (two.get, two.history, two.explain, two.retry_info, two.cancel, two.retry, two.resend):

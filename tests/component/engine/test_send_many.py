@@ -1,4 +1,4 @@
-"""Many requests in one stream: bounded memory, one answer each, rejections in their place."""
+"""Many requests in one stream: limited memory, one result each, rejections at their index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def letter(n: int, **fields: Any) -> dict[str, Any]:
     return {"recipient": f"p{n}@example.org", "channel": "email", "content": {"body": f"no {n}"}, **fields}
 
 
-async def test_each_request_has_its_answer_in_order(world: World) -> None:
+async def test_each_request_has_its_result_in_order(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     answers = [answer async for answer in engine.send_many(letter(n) for n in range(4400))]
     assert len(answers) == 4400
@@ -37,7 +37,7 @@ async def test_the_ids_of_a_chunk_ascend_in_the_order_of_its_requests(world: Wor
     assert ids == sorted(ids)
 
 
-async def test_an_async_source_is_read_no_further_ahead_than_two_chunks(world: World) -> None:
+async def test_an_async_source_is_read_at_most_two_chunks_ahead(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     read = 0
 
@@ -55,7 +55,7 @@ async def test_an_async_source_is_read_no_further_ahead_than_two_chunks(world: W
     assert farthest < 4000
 
 
-async def test_who_stops_listening_stops_the_stream(world: World) -> None:
+async def test_a_caller_that_stops_iterating_stops_the_stream(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     read = 0
 
@@ -69,11 +69,11 @@ async def test_who_stops_listening_stops_the_stream(world: World) -> None:
     async for _ in stream:
         break
     await stream.aclose()  # type: ignore[attr-defined]
-    assert read == 4000  # the next chunk was read while the store wrote the first: it may be accepted too
+    assert read == 4000  # the next chunk was read while the store wrote the first, so it may be accepted too
     assert await stored(world) in (2000, 4000)
 
 
-async def test_a_source_that_breaks_has_what_it_gave_before_answered(world: World) -> None:
+async def test_requests_before_an_error_of_the_source_get_their_results(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
 
     def source() -> Iterator[dict[str, Any]]:
@@ -89,7 +89,7 @@ async def test_a_source_that_breaks_has_what_it_gave_before_answered(world: Worl
     assert await stored(world) == 2000
 
 
-async def test_a_rejection_stands_in_its_place_and_the_others_are_accepted(world: World) -> None:
+async def test_a_rejection_is_at_its_index_and_the_others_are_accepted(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     bad: dict[int, tuple[dict[str, Any], str]] = {
         0: (letter(0, channel="fax"), "channel"),
@@ -110,7 +110,7 @@ async def test_a_rejection_stands_in_its_place_and_the_others_are_accepted(world
 
 
 @pytest.mark.parametrize("junk", [None, 5, "text", [], {"recipient": 5, "channel": "email"}])
-async def test_what_is_no_request_at_all_is_rejected_like_any_other(world: World, junk: Any) -> None:
+async def test_an_item_that_is_not_a_request_is_rejected_like_any_other(world: World, junk: Any) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     answers = [answer async for answer in engine.send_many([letter(0), junk, letter(2)])]
     first, rejected, last = answers
@@ -120,7 +120,7 @@ async def test_what_is_no_request_at_all_is_rejected_like_any_other(world: World
     assert isinstance(last, SendResult)
 
 
-async def test_a_used_key_with_another_body_is_rejected_in_its_place(world: World) -> None:
+async def test_a_used_key_with_another_body_is_rejected_at_its_index(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     requests = [letter(0, idempotencyKey="k"), letter(1), letter(2, idempotency_key="k"), letter(0)]
     requests.append(letter(0, idempotency_key="k"))
@@ -135,14 +135,14 @@ async def test_a_used_key_with_another_body_is_rejected_in_its_place(world: Worl
     assert await stored(world) == 3
 
 
-async def test_a_conflict_far_down_the_stream_has_its_own_index(world: World) -> None:
+async def test_a_conflict_far_into_the_stream_has_its_own_index(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     requests = [letter(n, idempotency_key="k" if n in (0, 1777) else None) for n in range(2200)]
     answers = [answer async for answer in engine.send_many(requests)]
     assert [(n, a.index) for n, a in enumerate(answers) if isinstance(a, Rejection)] == [(1777, 1777)]
 
 
-async def test_ready_made_requests_are_taken_too(world: World) -> None:
+async def test_request_structs_are_accepted_too(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     request = SendRequest(
         recipient=Recipient(email="a@example.org"), channel="email", content=Content(body="x")
@@ -151,7 +151,7 @@ async def test_ready_made_requests_are_taken_too(world: World) -> None:
     assert isinstance(answer, SendResult)
 
 
-async def test_nothing_to_send_asks_the_store_nothing(world: World) -> None:
+async def test_an_empty_stream_does_not_call_the_store(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     assert [answer async for answer in engine.send_many([])] == []
     (only,) = [answer async for answer in engine.send_many([letter(0, channel="fax")])]
@@ -159,7 +159,7 @@ async def test_nothing_to_send_asks_the_store_nothing(world: World) -> None:
     assert world.store.calls["accept"] == 0
 
 
-async def test_a_store_that_is_away_ends_the_stream_and_keeps_what_was_answered(world: World) -> None:
+async def test_an_unavailable_store_ends_the_stream_and_keeps_earlier_results(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     answered = 0
 
@@ -176,7 +176,7 @@ async def test_a_store_that_is_away_ends_the_stream_and_keeps_what_was_answered(
     assert answered in (2000, 4000, 6000)
 
 
-async def test_many_are_delivered_as_they_come_in(world: World) -> None:
+async def test_streamed_notifications_are_delivered_while_others_arrive(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider})
     async for _ in engine.send_many(letter(n) for n in range(1500)):

@@ -1,4 +1,4 @@
-"""Settlements are written in batches, and whatever one of them meets holds up no other."""
+"""Settlements are written in batches, and a problem with one delays no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def claimed(store: WatchedStore, number: int) -> tuple[Claim, ...]:
 
 
 class Picky(WatchedStore):
-    """Chokes on some settlements, in a way that no store should."""
+    """Raises on some settlements, in a way that no store should."""
 
     poison: frozenset[str] = frozenset()
     sizes: tuple[int, ...] = ()
@@ -30,7 +30,7 @@ class Picky(WatchedStore):
         return await super().settle(batch)
 
 
-async def test_what_comes_at_once_is_written_at_once(world: World) -> None:
+async def test_simultaneous_settlements_are_written_together(world: World) -> None:
     store = Picky(world.clock)
     settler = Settler(store, world.clock, batch_size=10, linger_ms=2)
     running = asyncio.create_task(settler.run())
@@ -43,11 +43,11 @@ async def test_what_comes_at_once_is_written_at_once(world: World) -> None:
     running.cancel()
 
 
-async def test_nothing_to_write_is_drained_already(world: World) -> None:
+async def test_without_settlements_draining_ends_at_once(world: World) -> None:
     await Settler(world.store, world.clock).drained()
 
 
-async def test_one_that_cannot_be_written_holds_up_no_other(world: World) -> None:
+async def test_a_settlement_that_cannot_be_written_delays_no_other(world: World) -> None:
     store = Picky(world.clock)
     told: list[str] = []
     settler = Settler(
@@ -64,7 +64,7 @@ async def test_one_that_cannot_be_written_holds_up_no_other(world: World) -> Non
     running.cancel()
 
 
-async def test_a_store_that_says_no_for_a_while_is_asked_again(world: World) -> None:
+async def test_a_temporarily_unavailable_store_is_called_again(world: World) -> None:
     class Full(WatchedStore):
         refusals = 3
 
@@ -84,7 +84,7 @@ async def test_a_store_that_says_no_for_a_while_is_asked_again(world: World) -> 
     running.cancel()
 
 
-async def test_a_stale_settlement_is_counted_and_told_as_such(world: World) -> None:
+async def test_a_stale_settlement_is_counted_and_reported_as_such(world: World) -> None:
     told: list[bool] = []
     settler = Settler(
         world.store,

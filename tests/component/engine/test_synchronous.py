@@ -1,4 +1,4 @@
-"""A synchronous send: one attempt, two seconds, an answer; and nothing sends it later."""
+"""A synchronous send: one attempt, two seconds, a result; and nothing sends it later."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ async def ring(engine: Homing, **fields: Any) -> Any:
 
 
 async def only(engine: Homing) -> str:
-    """The id of the one notification there is."""
+    """Returns the id of the only notification."""
     (found,) = (await engine.list()).items
     return found.id
 
 
-async def test_it_answers_with_what_became_of_it(world: World) -> None:
+async def test_it_returns_the_result_of_the_attempt(world: World) -> None:
     engine = await world.open({"sms": ScriptedProvider("sms", latency_ms=1200)})
     sent = await ring(engine)
     assert (sent.status, sent.provider_message_id) == ("sent", "sms-1")
@@ -51,7 +51,7 @@ async def test_it_answers_with_what_became_of_it(world: World) -> None:
     assert sent.delivered_at is None, "a provider took it; nobody has said that it arrived"
 
 
-async def test_a_delivery_that_is_known_to_have_arrived_is_answered_as_delivered(world: World) -> None:
+async def test_a_confirmed_delivery_is_returned_as_delivered(world: World) -> None:
     engine = await world.open({"sms": ScriptedProvider(usual=Outcome(K.ACCEPTED, delivered=True))})
     sent = await ring(engine)
     assert (sent.status, sent.delivered_at) == ("delivered", (await engine.get(sent.id)).delivered_at)
@@ -59,19 +59,19 @@ async def test_a_delivery_that_is_known_to_have_arrived_is_answered_as_delivered
 
 
 @pytest.mark.parametrize("type_", ["otp", "2fa", "driver_assigned"])
-async def test_some_types_are_synchronous_by_themselves(world: World, type_: str) -> None:
+async def test_some_types_are_synchronous_by_default(world: World, type_: str) -> None:
     engine = await world.open({"sms": ScriptedProvider()}, working=False)
     assert (await ring(engine, type=type_, synchronous=None)).status == "sent"
 
 
-async def test_which_types_those_are_can_be_chosen(world: World) -> None:
+async def test_the_synchronous_types_can_be_configured(world: World) -> None:
     engine = await world.open({"sms": ScriptedProvider()}, working=False, synchronous_types=["alarm"])
     assert (await ring(engine, type="alarm", synchronous=None)).status == "sent"
     assert (await ring(engine, type="otp", synchronous=None)).status == "queued"
 
 
 @pytest.mark.parametrize("kind", [K.TRANSIENT, K.PROVIDER_FAULT, K.BAD_RECIPIENT, K.THROTTLED])
-async def test_a_failure_is_answered_at_once_and_stays_on_record(world: World, kind: Any) -> None:
+async def test_a_failure_is_raised_at_once_and_recorded(world: World, kind: Any) -> None:
     first, second = ScriptedProvider("first", usual=kind), ScriptedProvider("second")
     engine = await world.open({"first": first, "second": second})
     with pytest.raises(DeliveryFailed, match=f"first says {kind}") as caught:
@@ -110,7 +110,7 @@ async def test_the_attempt_that_timed_out_is_recorded_as_ambiguous(world: World)
     assert (attempt.outcome, attempt.error_code) == (K.AMBIGUOUS, "timeout")
 
 
-async def test_five_that_time_out_open_the_breaker(world: World) -> None:
+async def test_five_timeouts_open_the_breaker(world: World) -> None:
     first, second = ScriptedProvider(usual=HANG), ScriptedProvider("second")
     engine = await world.open({"first": first, "second": second}, working=False)
     for _ in range(5):
@@ -120,7 +120,7 @@ async def test_five_that_time_out_open_the_breaker(world: World) -> None:
     assert len(first.sent) == 5
 
 
-async def test_it_goes_to_the_first_provider_whose_breaker_is_not_open(world: World) -> None:
+async def test_it_uses_the_first_provider_whose_breaker_is_not_open(world: World) -> None:
     first, second = ScriptedProvider("first"), ScriptedProvider("second")
     engine = await world.open({"first": first, "second": second}, working=False)
     await engine.force_breaker("first", Phase.OPEN, who="ada")
@@ -144,7 +144,7 @@ async def test_with_every_breaker_open_it_fails_without_an_attempt(world: World)
     assert provider.sent == []
 
 
-async def test_a_suppressed_recipient_is_not_sent_to(world: World) -> None:
+async def test_a_suppressed_recipient_gets_nothing(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open({"sms": provider}, working=False)
     entry = Entry(tenant="default", kind="suppression", key=f"sms:{PHONE}:*", value={})
@@ -155,7 +155,7 @@ async def test_a_suppressed_recipient_is_not_sent_to(world: World) -> None:
     assert provider.sent == []
 
 
-async def test_a_hook_that_hangs_costs_no_more_than_the_two_seconds(world: World) -> None:
+async def test_a_hanging_hook_takes_no_more_than_the_two_seconds(world: World) -> None:
     provider = ScriptedProvider()
     hook = Hook(lambda claims: asyncio.Event().wait())
     engine = await world.open({"sms": provider}, working=False, directory=hook)
@@ -167,7 +167,7 @@ async def test_a_hook_that_hangs_costs_no_more_than_the_two_seconds(world: World
     assert provider.sent == []
 
 
-async def test_a_caller_that_hangs_up_keeps_the_record(world: World) -> None:
+async def test_a_caller_that_is_cancelled_leaves_the_record(world: World) -> None:
     provider = ScriptedProvider(latency_ms=1500)
     engine = await world.open({"sms": provider})
     call = asyncio.create_task(ring(engine))
@@ -183,7 +183,7 @@ async def test_a_caller_that_hangs_up_keeps_the_record(world: World) -> None:
     assert len(provider.sent) == 1
 
 
-async def test_a_process_that_died_over_it_leaves_a_failure_that_is_never_sent(world: World) -> None:
+async def test_a_process_that_died_during_a_send_leaves_a_failure_that_is_never_sent(world: World) -> None:
     provider = ScriptedProvider(latency_ms=1500)
     engine = await world.open({"sms": provider}, working=False)
     call = asyncio.create_task(ring(engine))
@@ -199,7 +199,7 @@ async def test_a_process_that_died_over_it_leaves_a_failure_that_is_never_sent(w
     assert len(provider.sent) == 1
 
 
-async def test_a_store_that_stumbles_over_the_settlement_loses_no_success(world: World) -> None:
+async def test_a_store_error_during_the_settlement_loses_no_success(world: World) -> None:
     engine = await world.open({"sms": ScriptedProvider("sms")}, working=False)
     world.store.stumbles["settle"] = 2
     sent = await ring(engine)
@@ -207,7 +207,7 @@ async def test_a_store_that_stumbles_over_the_settlement_loses_no_success(world:
     assert await status(engine, sent.id) is Status.SENT
 
 
-async def test_a_store_that_is_away_refuses_it_and_nothing_is_sent_or_spooled(world: World) -> None:
+async def test_an_unavailable_store_refuses_it_and_nothing_is_sent_or_spooled(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open({"sms": provider}, working=False)
     world.store.away.add("accept")
@@ -217,7 +217,7 @@ async def test_a_store_that_is_away_refuses_it_and_nothing_is_sent_or_spooled(wo
     assert await stored(world) == 0
 
 
-async def test_neither_retry_nor_resend_nor_bulk_touches_it(world: World) -> None:
+async def test_retry_resend_and_bulk_commands_do_not_apply_to_it(world: World) -> None:
     provider = ScriptedProvider(usual=K.TRANSIENT)
     engine = await world.open({"sms": provider})
     with pytest.raises(DeliveryFailed) as caught:
@@ -236,7 +236,7 @@ async def test_neither_retry_nor_resend_nor_bulk_touches_it(world: World) -> Non
     assert len(provider.sent) == 1
 
 
-async def test_the_same_key_is_answered_with_the_same_delivery(world: World) -> None:
+async def test_the_same_key_returns_the_same_delivery(world: World) -> None:
     provider = ScriptedProvider("sms")
     engine = await world.open({"sms": provider}, working=False)
     first = await ring(engine, idempotency_key="k")
@@ -261,7 +261,7 @@ async def test_the_same_key_repeats_a_failure_as_a_failure(world: World) -> None
             await ring(engine, idempotency_key="k")
 
 
-async def test_another_tenants_send_is_read_back_as_that_tenants(world: World) -> None:
+async def test_a_send_for_another_tenant_is_read_back_as_that_tenant(world: World) -> None:
     engine = await world.open({"sms": ScriptedProvider("sms")}, working=False)
     raw = {"recipient": ADA, "channel": "email", "content": {"body": "x"}, "synchronous": True}
     sent = await engine.of("acme").submit(request_from(raw))
@@ -269,7 +269,7 @@ async def test_another_tenants_send_is_read_back_as_that_tenants(world: World) -
     assert await world.store.get("acme", sent.id) is not None
 
 
-async def test_it_keeps_to_the_providers_rate_limit(world: World) -> None:
+async def test_it_respects_the_provider_s_rate_limit(world: World) -> None:
     provider = Timed()
     engine = await world.open({"sms": serving("sms", provider, "sms", rate=RateLimit(1.0, 1))}, working=False)
     await asyncio.gather(ring(engine), ring(engine))
@@ -285,7 +285,7 @@ async def test_it_does_not_wait_for_a_busy_worker(world: World) -> None:
     assert (await ring(engine)).status == "sent"
 
 
-async def test_a_provider_that_is_full_costs_no_more_than_the_two_seconds(world: World) -> None:
+async def test_a_provider_at_its_limit_takes_no_more_than_the_two_seconds(world: World) -> None:
     provider = Timed(usual=HANG)
     listed = serving("any", provider, "sms", "email", max_in_flight=1)
     engine = await world.open({"any": listed})
@@ -300,7 +300,7 @@ async def test_a_provider_that_is_full_costs_no_more_than_the_two_seconds(world:
     assert [d.channel for d in provider.sent if d.channel is Channel.SMS] == []
 
 
-async def test_a_recipient_service_that_hangs_costs_no_more_than_the_two_seconds(world: World) -> None:
+async def test_a_hanging_recipient_service_takes_no_more_than_the_two_seconds(world: World) -> None:
     class Slow(Hook):
         async def resolve(self, tenant: str, ids: Any) -> Any:
             await asyncio.sleep(60)
@@ -314,7 +314,7 @@ async def test_a_recipient_service_that_hangs_costs_no_more_than_the_two_seconds
     assert await stored(world) == 0
 
 
-async def test_an_expiry_is_allowed_and_kept(world: World) -> None:
+async def test_an_expiry_is_allowed_and_stored(world: World) -> None:
     engine = await world.open({"sms": ScriptedProvider()}, working=False)
     sent = await ring(engine, expires_at=timedelta(minutes=1))
     assert (await engine.get(sent.id)).expires_at is not None

@@ -1,4 +1,4 @@
-"""The one trial of a half-open breaker, and how seldom a worker without room asks the store."""
+"""The trial of a half-open breaker, and how rarely a worker without capacity calls the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.engine_world import Failing, K, Timed, World, mail, phase, seconds,
 
 
 async def half_way(world: World) -> tuple[Homing, Timed, Timed]:
-    """`a` has failed and may be tried again any moment; `b` is forced open."""
+    """Provider `a` has failed and is due for a trial; `b` is forced open."""
     a, b = Timed("a", usual=K.TRANSIENT), Timed("b")
     a.up = False
     engine = await world.open({"a": a, "b": b}, rules=steady(max_attempts=50, failover_after=50))
@@ -41,7 +41,7 @@ async def test_two_workers_share_one_trial(world: World) -> None:
     assert all(b - a >= 60 for a, b in pairwise(trials))
 
 
-async def test_a_trial_whose_worker_died_is_given_to_another(world: World) -> None:
+async def test_a_trial_of_a_dead_worker_is_granted_to_another(world: World) -> None:
     provider = Failing()
     one = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
     for _ in range(5):
@@ -58,7 +58,7 @@ async def test_a_trial_whose_worker_died_is_given_to_another(world: World) -> No
     assert {n.status for n in (await two.list()).items} == {Status.SENT}
 
 
-async def test_a_throttled_trial_neither_closes_nor_reopens_it_for_good(world: World) -> None:
+async def test_a_throttled_trial_neither_closes_nor_reopens_it(world: World) -> None:
     provider = Failing()
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
     ids = [await mail(engine) for _ in range(5)]
@@ -69,7 +69,7 @@ async def test_a_throttled_trial_neither_closes_nor_reopens_it_for_good(world: W
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_a_bad_trial_opens_it_for_another_minute(world: World) -> None:
+async def test_a_failed_trial_opens_it_for_another_minute(world: World) -> None:
     provider = Failing()
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=50))
     for _ in range(5):
@@ -82,7 +82,7 @@ async def test_a_bad_trial_opens_it_for_another_minute(world: World) -> None:
     assert await phase(world) is Phase.OPEN
 
 
-async def test_after_its_minute_one_trial_goes_through_and_closes_it(world: World) -> None:
+async def test_after_a_minute_one_trial_goes_through_and_closes_it(world: World) -> None:
     provider = Failing(latency_ms=3000)
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=20))
     ids = [await mail(engine) for _ in range(8)]
@@ -97,7 +97,7 @@ async def test_after_its_minute_one_trial_goes_through_and_closes_it(world: Worl
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_an_attempt_from_before_does_not_decide_instead_of_the_trial(world: World) -> None:
+async def test_an_earlier_attempt_does_not_decide_the_trial(world: World) -> None:
     def slowly(delivery: Delivery) -> Outcome:
         return Outcome(K.ACCEPTED)
 
@@ -119,7 +119,7 @@ async def test_an_attempt_from_before_does_not_decide_instead_of_the_trial(world
     assert await phase(world) is Phase.OPEN
 
 
-async def test_what_is_pinned_elsewhere_leaves_the_trial_to_others(world: World) -> None:
+async def test_a_notification_pinned_elsewhere_leaves_the_trial_to_others(world: World) -> None:
     engine, a, _ = await half_way(world)
     await mail(engine, provider="b")
     await seconds(3)
@@ -131,7 +131,7 @@ async def test_what_is_pinned_elsewhere_leaves_the_trial_to_others(world: World)
     assert len(a.times) == 1
 
 
-async def test_an_operators_choice_wins_over_a_trial(world: World) -> None:
+async def test_a_forced_state_overrides_a_trial(world: World) -> None:
     engine, a, _ = await half_way(world)
     await mail(engine, provider="b")
     await seconds(3)
@@ -142,7 +142,7 @@ async def test_an_operators_choice_wins_over_a_trial(world: World) -> None:
     assert a.times == []
 
 
-async def test_a_provider_that_is_forced_open_is_not_asked_how_it_is(world: World) -> None:
+async def test_a_provider_forced_open_gets_no_health_checks(world: World) -> None:
     class Asked(Failing):
         checks = 0
 
@@ -161,7 +161,7 @@ async def test_a_provider_that_is_forced_open_is_not_asked_how_it_is(world: Worl
     assert provider.checks == before
 
 
-async def test_a_trial_that_is_under_way_ends_even_if_the_operator_closes_the_breaker(world: World) -> None:
+async def test_a_running_trial_ends_even_if_the_operator_closes_the_breaker(world: World) -> None:
     engine, a, _ = await half_way(world)
     a.usual, a.latency_ms = K.ACCEPTED, 5000
     first = await mail(engine)
@@ -173,7 +173,7 @@ async def test_a_trial_that_is_under_way_ends_even_if_the_operator_closes_the_br
 
 
 @pytest.mark.parametrize("why", ["full", "slots", "rate", "paused", "pinned"])
-async def test_a_worker_without_room_does_not_ask_again_and_again(world: World, why: str) -> None:
+async def test_a_worker_without_capacity_does_not_poll_the_store(world: World, why: str) -> None:
     provider = Timed(usual=HANG)
     listed = {
         "full": serving("a", provider, max_in_flight=1),
@@ -191,7 +191,7 @@ async def test_a_worker_without_room_does_not_ask_again_and_again(world: World, 
         assert world.store.calls[call] - before.get(call, 0) <= 25
 
 
-async def test_whoever_only_processes_now_and_then_gets_through_after_a_recovery_too(world: World) -> None:
+async def test_a_process_that_runs_now_and_then_gets_through_after_a_recovery_too(world: World) -> None:
     provider = Failing()
     listed = serving("a", provider, "sms", "email", "push")
     engine = await world.open({"a": listed}, rules=steady(max_attempts=50), working=False)

@@ -1,4 +1,4 @@
-"""A provider's answer is untrusted input, and so is a provider that does not answer."""
+"""A provider's result is untrusted input, and a provider may hang."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.engine_world import K, World, mail, seconds, status, steady
 
 
 class Odd:
-    """Answers with whatever it is given, once; then it takes everything."""
+    """Returns the given object once, then accepts everything."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
@@ -40,7 +40,7 @@ NONSENSE: Any = Outcome("nonsense")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("answer", [None, "sent", 200, {"kind": "accepted"}, object(), [], NONSENSE])
-async def test_an_answer_of_the_wrong_kind_is_ambiguous(world: World, answer: Any) -> None:
+async def test_a_result_of_the_wrong_type_is_ambiguous(world: World, answer: Any) -> None:
     engine = await world.open({"mail": Odd(answer)}, rules=steady())
     id = await mail(engine)
     await seconds(20)
@@ -49,7 +49,7 @@ async def test_an_answer_of_the_wrong_kind_is_ambiguous(world: World, answer: An
     assert second.outcome is K.ACCEPTED
 
 
-async def test_an_outcome_named_by_its_word_counts_like_the_outcome(world: World) -> None:
+async def test_an_outcome_given_by_name_counts_like_the_outcome(world: World) -> None:
     provider = Odd(Outcome("accepted", provider_message_id="m-1"))  # type: ignore[arg-type]
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
@@ -58,7 +58,7 @@ async def test_an_outcome_named_by_its_word_counts_like_the_outcome(world: World
     assert provider.asked == 1
 
 
-async def test_a_provider_that_raises_may_have_sent(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_provider_that_raises_is_ambiguous(world: World, caplog: pytest.LogCaptureFixture) -> None:
     engine = await world.open({"mail": Odd(RuntimeError("socket\r\nclosed"))}, rules=steady())
     id = await mail(engine)
     await seconds(20)
@@ -78,12 +78,12 @@ async def test_a_provider_that_cancels_itself_loses_nothing(world: World) -> Non
     assert await status(engine, id) is Status.SENT
 
 
-async def test_a_provider_that_cannot_be_closed_does_not_stop_the_engine_from_closing(world: World) -> None:
+async def test_a_provider_that_cannot_be_closed_does_not_prevent_closing_the_engine(world: World) -> None:
     engine = await world.open({"mail": Odd(None)})
     await engine.close()
 
 
-async def test_errors_are_cut_and_cleaned() -> None:
+async def test_errors_are_shortened_and_cleaned() -> None:
     outcome = clean(
         Outcome(
             K.TRANSIENT,
@@ -103,16 +103,16 @@ async def test_errors_are_cut_and_cleaned() -> None:
 @pytest.mark.parametrize(
     ("given", "kept"), [(-5, None), (0, None), (7, 7), ("soon", None), (None, None), (10**15, 10**15)]
 )
-async def test_a_retry_after_that_makes_no_sense_is_dropped(given: Any, kept: int | None) -> None:
+async def test_an_invalid_retry_after_is_ignored(given: Any, kept: int | None) -> None:
     assert clean(Outcome(K.THROTTLED, retry_after_ms=given)).retry_after_ms == kept
 
 
-async def test_ids_and_errors_that_are_no_text_become_text() -> None:
+async def test_ids_and_errors_that_are_not_text_become_text() -> None:
     odd: Any = Outcome(K.ACCEPTED, provider_message_id=17, error=ValueError("x"))  # type: ignore[arg-type]
     assert clean(odd) == Outcome(K.ACCEPTED, provider_message_id="17", error="x")
 
 
-async def test_one_provider_that_hangs_holds_up_no_other(world: World) -> None:
+async def test_a_hanging_provider_delays_no_other(world: World) -> None:
     stuck, fine = ScriptedProvider("stuck", usual=HANG), ScriptedProvider("fine")
     engine = await world.open({"stuck": stuck, "fine": fine}, rules=steady())
     hanging = [await mail(engine, provider="stuck") for _ in range(100)]
@@ -123,6 +123,6 @@ async def test_one_provider_that_hangs_holds_up_no_other(world: World) -> None:
     assert {await status(engine, id) for id in hanging} == {Status.SENDING}
 
 
-async def test_what_each_kind_of_outcome_is_called_is_known() -> None:
+async def test_every_outcome_has_a_name() -> None:
     for kind in OutcomeKind:
         assert clean(Outcome(kind)).kind is kind

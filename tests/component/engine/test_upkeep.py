@@ -1,4 +1,4 @@
-"""What happens now and then, once across all workers: thresholds, purges, reaping."""
+"""Periodic work, done by one worker for all: thresholds, purges, lost leases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def told(world: World, *names: str) -> list[str]:
     return [a["alert"] for a in world.alerts() if a["alert"] in names]
 
 
-async def test_a_backlog_of_retries_is_told_once_until_it_is_fine_again(world: World) -> None:
+async def test_a_backlog_of_retries_raises_one_alert_until_it_has_recovered(world: World) -> None:
     engine, provider = await failing(world, thresholds={"retry_backlog": 3})
     await engine.force_breaker("mail", Phase.CLOSED, who="a")
     for _ in range(3):
@@ -43,7 +43,7 @@ async def test_a_backlog_of_retries_is_told_once_until_it_is_fine_again(world: W
     assert told(world, "RetryBacklog") == ["RetryBacklog"] * 2
 
 
-async def test_too_many_failures_in_an_hour_are_told(world: World) -> None:
+async def test_too_many_failures_in_an_hour_raise_an_alert(world: World) -> None:
     provider = ScriptedProvider(usual=K.ACCEPTED)
     engine = await world.open({"mail": provider})
     for _ in range(19):
@@ -60,7 +60,7 @@ async def test_too_many_failures_in_an_hour_are_told(world: World) -> None:
     assert "9.5 % of 21" in world.alerts("FailureRate")[0]["message"]
 
 
-async def test_a_rate_of_very_few_says_nothing(world: World) -> None:
+async def test_a_failure_rate_of_very_few_raises_no_alert(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
     for _ in range(9):
         await mail(engine)
@@ -68,7 +68,7 @@ async def test_a_rate_of_very_few_says_nothing(world: World) -> None:
     assert told(world, "FailureRate") == []
 
 
-async def test_what_was_delivered_at_once_counts_as_a_success(world: World) -> None:
+async def test_a_first_attempt_delivery_counts_as_a_success(world: World) -> None:
     provider = ScriptedProvider(script=[K.BAD_CONTENT], usual=Outcome(K.ACCEPTED, delivered=True))
     engine = await world.open({"mail": provider}, thresholds={"failure_rate_of": 1})
     for _ in range(50):
@@ -77,7 +77,7 @@ async def test_what_was_delivered_at_once_counts_as_a_success(world: World) -> N
     assert told(world, "FailureRate") == []
 
 
-async def test_a_retry_that_has_waited_too_long_is_told(world: World) -> None:
+async def test_a_retry_that_has_waited_too_long_raises_an_alert(world: World) -> None:
     engine, _ = await failing(world, thresholds={"oldest_retry_ms": "2m"})
     await mail(engine)
     await seconds(100)
@@ -86,7 +86,7 @@ async def test_a_retry_that_has_waited_too_long_is_told(world: World) -> None:
     assert told(world, "OldestRetry") == ["OldestRetry"]
 
 
-async def test_dead_letters_that_grow_are_told(world: World) -> None:
+async def test_a_growing_number_of_dead_letters_raises_an_alert(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=K.BAD_CONTENT)})
     await seconds(5)
     for _ in range(10):
@@ -100,7 +100,7 @@ async def test_dead_letters_that_grow_are_told(world: World) -> None:
     assert world.alerts("DeadLettersGrowing")[0]["message"] == "11 new dead letters, 21 in all"
 
 
-async def test_one_worker_looks_for_all(world: World) -> None:
+async def test_one_worker_checks_for_all(world: World) -> None:
     for _ in range(3):
         engine, _ = await failing(world, thresholds={"retry_backlog": 0})
     await mail(engine)
@@ -108,7 +108,7 @@ async def test_one_worker_looks_for_all(world: World) -> None:
     assert told(world, "RetryBacklog") == ["RetryBacklog"]
 
 
-async def test_when_the_one_that_looked_is_gone_another_does(world: World) -> None:
+async def test_when_that_worker_is_gone_another_one_checks(world: World) -> None:
     first, _ = await failing(world, thresholds={"retry_backlog": 0})
     second, _ = await failing(world, thresholds={"retry_backlog": 0})
     await first.stop_worker(hard=True)
@@ -147,7 +147,7 @@ async def test_the_ages_are_a_day_a_week_and_a_month(world: World) -> None:
     assert left == [3, 2, 2, 1, 1, 0]
 
 
-async def test_a_purge_goes_in_small_steps_and_says_how_far_it_is(world: World) -> None:
+async def test_a_purge_runs_in_small_steps_and_reports_its_progress(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     async for _ in engine.send_many(
         {"recipient": f"p{n}@example.org", "channel": "email", "content": {"body": "x"}} for n in range(1200)
@@ -162,7 +162,7 @@ async def test_a_purge_goes_in_small_steps_and_says_how_far_it_is(world: World) 
     assert steps == [500, 1000, 1200]
 
 
-async def test_what_is_not_final_is_never_purged(world: World) -> None:
+async def test_an_unfinished_notification_is_never_purged(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=K.AMBIGUOUS)}, rules=steady(on_timeout="hold"))
     held = await mail(engine)
     later = await mail(engine, send_at=timedelta(days=90))
@@ -173,7 +173,7 @@ async def test_what_is_not_final_is_never_purged(world: World) -> None:
     assert [await status(engine, id) for id in (held, later)] == [Status.IN_DOUBT, Status.PENDING]
 
 
-async def test_idempotency_keys_live_for_a_week(world: World) -> None:
+async def test_idempotency_keys_are_kept_for_a_week(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     first = await mail(engine, idempotency_key="k")
     await seconds(6.9 * 86_400)
@@ -184,7 +184,7 @@ async def test_idempotency_keys_live_for_a_week(world: World) -> None:
     assert await mail(engine, idempotency_key="k") != first
 
 
-async def test_many_lost_leases_are_all_taken_care_of(world: World) -> None:
+async def test_any_number_of_lost_leases_is_handled(world: World) -> None:
     provider = Timed(usual=HANG)
     engine = await world.open({"mail": provider}, rules=steady(), slots={"standard": 500})
     for _ in range(100):
@@ -199,7 +199,7 @@ async def test_many_lost_leases_are_all_taken_care_of(world: World) -> None:
 
 
 @pytest.mark.parametrize("call", ["lead", "reclaim"])
-async def test_upkeep_waits_for_a_store_that_is_away(world: World, call: str) -> None:
+async def test_upkeep_waits_for_an_unavailable_store(world: World, call: str) -> None:
     engine, _ = await failing(world, thresholds={"retry_backlog": 0})
     world.store.away.add(call)
     await mail(engine)
@@ -210,7 +210,7 @@ async def test_upkeep_waits_for_a_store_that_is_away(world: World, call: str) ->
     assert told(world, "RetryBacklog") == ["RetryBacklog"]
 
 
-async def test_an_alert_that_could_not_be_written_is_told_later(world: World) -> None:
+async def test_an_alert_that_could_not_be_written_is_raised_later(world: World) -> None:
     engine, _ = await failing(world, thresholds={"retry_backlog": 0})
     world.store.away.add("emit")
     await mail(engine)

@@ -1,4 +1,4 @@
-"""A channel that is split between its providers: who starts where, and where it goes on."""
+"""A channel that is split between its providers: where notifications start and continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_a_split_channel_starts_with_each_provider_by_its_weight(world: Wo
     assert spare.sent == []
 
 
-async def test_what_fails_goes_on_around_the_route_from_where_it_began(world: World) -> None:
+async def test_a_failure_continues_along_the_route_from_where_it_started(world: World) -> None:
     first, last = Timed("first"), Timed("last", usual=K.PROVIDER_FAULT)
     engine = await world.open(
         {
@@ -38,7 +38,7 @@ async def test_what_fails_goes_on_around_the_route_from_where_it_began(world: Wo
     assert (await engine.get(id)).provider_names == ("last", "first")
 
 
-async def test_while_a_breaker_is_open_the_others_are_drawn(world: World) -> None:
+async def test_while_a_breaker_is_open_the_other_providers_are_drawn(world: World) -> None:
     engine = await world.open(
         {
             "a": serving("a", Timed("a"), "email", weight=1),
@@ -53,7 +53,7 @@ async def test_while_a_breaker_is_open_the_others_are_drawn(world: World) -> Non
     assert after == {"b"}
 
 
-async def test_a_forced_provider_is_not_drawn(world: World) -> None:
+async def test_with_a_forced_provider_none_is_drawn(world: World) -> None:
     engine = await world.open(
         {
             "a": serving("a", Timed("a"), "email", weight=1),

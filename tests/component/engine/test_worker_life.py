@@ -1,4 +1,4 @@
-"""A worker's life: it looks, sleeps, wakes, drains, is stopped hard, and outlives its store's absences."""
+"""The life of a worker: claiming, sleeping, waking, draining, hard stops, and store outages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from support.engine_world import K, Timed, WatchedStore, World, mail, seconds, s
 
 
 async def hears_nothing(store: WatchedStore, wake: object, wake_inbox: object) -> None:
-    """A store that tells of what others accept, of whom there are none."""
+    """A store that announces rows accepted elsewhere, although there are none."""
 
 
-async def test_an_idle_worker_claims_at_most_once_a_poll(world: World) -> None:
+async def test_an_idle_worker_claims_at_most_once_per_poll(world: World) -> None:
     await world.open({"mail": ScriptedProvider()}, worker_name="w")
     await seconds(10)
     before = world.store.calls["claim"]
@@ -30,7 +30,7 @@ async def test_an_idle_worker_claims_at_most_once_a_poll(world: World) -> None:
     assert world.store.calls["claim"] - before <= 60
 
 
-async def test_the_poll_can_be_slower_and_a_send_still_wakes_it(world: World, tmp_path: Path) -> None:
+async def test_with_a_slower_poll_a_send_still_wakes_the_worker(world: World, tmp_path: Path) -> None:
     settings = tmp_path / "slow.toml"
     settings.write_text('[worker]\npoll_ms = "5m"\n')
     provider = Timed()
@@ -42,7 +42,7 @@ async def test_the_poll_can_be_slower_and_a_send_still_wakes_it(world: World, tm
     assert provider.times == [100.0]
 
 
-async def test_a_retry_is_not_late_because_nobody_woke_the_worker(world: World) -> None:
+async def test_a_retry_is_not_late_even_if_nothing_wakes_the_worker(world: World) -> None:
     provider = Timed(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady(base_ms="5m"))
     await mail(engine)
@@ -50,7 +50,7 @@ async def test_a_retry_is_not_late_because_nobody_woke_the_worker(world: World) 
     assert provider.gaps == [300.0]
 
 
-async def test_lateness_is_noted(world: World) -> None:
+async def test_lateness_is_recorded(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     await mail(engine)
     await seconds(7)
@@ -65,13 +65,13 @@ async def test_lateness_is_noted(world: World) -> None:
     assert sum(late.counts) == 2
 
 
-async def test_lateness_beyond_all_buckets_is_noted_too() -> None:
+async def test_lateness_beyond_all_buckets_is_recorded_too() -> None:
     lateness = Lateness()
     lateness.note([10**9])
     assert lateness.counts[-1] == 1
 
 
-async def test_draining_ends_what_is_under_way_and_takes_nothing_new(world: World) -> None:
+async def test_draining_finishes_attempts_in_flight_and_claims_nothing_new(world: World) -> None:
     provider = Timed(latency_ms=5000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=2)})
     ids = [await mail(engine) for _ in range(6)]
@@ -98,7 +98,7 @@ async def test_a_hard_stop_leaves_leases_that_another_worker_takes_over(world: W
     assert history.attempts[1].worker == "w2"
 
 
-async def test_a_hard_stop_breaks_off_a_graceful_one(world: World) -> None:
+async def test_a_hard_stop_aborts_a_graceful_one(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(usual=HANG)}, rules=steady(timeout_ms="1h"))
     await mail(engine)
     await seconds(1)
@@ -121,7 +121,7 @@ async def test_it_can_be_started_again(world: World) -> None:
     assert await status(engine, id) is Status.SENT
 
 
-async def test_run_worker_works_until_it_is_cancelled(world: World) -> None:
+async def test_run_worker_runs_until_it_is_cancelled(world: World) -> None:
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, working=False)
     work = asyncio.create_task(engine.run_worker())
@@ -135,7 +135,7 @@ async def test_run_worker_works_until_it_is_cancelled(world: World) -> None:
     assert [await status(engine, id) for id in (first, second)] == [Status.SENT, Status.PENDING]
 
 
-async def test_run_worker_works_until_it_is_drained(world: World) -> None:
+async def test_run_worker_runs_until_it_is_drained(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider()}, working=False)
     work = asyncio.create_task(engine.run_worker())
     await seconds(1)
@@ -144,7 +144,7 @@ async def test_run_worker_works_until_it_is_drained(world: World) -> None:
 
 
 @pytest.mark.parametrize("call", ["claim", "settle", "extend", "reclaim", "breakers", "outbox", "emit"])
-async def test_a_store_that_is_away_for_a_while_loses_nothing(world: World, call: str) -> None:
+async def test_a_store_outage_loses_nothing(world: World, call: str) -> None:
     provider = Timed(script=[K.TRANSIENT], latency_ms=500)
     engine = await world.open({"mail": provider}, rules=steady())
     before = [await mail(engine) for _ in range(5)]
@@ -158,7 +158,7 @@ async def test_a_store_that_is_away_for_a_while_loses_nothing(world: World, call
     assert len(provider.times) == 11
 
 
-async def test_a_store_that_stumbles_now_and_then_loses_nothing(world: World) -> None:
+async def test_occasional_store_errors_lose_nothing(world: World) -> None:
     provider = Timed()
     engine = await world.open({"mail": provider}, rules=steady())
     ids = []
@@ -171,7 +171,7 @@ async def test_a_store_that_stumbles_now_and_then_loses_nothing(world: World) ->
     assert len(provider.times) == 30
 
 
-async def test_a_settlement_after_a_long_absence_still_counts(world: World) -> None:
+async def test_a_settlement_after_a_long_outage_still_counts(world: World) -> None:
     provider = Timed()
     engine = await world.open({"mail": provider}, rules=steady())
     world.store.away.add("settle")
@@ -214,7 +214,7 @@ async def test_a_long_send_keeps_its_lease(world: World) -> None:
     assert len(provider.times) == 1
 
 
-async def test_every_settlement_is_told_to_whoever_listens(world: World) -> None:
+async def test_every_settlement_is_reported_to_listeners(world: World) -> None:
     told: list[tuple[Settlement, bool]] = []
     engine = await world.open({"mail": ScriptedProvider(script=[K.TRANSIENT])}, rules=steady())
     engine.on_settled = lambda settlement, applied: told.append((settlement, applied))
@@ -236,7 +236,7 @@ async def test_a_listener_that_raises_stops_nothing(world: World) -> None:
     assert {await status(engine, id) for id in ids} == {Status.SENT}
 
 
-async def test_a_backlog_of_settlements_stops_the_claiming(world: World) -> None:
+async def test_a_backlog_of_settlements_pauses_claiming(world: World) -> None:
     provider = Timed()
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=4)}, working=False)
     engine.settings = replace(engine.settings, worker=WorkerSettings(settle_backlog=10))
@@ -251,7 +251,7 @@ async def test_a_backlog_of_settlements_stops_the_claiming(world: World) -> None
     assert len(provider.times) == 50
 
 
-async def test_processing_once_says_what_became_of_it(world: World) -> None:
+async def test_processing_once_returns_what_was_done(world: World) -> None:
     script: list[Any] = [K.ACCEPTED, K.TRANSIENT, K.BAD_CONTENT]
     engine = await world.open({"mail": ScriptedProvider(script=script)}, rules=steady(), working=False)
     for _ in range(3):
@@ -260,7 +260,7 @@ async def test_processing_once_says_what_became_of_it(world: World) -> None:
     assert (done.processed, done.succeeded, done.retried, done.failed, done.other) == (3, 1, 1, 1, 0)
 
 
-async def test_processing_once_settles_what_others_lost_and_what_is_overdue(world: World) -> None:
+async def test_processing_once_settles_lost_leases_and_overdue_rows(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider(script=[HANG])}, rules=steady())
     lost = await mail(engine)
     await seconds(1)
@@ -278,7 +278,7 @@ async def test_processing_once_settles_what_others_lost_and_what_is_overdue(worl
     assert attempt.latency_ms >= 40_000
 
 
-async def test_an_engine_that_closes_settles_what_is_under_way(world: World) -> None:
+async def test_a_closing_engine_settles_its_attempts_in_flight(world: World) -> None:
     provider = ScriptedProvider(latency_ms=3000)
     engine = await world.open({"mail": provider})
     id = await mail(engine)
@@ -289,7 +289,7 @@ async def test_an_engine_that_closes_settles_what_is_under_way(world: World) -> 
     assert history.notification.status is Status.SENT
 
 
-async def test_a_slot_that_comes_free_is_used_at_once_also_after_a_look_in_vain(
+async def test_a_slot_that_becomes_free_is_used_at_once_even_after_an_empty_claim(
     world: World, tmp_path: Path
 ) -> None:
     settings = tmp_path / "homing.toml"
@@ -304,12 +304,12 @@ async def test_a_slot_that_comes_free_is_used_at_once_also_after_a_look_in_vain(
     )
     first = await mail(engine)
     await seconds(0.2)
-    second = await mail(engine)  # wakes the worker, which finds no room for it
+    second = await mail(engine)  # wakes the worker, which has no capacity for it
     await seconds(5)
     assert [await status(engine, id) for id in (first, second)] == [Status.SENT, Status.SENT]
 
 
-async def test_what_ends_makes_nobody_look_again_where_nothing_was_left(
+async def test_the_end_of_an_attempt_causes_no_claim_if_nothing_was_left(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WatchedStore, "listen", hears_nothing, raising=False)
@@ -324,7 +324,7 @@ async def test_what_ends_makes_nobody_look_again_where_nothing_was_left(
 
 
 @pytest.mark.parametrize(("most", "looks"), [(128, 1), (1, 2)])
-async def test_what_ends_while_a_claim_is_under_way_makes_it_look_again_only_if_that_left_something(
+async def test_an_attempt_that_ends_during_a_claim_causes_another_one_only_if_rows_were_left(
     world: World, monkeypatch: pytest.MonkeyPatch, most: int, looks: int
 ) -> None:
     monkeypatch.setattr(WatchedStore, "listen", hears_nothing, raising=False)
@@ -341,13 +341,13 @@ async def test_what_ends_while_a_claim_is_under_way_makes_it_look_again_only_if_
 
     world.store.on_call = slow
     before = world.store.calls["claim"]
-    await text(engine)  # wakes it: the first one ends while it claims this one
+    await text(engine)  # wakes the worker: the first attempt ends while it claims this one
     await seconds(0.6)
     assert world.store.calls["claim"] - before == looks
 
 
 @pytest.mark.parametrize("behind_a_pooler", [False, True])
-async def test_who_hears_nothing_of_other_processes_looks_again_while_it_is_at_work(
+async def test_a_worker_without_announcements_of_other_processes_polls_while_it_is_busy(
     world: World, monkeypatch: pytest.MonkeyPatch, behind_a_pooler: bool
 ) -> None:
     if behind_a_pooler:
@@ -362,7 +362,7 @@ async def test_who_hears_nothing_of_other_processes_looks_again_while_it_is_at_w
 
 
 @pytest.mark.parametrize(("most", "lefts"), [(2, 3), (5, 1)])
-async def test_what_was_left_for_lack_of_room_is_taken_when_there_is_some(
+async def test_rows_left_for_lack_of_capacity_are_claimed_when_there_is_some(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, lefts: int
 ) -> None:
     monkeypatch.setattr(WatchedStore, "listen", hears_nothing, raising=False)

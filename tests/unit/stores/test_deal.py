@@ -1,4 +1,4 @@
-"""Dealing: the shortcut for whole rounds deals exactly as one by one would."""
+"""Fair shares: the shortcut for whole rounds gives the same result as dealing row by row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from homing.stores.deal import Deal, Due, DueQueue
 OUTLETS = ("x", "y", "hook@1", "hook@2", "hook")
 
 Places = dict[tuple[str, str], int]
-"""(tenant, outlet) → how many rows are due."""
+"""(tenant, outlet) → number of due rows."""
 
 places = st.dictionaries(
     st.tuples(st.sampled_from("abcd"), st.sampled_from(OUTLETS)), st.integers(0, 40), max_size=12
@@ -66,7 +66,7 @@ def deal(
 
 
 @given(places, st.integers(0, 80), st.integers(0, 40), rooms, outlets)
-def test_whole_rounds_are_the_same_as_one_by_one(
+def test_whole_rounds_equal_dealing_row_by_row(
     due: Places, slots: int, tenant_slots: int, room: dict[str, int], outlet_room: dict[str, int]
 ) -> None:
     lane = LaneRoom(slots=slots, tenant_slots=tenant_slots, tenant_room=room)
@@ -75,7 +75,7 @@ def test_whole_rounds_are_the_same_as_one_by_one(
 
 
 @given(places, st.integers(0, 80), st.integers(0, 40), rooms, outlets)
-def test_no_room_is_overdrawn_and_none_is_left_that_could_be_used(
+def test_no_capacity_is_exceeded_and_none_is_left_unused(
     due: Places, slots: int, tenant_slots: int, room: dict[str, int], outlet_room: dict[str, int]
 ) -> None:
     lane = LaneRoom(slots=slots, tenant_slots=tenant_slots, tenant_room=room)

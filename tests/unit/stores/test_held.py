@@ -1,4 +1,4 @@
-"""What a process keeps of the rows that it has leased."""
+"""Rows that a process has leased and keeps in memory."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def a_leased_row(seq: int = 1) -> tuple[Found, Settlement]:
     return (seq, stored), sent(claim_of(row, a_message(), 1000))
 
 
-def test_a_row_is_given_out_once() -> None:
+def test_a_row_is_returned_only_once() -> None:
     held, (found, settlement) = Held(), a_leased_row()
     held.keep([found])
     assert held.take([settlement]) == {settlement.id: found}
     assert held.take([settlement]) == {}
 
 
-def test_a_settlement_with_another_token_has_to_look_for_itself() -> None:
+def test_a_settlement_with_another_token_must_read_the_row_itself() -> None:
     held, (found, settlement) = Held(), a_leased_row()
     held.keep([found])
     assert held.take([msgspec.structs.replace(settlement, token=settlement.token + 1)]) == {}
 
 
-def test_of_many_those_with_their_token_are_given_out_by_id() -> None:
+def test_rows_with_a_matching_token_are_returned_by_id() -> None:
     held, (one, settled), (other, later) = Held(), a_leased_row(1), a_leased_row(2)
     held.keep([one, other])
     later = msgspec.structs.replace(later, token=later.token + 1)
     assert held.take([settled, later, settled]) == {settled.id: one}
 
 
-def test_the_oldest_are_forgotten_when_there_are_too_many() -> None:
+def test_the_oldest_rows_are_dropped_when_there_are_too_many() -> None:
     held = Held(most=10)
     leased = [a_leased_row(seq) for seq in range(11)]
     held.keep(found for found, _ in leased)

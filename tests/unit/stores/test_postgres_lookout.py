@@ -1,4 +1,4 @@
-"""When a sweep is worth its price, and what is remembered between two."""
+"""When a sweep is worth its cost, and what is remembered between two sweeps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def sweep(pace: Pace, clock: Clock, seconds: float) -> None:
         clock.now += seconds
 
 
-def test_cheap_sweeps_are_made_with_every_claim() -> None:
+def test_cheap_sweeps_run_with_every_claim() -> None:
     pace = Pace(clock := Clock())
     for _ in range(10):
         assert pace.due()
         sweep(pace, clock, 0.001)
 
 
-def test_dear_sweeps_take_a_twentieth_of_the_time() -> None:
+def test_expensive_sweeps_take_a_twentieth_of_the_time() -> None:
     pace = Pace(clock := Clock())
     for _ in range(5):
         assert pace.due()
@@ -37,14 +37,14 @@ def test_dear_sweeps_take_a_twentieth_of_the_time() -> None:
     assert pace.due()
 
 
-def test_one_busy_moment_changes_nothing() -> None:
+def test_one_busy_moment_has_no_effect() -> None:
     pace = Pace(clock := Clock())
     for seconds in (3.0, 3.0, 0.001, 3.0, 3.0):
         sweep(pace, clock, seconds)
         assert pace.due()
 
 
-def test_a_queue_is_looked_at_from_where_its_first_row_was() -> None:
+def test_a_queue_is_scanned_from_its_first_known_row() -> None:
     lookout = Lookout()
     lookout.swept({1: 50, 2: 200})
     assert (lookout.begin(100), lookout.later(100)) == ({1: 50}, {2: 200})
