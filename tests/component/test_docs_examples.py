@@ -21,7 +21,7 @@ def _pages() -> list[Path]:
 
 
 @pytest.mark.parametrize("page", _pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_of_a_page_runs_and_prints_what_the_page_says(
+def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def test_the_code_of_a_page_runs_and_prints_what_the_page_says(
     for block in _BLOCK.finditer(text):
         line = text[: block.start("code")].count("\n")
         code = compile("\n" * line + block["code"], str(page), "exec")
-        exec(code, names)  # the page's own words
+        exec(code, names)  # code of our own docs
         printed = capsys.readouterr().out
         if block["output"] is not None:
             assert printed == block["output"], f"{page.name}, line {line}"

@@ -1,4 +1,4 @@
-"""Tests with real I/O run on uvloop and on asyncio's loop, and what they start runs on the same one."""
+"""Tests with real I/O run on uvloop and on asyncio's loop, and everything they start runs on the same one."""
 
 from __future__ import annotations
 

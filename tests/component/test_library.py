@@ -1,4 +1,4 @@
-"""Homing in a program: the async front, the one for threads, and the public names."""
+"""Homing as a library: the async class, the synchronous one, and the public names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def quiet(delivery: Delivery) -> None:
-    """Takes everything and says nothing."""
+    """Accepts everything silently."""
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def sync() -> Iterator[SyncHoming]:
 # Public names ------------------------------------------------------------------------------------------
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in homing.__all__:
         assert getattr(homing, name) is not None
     assert sorted(homing.__all__) == list(homing.__all__) == dir(homing)
@@ -64,7 +64,7 @@ def test_every_public_name_is_there() -> None:
         _ = homing.Pigeon
 
 
-def test_importing_it_loads_next_to_nothing() -> None:
+def test_importing_homing_loads_very_little() -> None:
     code = "import sys, homing; print(sorted(m for m in sys.modules if m.startswith('homing')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['homing']"
@@ -81,7 +81,7 @@ async def test_the_first_example_works(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == "[email] to ada@example.org: Hi\n"
 
 
-async def test_a_function_is_a_provider_and_is_retried_when_it_raises() -> None:
+async def test_a_function_is_a_provider_and_is_retried_if_it_raises() -> None:
     asked: list[int] = []
 
     async def flaky(delivery: Delivery) -> Outcome | str:
@@ -97,7 +97,7 @@ async def test_a_function_is_a_provider_and_is_retried_when_it_raises() -> None:
     assert done.provider_message_ids == (None, None, "m-1")
 
 
-def test_what_is_neither_a_provider_nor_a_function_is_refused_at_once() -> None:
+def test_a_provider_that_is_neither_object_nor_function_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match=r"providers\.mail: is a dict; give an object with send"):
         Homing("memory:", providers={"mail": {"kind": "file"}})  # type: ignore[dict-item]
 
@@ -116,7 +116,7 @@ async def test_events_reach_a_function_of_the_program() -> None:
     assert heard == ["NotificationFailed"]
 
 
-async def test_a_worker_is_only_started_where_it_is_asked_for() -> None:
+async def test_a_worker_is_started_only_on_request() -> None:
     async with Homing("memory:", providers={"mail": quiet}) as engine:
         sent = await engine.send("a@example.org", channel="email", body="x")
         await asyncio.sleep(0.02)
@@ -124,18 +124,18 @@ async def test_a_worker_is_only_started_where_it_is_asked_for() -> None:
         assert (await engine.process()).succeeded == 1
 
 
-async def test_a_misspelt_setting_is_refused_when_it_is_made() -> None:
+async def test_a_misspelt_setting_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="did you mean preset"):
         Homing("memory:", prest="simple")
 
 
-async def test_it_can_be_pointed_at_its_settings(tmp_path: Path) -> None:
+async def test_the_settings_file_can_be_given(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('tenant = "acme"\nstore = "memory:"\n', encoding="utf-8")
     assert Homing(config_file=file).tenant == "acme"
 
 
-async def test_the_environment_has_a_say(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_variables_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOMING_TENANT", "acme")
     monkeypatch.setenv("HOMING_STORE", "memory:")
     assert Homing().tenant == "acme"
@@ -144,7 +144,7 @@ async def test_the_environment_has_a_say(monkeypatch: pytest.MonkeyPatch) -> Non
 # For threads -------------------------------------------------------------------------------------------
 
 
-def test_without_async_it_sends_reads_and_commands(sync: SyncHoming) -> None:
+def test_the_synchronous_class_sends_reads_and_commands(sync: SyncHoming) -> None:
     sent = sync.send("a@example.org", channel="email", body="x")
     assert sync.get(sent.id).status is Status.PENDING
     assert [n.id for n in sync.list(Filter(statuses=(Status.PENDING,)), limit=5).items] == [sent.id]
@@ -155,7 +155,7 @@ def test_without_async_it_sends_reads_and_commands(sync: SyncHoming) -> None:
     assert sync.call(lambda engine: engine.explain(sent.id)).verdict == "sent by mail at attempt 1"
 
 
-def test_errors_are_the_same(sync: SyncHoming) -> None:
+def test_the_synchronous_class_raises_the_same_errors(sync: SyncHoming) -> None:
     with pytest.raises(InvalidRequest, match="channel"):
         sync.send("a@example.org", channel="fax", body="x")
     with pytest.raises(NotFound):
@@ -196,14 +196,14 @@ def test_many_are_streamed_with_their_indexes(sync: SyncHoming) -> None:
     assert isinstance(first, SendResult)
 
 
-def test_it_delivers_beside_the_program_when_asked_to() -> None:
+def test_the_synchronous_class_can_run_a_worker_in_the_background() -> None:
     landed = threading.Event()
     with SyncHoming("memory:", providers={"mail": lambda delivery: landed.set()}, worker=True) as opened:
         opened.send("a@example.org", channel="email", body="x")
         assert landed.wait(60)
 
 
-def test_closing_twice_is_fine_and_nothing_works_afterwards() -> None:
+def test_closing_twice_is_allowed_and_nothing_works_afterwards() -> None:
     opened = SyncHoming("memory:", providers={"mail": quiet})
     opened.open()
     opened.close()
@@ -212,20 +212,20 @@ def test_closing_twice_is_fine_and_nothing_works_afterwards() -> None:
         opened.send("a@example.org", channel="email", body="x")
 
 
-def test_before_it_is_open_it_says_so() -> None:
+def test_using_it_before_it_is_open_is_an_error() -> None:
     never = SyncHoming("memory:", providers={"mail": quiet})
     with pytest.raises(RuntimeError, match="with"):
         never.get("x")
 
 
-def test_one_that_cannot_open_leaves_no_thread_behind() -> None:
+def test_a_failed_open_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     with pytest.raises(ConfigError), SyncHoming("memory:", prest="simple"):
         pass
     assert threading.active_count() == before
 
 
-def test_one_that_was_never_opened_leaves_nothing_to_complain_about() -> None:
+def test_an_instance_that_was_never_opened_causes_no_warning() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         SyncHoming("memory:")
@@ -241,8 +241,8 @@ def test_it_can_be_opened_again() -> None:
         assert opened.get(sent.id).status is Status.PENDING
 
 
-def test_the_synchronous_library_sends_too(loop_kind: LoopKind) -> None:
-    """In the event loop of its own thread, and it closes what it opened."""
+def test_the_synchronous_class_sends_over_http(loop_kind: LoopKind) -> None:
+    """On the event loop of its own thread, and it closes its connections."""
     started, stop = threading.Event(), threading.Event()
     port: list[int] = []
 
@@ -282,7 +282,7 @@ def test_an_engine_made_from_settings_delivers() -> None:
     assert Path("out.jsonl").read_text(encoding="utf-8").count("\n") == 1
 
 
-def test_nothing_of_it_is_imported_by_who_does_not_ask() -> None:
+def test_optional_libraries_are_not_imported_unless_configured() -> None:
     code = (
         "import sys, asyncio; from homing import Homing\n"
         "async def main():\n    async with Homing('memory:', worker=True): pass\n"

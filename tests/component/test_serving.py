@@ -20,7 +20,7 @@ def settings(tmp_path: Path, **own: Any) -> Settings:
     return config.load(env={}, flags={"store": str(tmp_path / "homing.db"), "service": own})
 
 
-async def test_the_first_key_is_made_once_and_is_an_admins_of_the_settings_tenant(tmp_path: Path) -> None:
+async def test_the_first_key_is_created_once_as_an_admin_s_of_the_settings_tenant(tmp_path: Path) -> None:
     mine = settings(tmp_path)
     async with Homing(loaded_settings=mine) as homing:
         assert await service.first_key(mine, homing)
@@ -32,7 +32,7 @@ async def test_the_first_key_is_made_once_and_is_an_admins_of_the_settings_tenan
         assert (caller.tenant, caller.scopes) == ("default", frozenset({Scope.ADMIN}))
 
 
-async def test_a_key_that_could_not_be_made_leaves_no_file(
+async def test_a_key_that_could_not_be_stored_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = settings(tmp_path)
@@ -48,11 +48,11 @@ async def test_a_key_that_could_not_be_made_leaves_no_file(
 
 
 class Killed(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 @pytest.mark.parametrize("when", ["before the store has the key", "after the store has the key"])
-async def test_a_start_after_a_crash_leaves_one_file_with_a_good_key(
+async def test_a_start_after_a_crash_leaves_one_file_with_a_valid_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     mine = settings(tmp_path)
@@ -82,10 +82,8 @@ async def test_a_start_after_a_crash_leaves_one_file_with_a_good_key(
 
 @pytest.mark.parametrize("name", ["homing-admin.key", ".homing/admin.key"])
 @pytest.mark.parametrize("stored", [False, True])
-async def test_an_empty_key_file_that_a_crash_left_is_replaced(
-    tmp_path: Path, name: str, stored: bool
-) -> None:
-    """Earlier releases made the file first, so the key in the store may be one that is in no file."""
+async def test_an_empty_key_file_left_by_a_crash_is_replaced(tmp_path: Path, name: str, stored: bool) -> None:
+    """Earlier releases created the file first, so the key in the store may be in no file."""
     mine = settings(tmp_path)
     empty = tmp_path / name
     async with Homing(loaded_settings=mine) as homing:
@@ -112,7 +110,7 @@ async def test_a_key_file_of_an_earlier_release_stays_in_use(tmp_path: Path) -> 
     assert not (tmp_path / ".homing").exists()
 
 
-async def test_two_starts_at_once_make_one_key(tmp_path: Path) -> None:
+async def test_two_simultaneous_starts_create_one_key(tmp_path: Path) -> None:
     mine = settings(tmp_path)
     async with Homing(loaded_settings=mine) as one, Homing(loaded_settings=mine) as two:
         made = await asyncio.gather(service.first_key(mine, one), service.first_key(mine, two))
@@ -132,8 +130,8 @@ async def test_a_prepared_file_that_others_can_read_is_refused(tmp_path: Path) -
         assert await homing.keys.is_empty()
 
 
-async def test_what_an_attempt_left_is_no_reason_for_another_key(tmp_path: Path) -> None:
-    """The key in `.new` never reached the store, and a key was made by hand since then."""
+async def test_leftovers_of_a_failed_start_cause_no_second_key(tmp_path: Path) -> None:
+    """The key in `.new` never reached the store, and a key was created by hand since then."""
     mine = settings(tmp_path)
     async with Homing(loaded_settings=mine) as homing:
         await homing.tenants.ensure("default", who="ada")
@@ -151,7 +149,7 @@ async def test_what_an_attempt_left_is_no_reason_for_another_key(tmp_path: Path)
 async def test_a_key_file_that_this_user_cannot_read_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user has made it. The service starts, as its store has a key."""
+    """Another user created it. The service starts, because its store has a key."""
     mine = settings(tmp_path)
     async with Homing(loaded_settings=mine) as homing:
         await service.first_key(mine, homing)
@@ -165,14 +163,14 @@ async def test_a_key_file_that_this_user_cannot_read_is_left_alone(
 
 
 async def assert_good(mine: Settings, homing: Homing) -> None:
-    """The key in the file is an admin's."""
+    """Checks that the key in the file is an admin's."""
     file = service.key_file(mine)
     caller = await service.gate(mine, homing).caller(f"Bearer {file.read_text().strip()}")
     assert caller is not None
     assert caller.scopes == frozenset({Scope.ADMIN})
 
 
-async def test_a_place_where_the_key_cannot_be_put_is_named(tmp_path: Path) -> None:
+async def test_a_key_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     mine = settings(tmp_path, key_file=str(tmp_path / "nowhere" / "key"))
     async with Homing(loaded_settings=mine) as homing:
         with pytest.raises(ConfigError, match=r"service\.key_file: .* cannot be written"):
@@ -190,12 +188,14 @@ async def test_a_place_where_the_key_cannot_be_put_is_named(tmp_path: Path) -> N
         ("data/homing.db", "/run/secrets/key", "/run/secrets/key"),
     ],
 )
-def test_the_key_lies_beside_the_store_or_where_it_was_said(store: str, key_file: str, expected: str) -> None:
+def test_the_key_file_is_next_to_the_store_or_at_its_configured_path(
+    store: str, key_file: str, expected: str
+) -> None:
     loaded = config.load(env={}, flags={"store": store, "service": {"key_file": key_file}})
     assert service.key_file(loaded) == Path(expected)
 
 
-async def test_a_wrong_issuer_is_named_with_its_place(tmp_path: Path) -> None:
+async def test_a_wrong_issuer_is_named_with_its_index(tmp_path: Path) -> None:
     mine = settings(
         tmp_path, jwt=[{"issuer": "https://id.example.org", "audience": "homing", "algorithm": "none"}]
     )
@@ -216,6 +216,6 @@ async def test_a_wrong_issuer_is_named_with_its_place(tmp_path: Path) -> None:
         ("public_url", "https://notify.example.org/?x=1"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, key: str, value: Any) -> None:
+def test_a_wrong_setting_is_named(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"service\.{key}"):
         service.listen(settings(tmp_path, **{key: value}))

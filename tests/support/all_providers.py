@@ -1,4 +1,4 @@
-"""Every provider with settings of its own, each credential of them marked so that it can be searched for."""
+"""Every provider with valid settings. Each credential contains a mark that tests can search for."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 MARKS = (
     "swordfish",
     "SWORDFISH",
-    "c3dvcmRmaXNo",  # what base64 makes of it
+    "c3dvcmRmaXNo",  # the mark in base64
     FCM["oauth"]["throwaway_test_private_key_pem"].splitlines()[3],
 )
-"""What must not be seen of the settings above, in any spelling that could slip out."""
+"""Texts that reveal a credential of the settings above, in any encoding."""
 
 CHANNELS = {
     "twilio": Channel.SMS,
@@ -107,7 +107,7 @@ SUBSCRIPTION = json.dumps(
 
 
 def a_provider(kind: str, transport: Transport | None = None, **settings: Any) -> Any:
-    """Made as the settings of a user would be."""
+    """Creates the provider from settings, as for a user."""
     shared = Shared(HTTP, lambda: NOW_MS)
     if transport is not None:
         shared._transport = transport
@@ -115,7 +115,7 @@ def a_provider(kind: str, transport: Transport | None = None, **settings: Any) -
 
 
 def refusal(kind: str, field: str, value: Any) -> ConfigError | None:
-    """Why that value of a setting is not taken; None where it is."""
+    """Returns the error for this value of a setting, or None if it is accepted."""
     try:
         a_provider(kind, NOBODY, **{field: value})
     except ConfigError as refused:
@@ -124,7 +124,7 @@ def refusal(kind: str, field: str, value: Any) -> ConfigError | None:
 
 
 def a_delivery(kind: str, **fields: Any) -> Delivery:
-    """Something that this provider can send."""
+    """Returns a delivery that this provider can send."""
     channel = CHANNELS[kind]
     address = SUBSCRIPTION if kind == "webpush" else ADDRESSES[channel]
     given: dict[str, Any] = {

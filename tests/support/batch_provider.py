@@ -11,7 +11,7 @@ from support.engine_world import Timed
 
 
 class Starting(Timed):
-    """Begins whatever it is given, and tells of it when it has an answer."""
+    """Starts attempts with one call, and reports each outcome when it is known."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -33,7 +33,7 @@ class Starting(Timed):
             task.add_done_callback(self._tasks.discard)
 
     def give_up(self, marks: Collection[Any]) -> None:
-        """It notes them, and may tell of them all the same: the engine must not care."""
+        """Records the handles. It may still report their outcomes, which the engine must ignore."""
         self.given_up += marks
 
     async def _send_and_tell(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:

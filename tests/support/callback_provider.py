@@ -1,4 +1,4 @@
-"""A provider that calls back, for tests: its callbacks are lists of events, signed with a shared secret."""
+"""A provider with callbacks, for tests: each callback is a list of events, signed with a shared secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST_ANSWER = Outcome(OutcomeKind.AMBIGUOUS, error_code="reset", error="the conn
 
 
 class Postman(ScriptedProvider):
-    """Takes everything its script lets it, and can be made to report on any of it."""
+    """Follows its script. Tests can make it report on any delivery."""
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
         signature = hmac.new(SECRET, callback.body, "sha256").hexdigest()
@@ -37,7 +37,7 @@ class Postman(ScriptedProvider):
 
 
 def told(delivery: Delivery, event: ReceiptEvent, *, number: int = 0, **fields: Any) -> dict[str, Any]:
-    """One event about one attempt, as the provider writes it."""
+    """Returns one event about one attempt in the provider's format."""
     message = f"m-{delivery.notification_id}-{delivery.attempt}"
     return {
         "provider_message_id": message,
@@ -50,14 +50,14 @@ def told(delivery: Delivery, event: ReceiptEvent, *, number: int = 0, **fields: 
 
 
 def signed(events: Sequence[Any], secret: bytes = SECRET) -> Callback:
-    """The callback that carries these events."""
+    """Returns the signed callback with these events."""
     body = msgspec.json.encode(list(events))
     signature = hmac.new(secret, body, "sha256").hexdigest()
     return Callback(url="https://us.example/cb", headers={"signature": signature}, body=body)
 
 
 class Answering(Postman):
-    """A postman that can also be asked; `answers` are what it says, by notification."""
+    """Also supports look-ups. `answers` has the answer for each notification."""
 
     def __init__(self, name: str, script: Sequence[Any] = ()) -> None:
         super().__init__(name, script)

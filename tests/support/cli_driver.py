@@ -1,4 +1,4 @@
-"""Runs the real command line as a process, and prepares stores for it to look at."""
+"""Runs the real command line as a process, and prepares stores for it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ path = "pigeon.jsonl"
 kind = "file"
 path = "hawk.jsonl"
 """
-"""Two providers that always work; what they took is in their files."""
+"""Two providers that always succeed and write to their files."""
 
 _TIMEOUT_S = 240
 
 
 class Result:
-    """What one command said, and how it ended."""
+    """The output and exit code of one command."""
 
     def __init__(self, code: int, out: str, err: str, argv: Sequence[str]) -> None:
         self.code, self.out, self.err, self.argv = code, out, err, argv
@@ -50,7 +50,7 @@ class Result:
 
 
 class Cli:
-    """`homing` in one folder. Nothing of the caller's environment reaches it."""
+    """Runs `homing` in one folder, without the caller's HOMING_* variables."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,13 +67,13 @@ class Cli:
         return Result(done.returncode, done.stdout.decode(), done.stderr.decode(), argv)
 
     def ok(self, *argv: str, stdin: bytes | None = None, **env: str) -> Result:
-        """It must succeed."""
+        """Runs a command that must succeed."""
         result = self(*argv, stdin=stdin, **env)
         assert result.code == 0, result
         return result
 
     def many(self, *argvs: Sequence[str], **env: str) -> list[Result]:
-        """Several, one after the other in one process: the imports are paid for once."""
+        """Runs several commands one after another in one process, which saves the imports."""
         asked = msgspec.json.encode(argvs)
         done = subprocess.run(
             [sys.executable, __file__],
@@ -88,7 +88,7 @@ class Cli:
         return [Result(*answer, argv=argv) for answer, argv in zip(answers, argvs, strict=True)]
 
     def start(self, *argv: str) -> subprocess.Popen[str]:
-        """One that goes on."""
+        """Starts a command that keeps running."""
         return subprocess.Popen(
             self.command(*argv),
             stdin=subprocess.DEVNULL,
@@ -109,7 +109,7 @@ class Cli:
 
 
 class Moods:
-    """A provider whose answer depends on the address, and that can be told to fail."""
+    """A provider whose outcome depends on the address, and that can be made to fail."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -130,14 +130,14 @@ class Moods:
         return True
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Has nothing to close."""
 
 
 Ids = dict[str, str]
 
 
 def history(folder: Path) -> Ids:
-    """A store with one of everything in it; the ids by what became of them."""
+    """Fills a store with one notification of every status, and returns their ids by status."""
     return asyncio.run(_history(folder))
 
 
@@ -189,7 +189,7 @@ def _empty(folder: Path) -> Path:
 
 
 def _run_each() -> None:
-    """The command lines on stdin, each as the console script would run it; their answers on stdout."""
+    """Runs the command lines on stdin like the console script, and writes their results to stdout."""
     from homing.cli.app import run
 
     answers = []

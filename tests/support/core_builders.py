@@ -1,4 +1,4 @@
-"""Makers of claims, rows, receipts and policies: each test says only what it is about."""
+"""Builders of claims, rows, receipts and policies: each test gives only the fields it is about."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from homing.core.policy import Keys, RetryPolicy
 from homing.core.rows import Change, Row, new_row
 
 NOW = 1_737_387_000_000
-"""2025-01-20T15:30:00Z, the moment of source 002's example."""
+"""2025-01-20T15:30:00Z, the time in source 002's example."""
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
@@ -43,7 +43,7 @@ MESSAGE = Message(
 )
 
 STEADY = RetryPolicy(max_attempts=5, base_ms=10 * SECOND, factor=2.0)
-"""10 s, 20 s, 40 s …, no jitter, no cap."""
+"""10 s, 20 s, 40 s …, without jitter and cap."""
 
 
 def make_keys(**changes: Any) -> Keys:
@@ -52,7 +52,7 @@ def make_keys(**changes: Any) -> Keys:
 
 
 def make_claim(**changes: Any) -> Claim:
-    """A claim for the first attempt of a text message at twilio, made just now."""
+    """Returns a claim, made now, for the first attempt of a text message at twilio."""
     claim = Claim(
         id="n-1",
         tenant="acme",
@@ -109,7 +109,7 @@ def accept(new: NewNotification, *, lease_to: str | None = None, now: int = NOW)
 
 
 def make_row(**changes: Any) -> Row:
-    """A row that waits for its first attempt, with what the test changes about it."""
+    """Returns a row that waits for its first attempt, with these fields changed."""
     return replace(accept(make_new()).row, **changes)
 
 

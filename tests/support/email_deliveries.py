@@ -1,4 +1,4 @@
-"""What the tests of email providers share: a delivery, the vectors, and mails of all shapes."""
+"""Deliveries and contents for tests of email providers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homing.providers.http import Answer, Failure, Request
 
 ID = "018d0c7e-5a00-7000-8000-000000000001"
 NOW_MS = 1_705_320_000_000
-"""2024-01-15 12:00:00 UTC, the clock of the vectors."""
+"""2024-01-15 12:00:00 UTC, the time of the vectors."""
 
 
 def a_mail(content: Content | None = None, **fields: Any) -> Delivery:
@@ -35,7 +35,7 @@ def a_mail(content: Content | None = None, **fields: Any) -> Delivery:
 
 
 class Carried:
-    """A transport that keeps what it was given and answers as it was told."""
+    """A transport that records its requests and returns the given response."""
 
     def __init__(self, answer: Answer | Failure) -> None:
         self.answer = answer
@@ -61,7 +61,7 @@ FULL = Content(
     headers={"X-Entity-Ref-ID": "order-17", "Auto-Submitted": "auto-generated"},
     unsubscribe_url="https://notify.example.com/u/opaque-token",
 )
-"""Everything at once: long lines, leading dots, two alphabets, attachments with and without plain names."""
+"""Long lines, leading dots, two alphabets, attachments with and without plain names."""
 
 _line = st.text(st.characters(exclude_categories=["Cc", "Cs", "Zl", "Zp"]), max_size=120).filter(
     lambda text: "=?" not in text

@@ -1,4 +1,4 @@
-"""What the engine's tests are made of: engines over one memory store, in virtual time."""
+"""Engines on one memory store in virtual time, with providers and shortcuts for tests of the engine."""
 
 from __future__ import annotations
 
@@ -50,28 +50,28 @@ STEADY: dict[str, Any] = {"name": "steady", "base_ms": "10s", "factor": 1.0, "ca
 
 
 def steady(**fields: Any) -> list[dict[str, Any]]:
-    """The rules of a test that wants exact times: every ten seconds, and what it says besides."""
+    """Returns the rules of a test with exact times: a retry every ten seconds, plus these fields."""
     return [{**STEADY, **fields}]
 
 
 class WatchedStore(MemoryStore):
-    """A memory store that notes what it was asked, and can be away.
+    """A memory store that counts its calls and can be made unavailable.
 
-    Every call gives way to other tasks once, as a store with a disk or a network does.
+    Every call yields to other tasks once, like a store with a disk or a network.
     """
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
         self.calls: Counter[str] = Counter()
         self.away: set[str] = set()
-        """Calls that fail until they are taken out again."""
+        """Calls that fail until they are removed from this set."""
         self.stumbles: Counter[str] = Counter()
         """Calls that fail this many more times."""
         self.claims: list[ClaimRequest] = []
         self.on_call: Callable[[str], Awaitable[None]] | None = None
 
     def twin(self) -> WatchedStore:
-        """The same data over another connection, which can be away by itself."""
+        """Returns the same data on another connection, which can be made unavailable by itself."""
         other = copy(self)
         other.calls, other.stumbles, other.away, other.claims = Counter(), Counter(), set(), []
         return other
@@ -147,7 +147,7 @@ class World:
         self._engines: list[Homing] = []
 
     def make(self, providers: Mapping[str, Given] | None = None, **settings: Any) -> Homing:
-        """An engine that is not open yet."""
+        """Returns an engine that is not open yet."""
         settings.setdefault("worker_name", f"w{len(self._engines) + 1}")
         settings.setdefault("on_event", self.events.append)
         engine = Homing(
@@ -163,7 +163,7 @@ class World:
     async def open(
         self, providers: Mapping[str, Given] | None = None, *, working: bool = True, **settings: Any
     ) -> Homing:
-        """An open engine; unless told otherwise it also delivers."""
+        """Returns an open engine, with a running worker unless `working` is False."""
         engine = self.make(providers, **settings)
         await engine.open()
         if working:
@@ -176,13 +176,13 @@ class World:
             await engine.close()
 
     def alerts(self, name: str | None = None) -> list[dict[str, Any]]:
-        """What operators were told, in order."""
+        """Returns the alerts so far, in order."""
         told = [event.payload for event in self.events if event.name == "Alert"]
         return [payload for payload in told if name in (None, payload["alert"])]
 
 
 class Timed(ScriptedProvider):
-    """A scripted provider that notes when it was asked (seconds) and how many asked at once."""
+    """A scripted provider that records the time of each send (seconds) and the concurrent sends."""
 
     def __init__(self, name: str = "timed", script: Sequence[Any] = (), **options: Any) -> None:
         super().__init__(name, script, **options)
@@ -201,12 +201,12 @@ class Timed(ScriptedProvider):
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between one attempt and the next."""
+        """Seconds between consecutive attempts."""
         return [round(b - a, 1) for a, b in pairwise(self.times)]
 
 
 class Failing(Timed):
-    """Fails until it is told to work again."""
+    """Fails until `mend` is called."""
 
     def __init__(self, name: str = "failing", **options: Any) -> None:
         super().__init__(name, usual=K.TRANSIENT, **options)
@@ -236,17 +236,17 @@ class Hook:
 
 
 def serving(name: str, provider: Any, *channels: str, **options: Any) -> Listed:
-    """A provider for these channels (email if none is named), with its settings."""
+    """Returns a provider for these channels (default: email) with its settings."""
     return list_provider(name, provider, channels or ("email",), **options)
 
 
 async def mail(engine: Homing, to: str = ADA, **fields: Any) -> str:
-    """Sends an ordinary email; its id."""
+    """Sends an email and returns its id."""
     return (await engine.send(to, **{"channel": "email", "body": "Hello", **fields})).id
 
 
 async def text(engine: Homing, to: str = PHONE, **fields: Any) -> str:
-    """Sends an ordinary text message; its id."""
+    """Sends a text message and returns its id."""
     return (await engine.send(to, **{"channel": "sms", "body": "Hello", **fields})).id
 
 
@@ -255,17 +255,17 @@ async def status(engine: Homing, id: str) -> Status:
 
 
 async def phase(world: World, provider: str = "mail") -> Phase:
-    """As all workers see it."""
+    """Returns the phase of the shared breaker."""
     return (await world.store.breakers()).get(provider, Breaker()).phase
 
 
 async def stored(world: World) -> int:
-    """How many notifications the store has ever accepted."""
+    """Returns how many notifications the store has ever accepted."""
     return sum(tally.count + tally.purged for tally in await world.store.tallies(None))
 
 
 async def refused(world: World, fields: dict[str, Any], **settings: Any) -> InvalidRequest:
-    """The error that a send of this is answered with; and nothing was stored."""
+    """Sends these fields, expects a refusal without anything stored, and returns the error."""
     engine = await world.open({"any": ScriptedProvider()}, working=False, **settings)
     given = {"recipient": ADA, "channel": "email", "body": "Hello", **fields}
     with pytest.raises(InvalidRequest) as caught:

@@ -1,18 +1,18 @@
 """Chooses each test's event loop. Tests that do real I/O run twice: on uvloop and on asyncio's own loop.
 
-Every command of Homing runs on uvloop where it is installed, and a program that uses Homing as a library may
-run on either. The two differ where code meets sockets, so the suites below run on both, and the id of such a
-test names its loop. Some tests run on uvloop alone, as a second run would take minutes and find nothing new
-(an asynchronous test with a single loop has no loop in its id):
+Every command of Homing runs on uvloop if it is installed, and a program that uses Homing as a library may
+run on either. The two differ in code that uses sockets, so the suites below run on both, and the id of such a
+test names its loop. Some tests run on uvloop alone, because a second run would take minutes and find nothing
+new (an asynchronous test with a single loop has no loop in its id):
 
 - tests marked `slow`, property tests, and tests that try all combinations of the same few statements;
-- tests of the plans that a database makes for a statement;
-- `tests/acceptance`, whose processes choose their loop as an installed Homing does.
+- tests of the query plans of a database;
+- `tests/acceptance`, whose processes choose their loop like an installed Homing.
 
-All other tests do no I/O and run on asyncio's loop; the engine's tests have a virtual loop of their own.
+The tests of the engine run on a virtual loop. All other tests do no I/O and run on asyncio's loop.
 
-A test (or a fixture) that starts a loop itself, on a thread or in a process, asks for `loop_kind` and uses
-that: it is the loop of the test, so the suite decides in this one place.
+A test or fixture that starts a loop itself, on a thread or in a process, uses the fixture `loop_kind`, so
+that it runs on the loop chosen here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _WITHOUT_IO = ("conformance/test_memory.py",)
 
 @dataclass(frozen=True)
 class LoopKind:
-    """One kind of event loop, by the name of the module that makes it."""
+    """A kind of event loop, by the name of the module that creates it."""
 
     name: str
 
@@ -99,7 +99,7 @@ PRODUCTION = LoopKind("uvloop")
 
 
 def _kinds(item: pytest.Function) -> tuple[str, ...]:
-    """Names the loops on which a test runs."""
+    """Returns the names of the loops on which a test runs."""
     if _is_in(item, _IN_VIRTUAL_TIME):
         return ("virtual",)
     if _is_in(item, _ON_UVLOOP):
@@ -135,5 +135,7 @@ def loop_kind(request: pytest.FixtureRequest) -> LoopKind:
     """The kind of loop that this test runs on."""
     if name := getattr(request, "param", None):
         return LoopKind(name)
-    new = request.getfixturevalue("_asyncio_loop_factory")  # where pytest-asyncio keeps an async test's loop
+    new = request.getfixturevalue(
+        "_asyncio_loop_factory"
+    )  # the fixture in which pytest-asyncio keeps an async test's loop
     return LoopKind(next(name for name, one in _NEW.items() if one is new))

@@ -1,8 +1,8 @@
-"""Five vendors at the other end of the wire: they take every message, and report on it as they are told.
+"""Five fake vendors: they accept every message, and report on it as a test plans.
 
-What they are sent goes through a transport of this process; what they report is a request with their real
-signature, to be posted to the service. A vendor echoes what it was given: Twilio the callback's address,
-SendGrid the custom arguments, Communication Services the name of the operation.
+Messages reach them through a transport in this process. Their reports are requests with real signatures, for
+posting to the service. A vendor echoes what it was given: Twilio the callback URL, SendGrid the custom
+arguments, Communication Services the name of the operation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from homing.providers.twilio import TwilioProvider
 from homing.providers.twilio_callbacks import signature_of
 
 PUBLIC = "https://notify.example.org"
-"""As the vendors know the service: they sign this, whatever the service listens on."""
+"""The public URL of the service, which the vendors sign whatever address the service listens on."""
 
 ACCOUNT, TOKEN = "AC" + "b" * 32, "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
 TOPIC = "arn:aws:sns:us-east-1:123456789012:delivery-status"
@@ -54,7 +54,7 @@ SNS_KEY = rsa.generate_private_key(65537, 2048)
 FCM_KEY = rsa.generate_private_key(65537, 2048)
 
 Words = Mapping[str, Mapping[str, Any]]
-"""What happened → how a vendor says it."""
+"""Event → the vendor's fields for it."""
 
 TWILIO: Words = {
     "queued": {"MessageStatus": "queued"},
@@ -111,13 +111,13 @@ SAYS: Mapping[str, Words] = {"twilio": TWILIO, "sns": SNS, "sendgrid": SENDGRID,
 
 @dataclass(frozen=True)
 class Report:
-    """One thing that a vendor has to say of one message."""
+    """One event of one message, reported by a vendor."""
 
     vendor: str
     message_id: str
     what: str
     echo: Mapping[str, str] = field(default_factory=dict)
-    """What the send gave the vendor to bring back."""
+    """What the send gave the vendor to echo."""
 
     @property
     def id(self) -> str:
@@ -126,27 +126,27 @@ class Report:
 
 @dataclass(frozen=True)
 class Post:
-    """A request that a vendor makes to the service."""
+    """A request from a vendor to the service."""
 
     path: str
-    """With its query."""
+    """Includes the query."""
     headers: Mapping[str, str]
     body: bytes
     reports: tuple[Report, ...] = ()
 
 
 Plan = Callable[[str, str, int], Iterable[str]]
-"""(vendor, address, which send to it there) → what will be told of that message."""
+"""(vendor, address, number of the send to it) → events to report about that message."""
 
 
 class Vendors:
-    """A transport at whose other end all of them are."""
+    """A transport that leads to all five vendors."""
 
     def __init__(self, plan: Plan = lambda vendor, address, number: ()) -> None:
         self.plan = plan
         self.reports: list[Report] = []
         self.before_answering: Callable[[list[Report]], Awaitable[None]] | None = None
-        """Called with what is to be told of a message before its send is answered."""
+        """Called with the reports about a message before its send is answered."""
         self.sends: Counter[tuple[str, str]] = Counter()
         self.certificate = _certificate()
 
@@ -174,7 +174,7 @@ class Vendors:
     async def close(self) -> None: ...
 
     def providers(self) -> dict[str, Any]:
-        """All five, in the order of their routes."""
+        """Returns all five providers, in the order of their routes."""
         return {
             "twilio": TwilioProvider(
                 self,
@@ -248,7 +248,7 @@ class Vendors:
 
 
 def posts(reports: Sequence[Report]) -> list[Post]:
-    """The requests that carry these reports: SendGrid and Event Grid put many into one."""
+    """Returns the requests with these reports. SendGrid and Event Grid put many into one."""
     mails = [one for one in reports if one.vendor == "sendgrid"]
     grid = [one for one in reports if one.vendor == "acs"]
     found = ([sendgrid_post(mails)] if mails else []) + ([acs_post(grid)] if grid else [])
@@ -344,7 +344,7 @@ def fcm_post(report: Report, secret: str = APP_SECRET) -> Post:
 
 
 def forged(report: Report) -> Post:
-    """The same, by somebody who knows everything but the secret."""
+    """Returns the same report, signed by a forger without the secret."""
     match report.vendor:
         case "twilio":
             return twilio_post(report, token="0" * 32)

@@ -20,7 +20,7 @@ _DURATION = re.compile(r"\d+(\.\d{1,9})?s")
 def complaints(
     value: Any, schema: Mapping[str, Any], schemas: Mapping[str, Any], where: str = "body"
 ) -> Iterator[str]:
-    """What is wrong with a value. Names may be in camelCase or snake_case, as Google's JSON allows."""
+    """Yields what is wrong with a value. Names may be camelCase or snake_case, as in Google's JSON."""
     schema = schemas[schema["$ref"]] if "$ref" in schema else schema
     if schema["type"] == "any":
         return

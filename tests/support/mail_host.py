@@ -1,4 +1,4 @@
-"""A mail server that insists on STARTTLS and a login, and the settings of Homing that send through it."""
+"""A mail server that requires STARTTLS and a login, and the settings to send through it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USER, _PASSWORD = "app", "s3cret"
 
 
 class Installed(Cli):
-    """The `homing` command as an installation puts it beside Python."""
+    """Runs the installed `homing` command instead of the module."""
 
     def command(self, *argv: str) -> list[str]:
         return [str(Path(sys.executable).parent / "homing"), *argv]
@@ -26,14 +26,14 @@ class Installed(Cli):
 
 @dataclass
 class MailHost:
-    """A running server, with what it has accepted."""
+    """A running mail server with the emails it has accepted."""
 
     port: int
     ca_file: str
     kept: Kept = field(default_factory=Kept)
 
     def settings(self, name: str = "smtp", **changed: str | int) -> str:
-        """The table of a provider for homing.toml; `changed` replaces single settings."""
+        """Returns the provider's table for homing.toml. `changed` replaces single settings."""
         given = {
             "kind": "smtp",
             "host": "localhost",
@@ -55,7 +55,7 @@ class MailHost:
 
 @contextlib.asynccontextmanager
 async def mail_host(folder: Path) -> AsyncIterator[MailHost]:
-    """Starts a server in this process; its certificate is signed by an authority of its own."""
+    """Starts a server in this process, with a certificate of its own CA."""
     authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("localhost").configure_cert(context)
     ca_file = folder / "ca.pem"

@@ -1,7 +1,7 @@
 """Validates requests against an OpenAPI file: path, query, form or JSON, each value by its schema.
 
-`OpenApi(path).check("POST", url, body, content_type)` answers with the operation's id, and fails as an
-assertion does. What the file does not name is not allowed, whatever the real server would let pass.
+`OpenApi(path).check("POST", url, body, content_type)` returns the operation's id, or raises AssertionError.
+Everything that the file does not name is refused, even if the real server accepts it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OpenApi:
         self._registry: Registry[Any] = Registry().with_resource(_DOCUMENT, resource)
 
     def check(self, method: str, url: str, body: bytes = b"", content_type: str = "") -> str:
-        """The id of the operation that the request is a correct call of."""
+        """Checks a request and returns the id of its operation."""
         parts = urlsplit(url)
         template, values = self._path(parts.path)
         described = self._document["paths"][template]
@@ -115,7 +115,7 @@ class OpenApi:
 
 
 def _form(body: bytes, schema: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a form, each as the type that its schema has."""
+    """Returns the fields of a form, each with the type of its schema."""
     properties = schema["properties"]
     value: dict[str, Any] = {}
     for name, text in parse_qsl(
@@ -131,7 +131,7 @@ def _form(body: bytes, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """A text of a form or query as JSON would have it; left as it is where it cannot be that."""
+    """Converts a text of a form or query to its schema's type, or returns it unchanged if that fails."""
     kind = schema.get("type")
     if kind == "boolean" and text in ("true", "false"):
         return text == "true"
@@ -143,5 +143,5 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
 
 
 def _escaped(step: str) -> str:
-    """One step of a JSON pointer inside a URI's fragment."""
+    """Escapes one step of a JSON pointer inside a URI's fragment."""
     return step.replace("~", "~0").replace("/", "~1").replace("{", "%7B").replace("}", "%7D")

@@ -1,6 +1,6 @@
-"""Real servers for tests: named by the environment, else running on their default port, else started.
+"""PostgreSQL servers for tests: named by the environment, or running on the default port, or started here.
 
-Where there is none, a test that needs it is skipped and says so; with CI=true it fails instead.
+Without a server, a test that needs one is skipped with a message. With CI=true it fails instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOCAL = ("postgresql://postgres@127.0.0.1:5432/postgres", "postgresql://root@12
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """The URL of a server where databases may be made."""
+    """The URL of a server on which databases may be created."""
     named = os.environ.get("HOMING_TEST_POSTGRES")
     for url in (named,) if named else _LOCAL:
         if asyncio.run(_answers(url)):
@@ -38,13 +38,13 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def _databases(postgres_server: str) -> Iterator[tuple[str, str]]:
-    """Two databases of this process's own."""
+    """Two databases of this test process."""
     names = [f"homing_test_{os.getpid()}_{number}" for number in (1, 2)]
     for name in names:
         made = (
             f"DROP DATABASE IF EXISTS {name} WITH (FORCE)",
             f"CREATE DATABASE {name}",
-            f"ALTER DATABASE {name} SET synchronous_commit = off",  # nobody pulls its plug
+            f"ALTER DATABASE {name} SET synchronous_commit = off",  # this server is never stopped by force
         )
         asyncio.run(_execute(postgres_server, *made))
     base = postgres_server.rpartition("/")[0]
@@ -55,10 +55,12 @@ def _databases(postgres_server: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def postgres_url(_databases: tuple[str, str]) -> Iterator[str]:
-    """An empty database: Homing's schema and what a test puts beside it are gone afterwards."""
+    """An empty database. Its schemas are dropped after the test."""
     yield _databases[0]
     left = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-    left += " AND pid <> pg_backend_pid()"  # what a failed test left open must not hold up the next
+    left += (
+        " AND pid <> pg_backend_pid()"  # connections left open by a failed test must not block the next one
+    )
     asyncio.run(_execute(_databases[0], left))
     emptied = ("DROP SCHEMA IF EXISTS homing CASCADE", "DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     asyncio.run(_execute(_databases[0], *emptied))
@@ -66,12 +68,12 @@ def postgres_url(_databases: tuple[str, str]) -> Iterator[str]:
 
 @pytest.fixture
 def other_postgres_url(_databases: tuple[str, str]) -> str:
-    """Another database, without a Homing in it."""
+    """Another database, without Homing's schema."""
     return _databases[1]
 
 
 def missing(what: str) -> None:
-    """A server that is not there."""
+    """Skips the test because a server is missing, or fails it in CI."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"no {what}")
     pytest.skip(f"no {what}")

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, to be restarted and killed at will."""
+"""A private PostgreSQL server that tests can restart and kill."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _OPTIONS = (
 
 
 class NoServer(Exception):
-    """There are no programs of PostgreSQL on this machine."""
+    """PostgreSQL is not installed on this machine."""
 
 
 class PrivatePostgres:
-    """A cluster in a folder that vanishes with it. PostgreSQL refuses to run as root, so root steps down."""
+    """A cluster in a temporary folder. PostgreSQL refuses to run as root, so root runs it as another user."""
 
     def __init__(self) -> None:
         self._programs = _programs()
@@ -51,7 +51,7 @@ class PrivatePostgres:
         self._run("pg_ctl", "--wait", "--options", f"-p {self.port} {_OPTIONS}", "--log", log, "start")
 
     def stop(self, mode: str = "immediate") -> None:
-        """`immediate` is what a power cut leaves behind."""
+        """Stops the server. `immediate` has the effect of a power cut."""
         self._run("pg_ctl", "--wait", "--mode", mode, "stop")
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -70,7 +70,7 @@ class PrivatePostgres:
 
 
 def _programs() -> Path:
-    """The machine's own PostgreSQL, the newest, else that of the wheel."""
+    """Returns the folder of the newest installed PostgreSQL, or of the one from the wheel."""
     installed = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda found: float(found.parent.parent.name)
     )

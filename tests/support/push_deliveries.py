@@ -1,4 +1,4 @@
-"""What the tests of push providers share: a delivery, the vectors, an FCM that listens on a port."""
+"""Deliveries and settings for tests of push providers, and a fake FCM server's responses."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def an_fcm(transport: Transport, url: str = "http://127.0.0.1:1", **settings: An
 
 
 def a_token(name: str = "ya29.test", lasts_s: object = 3599) -> Act:
-    """A token server's yes."""
+    """Returns a token server's successful response."""
     return answer(
         200, json.dumps({"access_token": name, "expires_in": lasts_s, "token_type": "Bearer"}).encode()
     )

@@ -1,4 +1,4 @@
-"""The service over real HTTP for tests: an engine, its application and a server, on a thread of their own."""
+"""The service over real HTTP for tests: an engine, its application and a server, on their own thread."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
+    """A response of the service."""
 
     status: int
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Header names are in lower case."""
     body: bytes
 
     @property
@@ -65,7 +65,7 @@ class Noted:
 
 
 class Serving:
-    """A running service; `call` makes one request, `on_loop` reaches into the engine."""
+    """A running service. `call` makes one request, `on_loop` runs code on the engine's loop."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Serving:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> Reply:
-        """One request; `path` below /api/v1 unless it begins with it or with another root."""
+        """Makes one request and returns the response."""
         sent = dict(headers or {})
         if key is not None:
             sent.setdefault("Authorization", f"Bearer {key}")
@@ -124,7 +124,7 @@ class Serving:
             connection.close()
 
     def on_loop(self, work: Callable[[Homing], Any]) -> Any:
-        """Runs a coroutine of the engine where the engine lives."""
+        """Runs a coroutine of the engine on the engine's loop."""
         return asyncio.run_coroutine_threadsafe(work(self.engine), self._loop).result(30)
 
     async def _serve(self) -> None:
@@ -143,6 +143,6 @@ class Serving:
 
 @pytest.fixture
 def serve(loop_kind: LoopKind) -> Iterator[Callable[..., Serving]]:
-    """Starts services that end with the test: `serve(store=…, providers=…, worker=True)`."""
+    """Starts services that are stopped after the test: `serve(store=…, providers=…, worker=True)`."""
     with ExitStack() as running:
         yield lambda settings=None, **homing: running.enter_context(Serving(loop_kind, settings, **homing))

@@ -1,4 +1,4 @@
-"""A check of our own for `schema_run.py`: no answer may hold another tenant's words."""
+"""A schemathesis check for `schema_run.py`: no response may contain another tenant's words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import schemathesis
 
 FOREIGN = tuple(os.environ.get("HOMING_FOREIGN", "").split())
-"""Words that only other tenants' data has."""
+"""Words that occur only in other tenants' data."""
 COUNTED = os.environ.get("HOMING_COUNTED", "")
 
 _seen = 0
@@ -18,7 +18,7 @@ _seen = 0
 
 @schemathesis.check
 def no_word_of_another_tenant(ctx: Any, response: Any, case: Any) -> None:
-    """Bodies and headers alike."""
+    """Checks bodies and headers."""
     global _seen
     _seen += 1
     said = response.content + repr(sorted(response.headers.items())).encode()

@@ -1,4 +1,4 @@
-"""`homing serve` as a process of its own, for tests that call it."""
+"""`homing serve` as a separate process, for tests that call it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content"
 
 
 class Service:
-    """A running one. Its first lines say where it is."""
+    """A running process. Its first line shows its address."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self.process = process
@@ -56,7 +56,7 @@ class Service:
         self.until(id, "sent")
 
     def until(self, id: str, status: str, attempts: int = 0) -> Any:
-        """Looks until it has that status (and so many attempts), and gives it back."""
+        """Polls until the notification has this status (and this many attempts), and returns it."""
         until = time.monotonic() + PATIENCE_S
         while True:
             found = json.loads(self.call("GET", f"/api/v1/notifications/{id}")[1])

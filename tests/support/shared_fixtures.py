@@ -1,4 +1,4 @@
-"""What tests over real parts stand on: a PostgreSQL store, a server that misbehaves, and the HTTP client."""
+"""Fixtures with real parts: a PostgreSQL store, a server that misbehaves, and the HTTP client."""
 
 from __future__ import annotations
 

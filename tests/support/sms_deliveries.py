@@ -1,4 +1,4 @@
-"""What the tests of Twilio and SNS share: deliveries, vectors, providers with the settings of an example."""
+"""Deliveries and providers for tests of Twilio and SNS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from homing.providers.twilio import TwilioProvider
 from homing.testing import provider_suite as suite
 
 NOW_MS = 1_705_320_000_000
-"""2024-01-15T12:00:00Z, the moment of the vectors."""
+"""2024-01-15T12:00:00Z, the time of the vectors."""
 
 ACCOUNT = "AC" + "b" * 32
 SERVICE = "MG" + "c" * 32
@@ -29,9 +29,9 @@ KINDS = {
     "transient": {OutcomeKind.TRANSIENT},
     "rate_limited": {OutcomeKind.THROTTLED},
     "config": {OutcomeKind.PROVIDER_FAULT},
-    "auth_refresh": {OutcomeKind.PROVIDER_FAULT},  # once the provider itself has tried to refresh
+    "auth_refresh": {OutcomeKind.PROVIDER_FAULT},  # after the provider itself has tried to refresh
 }
-"""The classes of the contracts as outcomes."""
+"""The contracts' error classes → the allowed outcomes."""
 
 
 def a_delivery(**fields: Any) -> Delivery:

@@ -1,4 +1,4 @@
-"""SMTP servers on real sockets: aiosmtpd that keeps what it gets, and one that does as it is told."""
+"""SMTP servers on real sockets: aiosmtpd, and one that follows a script."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Kept:
 async def aiosmtpd_server(
     handler: Kept | Message, *, tls: ssl.SSLContext | None = None, **options: Any
 ) -> AsyncIterator[int]:
-    """Its port. `tls`: from the first byte; STARTTLS and AUTH are options of aiosmtpd."""
+    """Starts aiosmtpd and yields its port. With `tls`, connections are encrypted from the first byte."""
     loop = asyncio.get_running_loop()
 
     def factory() -> SMTP:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # aiosmtpd does not see TLS that was there from the first byte
+            warnings.simplefilter("ignore")  # aiosmtpd does not recognize TLS from the first byte
             return SMTP(handler, hostname="mx.example", loop=loop, **options)
 
     server = await loop.create_server(factory, "127.0.0.1", 0, ssl=tls)
@@ -49,7 +49,7 @@ async def aiosmtpd_server(
 
 
 def only(username: str, password: str) -> Callable[..., AuthResult]:
-    """An authenticator that lets one user in."""
+    """Returns an authenticator that accepts one user."""
 
     def check(server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any) -> AuthResult:
         fits = isinstance(data, LoginPassword) and (data.login, data.password) == (
@@ -74,24 +74,24 @@ USUAL = {
 }
 
 Told = bytes | str
-"""Bytes to say, or `close`, `reset`, `hang`; for the key `body`: before the mail is read."""
+"""Bytes to reply, or `close`, `reset`, `hang`. For the step `body`: before the email is read."""
 
 
 class ToldSmtp:
-    """Says what it was told to at each step, and keeps what it took.
+    """Replies by its script at each step, and keeps the emails.
 
-    `script` is asked with (connection number, step) and answers with what to do; None: the usual.
+    `script` is called with (connection number, step). None means the usual reply.
     """
 
     def __init__(self, script: Callable[[int, str], Told | None] = lambda number, step: None) -> None:
         self.script = script
         self.mails: list[bytes] = []
-        """Whole mails, their final dot included, whatever was answered."""
+        """Complete emails with their final dot, whatever the reply was."""
         self.connections = 0
         self.steps: list[str] = []
         self.open: set[asyncio.StreamWriter] = set()
         self.took, self.alone = asyncio.Event(), asyncio.Event()
-        """Set when a mail was read, and when the last connection has gone."""
+        """Set when an email was read, and when the last connection was closed."""
 
     async def __aenter__(self) -> ToldSmtp:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -139,21 +139,21 @@ class ToldSmtp:
         return await self._do("dot", self._told(number, "dot"), reader, writer)
 
     def _told(self, number: int, step: str) -> Told:
-        """Asked once for each step: a script may be moody."""
+        """Calls the script once per step, because a script may have state."""
         told = self.script(number, step)
         return USUAL.get(step, b"502 5.5.1 what?\r\n") if told is None else told
 
     async def _do(
         self, step: str, told: Told, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
-        """Whether the conversation goes on."""
+        """Performs a reply and returns whether the conversation continues."""
         self.steps.append(step)
         if isinstance(told, bytes):
             writer.write(told)
             await writer.drain()
             return True
         if told == "hang":
-            await reader.read()  # until the other side has had enough
+            await reader.read()  # until the client gives up
         elif told == "reset":
             linger: socket.socket = writer.get_extra_info("socket")
             linger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,4 +1,4 @@
-"""Templates and data written to break out, to read what is not theirs, or never to end."""
+"""Templates and data that try to escape the sandbox, to read other files, or never to end."""
 
 # ruff: noqa: E501 - an attack reads best on one line
 
@@ -65,13 +65,13 @@ _FORMS = (
 
 
 def reaching() -> list[Attack]:
-    """For Python behind the values: names on things, in every form; a part of all that there are."""
+    """Templates that reach for Python objects through attributes of values, in every syntax."""
     chosen = list(product(_BASES, _PRIVATE, _FORMS))[::11]
     return [(_SETUP + form.replace("BASE", base).replace("NAME", name), DATA) for base, name, form in chosen]
 
 
 def chains() -> list[Attack]:
-    """As they are passed around."""
+    """The same objects passed through filters, macros and loops."""
     written = (
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ ''['__cla' ~ 'ss__']['__mro__'] }}",
@@ -155,7 +155,7 @@ def chains() -> list[Attack]:
 
 
 def formats() -> list[Attack]:
-    """Format strings reach attributes, and make much of little."""
+    """Format strings, which reach attributes and produce very long texts."""
     strings = (
         *(
             "{0.__class__}",
@@ -184,12 +184,12 @@ def formats() -> list[Attack]:
 
 
 def forbidden_filters() -> list[Attack]:
-    """Every filter of Jinja that is not let in."""
+    """Every filter of Jinja that is not allowed."""
     return [(f"{{{{ name | {name} }}}}", DATA) for name in FILTERS if name not in allowed_filters()]
 
 
 def includes() -> list[Attack]:
-    """Files that are none of a template's business."""
+    """Files that a template must not read."""
     paths = (
         *("/etc/passwd", "../../../../etc/passwd", "_m.txt/../../secret.txt", "file:///etc/passwd", "..", "/", ""),
         *("t/en/email.txt", "t/en/email.html", "other/en/email.txt", "_../secret.txt", "./secret.txt", "secret.txt"),
@@ -217,7 +217,7 @@ def includes() -> list[Attack]:
 
 
 def bombs() -> list[Attack]:
-    """Small templates that would take all memory, or go on for ever."""
+    """Small templates that would use all memory, or never end."""
     growing = "{% set ns = namespace(x=START) %}{% for i in range(90) %}{% set ns.x = GROW %}{% endfor %}{{ ns.x USE }}"
     doublings = [
         growing.replace("START", start).replace("GROW", grow).replace("USE", use)
@@ -336,7 +336,7 @@ def bombs() -> list[Attack]:
 
 
 def hostile_data() -> list[Attack]:
-    """Honest templates with data that is not."""
+    """Harmless templates with hostile data."""
     honest = "Hello {{ name }}, {% for i in items %}{{ i.name }} {% endfor %}{{ order.total }}{{ order.items | length }}"
     values: tuple[Any, ...] = (
         "{{ 7 * 7 }}",

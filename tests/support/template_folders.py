@@ -1,4 +1,4 @@
-"""Folders of templates for tests."""
+"""Template folders and renders for tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDER: dict[str, str] = {
 
 
 def write(root: Path, files: Mapping[str, str]) -> Path:
-    """These files, below the folder."""
+    """Writes these files below the folder and returns it."""
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def render(
     part: str = "text",
     partials: Mapping[str, str] | None = None,
 ) -> Content:
-    """One source as the only part of an email."""
+    """Renders one source as the only part of an email."""
     name = f"t/en/{file_name(Channel.EMAIL, part)}"
     one = Source(name=name, channel=Channel.EMAIL, part=part, text=source)
     written = {"t": {"en": Written(sources=(one,), version="1")}}

@@ -1,10 +1,10 @@
-"""The command line with weaknesses planted in its HTTP service: attacks on it must succeed and be noticed.
+"""The command line with weaknesses planted in its HTTP service. Attacks on it must succeed and be noticed.
 
-    python tests/acceptance/weak_service.py serve …
+    python tests/support/vulnerable_service.py serve …
 
-The server is uvicorn's own protocol, without the bounds of `homing.api.server`: trailers become headers,
-headers may be repeated, and a byte after an answer cancels the only timer. Forms on unsubscribe links may be
-large and are read by the standard library's MIME parser.
+The server is uvicorn's own protocol, without the limits of `homing.api.server`: trailers become headers,
+headers may be repeated, and a byte after a response cancels the only timer. Forms on unsubscribe links may be
+large and are parsed by the standard library's MIME parser.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from homing.cli.app import run
 
 
 class Unbounded(HttpToolsProtocol):
-    """Takes the arguments of `Connection`, and does nothing with them."""
+    """Accepts the arguments of `Connection` and ignores them."""
 
     def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

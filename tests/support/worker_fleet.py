@@ -1,4 +1,4 @@
-"""Worker processes to be mistreated, and the count of what is left afterwards."""
+"""Worker processes that are killed and suspended, and the count of lost notifications afterwards."""
 
 from __future__ import annotations
 
@@ -61,20 +61,20 @@ class Fleet:
         self.kill(chance.choice(self._workers))
 
     def kill(self, worker: subprocess.Popen[bytes]) -> None:
-        """With `kill -9`; another takes its place."""
+        """Kills a worker with `kill -9` and starts another one."""
         worker.send_signal(signal.SIGKILL)
         worker.wait()
         self._workers[self._workers.index(worker)] = self._start()
 
     @contextmanager
     def suspended(self, chance: random.Random) -> Iterator[subprocess.Popen[bytes]]:
-        """Stops a process as a suspended machine is stopped: it wakes up and knows nothing of it."""
+        """Suspends a process like a suspended machine, and resumes it after a while."""
         worker = chance.choice(self._workers)
         worker.send_signal(signal.SIGSTOP)
         try:
             yield worker
         finally:
-            worker.send_signal(signal.SIGCONT)  # without effect on one that was killed meanwhile
+            worker.send_signal(signal.SIGCONT)  # no effect on a process that was killed meanwhile
 
     def stop(self) -> None:
         for worker in self._workers:
@@ -89,7 +89,7 @@ class Fleet:
 
 
 class Count(msgspec.Struct, kw_only=True):
-    """What was accepted, held against what the store and the provider have."""
+    """The accepted notifications, compared with the store and the provider's file."""
 
     accepted: int
     accounted: int
@@ -97,9 +97,9 @@ class Count(msgspec.Struct, kw_only=True):
     lost: int
     sends: int
     repeated: int
-    """Notifications that were sent more than once: cut off between send and settlement."""
+    """Notifications that were sent more than once, because a worker died between send and settlement."""
     oversent: int
-    """Notifications with more sends than attempts, or two sends of one attempt: must be 0."""
+    """Notifications with more sends than attempts, or two sends of one attempt. Must be 0."""
 
     @property
     def good(self) -> bool:
@@ -107,9 +107,9 @@ class Count(msgspec.Struct, kw_only=True):
 
 
 async def send_some(homing: Homing, count: int, accepted: list[str]) -> None:
-    """Accepts that many more; their ids are kept as soon as they are promised.
+    """Sends this many more, and keeps their ids as soon as they are accepted.
 
-    Each request has its key: one whose answer was lost is asked again, and is the same one.
+    Each request has an idempotency key, so that a request whose response was lost can be repeated.
     """
     first = len(accepted)
     requests = (
@@ -127,7 +127,7 @@ async def send_some(homing: Homing, count: int, accepted: list[str]) -> None:
 
 
 async def settled(homing: Homing, total: int, within_s: float = 600.0) -> None:
-    """Waits until everything has ended, or long enough."""
+    """Waits until all notifications have ended, at most `within_s`."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         counts = await homing.queue_counts()
@@ -137,7 +137,7 @@ async def settled(homing: Homing, total: int, within_s: float = 600.0) -> None:
 
 
 async def count(homing: Homing, folder: Path, accepted: list[str]) -> Count:
-    """Holds what was accepted against what the store and the provider have."""
+    """Compares the accepted notifications with the store and the provider's file."""
     lines = (folder / "sent.jsonl").read_bytes().splitlines()
     tries = Counter((line["notificationId"], line["attempt"]) for line in map(msgspec.json.decode, lines))
     sends = Counter(id_ for id_, _ in tries.elements())
@@ -160,7 +160,7 @@ async def count(homing: Homing, folder: Path, accepted: list[str]) -> Count:
 
 
 def show(report: msgspec.Struct) -> None:
-    """The report as lines."""
+    """Prints the report line by line."""
     for name, value in msgspec.to_builtins(report).items():
         for inner, number in value.items() if isinstance(value, dict) else ((name, value),):
             print(f"{inner:>18}  {number}")

@@ -1,4 +1,4 @@
-"""What only an administrator does: the manual retry of source 002, and purging."""
+"""Operations for administrators: the manual retry of source 002, and purging."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT = {"recipient": {"phone": "+15550100"}, "channel": "sms", "content": {"body
 
 
 class Office:
-    """A service with one dead letter; both providers work again."""
+    """A service with one dead letter. Both providers work again."""
 
     def __init__(self, serve: Serve) -> None:
         self.twilio = ScriptedProvider("twilio", [OutcomeKind.BAD_CONTENT])
@@ -53,7 +53,7 @@ def office(serve: Serve) -> Office:
     return Office(serve)
 
 
-def test_a_manual_retry_is_answered_as_the_source_has_it_and_goes_where_it_was_forced_to(
+def test_a_manual_retry_is_answered_as_in_the_source_and_uses_the_forced_provider(
     office: Office,
 ) -> None:
     assert office.status(office.id) is Status.FAILED
@@ -79,7 +79,7 @@ def test_a_manual_retry_is_answered_as_the_source_has_it_and_goes_where_it_was_f
     ]
 
 
-def test_without_the_override_it_is_forbidden_and_nothing_happens(office: Office) -> None:
+def test_without_the_override_scope_it_is_forbidden_and_nothing_happens(office: Office) -> None:
     for headers in ({}, {"X-Admin-Override": "false"}, {"X-Admin-Override": ""}):
         refused = office.retry({"reason": REASON}, headers=headers)
         assert (refused.status, refused.json["error"]["code"]) == (403, "FORBIDDEN")
@@ -89,7 +89,7 @@ def test_without_the_override_it_is_forbidden_and_nothing_happens(office: Office
     assert office.http.trail.notes == []
 
 
-def test_it_needs_a_reason_a_provider_that_serves_the_channel_and_a_notification(office: Office) -> None:
+def test_it_needs_a_reason_a_provider_of_the_channel_and_an_existing_notification(office: Office) -> None:
     for body in ({}, {"reason": ""}, {"reason": "  "}):
         refused = office.retry(body)
         assert refused.status == 400
@@ -102,13 +102,13 @@ def test_it_needs_a_reason_a_provider_that_serves_the_channel_and_a_notification
     assert office.status(office.id) is Status.FAILED
 
 
-def test_what_was_sent_is_not_retried(office: Office) -> None:
+def test_a_sent_notification_is_not_retried(office: Office) -> None:
     id = office.send()
     refused = office.retry({"reason": REASON}, id=id)
     assert (refused.status, refused.json["error"]["code"]) == (409, "COMMAND_REFUSED")
 
 
-def test_a_purge_counts_first_and_then_removes_what_is_that_old(office: Office) -> None:
+def test_a_purge_counts_first_and_then_removes_old_notifications(office: Office) -> None:
     def purge(json: Any = None) -> Any:
         answer = office.http.call("POST", "/api/v1/admin/purge", json)
         assert answer.status == 200, answer.body
@@ -124,7 +124,7 @@ def test_a_purge_counts_first_and_then_removes_what_is_that_old(office: Office) 
     assert [note[1] for note in office.http.trail.notes] == ["purge.run", "purge.run"]
 
 
-def test_a_purge_is_for_administrators_and_says_what_it_does_not_understand(office: Office) -> None:
+def test_a_purge_needs_an_administrator_and_names_an_invalid_field(office: Office) -> None:
     assert office.http.call("POST", "/api/v1/admin/purge", {}, key="default:operate").status == 403
     both = office.http.call("POST", "/api/v1/admin/purge", {"days": 1, "sentDays": 2})
     assert (both.status, both.json["error"]["field"]) == (422, "days")

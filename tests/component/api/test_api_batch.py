@@ -1,4 +1,4 @@
-"""Many requests in one, over real HTTP."""
+"""Batches of requests, over real HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def stored(service: Serving) -> int:
     return int(service.call("GET", "/api/v1/queue/counts").json["pending"])
 
 
-def test_an_array_is_answered_one_by_one_in_its_order(service: Serving) -> None:
+def test_an_array_is_answered_item_by_item_in_its_order(service: Serving) -> None:
     wrong = {**MAIL, "channel": "pigeon"}
     done = service.call("POST", BATCH, [MAIL, wrong, {**MAIL, "chanel": "sms"}, 5, MAIL])
     assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 2, 3)
@@ -52,7 +52,7 @@ def test_an_array_is_answered_one_by_one_in_its_order(service: Serving) -> None:
     assert found.json["status"] == "pending"
 
 
-def test_one_bad_line_does_not_fail_the_others(service: Serving) -> None:
+def test_one_invalid_item_does_not_fail_the_others(service: Serving) -> None:
     mail = msgspec.json.encode(MAIL)
     done = lines(service, mail, b'{"recipient": ', b"", b"\xff\xfe", mail + b"\r", b"")
     assert [one["status"] for one in done.json["results"]] == ["queued", "rejected", "rejected", "queued"]
@@ -60,7 +60,7 @@ def test_one_bad_line_does_not_fail_the_others(service: Serving) -> None:
     assert stored(service) == 2
 
 
-def test_more_than_a_chunk_is_taken_in_its_order_and_all_of_it(service: Serving) -> None:
+def test_several_chunks_are_accepted_completely_and_in_order(service: Serving) -> None:
     items = [msgspec.json.encode({**MAIL, "metadata": {"n": n}}) for n in range(1_234)]
     done = lines(service, *items)
     assert (done.json["accepted"], stored(service)) == (1_234, 1_234)
@@ -68,32 +68,32 @@ def test_more_than_a_chunk_is_taken_in_its_order_and_all_of_it(service: Serving)
     assert service.call("GET", f"/api/v1/notifications/{last}").json["metadata"] == {"n": 1_233}
 
 
-def test_too_many_are_refused_before_any_is_taken(service: Serving) -> None:
+def test_too_many_requests_are_refused_before_any_is_accepted(service: Serving) -> None:
     mail = msgspec.json.encode(MAIL)
     for refused in (lines(service, *[mail] * (MOST_ITEMS + 2)), service.call("POST", BATCH, [0] * 10_001)):
         assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
     assert stored(service) == 0
 
 
-def test_an_array_of_very_many_very_small_things_is_refused_unread(service: Serving) -> None:
+def test_an_array_of_very_many_tiny_items_is_refused_unread(service: Serving) -> None:
     refused = service.call("POST", BATCH, [0] * 600_000)
     assert refused.status == 413
     assert "application/x-ndjson" in refused.json["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[", b"", b'"x"', b"[" * 100_000])
-def test_what_is_no_array_is_malformed(service: Serving, body: bytes) -> None:
+def test_a_body_that_is_not_an_array_is_malformed(service: Serving, body: bytes) -> None:
     refused = service.call("POST", BATCH, body=body, headers={"Content-Type": "application/json"})
     assert (refused.status, refused.json["error"]["code"]) == (400, "MALFORMED_REQUEST")
 
 
-def test_another_media_type_is_told_which_are_understood(service: Serving) -> None:
+def test_another_media_type_is_refused_with_the_supported_ones(service: Serving) -> None:
     refused = service.call("POST", BATCH, body=b"a,b", headers={"Content-Type": "text/csv"})
     assert refused.status == 415
     assert "application/json or application/x-ndjson" in refused.json["error"]["message"]
 
 
-def test_a_batch_sent_again_under_its_key_is_stored_once(service: Serving) -> None:
+def test_a_batch_repeated_under_its_key_is_stored_once(service: Serving) -> None:
     own = {**MAIL, "idempotencyKey": "mine"}
     first = service.call("POST", BATCH, [MAIL, own, MAIL], headers={"Idempotency-Key": "night-1"}).json
     again = service.call("POST", BATCH, [MAIL, own, MAIL], headers={"Idempotency-Key": "night-1"}).json
@@ -106,7 +106,7 @@ def test_a_batch_sent_again_under_its_key_is_stored_once(service: Serving) -> No
     assert other.json["results"][0]["code"] == "IDEMPOTENCY_CONFLICT"
 
 
-def test_a_key_that_cannot_be_one_refuses_the_whole_batch(service: Serving) -> None:
+def test_an_invalid_key_refuses_the_whole_batch(service: Serving) -> None:
     for name, value in (
         ("Idempotency-Key", "k" * 250),
         ("Idempotency-Key", "\x80"),
@@ -117,14 +117,14 @@ def test_a_key_that_cannot_be_one_refuses_the_whole_batch(service: Serving) -> N
     assert stored(service) == 0
 
 
-def test_a_synchronous_request_is_refused_in_its_place(service: Serving) -> None:
+def test_a_synchronous_request_is_refused_at_its_index(service: Serving) -> None:
     done = service.call("POST", BATCH, [{**MAIL, "synchronous": True}, MAIL]).json
     assert [one["status"] for one in done["results"]] == ["rejected", "queued"]
     assert done["results"][0]["field"] == "synchronous"
 
 
 class Leaving(MemoryStore):
-    """Goes away after so many commits."""
+    """Becomes unavailable after this many commits."""
 
     commits = 1
 
@@ -135,7 +135,7 @@ class Leaving(MemoryStore):
         return await super().accept(batch, tx=tx)
 
 
-def test_when_the_store_goes_away_midway_each_answer_is_still_true(serve: Serve) -> None:
+def test_if_the_store_fails_midway_each_result_is_still_correct(serve: Serve) -> None:
     service = serve(store=Leaving(SystemClock()))
     done = service.call("POST", BATCH, [MAIL] * 2200)
     assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 2000, 200)

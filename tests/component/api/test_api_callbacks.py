@@ -1,4 +1,4 @@
-"""Provider callbacks over real HTTP, really signed: heard once, and forged ones never."""
+"""Provider callbacks over real HTTP with real signatures: applied once, and never if forged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECOND = {"sns": "twilio", "acs": "sendgrid"}
 
 
 class Service:
-    """A service with all five vendors behind it."""
+    """A service with all five vendors."""
 
     def __init__(self, serve: Serve, plan: Any = lambda vendor, address, number: ("delivered",)) -> None:
         self.vendors = Vendors(plan)
@@ -36,7 +36,7 @@ class Service:
         )
 
     def send(self, vendor: str) -> str:
-        """One message that this vendor has taken; its id."""
+        """Sends one message that this vendor accepts, and returns its id."""
         request = {**TO[SECOND.get(vendor, vendor)], "content": {"title": "Hi", "body": "Hello"}}
         sent = self.http.call("POST", "/api/v1/notifications/send", {**request, "provider": vendor})
         assert sent.status == 202, sent.body
@@ -64,7 +64,7 @@ def service(serve: Serve) -> Service:
 
 
 @pytest.mark.parametrize("vendor", ["twilio", "sendgrid", "fcm", "acs", "sns"])
-def test_what_a_provider_has_signed_is_heard_and_a_forger_is_not(service: Service, vendor: str) -> None:
+def test_a_signed_callback_is_applied_and_a_forged_one_is_refused(service: Service, vendor: str) -> None:
     id = service.send(vendor)
     (report,) = service.vendors.reports
     before = service.history(id)
@@ -88,12 +88,12 @@ def test_a_signed_body_that_was_tampered_with_is_refused(service: Service) -> No
     assert service.status(id) is Status.SENT
 
 
-def test_one_about_an_unknown_message_is_kept_and_told_that_it_was_taken(service: Service) -> None:
+def test_a_callback_about_an_unknown_message_is_stored_and_answered_with_success(service: Service) -> None:
     (post,) = posts([Report("sns", "nobody-knows", "delivered")])
     assert service.post(post).status == 204
 
 
-def test_event_grid_is_greeted_in_both_of_its_ways(service: Service) -> None:
+def test_both_handshakes_of_event_grid_are_answered(service: Service) -> None:
     path = f"/api/v1/webhooks/acs/events?key={GRID_KEY.replace(' ', '%20')}"
     asked = [
         {
@@ -112,7 +112,7 @@ def test_event_grid_is_greeted_in_both_of_its_ways(service: Service) -> None:
     assert stranger.status == 401
 
 
-def test_any_provider_of_the_roster_has_an_address_and_others_have_none(service: Service) -> None:
+def test_every_configured_provider_has_a_callback_path_and_no_other_name_has(service: Service) -> None:
     id = service.send("fcm")
     (post,) = posts(service.vendors.reports)
     here = Post("/api/v1/webhooks/fcm", post.headers, post.body)
@@ -124,12 +124,12 @@ def test_any_provider_of_the_roster_has_an_address_and_others_have_none(service:
         assert "twilio" not in refused.json["error"]["message"]
 
 
-def test_a_provider_that_is_not_configured_is_not_there(serve: Serve) -> None:
+def test_an_unconfigured_provider_is_not_found(serve: Serve) -> None:
     refused = serve(store="memory:").call("POST", "/api/v1/webhooks/twilio/sms-status", {}, key=None)
     assert refused.status == 404
 
 
-def test_while_the_store_is_away_the_provider_is_asked_to_repeat(service: Service) -> None:
+def test_while_the_store_is_unavailable_the_provider_is_asked_to_repeat(service: Service) -> None:
     id = service.send("twilio")
     (post,) = posts(service.vendors.reports)
     backend: Any = service.http.engine._backend
@@ -145,13 +145,13 @@ def test_while_the_store_is_away_the_provider_is_asked_to_repeat(service: Servic
     assert service.status(id) is Status.DELIVERED
 
 
-def test_a_body_without_end_is_not_read(service: Service) -> None:
+def test_a_very_large_body_is_not_read(service: Service) -> None:
     large = b"x" * (8 * 1024 * 1024 + 1)
     refused = service.post(Post("/api/v1/webhooks/sendgrid/events", {}, large))
     assert (refused.status, refused.json["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_whatever_is_posted_gets_an_answer_of_the_table(service: Service) -> None:
+def test_any_body_gets_a_documented_response(service: Service) -> None:
     for vendor in ("twilio/sms-status", "sendgrid/events", "fcm/delivery-status", "sns/notifications"):
         for body in (b"", b"{", b"[]", b"\xff\x00", msgspec.json.encode([{"event": None}])):
             refused = service.post(Post(f"/api/v1/webhooks/{vendor}", {}, body))

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: unacknowledged first, one at a time, and many in the background."""
+"""Dead letters over HTTP: unacknowledged first, single ones, and many in the background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Serve = Callable[..., Serving]
 
 
 class Desk:
-    """A service with dead letters in it, whose provider works again."""
+    """A service with dead letters, whose provider works again."""
 
     def __init__(self, serve: Serve, number: int, tenants: tuple[str, ...] = ("default",)) -> None:
         self.mail = ScriptedProvider("mail", usual=OutcomeKind.BAD_CONTENT)
@@ -51,7 +51,7 @@ class Desk:
         return found.json
 
     def ended(self, job: str) -> Any:
-        """The job when it has ended."""
+        """Waits for the end of the job and returns it."""
         deadline = time.monotonic() + 60
         while (found := self.get(f"/jobs/{job}"))["status"] == "running":
             assert time.monotonic() < deadline, found
@@ -59,7 +59,7 @@ class Desk:
         return found
 
 
-def test_those_that_nobody_has_seen_come_first_and_a_cursor_leads_through_all(serve: Serve) -> None:
+def test_unacknowledged_dead_letters_come_first_and_a_cursor_leads_through_all(serve: Serve) -> None:
     desk = Desk(serve, 5)
     newest = max(desk.ids)
     seen = desk.post(f"/dead-letters/{newest}/acknowledge", {"why": "known"})
@@ -79,7 +79,7 @@ def test_those_that_nobody_has_seen_come_first_and_a_cursor_leads_through_all(se
     assert (refused.status, refused.json["error"]["field"]) == (422, "cursor")
 
 
-def test_they_are_grouped_by_what_they_died_of(serve: Serve) -> None:
+def test_dead_letters_are_grouped_by_their_reason(serve: Serve) -> None:
     desk = Desk(serve, 3)
     (group,) = desk.get("/dead-letters/groups")["items"]
     assert (group["reason"], group["count"], group["unacknowledged"]) == ("BAD_CONTENT", 3, 3)
@@ -110,7 +110,7 @@ def test_a_dry_run_counts_and_changes_nothing(serve: Serve) -> None:
     assert len(desk.get("/dead-letters?acknowledged=false")["items"]) == 7
 
 
-def test_many_are_resent_by_a_job_that_says_how_far_it_is(serve: Serve) -> None:
+def test_a_bulk_resend_is_a_job_that_reports_its_progress(serve: Serve) -> None:
     desk = Desk(serve, 250)
     started = desk.http.call("POST", "/api/v1/dead-letters/bulk", {"command": "resend", "why": "mended"})
     assert (started.status, started.json["status"]) == (202, "running")
@@ -149,7 +149,7 @@ def test_a_job_stops_when_a_breaker_opens(serve: Serve) -> None:
     assert (job["status"], job["stopped"]) == ("stopped", "the breaker of mail is open")
 
 
-def test_nothing_of_another_tenant_is_listed_counted_touched_or_stopped(serve: Serve) -> None:
+def test_another_tenant_s_dead_letters_and_jobs_are_out_of_reach(serve: Serve) -> None:
     desk = Desk(serve, 3, tenants=("acme", "other"))
     assert {one["tenant"] for one in desk.get("/dead-letters", key="acme")["items"]} == {"acme"}
     body = {"command": "acknowledge", "dryRun": True}
@@ -181,13 +181,13 @@ def test_nothing_of_another_tenant_is_listed_counted_touched_or_stopped(serve: S
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_starts_nothing(serve: Serve, body: Any, status: int) -> None:
+def test_an_invalid_command_is_refused_and_starts_nothing(serve: Serve, body: Any, status: int) -> None:
     desk = Desk(serve, 1)
     desk.post("/dead-letters/bulk", body, status)
     assert desk.get("/jobs") == {"items": []}
 
 
-def test_reading_needs_no_more_than_read_and_changing_needs_operate(serve: Serve) -> None:
+def test_reading_needs_only_the_scope_read_and_changing_needs_operate(serve: Serve) -> None:
     desk = Desk(serve, 1)
     assert desk.http.call("GET", "/api/v1/dead-letters", key="default:read").status == 200
     for path in (f"/dead-letters/{desk.ids[0]}/acknowledge", f"/dead-letters/{desk.ids[0]}/resend"):

@@ -1,4 +1,4 @@
-"""Extreme times and text over real HTTP: refused by name, nothing stored, and every list still answers."""
+"""Extreme times and texts over real HTTP: refused by name, nothing stored, and every list still works."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def service(serve: Serve, request: pytest.FixtureRequest, tmp_path: Path) -> Ser
 
 @pytest.mark.parametrize("field", ["sendAt", "expiresAt"])
 @pytest.mark.parametrize("at", OUTSIDE)
-def test_a_time_outside_the_bounds_is_a_422_that_names_it(service: Serving, field: str, at: str) -> None:
+def test_a_time_outside_the_limits_is_a_422_with_its_name(service: Serving, field: str, at: str) -> None:
     refused = service.call("POST", SEND, {**MAIL, field: at})
     assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
     assert refused.json["error"]["field"] == field
@@ -46,7 +46,7 @@ def test_a_time_outside_the_bounds_is_a_422_that_names_it(service: Serving, fiel
     assert (listed.status, len(listed.json["items"])) == (200, 2)
 
 
-def test_a_reschedule_has_bounds(service: Serving) -> None:
+def test_a_reschedule_has_limits(service: Serving) -> None:
     id = service.call("POST", SEND, MAIL).json["notificationId"]
     path = f"{LIST}/{id}/reschedule"
     assert service.call("POST", path, {"delayMs": 2**63 - 1}).json["error"]["field"] == "delayMs"
@@ -56,7 +56,7 @@ def test_a_reschedule_has_bounds(service: Serving) -> None:
 
 
 @pytest.mark.parametrize("at", OUTSIDE)
-def test_a_filter_takes_any_time(service: Serving, at: str) -> None:
+def test_a_filter_accepts_any_time(service: Serving, at: str) -> None:
     service.call("POST", SEND, MAIL)
     early = at.startswith(("0001", "1969"))
     for name, expected in (("createdFrom", early), ("createdUntil", not early)):
@@ -73,7 +73,7 @@ def test_a_rule_with_an_absurd_duration_is_refused(service: Serving, field: str)
     assert service.on_loop(lambda engine: engine.process()).succeeded == 1
 
 
-def test_a_key_cannot_expire_beyond_the_bounds(service: Serving) -> None:
+def test_a_key_cannot_expire_beyond_the_limits(service: Serving) -> None:
     body = {"name": "k", "scopes": ["send"], "expiresAt": "9999-12-31T23:59:59-12:00"}
     refused = service.call("POST", "/api/v1/keys", body)
     assert (refused.status, refused.json["error"]["field"]) == (422, "expiresAt")
@@ -93,6 +93,6 @@ def test_a_lone_surrogate_is_not_json(service: Serving, body: bytes) -> None:
     assert service.call("GET", LIST).json["items"] == []
 
 
-def test_bytes_that_are_not_utf_8_in_an_address_find_nothing(service: Serving) -> None:
+def test_a_path_that_is_not_utf_8_finds_nothing(service: Serving) -> None:
     assert service.call("GET", f"{LIST}/%ED%A0%80").status == 404
     assert service.call("GET", f"{LIST}?address=%ED%A0%80").status == 200

@@ -38,7 +38,7 @@ ISSUER = {
 
 
 class Guarded:
-    """A service behind its real gate, and the admin key that it begins with."""
+    """A service behind its real gatekeeper, and its first admin key."""
 
     def __init__(self, serving: Serving, store: MemoryStore, rate_per_second: float) -> None:
         self.serving = serving
@@ -59,7 +59,7 @@ class Guarded:
         return self.serving.call(method, f"/api/v1{path}", json, key=key or self.admin)
 
     def make(self, tenant: str, *scopes: str, **fields: Any) -> Any:
-        """A key of a tenant, which is made where it is not there."""
+        """Creates a key for a tenant, which is created if it does not exist."""
         self("POST", "/tenants", {"name": tenant})
         made = self(
             "POST", "/keys", {"name": "shop", "tenant": tenant, "scopes": scopes or ["send"], **fields}
@@ -83,7 +83,7 @@ def token(**claims: Any) -> str:
     return jwt.encode(given, str(ISSUER["key"]), "HS256")
 
 
-def test_a_key_is_shown_once_and_lets_its_tenant_in(guarded: Callable[..., Guarded]) -> None:
+def test_a_key_is_shown_once_and_authenticates_its_tenant(guarded: Callable[..., Guarded]) -> None:
     api = guarded()
     new = api.make("acme", "send", "read")
     id, text = new["key"]["id"], new["text"]
@@ -101,7 +101,7 @@ def test_a_key_is_shown_once_and_lets_its_tenant_in(guarded: Callable[..., Guard
     assert text.rpartition("_")[2] not in str(read.json) + str(api("GET", "/keys").json)
 
 
-def test_a_key_without_admin_can_do_nothing_about_keys_tenants_or_the_trail(
+def test_without_the_scope_admin_a_key_cannot_use_keys_tenants_or_the_trail(
     guarded: Callable[..., Guarded],
 ) -> None:
     api = guarded()
@@ -126,7 +126,7 @@ def test_a_key_without_admin_can_do_nothing_about_keys_tenants_or_the_trail(
         assert "globex" not in refused.body.decode(), "the same answer whether it is there or not"
 
 
-def test_what_another_tenant_sent_is_not_there_for_a_key(guarded: Callable[..., Guarded]) -> None:
+def test_another_tenant_s_notifications_do_not_exist_for_a_key(guarded: Callable[..., Guarded]) -> None:
     api = guarded()
     mine, theirs = api.make("acme", "send", "read")["text"], api.make("globex", "send", "read")["text"]
     id = api("POST", "/notifications/send", MAIL, key=theirs).json["notificationId"]
@@ -136,8 +136,8 @@ def test_what_another_tenant_sent_is_not_there_for_a_key(guarded: Callable[..., 
     assert hidden.body.replace(id.encode(), b"") == absent.body.replace(nothing.encode(), b"")
 
 
-def test_nothing_in_a_request_can_name_another_tenant(guarded: Callable[..., Guarded]) -> None:
-    """Every address that reads, with the other name in headers and query, and other ways to write ids."""
+def test_no_part_of_a_request_can_name_another_tenant(guarded: Callable[..., Guarded]) -> None:
+    """Reads every path, with the other tenant's name in headers and query, and ids written in other ways."""
     api = guarded()
     mine = api.make("acme", "send", "read", "operate", "manage")["text"]
     theirs = api.make("globex", "send", "read", "operate", "manage")["text"]
@@ -173,7 +173,7 @@ def test_nothing_in_a_request_can_name_another_tenant(guarded: Callable[..., Gua
     ["", "Bearer", "Bearer ", "Basic YTpi", "Bearer nonsense", "Bearer hm_x_y", "hm_", "Bearer " + "x" * 9000,
      "Bearer a.b.c", "Bearer \x00"],
 )  # fmt: skip
-def test_what_is_no_key_is_refused_in_one_way(
+def test_every_invalid_key_is_refused_in_the_same_way(
     guarded: Callable[..., Guarded], authorization: str, loop_kind: LoopKind
 ) -> None:
     api = guarded()
@@ -186,7 +186,7 @@ def test_what_is_no_key_is_refused_in_one_way(
     assert (refused.status, refused.json["error"]["code"]) == (401, "UNAUTHORIZED")
 
 
-def test_a_revoked_key_and_a_disabled_tenant_are_refused_like_a_key_that_never_was(
+def test_a_revoked_key_and_a_disabled_tenant_s_key_are_refused_like_an_unknown_key(
     guarded: Callable[..., Guarded],
 ) -> None:
     api = guarded()
@@ -204,7 +204,7 @@ def test_a_revoked_key_and_a_disabled_tenant_are_refused_like_a_key_that_never_w
     assert (found["name"], found["enabled"], found["keyCount"]) == ("globex", True, 1)
 
 
-def test_a_rotated_key_works_beside_the_new_one(guarded: Callable[..., Guarded]) -> None:
+def test_a_rotated_key_works_next_to_the_new_one(guarded: Callable[..., Guarded]) -> None:
     api = guarded()
     old = api.make("acme", "read", ratePerSecond=50)
     new = api("POST", f"/keys/{old['key']['id']}/rotate").json
@@ -231,7 +231,7 @@ def test_lists_come_in_pages(guarded: Callable[..., Guarded]) -> None:
     assert api("GET", f"/tenants?cursor={names['cursor']}").json["items"][0]["name"] == "default"
 
 
-def test_bad_input_names_the_field_and_makes_nothing(guarded: Callable[..., Guarded]) -> None:
+def test_invalid_input_is_refused_with_the_field_and_creates_nothing(guarded: Callable[..., Guarded]) -> None:
     api = guarded()
     for body, status, field in (
         ({"name": "x", "scopes": []}, 400, "scopes"),
@@ -252,7 +252,7 @@ def test_bad_input_names_the_field_and_makes_nothing(guarded: Callable[..., Guar
     assert api("GET", "/keys/nothing").status == 404
 
 
-def test_an_admins_token_is_let_in_for_its_tenant_and_noted_by_its_subject(
+def test_an_admin_s_token_authenticates_its_tenant_and_is_recorded_by_its_subject(
     guarded: Callable[..., Guarded],
 ) -> None:
     api = guarded()
@@ -266,7 +266,7 @@ def test_an_admins_token_is_let_in_for_its_tenant_and_noted_by_its_subject(
     assert api("GET", "/keys", key=token(org="acme")).status == 401
 
 
-def test_what_was_done_is_in_the_trail_of_whom_it_was_done_to(guarded: Callable[..., Guarded]) -> None:
+def test_an_action_is_in_the_audit_trail_of_the_tenant_it_affects(guarded: Callable[..., Guarded]) -> None:
     api = guarded()
     new = api.make("acme", "admin")
     api("POST", f"/keys/{new['key']['id']}/rotate", key=new["text"])
@@ -284,14 +284,14 @@ def test_what_was_done_is_in_the_trail_of_whom_it_was_done_to(guarded: Callable[
     assert api("GET", "/audit?cursor=made-up").status == 400
 
 
-def test_nothing_changes_or_deletes_the_trail(guarded: Callable[..., Guarded]) -> None:
+def test_no_operation_changes_or_deletes_the_audit_trail(guarded: Callable[..., Guarded]) -> None:
     api = guarded()
     for method in ("DELETE", "PUT", "POST"):
         assert api(method, "/audit").status == 405
         assert api(method, "/audit/1").status == 404
 
 
-def test_what_cannot_be_noted_is_not_done(guarded: Callable[..., Guarded]) -> None:
+def test_an_action_that_cannot_be_recorded_is_not_done(guarded: Callable[..., Guarded]) -> None:
     api = guarded()
 
     class Lost:
@@ -305,7 +305,7 @@ def test_what_cannot_be_noted_is_not_done(guarded: Callable[..., Guarded]) -> No
     assert api("GET", "/tenants/acme").status == 404
 
 
-def test_a_key_that_has_used_up_its_rate_is_told_when_to_come_again(guarded: Callable[..., Guarded]) -> None:
+def test_a_key_above_its_rate_is_told_when_to_retry(guarded: Callable[..., Guarded]) -> None:
     api = guarded(rate_per_second=0)
     slow = api.make("acme", "read", ratePerSecond=0.001)["text"]
     assert api("GET", "/notifications", key=slow).status == 200
@@ -319,7 +319,7 @@ def test_a_key_that_has_used_up_its_rate_is_told_when_to_come_again(guarded: Cal
 
 
 class Asked(MemoryStore):
-    """Counts how often tokens are fetched."""
+    """Counts how often tokens of the rate limit are taken."""
 
     leases = 0
 
@@ -360,7 +360,7 @@ async def test_several_processes_share_one_rate() -> None:
     assert store.leases < 200, "not one for each of 3,900 requests"
 
 
-async def test_requests_at_once_share_the_fetching_of_tokens_and_none_is_let_in_too_many() -> None:
+async def test_concurrent_requests_share_a_call_for_tokens_and_none_exceeds_the_limit() -> None:
     clock = ManualClock()
     store = Asked(clock)
     one = gate(store, clock, rate=1000)
@@ -370,7 +370,7 @@ async def test_requests_at_once_share_the_fetching_of_tokens_and_none_is_let_in_
     assert store.leases <= 9
 
 
-async def test_a_caller_who_must_wait_is_told_so_without_asking_the_store() -> None:
+async def test_a_caller_that_must_wait_is_answered_without_a_call_to_the_store() -> None:
     clock = ManualClock()
     store = Asked(clock)
     one = gate(store, clock, rate=10, burst=5)
@@ -392,7 +392,7 @@ async def test_a_key_may_have_its_own_rate_or_none() -> None:
     assert await admitted(free, caller(), 1000) == 1000
 
 
-async def test_where_the_store_cannot_say_it_raises_for_each_who_asks() -> None:
+async def test_if_the_store_fails_every_waiting_caller_gets_the_error() -> None:
     clock = ManualClock()
 
     class Away(MemoryStore):

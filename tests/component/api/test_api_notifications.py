@@ -1,4 +1,4 @@
-"""Sending and looking at what was sent, over real HTTP."""
+"""Sending, and reading what was sent, over real HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MINUTE_MS = 60_000
 
 
 class ShiftedClock(SystemClock):
-    """The real clock, set ahead by as much as a test likes."""
+    """The real clock, plus an offset that a test chooses."""
 
     ahead_ms = 0
 
@@ -31,7 +31,7 @@ class ShiftedClock(SystemClock):
 
 
 def pigeon(*script: Any, usual: Any = OutcomeKind.ACCEPTED) -> dict[str, Any]:
-    """One provider for mail that does as it is told."""
+    """A service with one email provider whose outcome the test chooses."""
     provider = ScriptedProvider("pigeon", script, usual=usual)
     return {"pigeon": Listed(id="pigeon", provider=provider, channels=(Channel.EMAIL, Channel.PUSH))}
 
@@ -54,7 +54,7 @@ def process(service: Serving) -> None:
 # Sending ---------------------------------------------------------------------------------------------
 
 
-def test_an_accepted_request_says_where_it_is_queued(service: Serving) -> None:
+def test_an_accepted_request_returns_its_queue(service: Serving) -> None:
     sent = service.call("POST", SEND, MAIL)
     assert sent.status == 202
     assert sent.json["status"] == "queued"
@@ -71,7 +71,9 @@ def test_several_channels_become_several_notifications_of_one_batch(service: Ser
     assert {one["id"] for one in found} == set(sent.json["notificationIds"])
 
 
-def test_the_same_idempotency_key_gets_the_same_answer_and_another_body_a_conflict(service: Serving) -> None:
+def test_the_same_idempotency_key_returns_the_same_result_and_with_another_body_a_conflict(
+    service: Serving,
+) -> None:
     key = {"Idempotency-Key": "order-1"}
     first = service.call("POST", SEND, MAIL, headers=key)
     again = service.call("POST", SEND, MAIL, headers=key)
@@ -89,13 +91,13 @@ def test_two_different_keys_in_one_request_are_refused(service: Serving) -> None
     assert service.call("GET", "/api/v1/notifications").json["items"] == []
 
 
-def test_a_header_that_cannot_be_meant_is_named(service: Serving) -> None:
+def test_an_invalid_header_is_named(service: Serving) -> None:
     for name, value in (("Idempotency-Key", ""), ("Idempotency-Key", "k" * 256), ("Accept-Language", "\x80")):
         refused = service.call("POST", SEND, MAIL, headers={name: value})
         assert (refused.status, refused.json["error"]["field"]) == (400, name)
 
 
-def test_the_keys_of_two_tenants_are_two_keys(service: Serving) -> None:
+def test_idempotency_keys_of_two_tenants_are_independent(service: Serving) -> None:
     key = {"Idempotency-Key": "order-1"}
     one = accepted(service, key="acme", headers=key)
     assert accepted(service, key="other", headers=key) != one
@@ -104,7 +106,7 @@ def test_the_keys_of_two_tenants_are_two_keys(service: Serving) -> None:
 # Looking ---------------------------------------------------------------------------------------------
 
 
-def test_a_list_goes_on_by_its_cursor_newest_first(service: Serving) -> None:
+def test_a_list_is_newest_first_and_continues_at_its_cursor(service: Serving) -> None:
     ids = [accepted(service) for _ in range(5)]
     first = service.call("GET", "/api/v1/notifications?limit=3").json
     rest = service.call("GET", f"/api/v1/notifications?limit=3&cursor={first['cursor']}").json
@@ -112,7 +114,7 @@ def test_a_list_goes_on_by_its_cursor_newest_first(service: Serving) -> None:
     assert rest["cursor"] is None
 
 
-def test_every_filter_finds_what_matches_and_nothing_else(serve: Serve) -> None:
+def test_every_filter_finds_exactly_what_matches(serve: Serve) -> None:
     clock = ShiftedClock()
     pigeons = pigeon("bad_recipient")
     hawk = Listed(id="hawk", provider=ScriptedProvider("hawk"), channels=(Channel.EMAIL,))
@@ -144,7 +146,7 @@ def test_every_filter_finds_what_matches_and_nothing_else(serve: Serve) -> None:
         assert service.call("GET", f"/api/v1/notifications?{chosen}").json["items"] == [], chosen
 
 
-def test_a_filter_that_cannot_be_meant_is_named(service: Serving) -> None:
+def test_an_invalid_filter_is_named(service: Serving) -> None:
     for query, field in (
         ("status=failed", "status"),
         ("statuses=lost", "statuses[0]"),
@@ -160,7 +162,7 @@ def test_a_filter_that_cannot_be_meant_is_named(service: Serving) -> None:
         assert refused.json["error"]["field"] == field
 
 
-def test_attempts_and_explanation_tell_what_happened_and_what_comes(serve: Serve) -> None:
+def test_attempts_and_explanation_show_the_past_and_the_next_step(serve: Serve) -> None:
     service = serve(store="memory:", providers=pigeon("transient"), preset="simple")
     id = accepted(service)
     process(service)
@@ -175,7 +177,7 @@ def test_attempts_and_explanation_tell_what_happened_and_what_comes(serve: Serve
     assert why["nextStep"].startswith("attempt 2 of 3 at ")
 
 
-def test_retry_info_computes_with_other_settings_and_changes_nothing(serve: Serve) -> None:
+def test_retry_info_accepts_other_settings_and_changes_nothing(serve: Serve) -> None:
     service = serve(store="memory:", providers=pigeon("transient"), preset="simple")
     id = accepted(service)
     process(service)
@@ -197,7 +199,7 @@ def test_retry_info_computes_with_other_settings_and_changes_nothing(serve: Serv
 # Commands --------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_one_is_not_sent_and_says_who_and_why(service: Serving) -> None:
+def test_a_cancelled_notification_is_not_sent_and_shows_who_and_why(service: Serving) -> None:
     id = accepted(service)
     done = service.call("POST", f"/api/v1/notifications/{id}/cancel", {"why": "typo"}, key="default:send")
     assert done.json == {"notificationId": id, "cancelled": True, "requested": False}
@@ -208,7 +210,7 @@ def test_a_cancelled_one_is_not_sent_and_says_who_and_why(service: Serving) -> N
     assert (again.status, again.json["error"]["code"]) == (409, "COMMAND_REFUSED")
 
 
-def test_one_that_waits_is_rescheduled(serve: Serve) -> None:
+def test_a_waiting_notification_is_rescheduled(serve: Serve) -> None:
     clock = ManualClock()
     service = serve(store="memory:", providers=pigeon(), clock=clock)
     id = accepted(service)
@@ -219,7 +221,7 @@ def test_one_that_waits_is_rescheduled(serve: Serve) -> None:
     assert (refused.status, refused.json["error"]["field"]) == (400, "delayMs")
 
 
-def test_one_in_doubt_is_resolved(serve: Serve) -> None:
+def test_a_notification_in_doubt_is_resolved(serve: Serve) -> None:
     rules = [Rule(name="hold", policy=PolicyPatch(on_timeout=OnTimeout.HOLD))]
     service = serve(store="memory:", providers=pigeon("ambiguous"), rules=rules)
     id = accepted(service)
@@ -230,7 +232,7 @@ def test_one_in_doubt_is_resolved(serve: Serve) -> None:
     assert service.call("POST", path, {"status": "sent"}).json["error"]["code"] == "COMMAND_REFUSED"
 
 
-def test_nothing_of_another_tenant_is_read_or_changed(service: Serving) -> None:
+def test_another_tenant_s_notifications_are_neither_read_nor_changed(service: Serving) -> None:
     id = accepted(service, key="acme")
     before = service.call("GET", f"/api/v1/notifications/{id}", key="acme").json
     for path in ("", "/attempts", "/explain", "/retry-info"):
@@ -244,7 +246,7 @@ def test_nothing_of_another_tenant_is_read_or_changed(service: Serving) -> None:
     assert service.call("GET", f"/api/v1/notifications/{id}", key="acme").json == before
 
 
-def test_a_key_that_may_only_send_operates_on_nothing(service: Serving) -> None:
+def test_a_key_with_only_the_scope_send_cannot_operate(service: Serving) -> None:
     id = accepted(service)
     for path, body in (("reschedule", {"delayMs": 1}), ("resolve", {"status": "sent"})):
         refused = service.call("POST", f"/api/v1/notifications/{id}/{path}", body, key="default:send")

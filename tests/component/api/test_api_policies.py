@@ -1,4 +1,4 @@
-"""Policies over HTTP: what is in force and why, changing it, and rehearsing an outage."""
+"""Policies over HTTP: the effective rules, changes, and simulated outages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rules(service: Serving, key: str = "default") -> dict[str, Any]:
     return {rule["name"]: rule for rule in found}
 
 
-def test_the_rules_in_force_say_where_they_come_from(service: Serving) -> None:
+def test_the_effective_rules_show_their_origin(service: Serving) -> None:
     body = {"type": "otp", "policy": {"maxAttempts": 2, "baseMs": 500}, "why": "hurry"}
     assert service.call("PUT", "/api/v1/policies/otp-fast", body).status == 200
     found = service.call("GET", "/api/v1/policies").json
@@ -48,7 +48,7 @@ def test_the_rules_in_force_say_where_they_come_from(service: Serving) -> None:
     assert service.call("GET", "/api/v1/policies/nobody").status == 404
 
 
-def test_a_change_is_kept_with_who_why_before_and_after(service: Serving) -> None:
+def test_a_change_is_recorded_with_who_why_before_and_after(service: Serving) -> None:
     changed = service.call("PUT", "/api/v1/policies/bills", {"type": "bill", "policy": {"maxAttempts": 4}})
     assert changed.json["before"]["policy"] == {"maxAttempts": 9}
     assert changed.json["after"]["policy"] == {"maxAttempts": 4}
@@ -78,7 +78,7 @@ def test_a_change_is_kept_with_who_why_before_and_after(service: Serving) -> Non
         ({"policy": {"backoff": "callable", "call": "os:system"}}, 422, "policy.call"),
     ],
 )
-def test_a_rule_that_cannot_be_meant_is_refused_and_changes_nothing(
+def test_an_invalid_rule_is_refused_and_changes_nothing(
     service: Serving, body: Any, status: int, field: str
 ) -> None:
     before = service.call("GET", "/api/v1/policies").json
@@ -88,7 +88,7 @@ def test_a_rule_that_cannot_be_meant_is_refused_and_changes_nothing(
     assert service.trail.notes == []
 
 
-def test_which_rule_wins_is_explained_and_its_delays_are_exact(service: Serving) -> None:
+def test_the_winning_rule_is_explained_with_exact_delays(service: Serving) -> None:
     said = service.call("GET", "/api/v1/policies/explain?type=bill&channel=sms&priority=normal").json
     assert (said["rule"], said["presetRule"], said["mode"]) == ("bills", "medium", "standard")
     assert said["keys"] == {
@@ -109,7 +109,7 @@ def test_which_rule_wins_is_explained_and_its_delays_are_exact(service: Serving)
     ]
 
 
-def test_a_tenant_sees_no_rule_that_names_another_and_changes_none(service: Serving) -> None:
+def test_a_tenant_neither_sees_nor_changes_a_rule_for_another(service: Serving) -> None:
     for tenant in ("acme", "other"):
         body = {"tenant": tenant, "policy": {"maxAttempts": 3}}
         assert service.call("PUT", f"/api/v1/policies/for-{tenant}", body).status == 200
@@ -124,7 +124,7 @@ def test_a_tenant_sees_no_rule_that_names_another_and_changes_none(service: Serv
     assert service.call("GET", "/api/v1/policies/history", key=key).status == 403
 
 
-def test_a_change_holds_from_the_next_decision_on(service: Serving) -> None:
+def test_a_change_applies_from_the_next_decision_on(service: Serving) -> None:
     service.call("PUT", "/api/v1/policies/everything", {"policy": {"maxAttempts": 1}})
 
     async def allowed(engine: Homing) -> int:
@@ -134,7 +134,7 @@ def test_a_change_holds_from_the_next_decision_on(service: Serving) -> None:
     assert service.on_loop(allowed) == 1
 
 
-def test_a_name_is_one_line(service: Serving) -> None:
+def test_a_rule_s_name_is_a_single_line(service: Serving) -> None:
     refused = service.call("PUT", "/api/v1/policies/otp%0A", {"policy": {"maxAttempts": 2}})
     assert (refused.status, refused.json["error"]["field"]) == (422, "name")
     assert list(rules(service)) == ["bills"]
@@ -147,7 +147,7 @@ def simulating(service: Serving, simulate: Any) -> None:
     service.app.service.simulate = simulate
 
 
-def test_an_outage_is_rehearsed_by_the_engine_itself(service: Serving) -> None:
+def test_an_outage_is_simulated_with_the_engine_itself(service: Serving) -> None:
     simulating(service, rehearse_apart)
     body = {
         "policy": {"maxAttempts": 1, "backoff": "fixed", "stepsMs": [1000], "jitter": "none"},
@@ -166,7 +166,7 @@ def test_an_outage_is_rehearsed_by_the_engine_itself(service: Serving) -> None:
     assert service.call("GET", "/api/v1/notifications").json["items"] == []
 
 
-def test_without_more_it_rehearses_what_is_in_force_for_the_caller(service: Serving) -> None:
+def test_without_parameters_the_caller_s_effective_policies_are_simulated(service: Serving) -> None:
     asked: list[Rehearsal] = []
 
     async def simulate(rehearsal: Rehearsal) -> RehearsalReport:
@@ -194,12 +194,12 @@ def test_without_more_it_rehearses_what_is_in_force_for_the_caller(service: Serv
         ({"policy": {"backoff": "fixed"}}, 422),
     ],
 )
-def test_a_rehearsal_that_cannot_be_meant_is_refused(service: Serving, body: Any, status: int) -> None:
+def test_an_invalid_simulation_is_refused(service: Serving, body: Any, status: int) -> None:
     simulating(service, rehearse_apart)
     assert service.call("POST", "/api/v1/policies/simulate", body).status == status
 
 
-def test_however_many_ask_at_once_only_two_rehearsals_are_under_way(serve: Serve, tmp_path: Path) -> None:
+def test_at_most_two_simulations_run_at_once(serve: Serve, tmp_path: Path) -> None:
     service = serve(store=str(tmp_path / "homing.db"))
     asked, most = threading.Barrier(8), [0]
     answered = threading.Event()
@@ -214,7 +214,7 @@ def test_however_many_ask_at_once_only_two_rehearsals_are_under_way(serve: Serve
     def ask(_: int) -> int:
         asked.wait(60)
         status = int(service.call("POST", "/api/v1/policies/simulate", {}).status)
-        if status == 503:  # the others are refused while two go on
+        if status == 503:  # the others are refused while two are running
             answered.set()
         return status
 
@@ -225,6 +225,6 @@ def test_however_many_ask_at_once_only_two_rehearsals_are_under_way(serve: Serve
     assert service.app.service.simulating == 0
 
 
-def test_a_process_without_a_simulator_says_so(service: Serving) -> None:
+def test_a_process_without_the_simulator_returns_an_error(service: Serving) -> None:
     refused = service.call("POST", "/api/v1/policies/simulate", {})
     assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")

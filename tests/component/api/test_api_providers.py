@@ -1,4 +1,4 @@
-"""Providers over HTTP: how they are doing, trying one out, and their breakers by hand."""
+"""Providers over HTTP: their state, health checks, test messages and forced breakers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def service(serve: Serve, mail: ScriptedProvider) -> Serving:
     return serve(store="memory:", providers={"mail": mail, "sns": ScriptedProvider("sns")})
 
 
-def test_all_are_listed_in_their_order_with_their_breakers(service: Serving) -> None:
+def test_all_providers_are_listed_in_order_with_their_breakers(service: Serving) -> None:
     items = service.call("GET", "/api/v1/providers", key="default:read").json["items"]
     assert [(one["id"], one["breaker"]["phase"]) for one in items] == [("mail", "closed"), ("sns", "closed")]
     assert items[1]["routes"]["sms"] == 2
@@ -31,7 +31,7 @@ def test_all_are_listed_in_their_order_with_their_breakers(service: Serving) -> 
     assert service.call("GET", "/api/v1/providers/pigeon").status == 404
 
 
-def test_a_breaker_can_be_held_and_given_back(service: Serving) -> None:
+def test_a_breaker_can_be_forced_and_returned_to_automatic(service: Serving) -> None:
     held = service.call("POST", "/api/v1/providers/mail/breaker", {"phase": "open", "why": "they are down"})
     breaker = held.json["breaker"]
     assert (breaker["phase"], breaker["forced"], breaker["by"], breaker["why"]) == (
@@ -64,7 +64,7 @@ def test_a_test_message_is_really_sent_and_nothing_is_stored(
     assert (vague.status, vague.json["error"]["field"]) == (422, "channel")
 
 
-def test_their_health_is_asked_for(service: Serving, mail: ScriptedProvider) -> None:
+def test_health_checks_can_be_requested(service: Serving, mail: ScriptedProvider) -> None:
     mail.up = False
     health = service.call("POST", "/api/v1/providers/check").json["items"]
     assert [(one["provider"], one["usable"]) for one in health] == [("mail", False), ("sns", True)]
@@ -72,7 +72,7 @@ def test_their_health_is_asked_for(service: Serving, mail: ScriptedProvider) -> 
     assert (one["usable"], one["problem"]) == (False, "its check says no")
 
 
-def test_only_an_administrator_touches_what_all_tenants_share(
+def test_only_an_administrator_changes_what_all_tenants_share(
     service: Serving, mail: ScriptedProvider
 ) -> None:
     key = "default:read,operate,manage,send"

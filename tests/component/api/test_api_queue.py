@@ -17,7 +17,7 @@ Serve = Callable[..., Serving]
 
 
 class ByName:
-    """A provider whose answer is in the address."""
+    """A provider whose outcome depends on the address."""
 
     async def send(self, delivery: Delivery) -> Outcome:
         name = delivery.address.partition("@")[0]
@@ -30,7 +30,7 @@ class ByName:
 
 @pytest.fixture
 def service(serve: Serve) -> Serving:
-    """One sent at once, one recovered by its retry, one dead, one in backoff, one not yet tried."""
+    """Five notifications: sent at once, sent after a retry, dead, in backoff, and not attempted yet."""
     pigeon = Listed(id="pigeon", provider=ByName(), channels=(Channel.EMAIL,))  # type: ignore[arg-type]
     rules = [Rule(name="quick", type="quick", policy=PolicyPatch(base_ms=0, cap_ms=0))]
     service = serve(store="memory:", providers={"pigeon": pigeon}, preset="simple", rules=rules)
@@ -58,7 +58,7 @@ def names(found: Any) -> list[str]:
     return [one["recipient"]["email"].partition("@")[0] for one in found["items"]]
 
 
-def test_the_numbers_are_those_that_python_gives(service: Serving) -> None:
+def test_the_numbers_equal_those_from_python(service: Serving) -> None:
     async def told(engine: Homing) -> Any:
         return {
             "counts": await engine.queue_counts(),
@@ -73,7 +73,7 @@ def test_the_numbers_are_those_that_python_gives(service: Serving) -> None:
         assert get(service, path) == numbers, path
 
 
-def test_statistics_tell_how_retrying_goes(service: Serving) -> None:
+def test_statistics_show_the_success_of_retries(service: Serving) -> None:
     counts = get(service, "counts")
     assert {name: count for name, count in counts.items() if count} == {
         "pending": 1, "retrying": 1, "sent": 2, "failed": 1
@@ -100,7 +100,7 @@ def test_health_has_its_thirteen_numbers(service: Serving) -> None:
     assert (health["successRate"], health["failureRate"], health["retryRecoveryRate"]) == (40.0, 20.0, 50.0)
 
 
-def test_pending_and_waiting_compute_with_other_settings_and_change_nothing(service: Serving) -> None:
+def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: Serving) -> None:
     assert names(get(service, "pending")) == ["new"]
     assert names(get(service, "waiting")) == ["busy"]
     assert sorted(names(get(service, "pending?delayMs=0"))) == ["busy", "new"]
@@ -121,7 +121,7 @@ def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: Serving) ->
     assert get(service, "delay?attempt=0&delayMs=300000")["delayMs"] == 0
 
 
-def test_a_question_that_cannot_be_meant_names_its_field(service: Serving) -> None:
+def test_an_invalid_parameter_is_named(service: Serving) -> None:
     for query, field in (
         ("delay", "attempt"),
         ("delay?attempt=-1", "attempt"),
@@ -134,7 +134,7 @@ def test_a_question_that_cannot_be_meant_names_its_field(service: Serving) -> No
         assert (refused.status, refused.json["error"]["field"]) == (400, field), refused
 
 
-def test_another_tenant_sees_nothing_of_it(service: Serving) -> None:
+def test_another_tenant_sees_nothing(service: Serving) -> None:
     assert not any(get(service, "counts", key="other").values())
     assert get(service, "health", key="other")["totalNotifications"] == 0
     for path in ("pending", "waiting", "statistics", "success-by-attempt", "errors", "roll-ups"):

@@ -1,4 +1,4 @@
-"""Recipients over HTTP: written whole, read back, never another tenant's."""
+"""Recipients over HTTP: written as a whole, read back, never another tenant's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_recipient_is_written_read_listed_and_removed(service: Serving) -> Non
     assert service.call("DELETE", f"{PATH}/u-1").status == 404
 
 
-def test_a_write_over_an_older_version_is_refused(service: Serving) -> None:
+def test_a_write_over_another_version_is_refused(service: Serving) -> None:
     read = service.call("PUT", f"{PATH}/u-1", ADA).json
     over = {**ADA, "version": read["version"]}
     changed = service.call("PUT", f"{PATH}/u-1", {**over, "locale": "de"})
@@ -50,7 +50,7 @@ def test_a_write_over_an_older_version_is_refused(service: Serving) -> None:
     assert service.call("GET", f"{PATH}/u-1").json["locale"] == "de"
 
 
-def test_pages_follow_each_other(service: Serving) -> None:
+def test_pages_continue_at_their_cursor(service: Serving) -> None:
     for number in range(5):
         service.call("PUT", f"{PATH}/u-{number}", {})
     seen, cursor = [], ""
@@ -63,7 +63,7 @@ def test_pages_follow_each_other(service: Serving) -> None:
     assert seen == [f"u-{number}" for number in range(5)]
 
 
-def test_an_id_may_have_slashes_and_signs_in_it(service: Serving) -> None:
+def test_an_id_may_contain_slashes_and_punctuation(service: Serving) -> None:
     id = "shop/7 %2F é?"
     assert service.call("PUT", f"{PATH}/{quote(id, safe='')}", {}).json["id"] == id
     assert service.call("GET", f"{PATH}/{quote(id, safe='')}").json["id"] == id
@@ -81,7 +81,7 @@ def test_an_id_may_have_slashes_and_signs_in_it(service: Serving) -> None:
         ({"version": -1}, 400, "version"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_field_and_changes_nothing(
+def test_an_invalid_recipient_is_refused_with_its_field_and_changes_nothing(
     service: Serving, body: dict[str, Any], status: int, field: str
 ) -> None:
     refused = service.call("PUT", f"{PATH}/u-1", body)
@@ -102,7 +102,7 @@ def test_devices_are_added_deactivated_and_removed(service: Serving) -> None:
     assert service.call("PUT", f"{PATH}/nobody/devices/t", {}).status == 404
 
 
-def test_what_somebody_wants_is_said_per_category_and_channel_and_taken_back(service: Serving) -> None:
+def test_preferences_are_set_per_category_and_channel_and_removed(service: Serving) -> None:
     said = service.call("PUT", f"{PATH}/u-1/preferences/news/email", {"allowed": False})
     (one,) = said.json["items"]
     assert (one["category"], one["channel"], one["allowed"]) == ("news", "email", False)
@@ -123,14 +123,14 @@ def test_another_tenant_finds_and_changes_nothing(service: Serving) -> None:
     assert service.call("GET", f"{PATH}/u-1", key="acme").json["email"] == ADA["email"]
 
 
-def test_reading_and_managing_are_scopes_of_their_own(service: Serving) -> None:
+def test_reading_and_managing_need_separate_scopes(service: Serving) -> None:
     assert service.call("PUT", f"{PATH}/u-1", {}, key="acme:read").status == 403
     assert service.call("PUT", f"{PATH}/u-1", {}, key="acme:manage").status == 200
     assert service.call("GET", f"{PATH}/u-1", key="acme:read").status == 200
     assert service.call("GET", f"{PATH}/u-1", key="acme:send").status == 403
 
 
-def test_every_change_is_noted_without_addresses(service: Serving) -> None:
+def test_every_change_is_recorded_without_addresses(service: Serving) -> None:
     service.call("PUT", f"{PATH}/u-1", ADA)
     service.call("PUT", f"{PATH}/u-1/devices/t-2", {})
     service.call("PUT", f"{PATH}/u-1/preferences/news/email", {"allowed": False})

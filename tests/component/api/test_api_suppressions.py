@@ -1,4 +1,4 @@
-"""Suppressions over HTTP, and what they do to what is sent."""
+"""Suppressions over HTTP, and their effect on sends."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ def service(serve: Serve) -> Serving:
     return serve(store="memory:")
 
 
-def test_an_address_is_suppressed_found_and_lifted(service: Serving) -> None:
+def test_an_address_is_suppressed_found_and_released(service: Serving) -> None:
     added = service.call(
         "POST", PATH, {"channel": "email", "address": "ada@EXAMPLE.org", "category": "news", "why": "asked"}
     )
     assert added.status == 201
     assert (added.json["address"], added.json["updatedBy"]) == (ADA, "key:default")
     assert service.call("GET", f"{PATH}?channel=email&address={ADA}").json == {"items": [added.json]}
-    assert service.call("DELETE", f"{PATH}?channel=email&address={ADA}").status == 404  # that would be `*`
+    assert (
+        service.call("DELETE", f"{PATH}?channel=email&address={ADA}").status == 404
+    )  # an empty category would mean `*`
     assert service.call("DELETE", f"{PATH}?channel=email&address={ADA}&category=news").status == 204
     assert service.call("GET", PATH).json == {"items": []}
 
 
-def test_leaving_the_newsletter_blocks_no_other_category(service: Serving) -> None:
+def test_a_suppressed_newsletter_blocks_no_other_category(service: Serving) -> None:
     service.call("POST", PATH, {"channel": "email", "address": ADA, "category": "newsletter"})
 
     def status(category: str) -> str:
@@ -53,7 +55,7 @@ def test_leaving_the_newsletter_blocks_no_other_category(service: Serving) -> No
     assert (status("newsletter"), status("otp")) == ("skipped", "sent")
 
 
-def test_pages_follow_each_other_also_of_addresses_that_begin_alike(service: Serving) -> None:
+def test_pages_continue_correctly_for_addresses_with_a_common_prefix(service: Serving) -> None:
     for address in ("https://a.example", "https://a.example:8443/x"):
         for category in ("news", "offers"):
             body = {"channel": "webhook", "address": address, "category": category}
@@ -79,7 +81,7 @@ def test_pages_follow_each_other_also_of_addresses_that_begin_alike(service: Ser
         ({"channel": "email"}, 400, "address"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_an_invalid_suppression_is_refused(
     service: Serving, body: dict[str, str], status: int, field: str
 ) -> None:
     refused = service.call("POST", PATH, body)
@@ -87,14 +89,14 @@ def test_what_does_not_fit_is_refused(
     assert service.call("GET", PATH).json == {"items": []}
 
 
-def test_another_tenant_sees_and_lifts_nothing(service: Serving) -> None:
+def test_another_tenant_neither_sees_nor_releases_it(service: Serving) -> None:
     service.call("POST", PATH, {"channel": "email", "address": ADA}, key="acme")
     assert service.call("GET", PATH, key="other").json == {"items": []}
     assert service.call("DELETE", f"{PATH}?channel=email&address={ADA}", key="other").status == 404
     assert len(service.call("GET", PATH, key="acme").json["items"]) == 1
 
 
-def test_who_suppressed_is_noted_without_the_address(service: Serving) -> None:
+def test_the_author_of_a_suppression_is_recorded_without_the_address(service: Serving) -> None:
     service.call("POST", PATH, {"channel": "email", "address": ADA, "category": "news"})
     service.call("DELETE", f"{PATH}?channel=email&address={ADA}&category=news")
     assert [action for _, action, _, _ in service.trail.notes] == ["suppression.add", "suppression.lift"]

@@ -1,4 +1,4 @@
-"""Synchronous sends that nobody waits for any more, over real HTTP."""
+"""Synchronous sends whose caller is gone, over real HTTP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content"
 
 
 class Slow(ScriptedProvider):
-    """Has what it was asked, and answers when it may."""
+    """Records its delivery, and answers when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__("pigeon")
@@ -44,7 +44,7 @@ def slow(serve: Serve, settings: ServiceSettings | None = None) -> tuple[Serving
 
 
 def only_one(service: Serving, status: str) -> Any:
-    """The one notification there is, once it has that status."""
+    """Waits until the only notification has this status, and returns it."""
     until = time.monotonic() + 60
     while True:
         (found,) = service.call("GET", "/api/v1/notifications").json["items"]
@@ -54,7 +54,7 @@ def only_one(service: Serving, status: str) -> Any:
         time.sleep(0.01)
 
 
-def test_a_client_that_hangs_up_does_not_lose_the_record_of_a_synchronous_send(serve: Serve) -> None:
+def test_a_client_that_disconnects_does_not_lose_the_record_of_a_synchronous_send(serve: Serve) -> None:
     service, provider = slow(serve)
     body = msgspec.json.encode({**MAIL, "synchronous": True})
     client = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
@@ -70,7 +70,7 @@ def test_a_client_that_hangs_up_does_not_lose_the_record_of_a_synchronous_send(s
     assert len(provider.sent) == 1
 
 
-def test_a_synchronous_send_that_the_service_gives_up_is_on_record_and_never_sent_later(serve: Serve) -> None:
+def test_a_synchronous_send_that_the_service_abandons_is_recorded_and_never_sent_later(serve: Serve) -> None:
     service, provider = slow(serve, ServiceSettings(read_ms=1, answer_ms=1))
     sent = service.call("POST", SEND, {**MAIL, "synchronous": True}, headers={"Idempotency-Key": "otp-1"})
     assert (sent.status, sent.json["error"]["code"]) == (503, "TIMEOUT")

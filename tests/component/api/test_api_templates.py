@@ -62,7 +62,9 @@ def test_a_template_is_written_used_read_and_deleted(service: Serving) -> None:
     assert (gone.status, gone.json["error"]["code"]) == (422, "TEMPLATE_NOT_FOUND")
 
 
-def test_the_folders_are_listed_beside_and_can_be_replaced_under_the_same_key(service: Serving) -> None:
+def test_the_folder_s_templates_are_listed_too_and_can_be_replaced_under_the_same_key(
+    service: Serving,
+) -> None:
     service.call("PUT", f"{PATH}/greeting", written())
     listed = service.call("GET", PATH).json["items"]
     assert [(one["key"], one["origin"]) for one in listed] == [
@@ -81,7 +83,7 @@ def test_the_folders_are_listed_beside_and_can_be_replaced_under_the_same_key(se
     assert service.call("DELETE", f"{PATH}/shop%2Fhello").status == 404
 
 
-def test_what_is_not_fit_is_refused_and_says_everything_that_is_wrong(service: Serving) -> None:
+def test_a_faulty_template_is_refused_with_everything_that_is_wrong(service: Serving) -> None:
     body = written(german="{{ nme }}")
     refused = service.call("PUT", f"{PATH}/greeting", body)
     assert (refused.status, refused.json["error"]["code"]) == (422, "TEMPLATE_FAILED")
@@ -110,7 +112,7 @@ def test_what_is_not_fit_is_refused_and_says_everything_that_is_wrong(service: S
         ({"version": 7}, 409, None),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_an_invalid_request_is_refused(
     service: Serving, change: dict[str, Any], status: int, field: str | None
 ) -> None:
     refused = service.call("PUT", f"{PATH}/greeting", {**written(), **change})
@@ -119,7 +121,7 @@ def test_what_does_not_fit_is_refused(
     assert service.call("PUT", f"{PATH}/_shared", written()).status == 400
 
 
-def test_a_preview_reads_as_a_recipient_would(service: Serving) -> None:
+def test_a_preview_shows_what_a_recipient_would_read(service: Serving) -> None:
     service.call("PUT", f"{PATH}/greeting", written())
     sample = service.call("POST", f"{PATH}/greeting/preview").json
     assert sample["contents"]["email"] == {"subject": "Hi", "html": "<p>Hello Ada</p>"}
@@ -151,7 +153,7 @@ def test_versions_are_kept_and_restored(service: Serving) -> None:
     assert (back.status, back.json["version"]) == (200, 4)
 
 
-def test_another_tenant_neither_sees_nor_uses_nor_changes_it(service: Serving) -> None:
+def test_another_tenant_neither_sees_nor_uses_nor_changes_a_template(service: Serving) -> None:
     service.call("PUT", f"{PATH}/greeting", written(), key="acme")
     for method, path in (
         ("GET", "greeting"),
@@ -166,7 +168,7 @@ def test_another_tenant_neither_sees_nor_uses_nor_changes_it(service: Serving) -
     assert service.call("GET", f"{PATH}/greeting", key="acme").status == 200
 
 
-def test_who_changed_a_template_is_noted_and_readers_may_not_write(service: Serving) -> None:
+def test_the_author_of_a_change_is_recorded_and_readers_may_not_write(service: Serving) -> None:
     assert service.call("PUT", f"{PATH}/greeting", written(), key="acme:read").status == 403
     service.call("PUT", f"{PATH}/greeting", written())
     service.call("POST", f"{PATH}/greeting/versions/1/restore")

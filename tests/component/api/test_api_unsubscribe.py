@@ -1,4 +1,4 @@
-"""One-click unsubscribe over HTTP: the five cases of the vectors, and what follows from a click."""
+"""One-click unsubscribe over HTTP: the five cases of the vectors, and the effects of a click."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def service(serve: Serve) -> Serving:
 
 
 def send(service: Serving, category: str = "newsletter", **more: Any) -> dict[str, Any]:
-    """The notification as it is after it was processed."""
+    """Processes the notification and returns it."""
     body = {
         "recipient": {"email": ADA},
         "channel": "email",
@@ -54,7 +54,7 @@ def send(service: Serving, category: str = "newsletter", **more: Any) -> dict[st
 
 
 def link(service: Serving, **more: Any) -> str:
-    """The path of the link in a mail."""
+    """Returns the path of the link in an email."""
     url: str = send(service, **more)["content"]["unsubscribeUrl"]
     assert url.startswith(f"{BASE}/unsubscribe/")
     return url.removeprefix(BASE)
@@ -68,12 +68,12 @@ def unsubscribed(service: Serving) -> bool:
     return str(send(service)["status"]) == "skipped"
 
 
-def test_the_cases_are_all_there() -> None:
+def test_all_cases_of_the_vectors_are_present() -> None:
     assert [one["method"] for one in VECTORS["server"]] == ["POST", "POST", "GET", "POST", "POST"]
 
 
 @pytest.mark.parametrize("case", VECTORS["server"], ids=lambda case: f"{case['method']} {case['token']}")
-def test_the_server_does_what_the_vectors_say(service: Serving, case: dict[str, Any]) -> None:
+def test_the_server_behaves_as_in_the_vectors(service: Serving, case: dict[str, Any]) -> None:
     path = link(service)
     if case["token"] == "valid, again":
         assert click(service, path).status == 200
@@ -92,7 +92,7 @@ def test_the_server_does_what_the_vectors_say(service: Serving, case: dict[str, 
 
 
 @pytest.mark.parametrize("kind", VECTORS["one_click_request"]["content_types"])
-def test_both_kinds_of_form_are_understood(service: Serving, kind: str) -> None:
+def test_both_form_encodings_are_accepted(service: Serving, kind: str) -> None:
     path, body, headers = link(service), "List-Unsubscribe=One-Click", dict(FORM)
     if kind == "multipart/form-data":
         headers = {"Content-Type": 'multipart/form-data; boundary="b-1"'}
@@ -120,7 +120,7 @@ PART = '--b\r\nContent-Disposition: form-data; name="List-Unsubscribe"\r\n\r\nOn
         (PART + "x" * 1024, MULTIPART),
     ],
 )
-def test_a_body_that_is_something_else_changes_nothing(service: Serving, body: str, kind: str) -> None:
+def test_any_other_body_changes_nothing(service: Serving, body: str, kind: str) -> None:
     path = link(service)
     refused = service.call(
         "POST", path, body=body.encode("latin-1"), headers={"Content-Type": kind}, key=None
@@ -175,7 +175,7 @@ def test_a_body_of_more_than_1_kib_is_refused_before_it_is_parsed(
         (FORM["Content-Type"] + "; charset=utf-8", "List-Unsubscribe=One-Click"),
     ],
 )
-def test_the_one_field_is_found_however_it_is_written(kind: str, body: str) -> None:
+def test_the_field_is_found_however_it_is_written(kind: str, body: str) -> None:
     assert is_one_click(kind, body.encode())
 
 
@@ -208,11 +208,11 @@ def test_the_one_field_is_found_however_it_is_written(kind: str, body: str) -> N
         (FORM["Content-Type"], "\u00e9"),
     ],
 )
-def test_anything_but_the_one_field_is_no_click(kind: str, body: str) -> None:
+def test_anything_but_the_one_field_does_not_count_as_a_click(kind: str, body: str) -> None:
     assert not is_one_click(kind, body.encode())
 
 
-def test_the_page_has_a_form_and_no_script_and_its_button_does_it(service: Serving) -> None:
+def test_the_page_has_a_form_without_script_and_its_button_unsubscribes(service: Serving) -> None:
     path = link(service)
     page = service.call("GET", path, key=None)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -227,7 +227,7 @@ def test_the_page_has_a_form_and_no_script_and_its_button_does_it(service: Servi
     assert unsubscribed(service)
 
 
-def test_leaving_one_category_leaves_every_other_and_every_other_tenant(service: Serving) -> None:
+def test_unsubscribing_from_one_category_affects_no_other_category_or_tenant(service: Serving) -> None:
     click(service, link(service))
     assert send(service, "offers")["status"] == "sent"
     assert send(service, "otp", type="otp", synchronous=True)["status"] == "sent"
@@ -247,7 +247,7 @@ def test_leaving_one_category_leaves_every_other_and_every_other_tenant(service:
     assert service.call("GET", path, key="other").json["status"] == "sent"
 
 
-def test_who_has_an_id_gets_a_preference_and_can_come_back(service: Serving) -> None:
+def test_a_recipient_with_an_id_gets_a_preference_and_can_subscribe_again(service: Serving) -> None:
     ada = {"id": "u-1", "email": ADA}
     path = link(service, recipient=ada)
     click(service, path)
@@ -264,13 +264,13 @@ def test_who_has_an_id_gets_a_preference_and_can_come_back(service: Serving) -> 
     assert send(service, recipient=ada)["status"] == "sent"
 
 
-def test_who_has_no_id_is_suppressed_in_that_category(service: Serving) -> None:
+def test_a_recipient_without_an_id_is_suppressed_in_that_category(service: Serving) -> None:
     click(service, link(service))
     (one,) = service.call("GET", "/api/v1/suppressions").json["items"]
     assert (one["address"], one["category"], one["why"]) == (ADA, "newsletter", "unsubscribed")
 
 
-def test_what_is_exempt_synchronous_or_no_mail_has_no_link_and_a_callers_own_is_kept(
+def test_exempt_synchronous_and_other_channels_have_no_link_and_a_caller_s_own_link_is_kept(
     service: Serving,
 ) -> None:
     assert "unsubscribeUrl" not in send(service, "invoice")["content"]
@@ -281,7 +281,7 @@ def test_what_is_exempt_synchronous_or_no_mail_has_no_link_and_a_callers_own_is_
     assert send(service, content=own)["content"]["unsubscribeUrl"] == own["unsubscribeUrl"]
 
 
-def test_the_same_mail_within_its_window_is_still_the_same_with_a_link(serve: Serve) -> None:
+def test_deduplication_works_for_emails_with_a_link(serve: Serve) -> None:
     service = serve(**ON, dedup_windows_ms={"newsletter": "5m"})
     assert (
         send(service, type="newsletter", content={"body": "hi"})["id"]
@@ -297,7 +297,7 @@ def test_a_template_can_show_the_link(service: Serving) -> None:
     assert content["text"] == f"Leave: {content['unsubscribeUrl']}"
 
 
-def test_an_unsubscribe_is_noted_once_for_the_tenant_and_without_the_address(service: Serving) -> None:
+def test_an_unsubscribe_is_recorded_once_for_the_tenant_without_the_address(service: Serving) -> None:
     path = link(service)
     for _ in range(3):
         click(service, path)
@@ -306,7 +306,7 @@ def test_an_unsubscribe_is_noted_once_for_the_tenant_and_without_the_address(ser
     assert detail == {"category": "newsletter", "channel": "email"}
 
 
-def test_the_secret_is_made_once_and_all_processes_have_the_same(serve: Serve, tmp_path: Path) -> None:
+def test_the_secret_is_created_once_and_shared_by_all_processes(serve: Serve, tmp_path: Path) -> None:
     on = {**ON, "store": str(tmp_path / "homing.db")}
     first, second = serve(**on), serve(**on)
     path = link(first)
@@ -314,7 +314,7 @@ def test_the_secret_is_made_once_and_all_processes_have_the_same(serve: Serve, t
     assert click(second, path).status == 200
 
 
-def test_links_go_on_working_when_no_new_ones_are_made(serve: Serve) -> None:
+def test_existing_links_work_after_new_ones_are_disabled(serve: Serve) -> None:
     secret = "x" * 32
     before = serve(**{**ON, "unsubscribe": {"enabled": True, "secret": secret}})
     path = link(before)
@@ -324,7 +324,7 @@ def test_links_go_on_working_when_no_new_ones_are_made(serve: Serve) -> None:
 
 
 class Users:
-    """A directory of one's own."""
+    """A custom recipient directory."""
 
     async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
         return {}
@@ -334,7 +334,7 @@ class Users:
 
 
 class Leavable(Users):
-    """One that takes unsubscribes."""
+    """A custom directory that accepts unsubscribes."""
 
     def __init__(self) -> None:
         self.left: list[Subscription] = []
@@ -347,7 +347,7 @@ class Leavable(Users):
         return {one.id: Facts(skip=Reason.UNSUBSCRIBED) for one in claims if one.address in gone}
 
 
-def test_a_directory_of_ones_own_is_told_or_there_are_no_links(serve: Serve) -> None:
+def test_a_custom_directory_gets_unsubscribes_or_there_are_no_links(serve: Serve) -> None:
     assert "unsubscribeUrl" not in send(serve(**ON, directory=Users()))["content"]
     users = Leavable()
     service = serve(**ON, directory=users)

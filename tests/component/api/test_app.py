@@ -1,4 +1,4 @@
-"""The application itself: what every route has in common, over real HTTP."""
+"""The application: what all routes have in common, over real HTTP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def service(serve: Serve) -> Serving:
     return serve(ServiceSettings(body_bytes=10_000), store="memory:")
 
 
-def test_an_accepted_request_is_answered_with_its_id_and_can_be_read_by_it(service: Serving) -> None:
+def test_an_accepted_request_returns_an_id_under_which_it_can_be_read(service: Serving) -> None:
     sent = service.call("POST", "/api/v1/notifications/send", MAIL)
     assert sent.status == 202
     assert sent.json["status"] == "queued"
@@ -37,13 +37,13 @@ def test_an_accepted_request_is_answered_with_its_id_and_can_be_read_by_it(servi
     assert found.json["recipient"] == {"email": "ada@example.org"}
 
 
-def test_without_a_key_nothing_is_answered_but_that(service: Serving) -> None:
+def test_without_a_key_every_request_is_refused(service: Serving) -> None:
     refused = service.call("POST", "/api/v1/notifications/send", MAIL, key=None)
     assert (refused.status, refused.json["error"]["code"]) == (401, "UNAUTHORIZED")
     assert refused.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_key_without_the_scope_is_told_which_it_needs(service: Serving) -> None:
+def test_a_key_without_the_scope_is_refused_with_the_needed_scope(service: Serving) -> None:
     refused = service.call("POST", "/api/v1/notifications/send", MAIL, key="default:read")
     assert refused.status == 403
     assert "scope send" in refused.json["error"]["message"]
@@ -63,13 +63,15 @@ def test_a_wrong_type_and_an_unknown_field_are_named(service: Serving) -> None:
     assert "did you mean channel" in unknown.json["error"]["message"]
 
 
-def test_what_fits_and_is_not_acceptable_is_told_apart_from_what_does_not_fit(service: Serving) -> None:
+def test_a_well_formed_but_unacceptable_request_has_another_status_than_a_malformed_one(
+    service: Serving,
+) -> None:
     refused = service.call("POST", "/api/v1/notifications/send", {**MAIL, "channel": "pigeon"})
     assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
     assert refused.json["error"]["field"] == "channel"
 
 
-def test_a_body_is_counted_after_decompression(service: Serving) -> None:
+def test_the_size_of_a_body_is_limited_after_decompression(service: Serving) -> None:
     bomb = zlib.compress(b" " * 1_000_000)
     refused = service.call(
         "POST",
@@ -80,7 +82,7 @@ def test_a_body_is_counted_after_decompression(service: Serving) -> None:
     assert (refused.status, refused.json["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_an_unknown_address_and_an_unknown_method_are_told_apart(service: Serving) -> None:
+def test_an_unknown_path_and_an_unknown_method_have_different_statuses(service: Serving) -> None:
     assert service.call("GET", "/api/v1/nothing").status == 404
     refused = service.call("DELETE", "/api/v1/notifications/send")
     assert refused.status == 405
@@ -93,7 +95,7 @@ def test_head_is_answered_like_get_without_the_body(service: Serving) -> None:
     assert head.headers["content-length"] == got.headers["content-length"]
 
 
-def test_a_request_keeps_an_id_of_its_own_and_gets_another_where_it_is_not_fit_for_a_log(
+def test_a_request_keeps_its_own_id_unless_it_is_unfit_for_a_log(
     service: Serving,
 ) -> None:
     def answered_with(id: str) -> str:
@@ -106,14 +108,14 @@ def test_a_request_keeps_an_id_of_its_own_and_gets_another_where_it_is_not_fit_f
     assert len(given) == 3
 
 
-def test_a_log_line_tells_of_each_request_and_never_what_was_in_it(
+def test_each_request_is_logged_without_its_content(
     service: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "homing.requests"):
         service.call("POST", "/api/v1/notifications/send", MAIL, headers={"X-Request-Id": "tell-me-of-it"})
         service.call("GET", "/api/v1/recipients/ada@example.org?who=ada@example.org")
         service.call("GET", "/ada@example.org")
-        service.call("GET", "/healthz")  # when it is answered, the others have been told of
+        service.call("GET", "/healthz")  # by the time of this response, the others have been logged
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0].startswith("POST /api/v1/notifications/send 202 ")
     assert lines[0].endswith(" tell-me-of-it")
@@ -122,7 +124,7 @@ def test_a_log_line_tells_of_each_request_and_never_what_was_in_it(
     assert "ada" not in "".join(str(record.__dict__) for record in caplog.records)
 
 
-def test_a_body_that_is_nested_without_end_is_refused(service: Serving) -> None:
+def test_an_excessively_nested_body_is_refused(service: Serving) -> None:
     deep = b'{"metadata": ' + b'{"a":' * 100_000
     headers = {"Content-Type": "application/json"}
     refused = service.call("POST", "/api/v1/notifications/send", body=deep[:9_000], headers=headers)
@@ -140,7 +142,7 @@ def test_a_deeply_nested_body_with_a_number_in_the_wrong_place_is_refused(servic
 
 
 class Asked:
-    """What an application answers to one request, without a server between."""
+    """Returns an application's response to one request, without a server."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -172,7 +174,7 @@ def an_app(service: Serving, routes: Routes, **settings: Any) -> App:
     return App(made, routes.all, chance=random.Random(1))
 
 
-async def test_what_takes_too_long_is_broken_off(service: Serving) -> None:
+async def test_a_request_that_takes_too_long_is_aborted(service: Serving) -> None:
     routes = Routes("Test", prefix="")
     broken_off = asyncio.Event()
 
@@ -189,7 +191,7 @@ async def test_what_takes_too_long_is_broken_off(service: Serving) -> None:
     assert broken_off.is_set()
 
 
-async def test_a_defect_is_told_without_its_words_and_logged_with_the_id_of_the_answer(
+async def test_an_unexpected_error_is_answered_without_its_text_and_logged_with_the_response_s_id(
     service: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     routes = Routes("Test", prefix="")
@@ -205,10 +207,10 @@ async def test_a_defect_is_told_without_its_words_and_logged_with_the_id_of_the_
     assert asked.headers[b"x-request-id"].decode() in caplog.text
 
 
-async def test_where_the_store_is_stays_in_the_log(
+async def test_the_address_of_the_store_appears_only_in_the_log(
     service: Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever guesses keys gets this answer too, while the store is away."""
+    """Requests with guessed keys get this response too while the store is unavailable."""
     routes = Routes("Test", prefix="")
 
     @routes.get("/away")
@@ -223,7 +225,7 @@ async def test_where_the_store_is_stays_in_the_log(
     assert asked.headers[b"x-request-id"].decode() in caplog.text
 
 
-async def test_what_cannot_be_written_as_json_is_a_defect_too(service: Serving) -> None:
+async def test_a_value_that_cannot_be_encoded_as_json_is_an_unexpected_error_too(service: Serving) -> None:
     routes = Routes("Test", prefix="")
 
     @routes.get("/odd")
@@ -234,7 +236,7 @@ async def test_what_cannot_be_written_as_json_is_a_defect_too(service: Serving) 
     assert (await Asked(an_app(service, routes))("/odd")).code == "INTERNAL_ERROR"
 
 
-async def test_no_value_can_end_its_header_and_begin_another(service: Serving) -> None:
+async def test_no_value_can_add_a_header(service: Serving) -> None:
     routes = Routes("Test", prefix="")
 
     @routes.get("/header")
@@ -246,7 +248,7 @@ async def test_no_value_can_end_its_header_and_begin_another(service: Serving) -
     assert asked.headers[b"location"] == b"/a??Set-Cookie: b=c???"
 
 
-async def test_tenants_fronts_are_kept_in_bounds(service: Serving) -> None:
+async def test_the_number_of_cached_tenants_is_limited(service: Serving) -> None:
     behind = service.app.service
     assert behind.front("acme") is behind.front("acme")
     for number in range(1_500):

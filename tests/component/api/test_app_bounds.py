@@ -1,4 +1,4 @@
-"""What the application keeps to under load: requests, bytes, time, and commits."""
+"""The application's limits under load: requests, bytes, time, and commits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content"
 
 @contextmanager
 def half_sent(service: Serving, sent: int, length: int) -> Iterator[socket.socket]:
-    """A client that has sent so much of a body of this length, and waits."""
+    """A client that has sent part of a body of this length, and waits."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as client:
         head = (
             "POST /api/v1/notifications/batch HTTP/1.1\r\nHost: homing\r\nAuthorization: Bearer default\r\n"
@@ -32,7 +32,7 @@ def half_sent(service: Serving, sent: int, length: int) -> Iterator[socket.socke
         yield client
 
 
-def test_many_slow_bodies_are_held_only_up_to_a_bound_and_the_others_told_to_come_again(serve: Serve) -> None:
+def test_the_memory_for_slow_bodies_is_limited_and_excess_requests_get_503(serve: Serve) -> None:
     service = serve(ServiceSettings(buffer_bytes=2_000_000), store="memory:")
     with ExitStack() as stack:
         clients = [stack.enter_context(half_sent(service, 150_000, 200_000)) for _ in range(100)]
@@ -43,7 +43,9 @@ def test_many_slow_bodies_are_held_only_up_to_a_bound_and_the_others_told_to_com
         for client in clients:
             client.sendall(b" " * 50_000)
             answers.append(client.recv(65_536))
-    taken = [answer for answer in answers if b" 400 " in answer]  # blanks are no JSON, once all are there
+    taken = [
+        answer for answer in answers if b" 400 " in answer
+    ]  # only blanks, which is invalid JSON once the body is complete
     assert 1 <= len(taken) <= 2_000_000 // 65_536
     told = [answer for answer in answers if b" 503 " in answer and b"retry-after: 1" in answer]
     assert len(taken) + len(told) == 100
@@ -51,7 +53,7 @@ def test_many_slow_bodies_are_held_only_up_to_a_bound_and_the_others_told_to_com
     assert service.app.under_way.held_bytes == 0
 
 
-def test_beyond_the_bound_of_requests_under_way_others_are_told_to_come_again(serve: Serve) -> None:
+def test_requests_above_the_concurrency_limit_get_503(serve: Serve) -> None:
     service = serve(ServiceSettings(max_requests=3), store="memory:")
     with ExitStack() as stack:
         for _ in range(3):
@@ -64,7 +66,7 @@ def test_beyond_the_bound_of_requests_under_way_others_are_told_to_come_again(se
     assert service.call("GET", "/healthz").status == 200
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(serve: Serve) -> None:
+def test_a_body_that_does_not_arrive_is_not_awaited(serve: Serve) -> None:
     service = serve(ServiceSettings(read_ms=50), store="memory:")
     with half_sent(service, 10, 100) as client:
         answer = b"".join(iter(lambda: client.recv(65_536), b""))  # until it is closed
@@ -81,7 +83,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come true")
 
 
-def test_requests_at_the_same_time_share_commits_and_each_answer_is_one(serve: Serve, tmp_path: Path) -> None:
+def test_concurrent_requests_share_commits_and_each_gets_its_own_response(
+    serve: Serve, tmp_path: Path
+) -> None:
     service = serve(store=str(tmp_path / "homing.db"))
     writer = service.engine._backend._writer  # type: ignore[attr-defined]
     said: list[str] = []
@@ -102,7 +106,7 @@ def test_requests_at_the_same_time_share_commits_and_each_answer_is_one(serve: S
 
 @contextmanager
 def _held(service: Serving, writer: Any) -> Iterator[None]:
-    """Keeps the store's writer busy, so that what comes meanwhile queues up."""
+    """Keeps the store's writer busy, so that requests queue up."""
     entered, release = threading.Event(), threading.Event()
 
     def wait(_: sqlite3.Cursor) -> None:

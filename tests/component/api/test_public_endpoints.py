@@ -18,7 +18,7 @@ from support.running_service import Serving
         ("/api/v1/openapi.json", "application/json"),
     ],
 )
-def test_it_is_served_to_everybody_under_a_strict_policy(
+def test_the_description_and_its_page_are_public_with_a_strict_policy(
     serve: Callable[..., Serving], path: str, kind: str
 ) -> None:
     answer = serve(store="memory:").call("GET", path, key=None)
@@ -28,7 +28,7 @@ def test_it_is_served_to_everybody_under_a_strict_policy(
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
 
 
-def test_the_probes_are_open_and_the_metrics_are_not(serve: Callable[..., Serving]) -> None:
+def test_the_probes_are_public_and_the_metrics_are_not(serve: Callable[..., Serving]) -> None:
     service = serve(store="memory:")
     assert service.call("GET", "/healthz", key=None).body == b"ok\n"
     assert service.call("GET", "/readyz", key=None).json == {"ready": True, "store": "ok", "worker": "ok"}

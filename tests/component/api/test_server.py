@@ -1,4 +1,4 @@
-"""The server under the application, over raw sockets: what a client may not make it do."""
+"""The server below the application, over raw sockets: what a client cannot make it do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ASK = b"GET / HTTP/1.1\r\nHost: homing\r\n\r\n"
 
 
 class Answers:
-    """An application that answers when it is told to. It records paths, headers and bodies."""
+    """An application that responds when the test allows it, and records paths, headers and bodies."""
 
     def __init__(self, *, reads: bool = True) -> None:
         self.asked = asyncio.Event()
@@ -26,7 +26,7 @@ class Answers:
         self.may_answer.set()
         self.body = b"yes"
         self.reads = reads
-        """Whether it reads a request's body before it answers."""
+        """Whether it reads a request's body before it responds."""
         self.paths: list[str] = []
         self.headers: list[tuple[bytes, bytes]] = []
         self.received = b""
@@ -76,7 +76,7 @@ async def answered(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], b
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """All that comes until the other side closes."""
+    """Reads until the other side closes."""
     async with asyncio.timeout(60):
         return await reader.read()
 
@@ -98,7 +98,7 @@ def refusal(status: int, headers: dict[str, str], body: bytes) -> tuple[int, str
     return status, json.loads(body)["error"]["code"]
 
 
-async def test_a_connection_answers_one_request_after_the_other_and_does_not_name_the_server() -> None:
+async def test_a_connection_serves_several_requests_and_does_not_name_the_server() -> None:
     async with serving(Answers()) as (_, connect):
         reader, writer = await connect()
         for _ in range(3):
@@ -115,7 +115,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("look_often")
 @pytest.mark.parametrize("before", [b"", ASK], ids=["first", "later"])
-async def test_who_takes_too_long_to_ask_is_told_so_and_let_go(before: bytes) -> None:
+async def test_a_client_that_is_too_slow_with_its_request_gets_408(before: bytes) -> None:
     async with serving(Answers(), head_ms=2_000) as (server, connect):
         reader, writer = await connect()
         if before:
@@ -128,7 +128,7 @@ async def test_who_takes_too_long_to_ask_is_told_so_and_let_go(before: bytes) ->
 
 
 @pytest.mark.usefixtures("look_often")
-async def test_who_says_nothing_at_all_is_let_go_and_who_waits_for_an_answer_is_not() -> None:
+async def test_a_silent_client_is_disconnected_but_not_one_that_waits_for_a_response() -> None:
     app = Answers()
     app.may_answer.clear()
     async with serving(app, head_ms=2_000) as (_, connect):
@@ -141,7 +141,7 @@ async def test_who_says_nothing_at_all_is_let_go_and_who_waits_for_an_answer_is_
 
 
 @pytest.mark.usefixtures("look_often")
-async def test_an_idle_connection_is_closed_without_a_word_after_a_while() -> None:
+async def test_an_idle_connection_is_closed_after_a_while() -> None:
     async with serving(Answers(), keep_alive_ms=50) as (server, connect):
         reader, writer = await connect()
         writer.write(ASK)
@@ -151,7 +151,9 @@ async def test_an_idle_connection_is_closed_without_a_word_after_a_while() -> No
 
 
 @pytest.mark.usefixtures("look_often")
-async def test_who_never_reads_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_reads_its_response_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "_LONGEST_ANSWER_S", 0.05)
     app = Answers()
     app.body = b"x" * 20_000_000
@@ -173,7 +175,7 @@ async def test_who_never_reads_its_answer_is_cut_off(monkeypatch: pytest.MonkeyP
     ],
     ids=["long", "many", "whole", "path"],
 )
-async def test_a_head_without_end_is_refused(head: bytes) -> None:
+async def test_a_request_head_above_the_limit_is_refused(head: bytes) -> None:
     async with serving(Answers()) as (_, connect):
         reader, writer = await connect()
         writer.write(head)
@@ -181,14 +183,14 @@ async def test_a_head_without_end_is_refused(head: bytes) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nBad Header\r\n\r\n"])
-async def test_what_is_not_http_is_refused_in_the_shape_of_all_errors(garbage: bytes) -> None:
+async def test_a_request_that_is_not_http_is_refused_with_the_common_error_format(garbage: bytes) -> None:
     async with serving(Answers()) as (_, connect):
         reader, writer = await connect()
         writer.write(garbage)
         assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
 
 
-async def test_beyond_the_bound_a_connection_is_told_to_come_again() -> None:
+async def test_connections_above_the_limit_get_503() -> None:
     async with serving(Answers(), max_connections=2) as (_, connect):
         for _ in range(2):
             reader, writer = await connect()
@@ -200,7 +202,7 @@ async def test_beyond_the_bound_a_connection_is_told_to_come_again() -> None:
         assert headers["retry-after"] == "1"
 
 
-async def test_a_stop_takes_no_more_and_lets_what_is_under_way_end() -> None:
+async def test_a_stop_accepts_nothing_new_and_finishes_running_requests() -> None:
     app = Answers()
     app.may_answer.clear()
     async with serving(app) as (server, connect):
@@ -248,9 +250,7 @@ async def test_trailers_are_dropped_and_change_no_header() -> None:
     ],
     ids=["many", "long value", "long name", "extension", "extension value", "zeros"],
 )
-async def test_what_surrounds_the_chunks_of_a_body_is_bounded(
-    before: bytes, endless: bytes, after: bytes
-) -> None:
+async def test_the_overhead_of_chunked_bodies_is_limited(before: bytes, endless: bytes, after: bytes) -> None:
     async with serving(Answers()) as (server, connect):
         reader, writer = await connect()
         writer.write(CHUNKED + before + endless * (1_000_000 // len(endless)) + after)
@@ -258,7 +258,7 @@ async def test_what_surrounds_the_chunks_of_a_body_is_bounded(
         await until(lambda: not server.server_state.connections)
 
 
-async def test_a_body_in_the_smallest_chunks_is_whole() -> None:
+async def test_a_body_in_the_smallest_chunks_is_complete() -> None:
     app = Answers()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
@@ -305,7 +305,7 @@ async def test_a_head_that_a_proxy_may_read_differently_is_refused(lines: bytes)
         assert app.paths == []
 
 
-async def test_chunks_in_http_1_0_are_refused() -> None:
+async def test_chunked_bodies_in_http_1_0_are_refused() -> None:
     async with serving(Answers()) as (_, connect):
         reader, writer = await connect()
         writer.write(b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
@@ -323,7 +323,7 @@ async def test_an_ordinary_header_may_be_repeated() -> None:
     ("more", "end", "status"),
     [(99, b"\r\n", 200), (100, b"\r\n", 431), (5_000, b"\r\n", 431), (5_000, b"", 431)],
 )
-async def test_the_number_of_headers_is_bounded(more: int, end: bytes, status: int) -> None:
+async def test_the_number_of_headers_is_limited(more: int, end: bytes, status: int) -> None:
     async with serving(Answers()) as (_, connect):
         reader, writer = await connect()
         writer.write(ASK[:-2] + b"a:\r\n" * more + end)
@@ -332,7 +332,9 @@ async def test_the_number_of_headers_is_bounded(more: int, end: bytes, status: i
 
 @pytest.mark.parametrize("pad", [b"", b"\r\n" * 20], ids=["first", "after line breaks"])
 @pytest.mark.parametrize(("length", "status"), [(30_000, 200), (40_000, 431), (250_000, 431)])
-async def test_a_head_has_the_same_limit_wherever_it_stands(pad: bytes, length: int, status: int) -> None:
+async def test_a_head_has_the_same_limit_at_any_position_of_the_stream(
+    pad: bytes, length: int, status: int
+) -> None:
     async with serving(Answers()) as (_, connect):
         reader, writer = await connect()
         writer.write(ASK)
@@ -346,7 +348,7 @@ async def test_a_head_has_the_same_limit_wherever_it_stands(pad: bytes, length: 
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
 
 
-async def test_an_offer_to_upgrade_is_ignored_and_what_follows_is_answered() -> None:
+async def test_an_offer_to_upgrade_is_ignored_and_the_next_request_is_answered() -> None:
     app = Answers()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
@@ -356,7 +358,7 @@ async def test_an_offer_to_upgrade_is_ignored_and_what_follows_is_answered() -> 
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_a_body_after_an_offer_to_upgrade_is_no_second_request(at_once: bool) -> None:
+async def test_a_body_after_an_offer_to_upgrade_is_not_a_second_request(at_once: bool) -> None:
     app = Answers()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
@@ -377,7 +379,7 @@ async def test_connect_is_refused() -> None:
         assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
 
 
-async def test_requests_sent_at_once_are_answered_in_order() -> None:
+async def test_pipelined_requests_are_answered_in_order() -> None:
     app = Answers()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
@@ -387,20 +389,20 @@ async def test_requests_sent_at_once_are_answered_in_order() -> None:
         assert app.paths == [f"/{number}" for number in range(20)]
 
 
-async def test_requests_without_end_are_not_queued() -> None:
+async def test_an_endless_pipeline_is_not_queued() -> None:
     app = Answers()
     app.may_answer.clear()
     async with serving(app) as (server, connect):
         reader, writer = await connect()
         writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10_000)
-        with suppress(ConnectionError):  # a reset: much of what was sent was never read
+        with suppress(ConnectionError):  # a reset, because much of what was sent was never read
             assert await ended(reader) == b"", "the first request has no answer yet, so no other is answered"
         await until(lambda: not server.server_state.connections)
         assert app.paths == ["/"]
         app.may_answer.set()
 
 
-async def test_what_follows_an_unanswered_request_is_not_answered_in_its_place() -> None:
+async def test_a_request_after_an_unanswered_one_is_not_answered_in_its_place() -> None:
     app = Answers()
     app.may_answer.clear()
     async with serving(app) as (server, connect):
@@ -422,7 +424,7 @@ async def test_what_follows_an_unanswered_request_is_not_answered_in_its_place()
 
 @pytest.mark.usefixtures("look_often")
 @pytest.mark.parametrize("late", [b"\r\n", b"\r\n\r\n\r\n", b"G", b"GET / HTTP/1.1\r\n"])
-async def test_any_byte_after_an_answer_starts_the_time_for_a_head(late: bytes) -> None:
+async def test_any_byte_after_a_response_starts_the_timeout_of_a_head(late: bytes) -> None:
     async with serving(Answers(), head_ms=50) as (server, connect):
         reader, writer = await connect()
         writer.write(ASK)
@@ -434,7 +436,7 @@ async def test_any_byte_after_an_answer_starts_the_time_for_a_head(late: bytes) 
 
 @pytest.mark.usefixtures("look_often")
 @pytest.mark.parametrize("drop", [b"\r\n", b"x"])
-async def test_a_head_that_comes_drop_by_drop_gets_no_more_time(drop: bytes) -> None:
+async def test_a_head_that_arrives_byte_by_byte_gets_no_extra_time(drop: bytes) -> None:
     async with serving(Answers(), head_ms=50) as (server, connect):
         reader, writer = await connect()
         writer.write(ASK)
@@ -447,7 +449,7 @@ async def test_a_head_that_comes_drop_by_drop_gets_no_more_time(drop: bytes) -> 
 
 
 @pytest.mark.usefixtures("look_often")
-async def test_the_rest_of_a_body_that_was_answered_early_is_not_awaited_for_ever() -> None:
+async def test_the_rest_of_a_body_that_was_answered_early_is_awaited_for_a_limited_time() -> None:
     async with serving(Answers(reads=False), head_ms=50) as (server, connect):
         reader, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\nContent-Length: 1000000000\r\n\r\n")
@@ -468,7 +470,7 @@ async def test_the_rest_of_a_body_that_was_answered_early_is_not_awaited_for_eve
     ],
     ids=["before the next head", "together with half of the next head"],
 )
-async def test_after_the_rest_of_a_body_that_was_answered_early_the_connection_goes_on(
+async def test_after_the_rest_of_a_body_that_was_answered_early_the_connection_continues(
     end: bytes, then: bytes
 ) -> None:
     app = Answers(reads=False)
@@ -490,7 +492,7 @@ async def test_after_the_rest_of_a_body_that_was_answered_early_the_connection_g
         assert app.paths == ["/", "/next"]
 
 
-async def test_half_a_head_after_a_request_has_its_time_from_the_answer_on() -> None:
+async def test_half_a_head_after_a_request_has_its_timeout_from_the_response_on() -> None:
     app = Answers()
     app.may_answer.clear()
     async with serving(app) as (server, connect):

@@ -1,4 +1,4 @@
-"""Both clients against a running service."""
+"""Both clients with a running service."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def send(client: Client, **more: Any) -> str:
     return sent.notification_id
 
 
-def test_what_is_sent_can_be_looked_at_explained_and_cancelled(service: Serving) -> None:
+def test_a_sent_notification_can_be_read_explained_and_cancelled(service: Serving) -> None:
     with Client(service.url, "default") as client:
         id = send(client, type="order", metadata={"order": 5})
         found = client.get_notification(id)
@@ -58,7 +58,7 @@ def test_a_list_is_followed_to_its_end(service: Serving) -> None:
         assert (len(found), set(found)) == (7, ids)
 
 
-def test_any_number_is_sent_and_answered_in_order(service: Serving) -> None:
+def test_any_number_is_sent_with_results_in_order(service: Serving) -> None:
     wrong = SendRequest(recipient=ADA, channel="pigeon", content=HELLO)
     with Client(service.url, "default") as client:
         results = list(client.send_many(wrong if number == 777 else MAIL for number in range(1_234)))
@@ -69,7 +69,7 @@ def test_any_number_is_sent_and_answered_in_order(service: Serving) -> None:
         assert client.send_batch([MAIL, wrong]).rejected == 1
 
 
-def test_errors_are_those_of_the_engine_with_what_the_service_said(service: Serving) -> None:
+def test_errors_are_those_of_the_engine_with_the_service_s_text(service: Serving) -> None:
     with Client(service.url, "default") as client:
         with pytest.raises(NotFound) as missing:
             client.get_notification("nothing")
@@ -95,7 +95,7 @@ def test_errors_are_those_of_the_engine_with_what_the_service_said(service: Serv
     assert forbidden.value.status == 403
 
 
-def test_an_idempotency_key_is_kept_and_one_is_made_where_there_is_none(service: Serving) -> None:
+def test_a_given_idempotency_key_is_used_and_otherwise_one_is_created(service: Serving) -> None:
     with Client(service.url, "default") as client:
         assert send(client, idempotency_key="order-1") == send(client, idempotency_key="order-1")
         assert send(client) != send(client)

@@ -1,4 +1,4 @@
-"""The pages about the service say what is true: the client's code runs, the tables are those of the code."""
+"""The docs of the service match the code: the client's examples run, and the tables have the same rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ order_confirmed
 """
 
 
-def test_the_code_of_the_clients_page_runs(
+def test_the_code_of_the_client_s_page_runs(
     serve: Callable[..., Serving], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service = serve(store="memory:")
@@ -41,7 +41,7 @@ def test_the_code_of_the_clients_page_runs(
     assert capsys.readouterr().out.replace(names["id"], "ID") == PRINTED
 
 
-def test_the_tables_of_the_rest_reference_are_those_of_the_code() -> None:
+def test_the_tables_of_the_rest_reference_match_the_code() -> None:
     done = subprocess.run(
         [sys.executable, "tools/make_reference.py", "--check"], capture_output=True, text=True, cwd=ROOT
     )

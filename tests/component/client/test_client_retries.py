@@ -1,4 +1,4 @@
-"""What the client does when the service is busy, away, or goes away in the middle."""
+"""The client's behavior if the service is busy, unavailable, or disconnects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GATEWAY = (502, {"Content-Type": "text/html"}, b"<h1>Bad gateway</h1>")
 
 
 class Moody(ThreadingHTTPServer):
-    """Answers as its script says, whatever it is asked, and keeps what it was asked."""
+    """Responds by its script to any request, and records the requests."""
 
     daemon_threads = True
 
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815
 
     def log_message(self, *_: Any) -> None:
-        """Nobody reads it."""
+        """Disables the server's own log."""
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def send(to: Client) -> str:
     return mail.batch_id
 
 
-def test_a_send_is_repeated_under_its_key_until_it_is_taken(moody: Callable[..., Moody]) -> None:
+def test_a_send_is_repeated_under_its_key_until_it_is_accepted(moody: Callable[..., Moody]) -> None:
     server = moody(BUSY, LIMITED, HANG_UP, FINE)
     with client(server) as one:
         assert send(one) == "b-1"
@@ -104,7 +104,7 @@ def test_a_send_is_repeated_under_its_key_until_it_is_taken(moody: Callable[...,
     assert server.asked[0][2] is not None
 
 
-def test_what_cannot_be_repeated_is_asked_once(moody: Callable[..., Moody]) -> None:
+def test_a_request_that_must_not_be_repeated_is_made_once(moody: Callable[..., Moody]) -> None:
     for script, error in ((BUSY, ServiceBusy), (LIMITED, RateLimited), (HANG_UP, ServiceUnreachable)):
         server = moody(script)
         with client(server) as one, pytest.raises(error):
@@ -112,7 +112,7 @@ def test_what_cannot_be_repeated_is_asked_once(moody: Callable[..., Moody]) -> N
         assert len(server.asked) == 1
 
 
-def test_reading_is_repeated_too_and_gives_up_in_the_end(moody: Callable[..., Moody]) -> None:
+def test_reads_are_repeated_too_for_a_limited_time(moody: Callable[..., Moody]) -> None:
     server = moody(HANG_UP, AWAY, COUNTS, AWAY, AWAY)
     with client(server, retries=Retries(attempts=3)) as one:
         assert one.get_queue_counts() == {"pending": 1}
@@ -122,14 +122,14 @@ def test_reading_is_repeated_too_and_gives_up_in_the_end(moody: Callable[..., Mo
     assert server.script == []
 
 
-async def test_the_async_client_repeats_likewise(moody: Callable[..., Moody]) -> None:
+async def test_the_async_client_repeats_in_the_same_way(moody: Callable[..., Moody]) -> None:
     server = moody(BUSY, HANG_UP, COUNTS)
     async with AsyncClient(server.url, "key") as one:
         assert await one.get_queue_counts() == {"pending": 1}
     assert len(server.asked) == 3
 
 
-def test_connections_are_used_again_and_closed_ones_are_noticed(moody: Callable[..., Moody]) -> None:
+def test_connections_are_reused_and_closed_ones_are_detected(moody: Callable[..., Moody]) -> None:
     server = moody(COUNTS, COUNTS, (200, {"Connection": "close"}, b"{}"), COUNTS)
     with client(server) as one:
         for _ in range(4):
@@ -137,7 +137,7 @@ def test_connections_are_used_again_and_closed_ones_are_noticed(moody: Callable[
     assert len(server.connections) == 2
 
 
-def test_a_service_that_is_not_there_is_unreachable(moody: Callable[..., Moody]) -> None:
+def test_a_service_that_is_not_running_is_unreachable(moody: Callable[..., Moody]) -> None:
     server = moody()
     server.server_close()
     with client(server, retries=Retries(attempts=1)) as one, pytest.raises(ServiceUnreachable) as error:
@@ -145,7 +145,7 @@ def test_a_service_that_is_not_there_is_unreachable(moody: Callable[..., Moody])
     assert "no answer from 127.0.0.1" in str(error.value)
 
 
-def test_over_tls_only_a_service_that_proves_its_name_is_asked(moody: Callable[..., Moody]) -> None:
+def test_over_tls_only_a_service_with_a_valid_certificate_is_called(moody: Callable[..., Moody]) -> None:
     authority = trustme.CA()
     server = moody(COUNTS, COUNTS)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -164,13 +164,13 @@ def test_over_tls_only_a_service_that_proves_its_name_is_asked(moody: Callable[.
     assert len(server.asked) == 1
 
 
-def test_an_answer_of_something_in_between_is_told_as_it_is(moody: Callable[..., Moody]) -> None:
+def test_a_response_of_a_proxy_is_reported_unchanged(moody: Callable[..., Moody]) -> None:
     with client(moody(GATEWAY)) as one, pytest.raises(Exception, match="HTTP 502: <h1>Bad gateway") as error:
         one.get_queue_counts()
     assert getattr(error.value, "status", 0) == 502
 
 
-def test_retry_after_is_the_least_that_is_waited_and_a_long_one_ends_it() -> None:
+def test_retry_after_is_the_minimum_delay_and_a_long_one_ends_the_retries() -> None:
     asked = Ask(method="GET", target="/", headers={}, body=None, repeatable=True)
     retries = Retries(attempts=4, longest_wait_s=30)
 
@@ -189,7 +189,7 @@ def test_retry_after_is_the_least_that_is_waited_and_a_long_one_ends_it() -> Non
     assert retries.wait_s(asked, 1, Reply(500, {}, b""), 0.5) is None
 
 
-def test_settings_that_cannot_be_meant_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     for url in ("127.0.0.1:8080", "ftp://example.org", "http://"):
         with pytest.raises(ConfigError, match="url"):
             Client(url, "key")

@@ -24,7 +24,7 @@ async def failing(world: World, **settings: Any) -> Homing:
 
 
 async def mixed(world: World) -> Homing:
-    """Ten notifications: 4 sent at once, 2 after a retry, 1 dead after 3 attempts, 1 refused, 2 in backoff."""
+    """Ten: 4 sent at once, 2 after a retry, 1 dead after 3 attempts, 1 refused, 2 in backoff."""
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, preset="simple", working=False)
 

@@ -1,4 +1,4 @@
-"""The endpoint answers scrapers and probes, and nobody who misbehaves holds it up."""
+"""The endpoint for scrapers and probes, which no misbehaving client can block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from homing.observing import endpoint as module
 from homing.observing.endpoint import Answer, Endpoint, Listen, listen_at
 
 BIG = b"x" * 20_000_000
-"""More than the buffers of a socket take."""
+"""More than the buffers of a socket hold."""
 
 
 async def small() -> Answer:
@@ -46,7 +46,7 @@ async def served() -> AsyncIterator[Endpoint]:
 
 @pytest_asyncio.fixture
 async def impatient() -> AsyncIterator[Endpoint]:
-    """An endpoint that soon hangs up on who is silent or does not read."""
+    """An endpoint with short timeouts for silent clients and for those that do not read."""
     async with Endpoint(Listen("127.0.0.1", 0), PAGES, client_s=2) as made:
         yield made
 
@@ -57,7 +57,7 @@ async def connected(to: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def exchange(to: Endpoint, said: bytes) -> bytes:
-    """What is answered to these bytes, until the other side closes."""
+    """Returns the response to these bytes, up to the end of the connection."""
     reader, writer = await connected(to)
     try:
         writer.write(said)
@@ -81,7 +81,7 @@ async def get(to: Endpoint, path: str, method: str = "GET") -> tuple[int, bytes]
     return int(head.split()[1]), body
 
 
-async def test_a_page_is_found_by_its_path_whatever_is_asked_of_it(served: Endpoint) -> None:
+async def test_a_page_is_found_by_its_path_whatever_the_query(served: Endpoint) -> None:
     assert await get(served, "/healthz") == (200, b"ok\n")
     assert await get(served, "/healthz?verbose=1") == (200, b"ok\n")
     assert await get(served, "/readyz") == (503, b"{}")
@@ -89,14 +89,14 @@ async def test_a_page_is_found_by_its_path_whatever_is_asked_of_it(served: Endpo
     assert (await get(served, "/healthz/../big"))[0] == 404
 
 
-async def test_a_head_has_no_body_but_its_length(served: Endpoint) -> None:
+async def test_a_head_request_gets_the_length_without_the_body(served: Endpoint) -> None:
     answer = await exchange(served, b"HEAD /healthz HTTP/1.0\r\n\r\n")
     assert answer.endswith(b"\r\n\r\n")
     assert b"Content-Length: 3\r\n" in answer
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
-async def test_it_only_reads(served: Endpoint, method: str) -> None:
+async def test_only_get_and_head_are_allowed(served: Endpoint, method: str) -> None:
     assert (await get(served, "/healthz", method))[0] == 405
 
 
@@ -118,22 +118,22 @@ async def test_a_page_that_fails_is_a_500_without_a_reason(served: Endpoint) -> 
         b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
     ],
 )
-async def test_what_is_no_request_is_refused(served: Endpoint, said: bytes) -> None:
+async def test_an_invalid_request_is_refused(served: Endpoint, said: bytes) -> None:
     assert (await exchange(served, said)).startswith(b"HTTP/1.1 400 ")
 
 
-async def test_a_head_without_an_end_is_cut_off(served: Endpoint) -> None:
+async def test_a_request_head_above_the_limit_is_refused(served: Endpoint) -> None:
     assert await exchange(served, b"GET /healthz HTTP/1.1\r\nX: " + b"a" * 100_000) == b""
     assert (await get(served, "/healthz"))[0] == 200
 
 
-async def test_who_says_nothing_or_only_half_is_hung_up_on(impatient: Endpoint) -> None:
+async def test_a_client_with_no_request_or_half_a_request_is_disconnected(impatient: Endpoint) -> None:
     said = (b"", b"GET /healthz HTTP/1.1\r\n")
     assert await asyncio.gather(*(exchange(impatient, one) for one in said)) == [b"", b""]
 
 
 @pytest.mark.parametrize("drop", [b"\r", b"x"])
-async def test_a_head_that_comes_drop_by_drop_gets_no_more_time(impatient: Endpoint, drop: bytes) -> None:
+async def test_a_head_that_arrives_byte_by_byte_gets_no_extra_time(impatient: Endpoint, drop: bytes) -> None:
     _, writer = await connected(impatient)
     writer.write(b"GET /healthz HTTP/1.1\r\nX: ")
     await until(lambda: impatient.clients == 1)
@@ -149,13 +149,13 @@ async def test_a_head_that_comes_drop_by_drop_gets_no_more_time(impatient: Endpo
     [b"", b"0\r\nX-Trailer: " + b"x" * 1_000_000, b"GET /healthz HTTP/1.1\r\n\r\n" * 10_000],
     ids=["nothing", "trailers", "requests"],
 )
-async def test_nothing_after_a_head_is_read_and_one_answer_ends_the_connection(
+async def test_nothing_after_a_head_is_read_and_one_response_ends_the_connection(
     served: Endpoint, after: bytes
 ) -> None:
     reader, writer = await connected(served)
     writer.write(b"GET /healthz HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + after)
     answer = b""
-    with suppress(ConnectionError):  # a reset, if much was sent that was never read
+    with suppress(ConnectionError):  # a reset, if much of what was sent was never read
         async with asyncio.timeout(20):
             while piece := await reader.read(65_536):
                 answer += piece
@@ -165,7 +165,7 @@ async def test_nothing_after_a_head_is_read_and_one_answer_ends_the_connection(
     writer.transport.abort()
 
 
-async def test_who_does_not_read_is_hung_up_on(impatient: Endpoint) -> None:
+async def test_a_client_that_does_not_read_is_disconnected(impatient: Endpoint) -> None:
     reader, writer = await connected(impatient)
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader._transport.pause_reading()  # type: ignore[attr-defined]
@@ -175,12 +175,12 @@ async def test_who_does_not_read_is_hung_up_on(impatient: Endpoint) -> None:
     writer.transport.abort()
 
 
-async def test_a_big_page_reaches_who_reads_it(served: Endpoint) -> None:
+async def test_a_large_page_reaches_a_client_that_reads_it(served: Endpoint) -> None:
     status, body = await get(served, "/big")
     assert (status, len(body)) == (200, len(BIG))
 
 
-async def test_idle_clients_are_bounded_and_make_room_in_time(impatient: Endpoint) -> None:
+async def test_the_number_of_idle_clients_is_limited_and_they_time_out(impatient: Endpoint) -> None:
     idle = [await connected(impatient) for _ in range(3 * module._CLIENTS)]
     most = 0
     async with asyncio.timeout(60):
@@ -193,7 +193,7 @@ async def test_idle_clients_are_bounded_and_make_room_in_time(impatient: Endpoin
         writer.transport.abort()
 
 
-async def test_closing_hangs_up_on_everybody() -> None:
+async def test_closing_disconnects_everybody() -> None:
     async with Endpoint(Listen("127.0.0.1", 0), PAGES) as made:
         reader, writer = await connected(made)
         await until(lambda: made.clients == 1)
@@ -202,7 +202,7 @@ async def test_closing_hangs_up_on_everybody() -> None:
     writer.transport.abort()
 
 
-async def test_a_port_that_is_taken_is_said_so(served: Endpoint) -> None:
+async def test_a_port_in_use_is_reported_as_such(served: Endpoint) -> None:
     listen = listen_at(served.address, "metrics.listen")
     with pytest.raises(ConfigError, match=r"metrics\.listen: 127\.0\.0\.1:\d+ cannot be used: "):
         async with Endpoint(listen, PAGES):
@@ -220,13 +220,13 @@ async def test_a_port_that_is_taken_is_said_so(served: Endpoint) -> None:
         (" 9464 ", "127.0.0.1", 9464),
     ],
 )
-def test_where_to_listen_is_read(text: str, host: str, port: int) -> None:
+def test_a_listen_address_is_parsed(text: str, host: str, port: int) -> None:
     assert listen_at(text, "metrics.listen") == Listen(host, port)
 
 
 @pytest.mark.parametrize(
     "text", ["", ":9464", "host:", "host:99999", "a b:1", "::1:9464", "http://x:1", "-1"]
 )
-def test_what_is_no_place_to_listen_is_refused(text: str) -> None:
+def test_an_invalid_listen_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="give HOST:PORT, such as "):
         listen_at(text, "metrics.listen")

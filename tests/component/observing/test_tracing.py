@@ -1,4 +1,4 @@
-"""Traces: one for each notification, joined across processes by nothing but its id."""
+"""Traces: one per notification, joined across processes by its id alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Traced:
         self.tracing = Tracing(SimpleSpanProcessor(self._exporter), clock=SystemClock(), share=share)
 
     def spans(self, id: str | None = None) -> list[ReadableSpan]:
-        """Of a notification, or all."""
+        """Returns the spans of a notification, or all."""
         found = self._exporter.get_finished_spans()
         return [one for one in found if id is None or trace_of(one) == id.replace("-", "")]
 
@@ -53,7 +53,7 @@ def traced() -> Iterator[Traced]:
 
 
 async def twice(delivery: Delivery) -> Outcome:
-    """Fails, then takes it."""
+    """Fails once, then succeeds."""
     if delivery.attempt == 1:
         return Outcome(OutcomeKind.TRANSIENT, error_code="503", error=f"busy with {delivery.address}")
     return Outcome(OutcomeKind.ACCEPTED, provider_message_id="m-1")
@@ -62,7 +62,7 @@ async def twice(delivery: Delivery) -> Outcome:
 QUICK = Rule(name="quick", policy=PolicyPatch(base_ms=0, cap_ms=0, jitter=Jitter.NONE))
 
 
-async def test_what_happens_to_a_notification_in_several_processes_is_one_trace_with_its_id(
+async def test_events_of_a_notification_in_several_processes_are_one_trace_with_its_id(
     tmp_path: Any,
 ) -> None:
     accepting, working = Traced(), Traced()
@@ -101,14 +101,14 @@ async def test_what_happens_to_a_notification_in_several_processes_is_one_trace_
     assert "hello" not in told
 
 
-def test_a_request_goes_on_with_its_callers_trace_and_is_linked_to_the_notifications(
+def test_a_request_continues_its_caller_s_trace_and_links_to_the_notification_s(
     serve: Callable[..., Serving], traced: Traced
 ) -> None:
     service = serve(store="memory:", observers=[traced.tracing], watchers=[traced.tracing])
     id = service.call("POST", "/api/v1/notifications/send", MAIL, headers={"Traceparent": CALLER}).json[
         "notificationId"
     ]
-    for _ in range(2):  # when it is answered, the one before has been told of
+    for _ in range(2):  # by the time of this response, the previous request has been traced
         service.call("GET", "/healthz")
     request = traced.one("send_notification")
     assert trace_of(request) == "0af7651916cd43dd8448eb211c80319c"
@@ -124,7 +124,7 @@ def test_a_request_goes_on_with_its_callers_trace_and_is_linked_to_the_notificat
     assert trace_of(traced.one("get_health")) != trace_of(request), "the next request has one of its own"
 
 
-def test_what_the_caller_says_is_not_worth_a_trace_is_none(
+def test_a_request_that_its_caller_does_not_sample_is_not_traced(
     serve: Callable[..., Serving], traced: Traced
 ) -> None:
     service = serve(store="memory:", watchers=[traced.tracing])
@@ -134,7 +134,7 @@ def test_what_the_caller_says_is_not_worth_a_trace_is_none(
     assert [span.name for span in traced.spans()][:1] == ["unknown address"]
 
 
-def test_a_receipt_that_names_its_notification_joins_its_trace(traced: Traced) -> None:
+def test_a_receipt_with_a_notification_id_joins_its_trace(traced: Traced) -> None:
     id = "0190d1b2-7c3e-7b6a-9c1d-2f4e6a8b0c1d"
 
     def receipt(event_id: str, of: str | None) -> Receipt:
@@ -158,7 +158,7 @@ def test_a_receipt_that_names_its_notification_joins_its_trace(traced: Traced) -
     }
 
 
-async def test_a_share_of_them_is_chosen_by_their_ids_so_that_all_processes_agree(tmp_path: Any) -> None:
+async def test_sampling_is_decided_by_the_id_so_that_all_processes_agree(tmp_path: Any) -> None:
     accepting, working = Traced(share=0.5), Traced(share=0.5)
     store = tmp_path / "homing.db"
     async with Homing(store, observers=[accepting.tracing]) as homing:
@@ -171,7 +171,7 @@ async def test_a_share_of_them_is_chosen_by_their_ids_so_that_all_processes_agre
     assert {trace_of(span) for span in working.spans()} == chosen
 
 
-def test_the_settings_turn_it_on_and_name_what_is_wrong() -> None:
+def test_the_settings_enable_it_and_errors_name_the_setting() -> None:
     assert compose.tracing(config.load(env={})) is None
     with pytest.raises(ConfigError, match=r"tracing\.endpoint"):
         compose.tracing(config.load(env={}, flags={"tracing": {"endpoint": "nowhere"}}))

@@ -1,4 +1,4 @@
-"""Apprise for real: its json:// and form:// services over sockets, and one of our own by its decorator."""
+"""Apprise over sockets: its json:// and form:// services, and a custom one made with its decorator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from homing.testing.faults import (
 )
 from support.push_deliveries import a_push
 
-# Apprise loads all of its plugins, and some of those load old libraries.
+# Apprise loads all its plugins, and some of them load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 K = OutcomeKind
@@ -45,7 +45,7 @@ async def server() -> AsyncIterator[FaultServer]:
 
 @pytest.fixture
 def custom() -> Iterator[list[Any]]:
-    """The service `birdhouse://`: calls the functions that it finds in the list, and keeps what it got."""
+    """The service `birdhouse://` calls the functions in the list and keeps its arguments."""
     calls: list[Any] = []
 
     def birdhouse(body: str, title: str, notify_type: str, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def url(server: FaultServer, scheme: str = "json") -> str:
 # Answers -----------------------------------------------------------------------------------------------
 
 
-async def test_a_yes_is_accepted(server: FaultServer) -> None:
+async def test_a_success_is_accepted(server: FaultServer) -> None:
     assert await sent(AppriseProvider(urls=url(server))) == Outcome(K.ACCEPTED)
     (received,) = server.received
     body = json.loads(received.body)
@@ -83,23 +83,23 @@ async def test_a_yes_is_accepted(server: FaultServer) -> None:
 
 
 @pytest.mark.parametrize("act", [html(500), html(401), RESET_AFTER_READING])
-async def test_a_no_may_have_been_taken(server: FaultServer, act: Act) -> None:
+async def test_a_failure_is_ambiguous(server: FaultServer, act: Act) -> None:
     server.play(act)
     outcome = await sent(AppriseProvider(urls=url(server)))
     assert (outcome.kind, outcome.error_code) == (K.AMBIGUOUS, "no")
 
 
-async def test_a_no_tells_the_status_and_nothing_else(server: FaultServer) -> None:
+async def test_a_failure_shows_only_its_status(server: FaultServer) -> None:
     server.play(html(403))
     assert (await sent(AppriseProvider(urls=url(server)))).error == "Apprise says no (HTTP 403)"
 
 
-async def test_nobody_there_is_a_no_too() -> None:
+async def test_a_refused_connection_is_a_failure_too() -> None:
     address = refusing_url().removeprefix("http://")
     assert (await sent(AppriseProvider(urls=f"json://{address}"))).kind is K.AMBIGUOUS
 
 
-async def test_one_no_of_several_is_ambiguous(server: FaultServer) -> None:
+async def test_a_failure_of_one_of_several_services_is_ambiguous(server: FaultServer) -> None:
     server.play(html(200), html(500))
     outcome = await sent(AppriseProvider(urls=[url(server), url(server, "form")]))
     assert outcome.kind is K.AMBIGUOUS
@@ -128,7 +128,7 @@ async def test_an_error_of_apprise_itself_is_ambiguous(
     assert outcome == Outcome(K.AMBIGUOUS, error_code="raised", error="Apprise raised RuntimeError")
 
 
-async def test_no_answer_in_time_is_ambiguous_and_the_loop_goes_on(server: FaultServer) -> None:
+async def test_a_timeout_is_ambiguous_and_does_not_block_the_loop(server: FaultServer) -> None:
     server.play(HANG_AFTER_READING)
     provider = AppriseProvider(urls=f"{url(server)}?rto=5.0&cto=5.0")
     outcome = await provider.send(message(timeout_ms=3_000))
@@ -136,7 +136,7 @@ async def test_no_answer_in_time_is_ambiguous_and_the_loop_goes_on(server: Fault
     await provider.close()
 
 
-async def test_a_full_pool_is_transient_for_nothing_was_sent(custom: list[Any]) -> None:
+async def test_a_full_pool_is_transient_because_nothing_was_sent(custom: list[Any]) -> None:
     end, began = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -155,7 +155,7 @@ async def test_a_full_pool_is_transient_for_nothing_was_sent(custom: list[Any]) 
     await provider.close()
 
 
-async def test_cancelling_a_send_leaves_its_thread_to_end_by_itself(custom: list[Any]) -> None:
+async def test_cancelling_a_send_lets_its_thread_end_by_itself(custom: list[Any]) -> None:
     end, began = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -197,23 +197,23 @@ async def test_many_sends_share_few_threads(server: FaultServer) -> None:
         (Content(subject="S", html="<b>bold</b>", text="X"), "S", "<b>bold</b>"),
     ],
 )
-async def test_the_parts_of_a_content_find_their_place(
+async def test_the_parts_of_the_content_are_mapped(
     custom: list[Any], content: Content, title: str, body: str
 ) -> None:
     got: list[Any] = []
-    custom.append(got.append)  # to answer nothing is a yes
+    custom.append(got.append)  # a return value of None is a success
     assert (await sent(AppriseProvider(urls="birdhouse://"), content=content)).kind is K.ACCEPTED
     assert (got[0]["title"], got[0]["body"]) == (title, body)
 
 
-async def test_html_is_made_plain_for_a_service_that_takes_text(server: FaultServer) -> None:
+async def test_html_becomes_plain_text_for_a_service_without_html(server: FaultServer) -> None:
     await sent(
         AppriseProvider(urls=f"{url(server)}?format=text"), content=Content(html="<b>bold</b> &amp; more")
     )
     assert json.loads(server.received[0].body)["message"].strip() == "bold & more"
 
 
-async def test_attachments_go_along(server: FaultServer) -> None:
+async def test_attachments_are_sent(server: FaultServer) -> None:
     attached = Attachment(filename="a.txt", content=b64encode(b"inside").decode(), content_type="text/plain")
     content = Content(body="B", attachments=(attached,))
     await sent(AppriseProvider(urls=url(server)), content=content)
@@ -221,7 +221,7 @@ async def test_attachments_go_along(server: FaultServer) -> None:
     assert (one["filename"], one["base64"], one["mimetype"]) == ("a.txt", attached.content, "text/plain")
 
 
-async def test_what_says_nothing_is_refused(server: FaultServer) -> None:
+async def test_empty_content_is_refused(server: FaultServer) -> None:
     outcome = await sent(AppriseProvider(urls=url(server)), content=Content(data={"k": "v"}))
     assert (outcome.kind, server.received) == (K.BAD_CONTENT, [])
 
@@ -241,13 +241,13 @@ async def test_a_redirect_is_not_followed(server: FaultServer) -> None:
 # URLs of recipients ------------------------------------------------------------------------------------
 
 
-async def test_a_recipients_url_is_used_where_the_settings_allow_it(server: FaultServer) -> None:
+async def test_a_recipient_s_url_is_used_if_the_settings_allow_it(server: FaultServer) -> None:
     provider = AppriseProvider(url_from_recipient=True, schemes=["json"], recipient_hosts=["127.0.0.1"])
     assert (await sent(provider, address=url(server))).kind is K.ACCEPTED
     assert len(server.received) == 1
 
 
-async def test_a_recipients_url_is_one_url_whatever_it_looks_like(server: FaultServer) -> None:
+async def test_a_recipient_s_url_is_always_a_single_url(server: FaultServer) -> None:
     async with FaultServer() as other:
         provider = AppriseProvider(url_from_recipient=True, schemes=["json"], recipient_hosts=["127.0.0.1"])
         await sent(provider, address=f"{url(server)}, {url(other)}")
@@ -294,14 +294,14 @@ async def test_any_other_url_of_a_recipient_is_refused(server: FaultServer, addr
         ("max_threads", {"urls": "json://localhost", "max_threads": 1000}),
     ],
 )
-def test_a_wrong_setting_is_named_and_no_secret_told(field: str, settings: dict[str, Any]) -> None:
+def test_a_wrong_setting_is_named_without_its_secret(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         AppriseProvider(**settings)
     assert caught.value.field == field
     assert "s3cret" not in str(caught.value)
 
 
-async def test_a_file_may_hold_several_urls(server: FaultServer, tmp_path: Path) -> None:
+async def test_a_file_may_contain_several_urls(server: FaultServer, tmp_path: Path) -> None:
     listed = tmp_path / "urls"
     listed.write_text(f"# ours\n{url(server)}\n\n{url(server, 'form')}\n")
     assert (await sent(AppriseProvider(urls=f"file:{listed}"))).kind is K.ACCEPTED
@@ -324,7 +324,7 @@ async def test_neither_apprise_nor_its_client_logs_a_secret(
         assert hidden not in shown
 
 
-async def test_the_log_of_others_who_use_apprise_goes_on(
+async def test_other_users_of_apprise_keep_their_logging(
     server: FaultServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     await sent(AppriseProvider(urls=url(server)))
@@ -332,7 +332,7 @@ async def test_the_log_of_others_who_use_apprise_goes_on(
     assert "by somebody else" in caplog.text
 
 
-async def test_it_looks_usable_for_nothing_can_be_asked(server: FaultServer) -> None:
+async def test_its_health_check_always_succeeds_because_nothing_can_be_checked(server: FaultServer) -> None:
     provider = AppriseProvider(urls=url(server))
     assert await provider.check()
     await provider.close()

@@ -1,4 +1,4 @@
-"""FCM over real sockets: tokens that are fetched once and shared, and what its answers mean."""
+"""FCM over real sockets: tokens that are fetched once and shared, and the meaning of responses."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ CLASSES = {
     "rate_limited": {K.THROTTLED},
     "transient": {K.TRANSIENT},
     "config": {K.PROVIDER_FAULT},
-    "auth_refresh": {K.PROVIDER_FAULT},  # what is left of it when a fresh token is refused too
+    "auth_refresh": {K.PROVIDER_FAULT},  # the response that remains if a new token is refused too
 }
 
 
 class Google:
-    """A token server and an FCM on one port, each doing what it is told."""
+    """A token server and an FCM server on one port, with scripted responses."""
 
     def __init__(self) -> None:
         self.server = FaultServer(self._act)
         self.token_acts: list[Act] = []
         self.send_acts: list[Act] = []
         self.revoked = ""
-        """A token that is refused whenever a send carries it."""
+        """A token that every send is refused with."""
         self.asked = asyncio.Event()
 
     def _act(self, received: Received) -> Act:
@@ -112,9 +112,7 @@ async def fcm(google: Google, transport: CurlTransport) -> AsyncIterator[FcmProv
 # Sending -----------------------------------------------------------------------------------------------
 
 
-async def test_a_message_is_sent_with_the_token_that_the_assertion_bought(
-    fcm: FcmProvider, google: Google
-) -> None:
+async def test_a_message_is_sent_with_the_token_of_the_assertion(fcm: FcmProvider, google: Google) -> None:
     outcome = await fcm.send(a_push())
     assert outcome == Outcome(K.ACCEPTED, provider_message_id=NAME)
     (asked,), (sent,) = google.tokens_asked, google.sends
@@ -128,13 +126,13 @@ async def test_a_message_is_sent_with_the_token_that_the_assertion_bought(
     assert sent.headers["content-type"] == "application/json"
 
 
-async def test_two_hundred_sends_at_once_fetch_one_token(fcm: FcmProvider, google: Google) -> None:
+async def test_two_hundred_concurrent_sends_fetch_one_token(fcm: FcmProvider, google: Google) -> None:
     outcomes = await asyncio.gather(*(fcm.send(a_push(address=f"t{n}")) for n in range(200)))
     assert {outcome.kind for outcome in outcomes} == {K.ACCEPTED}
     assert (len(google.tokens_asked), len(google.sends)) == (1, 200)
 
 
-async def test_a_send_that_gives_up_leaves_the_token_to_the_others(
+async def test_a_cancelled_send_leaves_the_token_fetch_to_the_others(
     google: Google, transport: CurlTransport
 ) -> None:
     google.token_acts = [Act(writes=a_token().writes, pause_ms=1)]  # long enough for a cancellation
@@ -146,7 +144,7 @@ async def test_a_send_that_gives_up_leaves_the_token_to_the_others(
     assert (len(google.tokens_asked), len(google.sends)) == (1, 1)
 
 
-async def test_a_token_is_renewed_before_its_end_while_the_old_one_serves(
+async def test_a_token_is_renewed_before_its_expiry_while_the_old_one_is_used(
     google: Google, transport: CurlTransport
 ) -> None:
     now = [NOW_MS]
@@ -157,7 +155,7 @@ async def test_a_token_is_renewed_before_its_end_while_the_old_one_serves(
     await fcm.send(a_push())
     assert len(google.tokens_asked) == 1
     now[0] += 2_000
-    await fcm.send(a_push())  # the old one still serves
+    await fcm.send(a_push())  # the old one is still used
     for _ in range(500):
         await fcm.send(a_push())
         if google.sends[-1].headers["authorization"] == "Bearer new":
@@ -167,7 +165,7 @@ async def test_a_token_is_renewed_before_its_end_while_the_old_one_serves(
     assert len(google.tokens_asked) == 2
 
 
-async def test_a_renewal_that_fails_is_not_tried_with_every_send(
+async def test_a_failed_renewal_is_not_repeated_with_every_send(
     google: Google, transport: CurlTransport
 ) -> None:
     now = [NOW_MS]
@@ -184,7 +182,7 @@ async def test_a_renewal_that_fails_is_not_tried_with_every_send(
     assert len(google.tokens_asked) <= 3
 
 
-async def test_a_token_that_is_over_is_not_used(google: Google, transport: CurlTransport) -> None:
+async def test_an_expired_token_is_not_used(google: Google, transport: CurlTransport) -> None:
     now = [NOW_MS]
     fcm = an_fcm(transport, google.server.url, now_ms=lambda: now[0])
     google.token_acts = [a_token("old"), a_token("new")]
@@ -203,14 +201,14 @@ async def test_a_refused_token_is_replaced_once_and_the_message_sent_again(
     assert [one.headers["authorization"] for one in google.sends] == ["Bearer revoked", "Bearer fresh"]
 
 
-async def test_a_fresh_token_that_is_refused_too_is_our_fault(fcm: FcmProvider, google: Google) -> None:
+async def test_a_new_token_that_is_refused_too_is_a_provider_fault(fcm: FcmProvider, google: Google) -> None:
     google.send_acts = [UNAUTHENTICATED] * 9
     outcome = await fcm.send(a_push())
     assert (outcome.kind, outcome.error_code) == (K.PROVIDER_FAULT, "UNAUTHENTICATED")
     assert (len(google.tokens_asked), len(google.sends)) == (2, 2)
 
 
-async def test_a_refused_token_that_cannot_be_replaced_leaves_nothing_in_doubt(
+async def test_a_refused_token_that_cannot_be_replaced_is_not_ambiguous(
     fcm: FcmProvider, google: Google
 ) -> None:
     google.token_acts = [a_token(), html(503)]
@@ -228,7 +226,7 @@ async def test_fifty_sends_with_a_revoked_token_replace_it_once(fcm: FcmProvider
     assert len(google.tokens_asked) == 2
 
 
-async def test_apples_refusal_of_our_credentials_is_no_reason_for_a_new_token(
+async def test_apple_s_refusal_of_our_credentials_does_not_cause_a_new_token(
     fcm: FcmProvider, google: Google
 ) -> None:
     body = next(e for e in FCM["errors"] if e["id"] == "third-party-auth")["body"]
@@ -254,7 +252,7 @@ REFUSED_GRANT = answer(400, b'{"error":"invalid_grant","error_description":"Inva
         (HANG_AFTER_READING, K.TRANSIENT, "token_unavailable"),
     ],
 )
-async def test_without_a_token_nothing_is_sent_and_nothing_is_in_doubt(
+async def test_without_a_token_nothing_is_sent_and_nothing_is_ambiguous(
     fcm: FcmProvider, google: Google, act: Act, kind: OutcomeKind, code: str
 ) -> None:
     google.token_acts = [act] * 9
@@ -263,45 +261,47 @@ async def test_without_a_token_nothing_is_sent_and_nothing_is_in_doubt(
     assert google.sends == []
 
 
-async def test_the_next_send_after_a_failed_fetch_asks_again(fcm: FcmProvider, google: Google) -> None:
+async def test_the_next_send_after_a_failed_fetch_tries_again(fcm: FcmProvider, google: Google) -> None:
     google.token_acts = [html(503)]
     assert (await fcm.send(a_push())).kind is K.TRANSIENT
     assert (await fcm.send(a_push())).kind is K.ACCEPTED
 
 
-async def test_without_tokens_it_is_not_up(fcm: FcmProvider, google: Google) -> None:
+async def test_without_tokens_the_health_check_fails(fcm: FcmProvider, google: Google) -> None:
     google.token_acts = [REFUSED_GRANT]
     assert not await fcm.check()
 
 
-async def test_a_token_server_may_ask_to_be_left_alone(fcm: FcmProvider, google: Google) -> None:
+async def test_a_retry_after_of_the_token_server_is_respected(fcm: FcmProvider, google: Google) -> None:
     google.token_acts = [throttle("7")]
     assert (await fcm.send(a_push())).retry_after_ms == 7_000
 
 
-async def test_what_google_says_of_the_key_is_told(fcm: FcmProvider, google: Google) -> None:
+async def test_google_s_error_about_the_key_is_reported(fcm: FcmProvider, google: Google) -> None:
     google.token_acts = [REFUSED_GRANT]
     assert "invalid_grant: Invalid JWT Signature." in str((await fcm.send(a_push())).error)
 
 
-async def test_a_dropped_answer_to_a_message_is_ambiguous(fcm: FcmProvider, google: Google) -> None:
+async def test_a_dropped_response_to_a_message_is_ambiguous(fcm: FcmProvider, google: Google) -> None:
     google.send_acts = [RESET_AFTER_READING]
     assert (await fcm.send(a_push())).kind is K.AMBIGUOUS
 
 
-async def test_what_cannot_be_sent_fetches_no_token(fcm: FcmProvider, google: Google) -> None:
+async def test_a_message_that_cannot_be_sent_fetches_no_token(fcm: FcmProvider, google: Google) -> None:
     assert (await fcm.send(a_push(content=Content(data={"n": 1})))).kind is K.BAD_CONTENT
     assert google.server.received == []
 
 
-async def test_it_is_up_while_there_are_tokens_and_an_answer(fcm: FcmProvider, google: Google) -> None:
+async def test_the_health_check_succeeds_with_a_token_and_a_response(
+    fcm: FcmProvider, google: Google
+) -> None:
     google.send_acts = [html(404), html(502)]
     assert await fcm.check()
     assert not await fcm.check()
     assert {one.method for one in google.sends} == {"GET"}
 
 
-async def test_closing_gives_up_a_fetch_that_hangs(google: Google, transport: CurlTransport) -> None:
+async def test_closing_aborts_a_hanging_token_fetch(google: Google, transport: CurlTransport) -> None:
     google.token_acts = [HANG_AFTER_READING]
     fcm = an_fcm(transport, google.server.url)
     send = asyncio.ensure_future(fcm.send(a_push(timeout_ms=60_000)))
@@ -310,7 +310,7 @@ async def test_closing_gives_up_a_fetch_that_hangs(google: Google, transport: Cu
     assert (await send).error_code == "token_unavailable"
 
 
-async def test_no_secret_shows(fcm: FcmProvider, google: Google, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_secret_is_shown(fcm: FcmProvider, google: Google, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     google.send_acts = [UNAUTHENTICATED] * 9
     outcome = await fcm.send(a_push())
@@ -322,7 +322,7 @@ async def test_no_secret_shows(fcm: FcmProvider, google: Google, caplog: pytest.
 # Tokens ------------------------------------------------------------------------------------------------
 
 
-def test_the_assertion_is_byte_for_byte_googles() -> None:
+def test_the_assertion_equals_google_s_byte_for_byte() -> None:
     made = ServiceAccount(Secret(KEY_FILE)).assertion(NOW_MS)
     assert made == FCM["oauth"]["assertion"]
     key: Any = load_pem_private_key(FCM["oauth"]["throwaway_test_private_key_pem"].encode(), None)
@@ -331,13 +331,13 @@ def test_the_assertion_is_byte_for_byte_googles() -> None:
     assert jwt.get_unverified_header(made) == FCM["oauth"]["jose_header"]
 
 
-def test_a_token_is_asked_for_as_google_asks() -> None:
+def test_the_token_request_equals_google_s() -> None:
     body = token_request("https://oauth2.example.org", FCM["oauth"]["assertion"]).body.decode()
     assert body == FCM["oauth"]["token_request_body"].replace("<assertion>", FCM["oauth"]["assertion"])
 
 
 @pytest.mark.parametrize("lasts", [None, "soon", -1, 0, 1e300, True, [1]])
-def test_a_token_with_an_odd_life_is_used_for_a_while_and_no_longer(lasts: object) -> None:
+def test_a_token_with_an_odd_lifetime_is_used_for_a_limited_time(lasts: object) -> None:
     body = json.dumps({"access_token": "x", "expires_in": lasts}).encode()
     held = read_token(Answer(status=200, headers={}, body=body), NOW_MS)
     assert not isinstance(held, Outcome)
@@ -366,7 +366,7 @@ def outcome_of_vector(name: str) -> Outcome:
     return fcm_answers.classify(answer_of(next(e for e in FCM["errors"] if e["id"] == name)), NOW_MS)
 
 
-def test_a_token_that_is_none_is_the_recipients_and_a_bad_payload_is_ours() -> None:
+def test_an_invalid_token_is_the_recipient_s_fault_and_an_invalid_payload_is_bad_content() -> None:
     assert outcome_of_vector("invalid-token").kind is K.BAD_RECIPIENT
     assert outcome_of_vector("invalid-payload").kind is K.BAD_CONTENT
 
@@ -381,7 +381,7 @@ def test_a_token_that_is_none_is_the_recipients_and_a_bad_payload_is_ours() -> N
         (403, "SOMETHING_NEW", False),
     ],
 )
-def test_a_refusal_that_the_table_does_not_list_is_marked(
+def test_a_refusal_missing_in_the_table_is_marked_as_unlisted(
     status: int, code: str | None, unlisted: bool
 ) -> None:
     body = json.dumps({"error": {"status": code, "message": "no"}}).encode()
@@ -389,7 +389,7 @@ def test_a_refusal_that_the_table_does_not_list_is_marked(
     assert outcome.unlisted is unlisted
 
 
-def test_a_violation_of_the_token_field_is_the_recipients() -> None:
+def test_a_violation_of_the_token_field_is_the_recipient_s_fault() -> None:
     violation = {
         "@type": "type.googleapis.com/google.rpc.BadRequest",
         "fieldViolations": [{"field": "message.token"}],
@@ -399,16 +399,16 @@ def test_a_violation_of_the_token_field_is_the_recipients() -> None:
     assert fcm_answers.classify(answered, NOW_MS).kind is K.BAD_RECIPIENT
 
 
-def test_not_found_without_more_deactivates_no_device() -> None:
+def test_a_plain_404_deactivates_no_device() -> None:
     assert outcome_of_vector("not-found-without-fcm-detail").kind is K.BAD_RECIPIENT
     assert outcome_of_vector("unregistered").kind is K.DEAD_ADDRESS
 
 
-def test_a_quota_without_a_wait_waits_a_minute() -> None:
+def test_a_quota_error_without_a_delay_waits_a_minute() -> None:
     assert outcome_of_vector("quota-no-header").retry_after_ms == 60_000
 
 
-def test_an_unspecified_error_goes_by_its_status() -> None:
+def test_an_unspecified_error_is_judged_by_its_status() -> None:
     detail = {
         "@type": "type.googleapis.com/google.firebase.fcm.v1.FcmError",
         "errorCode": "UNSPECIFIED_ERROR",
@@ -418,7 +418,7 @@ def test_an_unspecified_error_goes_by_its_status() -> None:
     assert fcm_answers.classify(Answer(status=403, headers={}, body=body), NOW_MS).kind is K.PROVIDER_FAULT
 
 
-def test_a_success_that_cannot_be_read_may_have_been_taken() -> None:
+def test_an_unreadable_success_is_ambiguous() -> None:
     assert fcm_answers.classify(Answer(status=200, headers={}, body=b"<html>"), NOW_MS).kind is K.AMBIGUOUS
 
 
@@ -436,7 +436,7 @@ BODIES = st.binary() | JSON.map(lambda value: json.dumps(value).encode())
     headers=st.dictionaries(st.sampled_from(["retry-after", "location"]), st.text()),
     reader=st.sampled_from([fcm_answers.classify, read_token]),
 )
-def test_no_answer_at_all_makes_it_raise(
+def test_no_response_makes_it_raise(
     status: int, body: bytes, headers: dict[str, str], reader: Callable[[Answer, int], object]
 ) -> None:
     answered = Answer(status=status, headers=headers, body=body)
@@ -444,7 +444,7 @@ def test_no_answer_at_all_makes_it_raise(
     assert reader(answered, NOW_MS) is not None
 
 
-def test_a_deeply_nested_answer_is_only_unreadable() -> None:
+def test_a_deeply_nested_response_is_merely_unreadable() -> None:
     answered = Answer(status=500, headers={}, body=b'{"error":' * 5000)
     assert fcm_answers.classify(answered, NOW_MS).kind is K.TRANSIENT
 

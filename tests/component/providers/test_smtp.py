@@ -1,4 +1,4 @@
-"""SMTP over real sockets: mails as a real server receives them, TLS, login, and what a broken line means."""
+"""SMTP over real sockets: emails as a real server receives them, TLS, login, and broken connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def an_smtp(port: int = 1, **options: Any) -> SmtpProvider:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
-    """The server's side of TLS, and the file that makes it trusted."""
+    """The server's TLS context, and the CA file that clients trust."""
     ca, folder = trustme.CA(), tmp_path_factory.mktemp("ca")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     ca.issue_cert("localhost").configure_cert(context)
@@ -45,7 +45,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
 # A real server ---------------------------------------------------------------------------------------
 
 
-async def test_a_real_server_gets_the_mail_part_by_part_as_it_was_meant() -> None:
+async def test_a_real_server_receives_every_part_of_the_email_unchanged() -> None:
     kept = Kept()
     async with aiosmtpd_server(kept) as port:
         provider = an_smtp(port, from_name="Vögel", envelope_from="bounces@example.com")
@@ -66,7 +66,9 @@ async def test_a_real_server_gets_the_mail_part_by_part_as_it_was_meant() -> Non
 
 
 @pytest.mark.parametrize("mode", ["starttls", "tls"])
-async def test_a_mail_goes_encrypted_and_logged_in(authority: tuple[ssl.SSLContext, str], mode: str) -> None:
+async def test_an_email_is_sent_encrypted_after_a_login(
+    authority: tuple[ssl.SSLContext, str], mode: str
+) -> None:
     context, ca_file = authority
     kept = Kept()
     options: dict[str, Any] = {"authenticator": only("app", "s3cret"), "auth_required": True}
@@ -95,10 +97,10 @@ async def test_a_mail_goes_encrypted_and_logged_in(authority: tuple[ssl.SSLConte
 
 
 @pytest.mark.parametrize("mode", ["starttls", "tls", "none"])
-async def test_one_connection_carries_mails_of_every_size(
+async def test_one_connection_carries_emails_of_every_size(
     authority: tuple[ssl.SSLContext, str], mode: str
 ) -> None:
-    """More mails than steps after which flow control could be stuck, from a few bytes to a few megabytes."""
+    """More emails than would fit if flow control got stuck, from a few bytes to a few megabytes."""
     context, ca_file = authority
     kept = Kept()
     options: dict[str, Any] = {"data_size_limit": 2**25}
@@ -119,7 +121,7 @@ async def test_one_connection_carries_mails_of_every_size(
         assert message.get_content().replace("\r\n", "\n").rstrip("\n") == text.rstrip("\n")
 
 
-async def test_a_server_without_starttls_or_login_is_not_used_without() -> None:
+async def test_a_server_without_the_required_starttls_or_login_is_not_used() -> None:
     async with ToldSmtp() as server:
         assert (await an_smtp(server.port, tls="starttls").send(a_mail())).error_code == "starttls_missing"
         logged_in = an_smtp(server.port, username="app", password="s3cret")
@@ -128,7 +130,7 @@ async def test_a_server_without_starttls_or_login_is_not_used_without() -> None:
     assert "AUTH" not in server.steps
 
 
-async def test_an_international_address_needs_a_server_that_takes_it() -> None:
+async def test_an_international_address_needs_a_server_that_supports_it() -> None:
     kept, mail = Kept(), a_mail(address="ådå@bücher.example")
     async with aiosmtpd_server(kept, enable_SMTPUTF8=True) as port:
         provider = an_smtp(port)
@@ -145,14 +147,14 @@ async def test_an_international_address_needs_a_server_that_takes_it() -> None:
     assert (outcome.kind, outcome.error_code, server.mails) == (K.BAD_RECIPIENT, "smtputf8_missing", [])
 
 
-async def test_a_mail_that_is_too_large_is_not_even_begun() -> None:
+async def test_an_email_above_the_server_s_size_limit_is_not_sent() -> None:
     async with ToldSmtp() as server:
         outcome = await an_smtp(server.port).send(a_mail(Content(subject="s", text="x" * 200_000)))
     assert (outcome.kind, outcome.error_code) == (K.BAD_CONTENT, "too_large")
     assert "MAIL" not in server.steps
 
 
-async def test_lines_that_begin_with_dots_arrive_as_they_were() -> None:
+async def test_lines_that_start_with_dots_arrive_unchanged() -> None:
     kept = Kept()
     async with aiosmtpd_server(kept) as port:
         provider = an_smtp(port)
@@ -171,7 +173,7 @@ def at(step: str, told: Told) -> Callable[[int, str], Told | None]:
 
 @pytest.mark.parametrize("told", ["close", "reset"])
 @pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT", "DATA", "body"])
-async def test_a_line_that_breaks_before_the_dot_is_transient(step: str, told: str) -> None:
+async def test_a_connection_that_breaks_before_the_final_dot_is_transient(step: str, told: str) -> None:
     async with ToldSmtp(at(step, told)) as server:
         outcome = await an_smtp(server.port).send(a_mail(Content(subject="s", text="x " * 40_000)))
     assert (outcome.kind, server.mails) == (K.TRANSIENT, [])
@@ -179,7 +181,7 @@ async def test_a_line_that_breaks_before_the_dot_is_transient(step: str, told: s
 
 
 @pytest.mark.parametrize("told", ["close", "reset"])
-async def test_a_line_that_breaks_after_the_dot_is_ambiguous(told: str) -> None:
+async def test_a_connection_that_breaks_after_the_final_dot_is_ambiguous(told: str) -> None:
     async with ToldSmtp(at("dot", told)) as server:
         outcome = await an_smtp(server.port).send(a_mail())
     assert (outcome.kind, outcome.error_code) == (K.AMBIGUOUS, "dropped_after_dot")
@@ -196,17 +198,17 @@ async def test_a_line_that_breaks_after_the_dot_is_ambiguous(told: str) -> None:
         ("dot", K.AMBIGUOUS, "timeout_after_dot"),
     ],
 )
-async def test_silence_means_as_much_as_was_said_before(step: str, kind: OutcomeKind, code: str) -> None:
+async def test_a_timeout_is_judged_by_how_much_was_sent(step: str, kind: OutcomeKind, code: str) -> None:
     async with ToldSmtp(at(step, "hang")) as server:
         outcome = await an_smtp(server.port).send(a_mail(timeout_ms=3_000))
     assert (outcome.kind, outcome.error_code) == (kind, code)
 
 
 @pytest.mark.parametrize("mode", ["none", "tls"])
-async def test_a_server_that_stops_reading_in_the_middle_has_not_got_the_mail(
+async def test_a_server_that_stops_reading_midway_has_not_received_the_email(
     authority: tuple[ssl.SSLContext, str], mode: str
 ) -> None:
-    """More than any buffer on the way holds, so the dot cannot have been written."""
+    """More than all buffers together hold, so the dot cannot have been written."""
     context, ca_file = authority
     big = Content(subject="s", text="x" * 800 + "\n" + ("y" * 800 + "\n") * 15_000)
 
@@ -230,7 +232,7 @@ async def test_a_server_that_stops_reading_in_the_middle_has_not_got_the_mail(
     assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "timeout")
 
 
-async def test_a_server_that_interrupts_the_mail_is_heard() -> None:
+async def test_a_reply_in_the_middle_of_the_email_is_respected() -> None:
     async with ToldSmtp(at("body", b"552 5.3.4 enough\r\n")) as server:
         provider = an_smtp(server.port)
         text = ("x" * 800 + "\n") * 100
@@ -269,7 +271,7 @@ async def test_a_server_that_interrupts_the_mail_is_heard() -> None:
         ("dot", b"250-" + b"x" * 100_000, K.AMBIGUOUS),
     ],
 )
-async def test_whatever_a_server_says_it_has_an_outcome(step: str, said: bytes, kind: OutcomeKind) -> None:
+async def test_any_reply_of_a_server_has_an_outcome(step: str, said: bytes, kind: OutcomeKind) -> None:
     async with ToldSmtp(at(step, said)) as server:
         provider = an_smtp(server.port)
         outcome = await provider.send(a_mail(timeout_ms=3_000))
@@ -277,7 +279,7 @@ async def test_whatever_a_server_says_it_has_an_outcome(step: str, said: bytes, 
     assert outcome.kind is kind
 
 
-async def test_a_server_from_before_esmtp_is_greeted_as_it_wants() -> None:
+async def test_a_server_without_esmtp_is_greeted_with_helo() -> None:
     old = {"EHLO": b"500 what?\r\n", "HELO": b"250 hello\r\n"}
     async with ToldSmtp(lambda number, step: old.get(step)) as server:
         provider = an_smtp(server.port)
@@ -285,7 +287,7 @@ async def test_a_server_from_before_esmtp_is_greeted_as_it_wants() -> None:
         await provider.close()
 
 
-async def test_nobody_there_is_transient() -> None:
+async def test_a_refused_connection_is_transient() -> None:
     async with ToldSmtp() as server:
         port = server.port
     outcome = await an_smtp(port).send(a_mail())
@@ -298,7 +300,7 @@ async def test_nobody_there_is_transient() -> None:
 # The pool --------------------------------------------------------------------------------------------
 
 
-async def test_a_connection_is_used_again_after_it_was_asked() -> None:
+async def test_a_connection_is_reused_after_a_noop() -> None:
     async with ToldSmtp() as server:
         provider = an_smtp(server.port)
         for _ in range(3):
@@ -309,7 +311,7 @@ async def test_a_connection_is_used_again_after_it_was_asked() -> None:
 
 
 @pytest.mark.parametrize("told", ["close", "reset", b"421 4.4.2 idle too long\r\n", b"500 what\r\n"])
-async def test_a_stale_connection_is_replaced_and_the_mail_goes_once(told: Told) -> None:
+async def test_a_stale_connection_is_replaced_and_the_email_sent_once(told: Told) -> None:
     async with ToldSmtp(lambda number, step: told if (number, step) == (1, "RSET") else None) as server:
         provider = an_smtp(server.port)
         await provider.send(a_mail())
@@ -318,7 +320,7 @@ async def test_a_stale_connection_is_replaced_and_the_mail_goes_once(told: Told)
     assert (server.connections, len(server.mails)) == (2, 2)
 
 
-async def test_a_connection_that_the_server_closed_meanwhile_is_not_asked() -> None:
+async def test_a_connection_that_the_server_closed_is_not_used() -> None:
     async with ToldSmtp() as server:
         provider = an_smtp(server.port)
         await provider.send(a_mail())
@@ -340,7 +342,7 @@ async def test_a_refused_mail_leaves_the_connection_usable() -> None:
     assert (server.connections, len(server.mails)) == (1, 1)
 
 
-async def test_no_more_connections_than_allowed_are_open_and_all_mails_go() -> None:
+async def test_the_number_of_connections_is_limited_and_all_emails_are_sent() -> None:
     async with ToldSmtp() as server:
         provider = an_smtp(server.port, max_connections=2)
         outcomes = await asyncio.gather(*(provider.send(a_mail()) for _ in range(20)))
@@ -349,7 +351,7 @@ async def test_no_more_connections_than_allowed_are_open_and_all_mails_go() -> N
     assert (len(server.mails), server.connections) == (20, 2)
 
 
-async def test_a_turn_that_does_not_come_in_time_is_transient() -> None:
+async def test_waiting_too_long_for_a_connection_is_transient() -> None:
     async with ToldSmtp(at("dot", "hang")) as server:
         provider = an_smtp(server.port, max_connections=1)
         first = asyncio.create_task(provider.send(a_mail(timeout_ms=4_000)))
@@ -359,7 +361,7 @@ async def test_a_turn_that_does_not_come_in_time_is_transient() -> None:
         assert (await first).kind is K.AMBIGUOUS
 
 
-async def test_a_connection_has_its_number_of_mails() -> None:
+async def test_a_connection_carries_a_limited_number_of_emails() -> None:
     async with ToldSmtp() as server:
         provider = an_smtp(server.port, mails_per_connection=2)
         for _ in range(4):
@@ -368,7 +370,7 @@ async def test_a_connection_has_its_number_of_mails() -> None:
     assert server.connections == 2
 
 
-async def test_a_connection_has_its_time() -> None:
+async def test_a_connection_is_used_for_a_limited_time() -> None:
     async with ToldSmtp() as server:
         provider = an_smtp(server.port, idle_ms=30)
         await provider.send(a_mail())
@@ -378,7 +380,7 @@ async def test_a_connection_has_its_time() -> None:
     assert server.connections == 2
 
 
-async def test_a_cancelled_send_gives_its_connection_up() -> None:
+async def test_a_cancelled_send_closes_its_connection() -> None:
     async with ToldSmtp(lambda number, step: "hang" if (number, step) == (1, "dot") else None) as server:
         provider = an_smtp(server.port, max_connections=1)
         sending = asyncio.create_task(provider.send(a_mail()))
@@ -410,23 +412,23 @@ async def test_a_cancelled_send_gives_its_connection_up() -> None:
         ("mails_per_connection", {"mails_per_connection": 0}),
     ],
 )
-def test_a_setting_that_cannot_work_is_named_at_start(field: str, options: dict[str, Any]) -> None:
+def test_a_wrong_setting_is_named_at_start(field: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=field):
         an_smtp(**options)
 
 
-def test_plain_text_goes_only_to_this_machine_unless_forced() -> None:
+def test_unencrypted_smtp_is_used_only_on_this_machine_unless_forced() -> None:
     for host in ("localhost", "127.0.0.1", "::1"):
         an_smtp(host=host)
     an_smtp(host="mail.example.com", allow_plaintext=True)
 
 
-def test_it_is_a_provider_of_email() -> None:
+def test_it_serves_the_channel_email() -> None:
     provider: Provider = an_smtp()
     assert SmtpProvider.channels == (Channel.EMAIL,)
     assert provider is not None
 
 
-async def test_what_cannot_be_sent_is_not_tried() -> None:
+async def test_an_email_that_cannot_be_sent_is_not_attempted() -> None:
     outcome = await an_smtp().send(a_mail(Content(subject="=?utf-8?q?a?=", body="b")))
     assert (outcome.kind, outcome.error_code) == (K.BAD_CONTENT, "unsendable_content")

@@ -1,4 +1,4 @@
-"""SNS over a real socket: expired credentials are read once more, and a check costs nothing."""
+"""SNS over a real socket: expired credentials are read again, and a health check publishes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TAKEN = answer(200, WIRE["success"]["body"].encode())
 
 
 def only(token: str) -> FaultServer:
-    """A server that takes one session token."""
+    """A server that accepts one session token."""
 
     def script(received: Received) -> Act:
         return TAKEN if received.headers["x-amz-security-token"] == token else EXPIRED
@@ -34,20 +34,20 @@ def with_file(transport: CurlTransport, url: str, file: Path) -> SnsProvider:
     return an_sns(transport, base_url=url, session_token=f"file:{file}")
 
 
-async def test_a_token_that_was_replaced_is_read_again_and_used(tmp_path: Path) -> None:
+async def test_a_replaced_token_is_read_again_and_used(tmp_path: Path) -> None:
     file, transport = tmp_path / "token", CurlTransport()
     file.write_text("old\n")
     async with only("new") as server:
         provider = with_file(transport, server.url, file)
         file.write_text("new\n")
-        # Two at once: the second finds that the first has read it already.
+        # Two at once: the second finds that the first has already read it.
         outcomes = await asyncio.gather(*(provider.send(a_delivery()) for _ in range(2)))
         assert [outcome.kind for outcome in outcomes] == [OutcomeKind.ACCEPTED] * 2
         assert [one.headers["x-amz-security-token"] for one in server.received] == ["old"] * 2 + ["new"] * 2
         await transport.close()
 
 
-async def test_a_token_without_a_newer_one_is_the_providers_fault(tmp_path: Path) -> None:
+async def test_without_a_newer_token_it_is_a_provider_fault(tmp_path: Path) -> None:
     file, transport = tmp_path / "token", CurlTransport()
     file.write_text("old")
     async with only("new") as server:
@@ -60,7 +60,7 @@ async def test_a_token_without_a_newer_one_is_the_providers_fault(tmp_path: Path
         await transport.close()
 
 
-async def test_a_check_publishes_nothing() -> None:
+async def test_a_health_check_publishes_nothing() -> None:
     transport = CurlTransport()
     async with FaultServer() as server:
         server.play(answer(403), answer(503))
@@ -86,7 +86,7 @@ def opted_out(answer_: str) -> Act:
 @pytest.mark.parametrize(
     "asked", [opted_out("false"), opted_out("perhaps"), answer(403), answer(500), html(200)]
 )
-async def test_whoever_has_not_clearly_opted_out_gets_the_sms(asked: Act) -> None:
+async def test_a_recipient_that_has_not_clearly_opted_out_gets_the_sms(asked: Act) -> None:
     transport = CurlTransport()
     async with FaultServer() as server:
         server.play(asked, TAKEN)
@@ -99,7 +99,7 @@ async def test_whoever_has_not_clearly_opted_out_gets_the_sms(asked: Act) -> Non
         await transport.close()
 
 
-async def test_whoever_has_opted_out_gets_none() -> None:
+async def test_a_recipient_that_has_opted_out_gets_no_sms() -> None:
     transport = CurlTransport()
     async with FaultServer() as server:
         server.play(opted_out("true"), TAKEN)
@@ -110,7 +110,7 @@ async def test_whoever_has_opted_out_gets_none() -> None:
         await transport.close()
 
 
-async def test_a_push_and_an_sms_without_the_setting_are_sent_unasked() -> None:
+async def test_a_push_and_an_sms_without_the_setting_are_sent_without_a_lookup() -> None:
     transport = CurlTransport()
     async with FaultServer() as server:
         server.play(TAKEN, TAKEN)

@@ -1,4 +1,4 @@
-"""Whether a pooled connection is still open, by what this machine has heard."""
+"""Whether a pooled connection is still open, by the local socket's state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def port_of(one: socket.socket) -> int:
     return port
 
 
-def test_a_connection_is_dead_once_the_other_side_has_closed_it_even_with_something_to_read() -> None:
+def test_a_connection_closed_by_the_other_side_is_dead_even_with_unread_data() -> None:
     known = Connections()
     ours, theirs = pair()
     with ours:
@@ -30,11 +30,11 @@ def test_a_connection_is_dead_once_the_other_side_has_closed_it_even_with_someth
         assert not known.alive(port_of(ours), [])
 
 
-def test_a_connection_that_nobody_told_of_is_taken_for_alive() -> None:
+def test_an_unknown_connection_counts_as_alive() -> None:
     assert Connections().alive(50_000, [])
 
 
-def test_of_several_that_were_tried_the_connected_one_counts() -> None:
+def test_of_several_sockets_tried_the_connected_one_counts() -> None:
     known = Connections()
     (ours, theirs), (other, others) = pair(), pair()
     with ours, other, others:

@@ -1,4 +1,4 @@
-"""Asking Twilio over a real socket what became of a message, and sending through it on a bad day."""
+"""Twilio over a real socket: look-ups of messages, and sends with faults."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def a_page(*messages: Any, more: str | None = None) -> Act:
     return says(200, {"messages": messages, "next_page_uri": more})
 
 
-def test_it_can_be_heard_and_asked() -> None:
+def test_it_supports_callbacks_and_look_ups() -> None:
     assert isinstance(a_twilio(), Hears)
     assert isinstance(a_twilio(), LooksUp)
 
 
-async def test_a_message_is_asked_for_by_its_id(twilio: TwilioProvider, server: FaultServer) -> None:
+async def test_a_message_is_looked_up_by_its_id(twilio: TwilioProvider, server: FaultServer) -> None:
     server.play(says(200, a_message()))
     receipt = await twilio.look_up(DELIVERY, SID)
     assert receipt is not None
@@ -84,7 +84,7 @@ async def test_a_message_is_asked_for_by_its_id(twilio: TwilioProvider, server: 
     assert asked.headers["authorization"].startswith("Basic ")
 
 
-async def test_a_look_up_and_a_callback_tell_the_same_event(
+async def test_a_look_up_and_a_callback_give_the_same_event(
     twilio: TwilioProvider, server: FaultServer
 ) -> None:
     server.play(says(200, a_message("undelivered", error_code=30450)))
@@ -111,7 +111,7 @@ async def test_a_look_up_and_a_callback_tell_the_same_event(
         RESET_AFTER_READING,
     ],
 )
-async def test_what_twilio_does_not_say_is_not_known(
+async def test_a_look_up_without_a_usable_response_returns_nothing(
     twilio: TwilioProvider, server: FaultServer, act: Act
 ) -> None:
     server.play(act, act, act)
@@ -119,7 +119,7 @@ async def test_what_twilio_does_not_say_is_not_known(
     assert await twilio.look_up(DELIVERY, None) is None
 
 
-async def test_an_id_that_is_not_twilios_is_not_asked_for(
+async def test_an_id_that_is_not_twilio_s_is_not_looked_up(
     twilio: TwilioProvider, server: FaultServer
 ) -> None:
     assert await twilio.look_up(DELIVERY, "../../Accounts") is None
@@ -153,14 +153,16 @@ async def test_a_message_without_an_id_is_searched_by_recipient_day_and_text(
         a_page(7, None, [], {}),
     ],
 )
-async def test_where_it_is_not_sure_which_one_it_was_it_finds_none(
+async def test_an_ambiguous_search_finds_nothing(
     twilio: TwilioProvider, server: FaultServer, page: Act
 ) -> None:
     server.play(page)
     assert await twilio.look_up(DELIVERY, None) is None
 
 
-async def test_what_was_never_sendable_is_not_searched(twilio: TwilioProvider, server: FaultServer) -> None:
+async def test_a_message_that_could_not_have_been_sent_is_not_searched(
+    twilio: TwilioProvider, server: FaultServer
+) -> None:
     assert await twilio.look_up(a_delivery(channel=Channel.CHAT, address="https://x.org"), None) is None
     server.play(a_page(a_message(body="")))
     assert await twilio.look_up(a_delivery(content=Content(data={"mediaUrl": "https://a.b/c"})), None) is None
@@ -174,13 +176,15 @@ async def test_a_send_over_the_wire_is_accepted(twilio: TwilioProvider, server: 
     assert received.path == f"/2010-04-01/Accounts/{ACCOUNT}/Messages.json"
 
 
-async def test_an_unsendable_one_never_reaches_the_wire(twilio: TwilioProvider, server: FaultServer) -> None:
+async def test_an_unsendable_message_is_not_requested(twilio: TwilioProvider, server: FaultServer) -> None:
     outcome = await twilio.send(a_delivery(content=Content(text="x" * 1601)))
     assert (outcome.kind, outcome.error_code) == (OutcomeKind.BAD_CONTENT, "too_long")
     assert server.connections == 0
 
 
-async def test_the_check_asks_for_what_every_key_may_see(twilio: TwilioProvider, server: FaultServer) -> None:
+async def test_the_health_check_reads_what_every_key_may_read(
+    twilio: TwilioProvider, server: FaultServer
+) -> None:
     server.play(says(200, {"messages": []}), says(503, {}), says(401, {"code": 20003}), says(404, {}))
     assert await twilio.check()
     assert not await twilio.check()

@@ -31,7 +31,7 @@ PEM = (
         (RESET_AFTER_READING, K.AMBIGUOUS),
     ],
 )
-async def test_a_push_service_answers(act: Act, kind: OutcomeKind) -> None:
+async def test_each_response_of_a_push_service_has_its_outcome(act: Act, kind: OutcomeKind) -> None:
     async with FaultServer(otherwise=act) as server:
         transport = CurlTransport()
         provider = WebPushProvider(
@@ -45,7 +45,7 @@ async def test_a_push_service_answers(act: Act, kind: OutcomeKind) -> None:
     assert BROWSER.read(received.body)["title"] == "T"
 
 
-async def test_an_endpoint_inside_the_network_is_not_reached() -> None:
+async def test_an_endpoint_inside_the_network_is_not_called() -> None:
     async with FaultServer() as server:
         transport = CurlTransport()
         provider = WebPushProvider(transport, vapid_private_key=PEM, vapid_subject="https://example.org")

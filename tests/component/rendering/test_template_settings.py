@@ -1,4 +1,4 @@
-"""Templates from settings to a stored notification: the locale is resolved, the version is kept."""
+"""Templates from settings to a stored notification: the locale is resolved and the version stored."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def opened(folder: Path, preset: str = "priority", **more: Any) -> Homing:
         ("fr", None, "Hello Ada"),
     ],
 )
-async def test_the_recipients_locale_then_the_header_then_the_default(
+async def test_the_order_is_recipient_s_locale_header_default(
     folder: Path, locale: str | None, header: str | None, expected: str
 ) -> None:
     async with opened(folder) as homing:
@@ -67,14 +67,14 @@ async def test_the_recipients_locale_then_the_header_then_the_default(
     assert found.recipient.locale == locale
 
 
-async def test_a_tenants_default_comes_before_the_projects(folder: Path) -> None:
+async def test_a_tenant_s_default_precedes_the_project_s(folder: Path) -> None:
     async with opened(folder, tenant_locales={"default": "de"}) as homing:
         sent = await homing.send(PHONE, channel="sms", template_key="hello", data={"name": "Ada"})
         assert (await homing.get(sent.id)).locale == "de"
 
 
 @pytest.mark.parametrize(("preset", "setting"), [("channel", "preset"), ("priority", "reject")])
-async def test_a_header_that_finds_nothing_is_refused_where_that_is_asked_for(
+async def test_in_strict_mode_a_header_without_a_match_is_refused(
     folder: Path, preset: str, setting: str
 ) -> None:
     async with opened(folder, preset, unmatched_locale=setting) as homing:
@@ -83,7 +83,7 @@ async def test_a_header_that_finds_nothing_is_refused_where_that_is_asked_for(
         assert not (await homing.list()).items
 
 
-async def test_the_preset_can_be_overruled(folder: Path) -> None:
+async def test_the_preset_s_strictness_can_be_overridden(folder: Path) -> None:
     async with opened(folder, "channel", unmatched_locale="default") as homing:
         sent = await homing.send(
             PHONE, channel="sms", template_key="hello", data={"name": "A"}, accept_language="fr"
@@ -91,7 +91,7 @@ async def test_the_preset_can_be_overruled(folder: Path) -> None:
         assert (await homing.get(sent.id)).locale == "en-US"
 
 
-async def test_a_template_that_is_missing_or_broken_stores_nothing(folder: Path) -> None:
+async def test_a_missing_or_broken_template_stores_nothing(folder: Path) -> None:
     async with opened(folder) as homing:
         with pytest.raises(TemplateNotFound, match="'only' does not exist in de"):
             await homing.send({"phone": PHONE, "locale": "de"}, channel="sms", template_key="only")
@@ -116,15 +116,13 @@ async def test_a_template_that_is_missing_or_broken_stores_nothing(folder: Path)
         ({"foldr": "x"}, "templates.foldr", "did you mean folder?"),
     ],
 )
-def test_settings_that_could_never_work_are_refused(settings: dict[str, Any], field: str, says: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("?", r"\?")) as caught:
         config.load(env={}, flags={"templates": settings})
     assert caught.value.field == field
 
 
-def test_a_folder_that_is_not_there_and_a_library_that_is_missing_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_folder_or_library_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"templates\.folder: is not set"):
         compose.templates(config.load(env={}))
     with pytest.raises(ConfigError, match=r"templates\.folder: '.*' is not a folder"):
@@ -142,14 +140,14 @@ async def test_without_a_folder_the_default_locale_is_declared_and_tenants_may_w
             await homing.send(PHONE, channel="sms", template_key="hello", data={})
 
 
-def test_a_renderer_of_ones_own_gets_locales_as_they_are_unless_they_are_declared() -> None:
+def test_a_custom_renderer_gets_unresolved_locales_unless_they_are_declared() -> None:
     settings = config.load(env={})
     assert compose.engine_settings(settings, own_renderer=True).intake.locales is None
     declared = config.load(env={}, flags={"templates": {"locales": ["de"], "default_locale": "de"}})
     assert compose.engine_settings(declared, own_renderer=True).intake.locales is not None
 
 
-async def test_without_jinja_there_are_no_templates_to_manage(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_jinja_templates_cannot_be_managed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     async with Homing("memory:", sinks={"log": {"events": []}}) as homing:
         with pytest.raises(ConfigError, match="jinja2 is missing"):

@@ -1,4 +1,4 @@
-"""Templates that tenants write themselves: checked, versioned, and in force beside those of the folder."""
+"""Templates written by tenants: checked, versioned, and used next to those of the folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PHONE = "+15550100"
 
 
 def sms(*texts: str) -> Locales:
-    """One text for each of en-US and de."""
+    """Returns one text for each of en-US and de."""
     return {
         locale: {Channel.SMS: TemplateParts(text=text)}
         for locale, text in zip(("en-US", "de"), texts, strict=False)
@@ -37,7 +37,7 @@ def hello(english: str = "Hello {{ name }}", german: str = "Hallo {{ name }}", v
 
 
 class World:
-    """Engines over one store and one clock: processes, as far as templates are concerned."""
+    """Engines on one store and one clock, each standing for a process."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
@@ -69,7 +69,7 @@ async def engine(world: World) -> AsyncIterator[Homing]:
 
 
 async def said(front: Front, key: str = "hello", locale: str = "en-US", **data: Any) -> str:
-    """What a message made with it says now."""
+    """Returns the text of a message rendered now."""
     from homing.core.reading import request_from
 
     sent = await front.submit(
@@ -87,7 +87,7 @@ async def said(front: Front, key: str = "hello", locale: str = "en-US", **data: 
     return text
 
 
-async def test_a_tenants_own_wins_over_the_folders_until_it_is_deleted(engine: Homing) -> None:
+async def test_a_tenant_s_template_overrides_the_folder_s_until_it_is_deleted(engine: Homing) -> None:
     assert await said(engine) == "Folder: Bob"
     written = await engine.templates.put(hello(), who="ada")
     assert (written.version, written.origin, written.updated_by) == (1, TemplateOrigin.OWN, "ada")
@@ -99,7 +99,7 @@ async def test_a_tenants_own_wins_over_the_folders_until_it_is_deleted(engine: H
     assert not await engine.templates.delete("hello")
 
 
-async def test_a_notification_keeps_the_version_and_the_version_can_be_read_again(engine: Homing) -> None:
+async def test_a_notification_stores_the_version_which_can_be_read_again(engine: Homing) -> None:
     await engine.templates.put(hello(), who="ada")
     await engine.templates.put(hello(english="Good day {{ name }}"), who="ada")
     await said(engine)
@@ -109,7 +109,7 @@ async def test_a_notification_keeps_the_version_and_the_version_can_be_read_agai
     assert then.locales["en-US"][Channel.SMS].text == "Good day {{ name }}"
 
 
-async def test_versions_are_listed_restored_and_counted_on_after_a_deletion(engine: Homing) -> None:
+async def test_versions_are_listed_and_restored_and_continue_after_a_deletion(engine: Homing) -> None:
     for text in ("One {{ name }}", "Two {{ name }}"):
         await engine.templates.put(hello(english=text), who="ada")
     assert [one.version for one in await engine.templates.versions("hello")] == [2, 1]
@@ -124,7 +124,7 @@ async def test_versions_are_listed_restored_and_counted_on_after_a_deletion(engi
         await engine.templates.restore("hello", 9, who="bob")
 
 
-async def test_a_write_over_an_older_version_is_refused(engine: Homing) -> None:
+async def test_a_write_over_another_version_is_refused(engine: Homing) -> None:
     first = await engine.templates.put(hello(), who="a")
     await engine.templates.put(hello(english="B {{ name }}"), who="b")
     with pytest.raises(VersionConflict, match="version 1"):
@@ -132,7 +132,7 @@ async def test_a_write_over_an_older_version_is_refused(engine: Homing) -> None:
     assert await said(engine) == "B Bob"
 
 
-async def test_writers_at_once_each_get_a_version_of_their_own(engine: Homing) -> None:
+async def test_concurrent_writers_each_get_a_version(engine: Homing) -> None:
     made = await asyncio.gather(
         *(engine.templates.put(hello(english=f"{n} {{{{ name }}}}"), who="x") for n in range(5))
     )
@@ -151,7 +151,9 @@ async def test_another_process_sees_a_change_within_seconds(world: World, engine
         assert await said(other) == "Folder: Bob"
 
 
-async def test_what_is_held_compiled_is_bounded(engine: Homing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_compiled_templates_is_limited(
+    engine: Homing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tenants, "MOST_KNOWN", 3)
     for n in range(5):
         await engine.templates.put(Template(key=f"t{n}", locales=sms(f"{n}", f"{n}")), who="x")
@@ -183,7 +185,7 @@ async def test_what_is_held_compiled_is_bounded(engine: Homing, monkeypatch: pyt
         ),
     ],
 )
-async def test_what_is_not_fit_is_refused_with_what_is_wrong_and_nothing_is_written(
+async def test_a_faulty_template_is_refused_with_its_errors_and_not_written(
     engine: Homing, template: Template, says: str
 ) -> None:
     with pytest.raises(TemplateFailed) as refused:
@@ -208,15 +210,13 @@ async def test_what_is_not_fit_is_refused_with_what_is_wrong_and_nothing_is_writ
         (Template(key="hello", locales=sms("a", "b"), sample={"n": "x" * 300_000}), "locales"),
     ],
 )
-async def test_what_does_not_fit_is_refused_with_its_field(
-    engine: Homing, template: Template, field: str
-) -> None:
+async def test_an_invalid_field_is_refused_by_name(engine: Homing, template: Template, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         await engine.templates.put(template, who="ada")
     assert refused.value.field == field
 
 
-async def test_own_and_shared_are_listed_together_page_by_page(engine: Homing) -> None:
+async def test_own_and_shared_templates_are_listed_together_page_by_page(engine: Homing) -> None:
     for key in ("a", "hello", "z"):
         await engine.templates.put(Template(key=key, locales=sms("x", "x")), who="ada")
     other = engine.of("other").templates
@@ -232,7 +232,9 @@ async def test_own_and_shared_are_listed_together_page_by_page(engine: Homing) -
     assert (await other.get("hello")).locales["de"][Channel.SMS].text == "Ordner: {{ name }}"
 
 
-async def test_own_templates_may_use_what_the_folder_shares_and_data_keeps_its_types(engine: Homing) -> None:
+async def test_own_templates_may_use_the_folder_s_shared_files_and_data_keeps_its_types(
+    engine: Homing,
+) -> None:
     template = Template(
         key="news",
         locales={
@@ -255,7 +257,7 @@ async def test_own_templates_may_use_what_the_folder_shares_and_data_keeps_its_t
         await engine.templates.preview("nothing")
 
 
-async def test_a_locale_or_channel_that_it_does_not_have_fails_the_send(engine: Homing) -> None:
+async def test_a_missing_locale_or_channel_fails_the_send(engine: Homing) -> None:
     await engine.templates.put(hello(), who="ada")
     with pytest.raises(TemplateNotFound, match="says nothing for email"):
         await engine.send("ada@example.org", channel="email", template_key="hello", data={"name": "A"})
@@ -263,7 +265,7 @@ async def test_a_locale_or_channel_that_it_does_not_have_fails_the_send(engine: 
         await engine.send(PHONE, channel="sms", template_key="unknown")
 
 
-async def test_a_check_of_all_covers_both_and_the_folders_is_not_looked_at_where_it_is_replaced(
+async def test_a_check_covers_own_and_folder_templates_except_replaced_ones(
     engine: Homing, tmp_path: Path
 ) -> None:
     assert (await engine.templates.check()).good
@@ -276,7 +278,7 @@ async def test_a_check_of_all_covers_both_and_the_folders_is_not_looked_at_where
         assert (report.good, report.keys) == (True, ("hello",))
 
 
-async def test_history_and_number_of_templates_are_bounded(
+async def test_versions_and_number_of_templates_are_limited(
     engine: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_templates, "KEPT_VERSIONS", 3)
@@ -290,7 +292,7 @@ async def test_history_and_number_of_templates_are_bounded(
     await engine.templates.put(hello(), who="x")
 
 
-async def test_what_a_tenant_writes_gets_no_further_through_the_api_than_through_the_folder(
+async def test_attacks_through_tenants_templates_achieve_no_more_than_through_the_folder(
     engine: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOMING_SECRET", SECRET)
@@ -302,7 +304,7 @@ async def test_what_a_tenant_writes_gets_no_further_through_the_api_than_through
 
 
 async def told(engine: Homing, source: str, data: dict[str, Any]) -> str:
-    """What a tenant learns by a template: how it reads, or why it is refused."""
+    """Returns what a tenant learns from a template: its text, or the error."""
     template = Template(key="evil", locales=sms(source, source), sample=data)
     try:
         await engine.templates.put(template, who="mallory")
