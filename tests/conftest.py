@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     processes: int = getattr(config, "workerinput", {}).get("workercount", 1)
     slow = [item for item in items if item.get_closest_marker("slow")]
     others = iter([item for item in items if not item.get_closest_marker("slow")])
-    share = len(items) // processes  # pytest-xdist gives each process that many, in their order
+    share = len(items) // processes  # pytest-xdist gives each process that many tests, in this order
     shared = [slow[number::processes] for number in range(processes)]
     items[:] = [item for mine in shared for item in (*mine, *islice(others, max(0, share - len(mine))))]
     items.extend(others)

@@ -1,4 +1,4 @@
-"""A short form of the attacks, and that a success of one would be seen."""
+"""A short attack run, and proof that a success would be noticed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_no_attack_succeeds() -> None:
 
 
 @pytest.mark.slow
-def test_what_an_attack_can_come_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The controls: each kind of success, brought about by hand."""
+def test_every_kind_of_success_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of success, caused deliberately."""
     open_door = attack_run.SETTINGS.replace("{lure}/32", "127.0.0.0/8")
     monkeypatch.setattr(attack_run, "SETTINGS", open_door)
     with attack_run.battlefield(seed=1) as on:
@@ -52,15 +52,15 @@ def test_what_an_attack_can_come_to_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Weak(Cli):
-    """Runs the service with weaknesses planted in it."""
+    """Runs the service with planted weaknesses."""
 
     def command(self, *argv: str) -> list[str]:
         return [sys.executable, vulnerable_service.__file__, *argv]
 
 
 @pytest.mark.slow
-def test_attacks_without_a_key_on_a_service_that_is_weak_are_seen_to_succeed() -> None:
-    """The controls: the same attacks, against a service without the bounds."""
+def test_attacks_without_a_key_succeed_on_a_vulnerable_service() -> None:
+    """The same attacks on a service without the limits."""
     with attack_run.battlefield(seed=1, cli=Weak) as on:
         on.patience_s = 10
         for kind in (attack_run.forms, attack_run.trailers, attack_run.held):

@@ -1,4 +1,4 @@
-"""The short form of the chaos run; `chaos_run.py` without options is the long one."""
+"""A short chaos run; `chaos_run.py` without options is the long one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dead`, `retry`, `cancel`, `resolve`, `purge`: what operators do, and what is refused."""
+"""`dead`, `retry`, `cancel`, `resolve`, `purge`: what operators can do, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.cli_driver import SETTINGS, Cli, Ids, history
 
 
 class Past(Cli):
-    """A folder whose store has one of everything in it, and providers that work again."""
+    """A folder whose store has a notification of every status, and providers that work again."""
 
     ids: Ids
 
@@ -39,7 +39,7 @@ def test_dead_letters_are_listed_unacknowledged_first_and_grouped_by_error(past:
         ["dead", "list", "--cursor", "made-up"],
     )
     exhausted, bad1, bad2 = (past.ids[name] for name in ("exhausted", "bad1", "bad2"))
-    newest_first = sorted((bad1, bad2), reverse=True)  # they may be of the same millisecond
+    newest_first = sorted((bad1, bad2), reverse=True)  # they may have the same millisecond
     assert [item["id"] for item in listed.json["items"]] == [*newest_first, exhausted]
     assert [item["id"] for item in page.json["items"]] == newest_first
     rest = past.ok("dead", "list", "--json", "--cursor", page.json["cursor"])
@@ -57,7 +57,7 @@ def test_dead_letters_are_listed_unacknowledged_first_and_grouped_by_error(past:
     assert (bad.code, bad.err) == (2, "error: cursor: is not one that this list has given\n")
 
 
-def test_a_bulk_resend_asks_first_and_lands_once(past: Past) -> None:
+def test_a_bulk_resend_asks_first_and_sends_once(past: Past) -> None:
     chosen = ("dead", "resend", "--reason", "BAD_RECIPIENT")
     dry, unasked, none, both, rate, nobody = past.many(
         [*chosen, "--dry-run"],
@@ -108,7 +108,7 @@ def test_dead_letters_are_acknowledged_and_resent_by_id(past: Past) -> None:
     assert past.ok("status", bad2, "--json").json["acknowledgedBy"] == getpass.getuser()
 
 
-def test_one_is_retried_cancelled_or_resolved(past: Past) -> None:
+def test_a_notification_is_retried_cancelled_or_resolved(past: Past) -> None:
     bad1, waiting, pending, doubt, sent = (
         past.ids[name] for name in ("bad1", "waiting", "pending", "doubt", "sent0")
     )
@@ -145,7 +145,7 @@ def test_one_is_retried_cancelled_or_resolved(past: Past) -> None:
     assert "by eva" in told
 
 
-def test_purge_removes_what_has_ended_in_all_kinds_and_statistics_still_count_it(past: Past) -> None:
+def test_purge_removes_finished_notifications_and_statistics_still_count_them(past: Past) -> None:
     dry, young, gone, negative, after, stats = past.many(
         ["purge", "--days", "0", "--dry-run", "--json"],
         ["purge", "--days", "1", "--json"],

@@ -44,7 +44,7 @@ $$ SELECT floor(extract(epoch FROM now() + interval '{minutes} minutes') * 1000)
 
 
 class Scene:
-    """A database with a trigger, and the command line beside it."""
+    """A database with a trigger, and the command line."""
 
     def __init__(self, cli: Cli, db: psycopg.Connection[dict[str, Any]]) -> None:
         self.cli = cli
@@ -66,7 +66,7 @@ class Scene:
         return {name: done[name] for name in ("processed", "succeeded", "retried", "failed")}
 
     def wait(self, minutes: int) -> None:
-        """Moves the database's clock on: it is the one that counts."""
+        """Advances the database's clock, which is the one that counts."""
         self._minutes += minutes
         self.sql(LATER.format(minutes=self._minutes))
 
@@ -88,7 +88,7 @@ def scene(tmp_path: Path, postgres_url: str) -> Iterator[Scene]:
 
 
 def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
-    # 1 and 2: what sends is broken, and an announcement is made.
+    # 1 and 2: the provider is broken, and an announcement is made.
     scene.announce()
 
     # 3: it was queued.
@@ -97,7 +97,7 @@ def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
     assert (queued["tenant"], queued["last_error"]) == (LICENSE, "401 Unauthorized")
     assert queued["metadata"] == {"announcement_id": 1}
 
-    # Nothing is due before its minute has passed.
+    # Nothing is due before a minute has passed.
     assert scene.process() == {"processed": 0, "succeeded": 0, "retried": 0, "failed": 0}
     (waiting,) = scene.sql("SELECT * FROM homing.failed_notifications")
     assert (waiting["id"], waiting["retry_count"]) == (queued["id"], 0)
@@ -107,12 +107,12 @@ def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
     scene.wait(minutes=1)
     assert scene.process() == {"processed": 1, "succeeded": 0, "retried": 1, "failed": 0}
 
-    # 5: the count went up, and the next retry is five minutes away.
+    # 5: the count has increased, and the next retry is five minutes away.
     (retried,) = scene.sql("SELECT *, next_retry_at - updated_at AS wait FROM homing.failed_notifications")
     assert (retried["retry_count"], retried["wait"]) == (1, timedelta(minutes=5))
     assert "No such file" in retried["last_error"]
 
-    # 6: fixed, and retried at once.
+    # 6: repaired, and retried at once.
     scene.fix_it()
     scene.sql(f"SELECT homing.retry_now('{retried['id']}', 'ann')")
     assert scene.process() == {"processed": 1, "succeeded": 1, "retried": 0, "failed": 0}
@@ -186,7 +186,7 @@ def test_statistics_and_cleanup(scene: Scene) -> None:
     assert remembered["sent_count"] == 2
 
 
-def test_the_next_retry_can_be_asked_for(scene: Scene) -> None:
+def test_the_next_retry_can_be_queried(scene: Scene) -> None:
     scene.process()
     asked = "SELECT homing.calculate_next_retry({n}) - homing.moment(homing.now_ms()) AS wait"
     waits = [scene.sql(asked.format(n=n))[0]["wait"] for n in range(7)]

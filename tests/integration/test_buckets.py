@@ -1,4 +1,4 @@
-"""Buckets of recipients come and go: those that have long been full are removed, and no others."""
+"""Recipients' rate-limit buckets: those that have been full for long are removed, and no others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def _take(store: Shared, *keys: str) -> None:
     await store.take_many({key: Want(RateLimit(1.0, 5), 1) for key in keys})
 
 
-async def test_in_memory() -> None:
+async def test_full_buckets_are_removed_in_memory() -> None:
     clock = ManualClock()
     store = MemoryStore(clock)
     await _take(store, *OLD)
@@ -35,7 +35,7 @@ async def test_in_memory() -> None:
     assert set(store._buckets) == LEFT
 
 
-async def test_in_sqlite(tmp_path: Path) -> None:
+async def test_full_buckets_are_removed_in_sqlite(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "homing.db")
     await store.open()
     await store.migrate()
@@ -50,7 +50,7 @@ async def test_in_sqlite(tmp_path: Path) -> None:
     assert left == LEFT
 
 
-async def test_in_postgres(postgres_url: str) -> None:
+async def test_full_buckets_are_removed_in_postgres(postgres_url: str) -> None:
     store = PostgresStore(postgres_url)
     await store.open()
     await store.migrate()

@@ -1,4 +1,4 @@
-"""New rows of many kinds in one batch: each is stored as it is, whatever it shares with the others."""
+"""New rows of many kinds in one batch: each is stored correctly, whatever it has in common with others."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 10, 40])
-async def test_rows_of_different_kinds(store: PostgresStore, number: int) -> None:
+async def test_rows_of_different_kinds_are_stored_correctly(store: PostgresStore, number: int) -> None:
     batch = [a_submission(_one(KINDS[n % len(KINDS)])) for n in range(number)]
     await _stored_as_given(store, batch)
 
 
 @pytest.mark.parametrize("kind", range(len(KINDS)))
-async def test_rows_of_one_kind(store: PostgresStore, kind: int) -> None:
+async def test_rows_of_one_kind_are_stored_correctly(store: PostgresStore, kind: int) -> None:
     await _stored_as_given(store, [a_submission(_one(KINDS[kind])) for _ in range(9)])
 
 
-async def test_rows_of_several_tenants(store: PostgresStore) -> None:
+async def test_rows_of_several_tenants_are_stored_correctly(store: PostgresStore) -> None:
     await _stored_as_given(store, [a_submission(tenant=f"t{n % 3}") for n in range(20)])
 
 
-async def test_messages_with_every_kind_of_line_end_stay_apart(store: PostgresStore) -> None:
+async def test_messages_with_every_kind_of_line_end_are_kept_apart(store: PostgresStore) -> None:
     texts = ["a\nb", "a\r\nb", "\x85", "\u2028", "\\n", "", "Grüße 🐦", '"quoted"\t']
     said = [replace(a_message(), content=Content(body=f"x{text}")) for text in texts]
     await _stored_as_given(store, [a_submission(_one({"message": one})) for one in said])
 
 
-async def test_what_is_due_together_goes_in_the_order_of_its_ids(store: PostgresStore) -> None:
+async def test_rows_due_at_the_same_time_are_claimed_in_the_order_of_their_ids(store: PostgresStore) -> None:
     given: list[NewNotification] = [a_notification(type=f"t{n % 2}") for n in range(30)]
     await store.accept([a_submission(new) for new in reversed(given)])
     page = await store.waiting("default", limit=30)

@@ -1,6 +1,6 @@
-"""A notification that joins the caller's transaction: rolled back, it was never sent; committed, never lost.
+"""A send that joins the caller's transaction: rolled back, it is never sent; committed, it is never lost.
 
-With the real libraries, each against the store's own database.
+With the real libraries, each on the store's own database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MANY = [{"recipient": f"u{n}@example.org", "channel": "email", "content": {"body
 
 
 class AsyncWay:
-    """One library's way to open a transaction, and to end it."""
+    """How one library opens and ends a transaction."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -89,7 +89,7 @@ class AsyncWay:
 
 
 class SyncWay:
-    """The same for libraries that are not async."""
+    """The same for synchronous libraries."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name = name
@@ -188,11 +188,11 @@ SYNC = (
 
 
 def quiet(delivery: object) -> None:
-    """A provider that takes everything."""
+    """A provider that accepts everything."""
 
 
 @pytest.mark.parametrize("name", ASYNC)
-async def test_it_is_promised_together_with_the_callers_data(name: str, postgres_url: str) -> None:
+async def test_it_is_accepted_together_with_the_caller_s_data(name: str, postgres_url: str) -> None:
     way = AsyncWay(name, postgres_url)
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:
         async with way.begun(commit=False) as connection:
@@ -210,7 +210,7 @@ async def test_it_is_promised_together_with_the_callers_data(name: str, postgres
 
 
 @pytest.mark.parametrize("name", SYNC)
-def test_without_async_it_is_promised_together_too(name: str, postgres_url: str) -> None:
+def test_with_synchronous_libraries_it_is_accepted_together_too(name: str, postgres_url: str) -> None:
     way = SyncWay(name, postgres_url)
     with SyncHoming(postgres_url, providers={"mail": quiet}) as homing:
         with way.begun(commit=False) as connection:
@@ -228,7 +228,7 @@ def test_without_async_it_is_promised_together_too(name: str, postgres_url: str)
 
 
 @pytest.mark.parametrize("name", ASYNC)
-async def test_what_fails_leaves_the_callers_transaction_as_it_was(name: str, postgres_url: str) -> None:
+async def test_a_failed_send_leaves_the_caller_s_transaction_usable(name: str, postgres_url: str) -> None:
     way = AsyncWay(name, postgres_url)
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:
         await homing.send("a@example.org", idempotency_key="order-1", **MAIL)
@@ -239,7 +239,9 @@ async def test_what_fails_leaves_the_callers_transaction_as_it_was(name: str, po
         assert (await homing.get(kept.id)).status is Status.PENDING
 
 
-async def test_the_same_request_is_known_inside_and_outside_of_the_transaction(postgres_url: str) -> None:
+async def test_a_repeated_request_is_recognized_inside_and_outside_of_the_transaction(
+    postgres_url: str,
+) -> None:
     way = AsyncWay("asyncpg", postgres_url)
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:
         async with way.begun(commit=True) as connection:
@@ -250,8 +252,8 @@ async def test_the_same_request_is_known_inside_and_outside_of_the_transaction(p
         assert (again.duplicate, later.duplicate) == (True, True)
 
 
-async def test_nobody_waits_for_the_callers_transaction(postgres_url: str) -> None:
-    """Also not for the first notification of its kind, which makes the queue that both wait in."""
+async def test_no_other_send_waits_for_the_caller_s_transaction(postgres_url: str) -> None:
+    """Not even for the first notification of its kind, which creates the queue of both."""
     async with (
         Homing(postgres_url, providers={"mail": quiet}) as homing,
         AsyncWay("asyncpg", postgres_url).begun(commit=True) as connection,
@@ -262,7 +264,7 @@ async def test_nobody_waits_for_the_callers_transaction(postgres_url: str) -> No
             assert (await homing.process()).succeeded == 1
 
 
-async def test_a_transaction_that_began_before_the_first_notification_of_its_kind_can_join(
+async def test_a_transaction_that_started_before_the_first_notification_of_its_kind_can_join(
     postgres_url: str,
 ) -> None:
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:
@@ -274,8 +276,8 @@ async def test_a_transaction_that_began_before_the_first_notification_of_its_kin
         assert (await homing.get(kept.id)).status is Status.PENDING
 
 
-async def test_a_rollback_does_not_spoil_what_the_store_remembers(postgres_url: str) -> None:
-    """The first notification of a new lane makes a queue; if it is rolled back, so is the queue."""
+async def test_a_rollback_does_not_corrupt_the_store_s_cache(postgres_url: str) -> None:
+    """The first notification of a new lane creates a queue, which a rollback removes."""
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:
         async with AsyncWay("asyncpg", postgres_url).begun(commit=False) as connection:
             await homing.send("a@example.org", connection=connection, **MAIL)
@@ -306,13 +308,13 @@ def test_django_outside_of_atomic_is_refused(postgres_url: str) -> None:
         connection.close()
 
 
-async def test_an_unknown_object_is_refused_with_what_can_be_given(postgres_url: str) -> None:
+async def test_an_unknown_object_is_refused_with_what_is_accepted(postgres_url: str) -> None:
     async with Homing(postgres_url, providers={"mail": quiet}) as homing:
         with pytest.raises(StoreError, match="asyncpg, psycopg, SQLAlchemy or Django"):
             await homing.send("a@example.org", connection=object(), **MAIL)
 
 
-async def test_an_async_connection_is_refused_where_its_loop_is_not(postgres_url: str) -> None:
+async def test_an_async_connection_of_another_loop_is_refused(postgres_url: str) -> None:
     connection = await asyncpg.connect(postgres_url)
     try:
         with (
@@ -324,7 +326,7 @@ async def test_an_async_connection_is_refused_where_its_loop_is_not(postgres_url
         await connection.close()
 
 
-async def test_a_connection_to_another_database_is_told_so(
+async def test_a_connection_to_another_database_is_refused(
     postgres_url: str, other_postgres_url: str
 ) -> None:
     async with (

@@ -1,4 +1,4 @@
-"""A send that joins the caller's transaction is promised with the caller's own data, or not at all."""
+"""A send that joins the caller's transaction is accepted with the caller's own data, or not at all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def app(store: SqliteStore, tmp_path: Path) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-async def test_both_are_there_after_the_commit(store: SqliteStore, app: sqlite3.Connection) -> None:
+async def test_both_are_stored_after_the_commit(store: SqliteStore, app: sqlite3.Connection) -> None:
     app.execute("INSERT INTO orders VALUES (1)")
     new = a_notification()
     [answer] = await store.accept([a_submission(new)], tx=app)
@@ -44,7 +44,7 @@ async def test_both_are_there_after_the_commit(store: SqliteStore, app: sqlite3.
     assert await counts(store) == {Status.SENDING: 1}
 
 
-async def test_neither_is_there_after_a_roll_back(store: SqliteStore, app: sqlite3.Connection) -> None:
+async def test_neither_is_stored_after_a_rollback(store: SqliteStore, app: sqlite3.Connection) -> None:
     app.execute("INSERT INTO orders VALUES (1)")
     await store.accept([a_submission(key="k")], tx=app)
     app.rollback()
@@ -54,7 +54,7 @@ async def test_neither_is_there_after_a_roll_back(store: SqliteStore, app: sqlit
     assert not answer.conflict
 
 
-async def test_a_transaction_is_begun_where_sqlite3_would_begin_one(
+async def test_a_transaction_is_started_when_sqlite3_would_start_one(
     store: SqliteStore, app: sqlite3.Connection
 ) -> None:
     await store.accept([a_submission()], tx=app)
@@ -64,7 +64,7 @@ async def test_a_transaction_is_begun_where_sqlite3_would_begin_one(
     assert await counts(store) == {Status.PENDING: 1}
 
 
-async def test_without_a_transaction_there_is_nothing_to_join(
+async def test_in_autocommit_mode_there_is_no_transaction_to_join(
     store: SqliteStore, app: sqlite3.Connection
 ) -> None:
     app.isolation_level = None
@@ -76,11 +76,11 @@ async def test_without_a_transaction_there_is_nothing_to_join(
     assert await counts(store) == {Status.PENDING: 1}
 
 
-async def test_what_fails_is_undone_alone(store: SqliteStore, app: sqlite3.Connection) -> None:
+async def test_a_failed_send_is_undone_alone(store: SqliteStore, app: sqlite3.Connection) -> None:
     taken = a_submission()
     await store.accept([taken])
     app.execute("INSERT INTO orders VALUES (1)")
-    # Many, and the bad one last: part of it is written when it comes to light.
+    # Many, with the invalid one last, so that part of them is written before the error.
     many = [a_notification() for _ in range(300)]
     many.append(a_notification(id=taken.notifications[0].id))
     with pytest.raises(StoreError, match="ids must be new"):
@@ -91,7 +91,7 @@ async def test_what_fails_is_undone_alone(store: SqliteStore, app: sqlite3.Conne
     assert await counts(store) == {Status.PENDING: 1}
 
 
-async def test_the_settings_of_the_connection_stay_as_they_are(
+async def test_the_settings_of_the_connection_are_unchanged(
     store: SqliteStore, app: sqlite3.Connection
 ) -> None:
     app.row_factory = lambda _, row: {"row": row}
@@ -102,7 +102,7 @@ async def test_the_settings_of_the_connection_stay_as_they_are(
     assert await counts(store) == {Status.PENDING: 1}
 
 
-async def test_a_lock_of_somebody_else_is_busy(
+async def test_a_lock_of_another_connection_raises_busy(
     store: SqliteStore, app: sqlite3.Connection, tmp_path: Path
 ) -> None:
     other = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
@@ -113,13 +113,13 @@ async def test_a_lock_of_somebody_else_is_busy(
     other.close()
 
 
-async def test_another_file_has_no_schema(store: SqliteStore, tmp_path: Path) -> None:
+async def test_a_connection_to_another_file_has_no_schema(store: SqliteStore, tmp_path: Path) -> None:
     other = sqlite3.connect(tmp_path / "other.db")
     with pytest.raises(SchemaError):
         await store.accept([a_submission()], tx=other)
     other.close()
 
 
-async def test_what_is_no_connection_is_refused(store: SqliteStore) -> None:
+async def test_an_object_that_is_not_a_connection_is_refused(store: SqliteStore) -> None:
     with pytest.raises(StoreError, match=r"sqlite3\.Connection"):
         await store.accept([a_submission()], tx="BEGIN")

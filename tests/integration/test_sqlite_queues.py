@@ -1,4 +1,4 @@
-"""What a claim knows of the queues without looking at their rows stays exact, whatever becomes of them."""
+"""The queue heads that claims use stay exact, whatever happens to the rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHERE next_due_at IS NOT NULL ORDER BY lane, tenant, outlet
 
 
 class World:
-    """A store whose clock stands still, and a look behind it."""
+    """A store whose clock stands still, and a connection to inspect it."""
 
     def __init__(self, path: Path) -> None:
         self.now = START_MS
@@ -41,7 +41,7 @@ class World:
         self._path = path
 
     def check(self) -> list[tuple[str, str, str, int]]:
-        """The queues, as they are known; they must be what the rows say."""
+        """Returns the stored queue heads, after checking them against the rows."""
         connection = sqlite3.connect(self._path)
         known = connection.execute(KNOWN).fetchall()
         assert known == connection.execute(TRUTH).fetchall()
@@ -68,7 +68,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await world.store.close()
 
 
-async def test_a_cancelled_row_is_not_waited_for(world: World) -> None:
+async def test_a_cancelled_row_leaves_its_queue_head(world: World) -> None:
     first, second = await world.accept(MINUTE_MS, HOUR_MS)
     assert (await world.store.claim(everything())).next_due_at == world.now + MINUTE_MS
     await world.command(CommandName.CANCEL, first)
@@ -79,7 +79,7 @@ async def test_a_cancelled_row_is_not_waited_for(world: World) -> None:
     assert (await world.store.claim(everything())).next_due_at is None
 
 
-async def test_a_row_put_off_is_waited_for_when_it_is_due_then(world: World) -> None:
+async def test_a_rescheduled_row_moves_its_queue_head(world: World) -> None:
     [id] = await world.accept(MINUTE_MS)
     await world.command(CommandName.RESCHEDULE, id, delay_ms=HOUR_MS)
     world.check()
@@ -89,7 +89,7 @@ async def test_a_row_put_off_is_waited_for_when_it_is_due_then(world: World) -> 
     assert [claim.id for claim in (await world.store.claim(everything())).claims] == [id]
 
 
-async def test_a_row_sent_to_another_outlet_leaves_its_queue(world: World) -> None:
+async def test_a_row_moved_to_another_outlet_leaves_its_queue(world: World) -> None:
     [id] = await world.accept(MINUTE_MS)
     await world.command(CommandName.RETRY, id, provider="acs")
     assert [(outlet, due) for _, _, outlet, due in world.check()] == [("acs", world.now)]
@@ -127,7 +127,7 @@ async def test_a_passed_deadline_and_a_reopening_receipt_keep_the_queues_exact(w
     assert world.check() == []
 
 
-async def test_idle_queues_are_forgotten(world: World) -> None:
+async def test_idle_queues_are_deleted(world: World) -> None:
     await world.accept(0)
     await world.accept(HOUR_MS, tenant="b")
     await world.store.claim(everything())

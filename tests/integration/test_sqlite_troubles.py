@@ -1,4 +1,4 @@
-"""What can be wrong with the file, and what the store says then."""
+"""Problems with the file, and the store's errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-async def test_a_locked_file_is_busy_and_passes(store: SqliteStore, path: Path) -> None:
+async def test_a_locked_file_is_busy_only_while_it_is_locked(store: SqliteStore, path: Path) -> None:
     await store.accept([a_submission()])
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -69,7 +69,7 @@ async def test_a_locked_file_is_busy_and_passes(store: SqliteStore, path: Path) 
     assert len(await claim_all(store)) == 2
 
 
-async def test_a_lock_that_is_let_go_in_time_is_waited_for(path: Path) -> None:
+async def test_a_lock_released_in_time_is_awaited(path: Path) -> None:
     store = SqliteStore(path, busy_timeout_ms=60_000)
     await store.open()
     await store.migrate()
@@ -84,13 +84,13 @@ async def test_a_lock_that_is_let_go_in_time_is_waited_for(path: Path) -> None:
     await store.close()
 
 
-async def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "nowhere" / "homing.db")
     with pytest.raises(StoreUnavailable, match=f"Create {tmp_path}/nowhere"):
         await store.open()
 
 
-async def test_a_folder_in_the_place_of_the_file_is_told_as_such(tmp_path: Path) -> None:
+async def test_a_folder_in_place_of_the_file_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="it is a folder"):
         await SqliteStore(tmp_path).open()
 
@@ -124,7 +124,7 @@ except StoreReadOnly as error:
 
 @pytest.fixture
 def for_everybody() -> Iterator[Path]:
-    """A folder that any user can enter and write to. The folders of pytest are for the user of the tests."""
+    """A folder that any user can enter and write to. pytest's folders belong to the user of the tests."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o777)
@@ -150,14 +150,14 @@ async def test_a_connection_that_may_not_write_is_read_only(store: SqliteStore) 
     assert await counts(store) == {Status.PENDING: 1}
 
 
-async def test_a_file_that_is_no_database_is_refused_as_it_is(path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_refused_unchanged(path: Path) -> None:
     write(path, b"Dear diary, " * 1000)
     with pytest.raises(StoreError, match="not an SQLite database"):
         await SqliteStore(path).open()
     assert read(path).startswith(b"Dear diary")
 
 
-async def test_a_damaged_file_is_told_as_such(store: SqliteStore, path: Path) -> None:
+async def test_a_damaged_file_is_reported_as_such(store: SqliteStore, path: Path) -> None:
     await store.accept([a_submission(*(a_notification() for _ in range(500)))])
     await store.close()
     whole = read(path)
@@ -167,7 +167,7 @@ async def test_a_damaged_file_is_told_as_such(store: SqliteStore, path: Path) ->
         await store.list("default", Filter())
 
 
-async def test_a_newer_schema_is_refused_naming_both_versions(store: SqliteStore, path: Path) -> None:
+async def test_a_newer_schema_is_refused_with_both_versions(store: SqliteStore, path: Path) -> None:
     await store.close()
     connection = sqlite3.connect(path)
     connection.execute("INSERT INTO homing_schema VALUES (999, '0999_from_the_future', 0)")
@@ -179,7 +179,7 @@ async def test_a_newer_schema_is_refused_naming_both_versions(store: SqliteStore
         await store.accept([a_submission()])
 
 
-async def test_a_file_without_a_schema_says_how_to_make_one(path: Path) -> None:
+async def test_a_file_without_a_schema_is_refused_with_the_command_to_run(path: Path) -> None:
     store = SqliteStore(path)
     await store.open()
     calls = (
@@ -201,7 +201,7 @@ async def test_a_file_without_a_schema_says_how_to_make_one(path: Path) -> None:
     await store.close()
 
 
-async def test_what_the_first_release_wrote_goes_on_after_the_migrations(path: Path) -> None:
+async def test_data_of_the_first_release_works_after_the_migrations(path: Path) -> None:
     def write_as_the_first_release(id: str) -> None:
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute(
@@ -233,7 +233,7 @@ async def test_what_the_first_release_wrote_goes_on_after_the_migrations(path: P
     await store.close()
 
 
-async def test_many_migrate_at_once_and_one_does_it(path: Path) -> None:
+async def test_of_many_concurrent_migrations_one_does_the_work(path: Path) -> None:
     stores = [SqliteStore(path) for _ in range(8)]
     await asyncio.gather(*(store.open() for store in stores))
     applied = await asyncio.gather(*(store.migrate() for store in stores))
@@ -243,7 +243,7 @@ async def test_many_migrate_at_once_and_one_does_it(path: Path) -> None:
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_tables_of_an_application_live_in_the_same_file(path: Path) -> None:
+async def test_tables_of_an_application_can_be_in_the_same_file(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE notifications (id INTEGER PRIMARY KEY, mine TEXT)")
     connection.execute("PRAGMA user_version = 77")
@@ -257,6 +257,6 @@ async def test_tables_of_an_application_live_in_the_same_file(path: Path) -> Non
     await store.close()
 
 
-def test_memory_has_a_store_of_its_own() -> None:
+def test_a_memory_url_is_the_memory_store() -> None:
     with pytest.raises(ConfigError, match="memory store"):
         SqliteStore(":memory:")

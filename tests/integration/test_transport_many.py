@@ -1,4 +1,4 @@
-"""Requests that go out together over real sockets, with nobody waiting for each; and a provider over them."""
+"""Requests started together over real sockets, with one callback for all outcomes; and a provider."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ K = OutcomeKind
 
 
 class Told:
-    """Keeps what it is told, and lets a test wait for it."""
+    """Records the reported outcomes, and lets a test wait for them."""
 
     def __init__(self) -> None:
         self.said: dict[Any, Any] = {}
@@ -41,7 +41,7 @@ class Told:
                 await self._more.wait()
 
 
-async def test_each_is_answered_once_and_many_are_told_together(
+async def test_each_request_is_reported_once_and_many_together(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     told = Told()
@@ -52,7 +52,7 @@ async def test_each_is_answered_once_and_many_are_told_together(
     assert told.calls < 200
 
 
-async def test_what_cannot_go_out_is_told_beside_the_others(
+async def test_a_request_that_cannot_be_sent_is_reported_with_the_others(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     told = Told()
@@ -64,7 +64,9 @@ async def test_what_cannot_go_out_is_told_beside_the_others(
     assert len(server.received) == 1
 
 
-async def test_each_ends_within_its_own_time(server: FaultServer, transport: CurlTransport) -> None:
+async def test_each_request_ends_within_its_own_timeout(
+    server: FaultServer, transport: CurlTransport
+) -> None:
     server.play(faults.HANG_AFTER_READING, faults.HANG_AFTER_READING)
     told = Told()
     transport.begin([(Request(server.url, b"{}"), ms, ms) for ms in (3_000, 600_000)], told)
@@ -76,7 +78,7 @@ async def test_each_ends_within_its_own_time(server: FaultServer, transport: Cur
     }
 
 
-async def test_what_is_given_up_is_told_no_more(server: FaultServer, transport: CurlTransport) -> None:
+async def test_an_aborted_request_is_not_reported(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.HANG_AFTER_READING, faults.HANG_AFTER_READING)
     told = Told()
     transport.begin([(Request(server.url, b"{}"), 60_000, "begun")], told)
@@ -89,7 +91,7 @@ async def test_what_is_given_up_is_told_no_more(server: FaultServer, transport: 
     assert len(server.received) == 2
 
 
-async def test_closing_tells_of_all_that_was_under_way(server: FaultServer) -> None:
+async def test_closing_reports_all_running_requests(server: FaultServer) -> None:
     server.play(faults.HANG_AFTER_READING)
     transport, told = CurlTransport(), Told()
     transport.begin([(Request(server.url, b"{}"), 60_000, "written")], told)
@@ -102,7 +104,7 @@ async def test_closing_tells_of_all_that_was_under_way(server: FaultServer) -> N
     }
 
 
-async def test_a_listener_that_fails_does_not_keep_the_others_from_hearing(
+async def test_a_callback_that_raises_does_not_affect_the_others(
     server: FaultServer, transport: CurlTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     broke = asyncio.Event()
@@ -125,7 +127,7 @@ async def test_a_listener_that_fails_does_not_keep_the_others_from_hearing(
 
 
 class Shop(HttpProvider):
-    """Posts the body of a message; some of what it is given it cannot build or read."""
+    """Posts the body of a message. It cannot build or read some of its deliveries."""
 
     def __init__(self, transport: CurlTransport, url: str) -> None:
         super().__init__(transport)
@@ -160,7 +162,7 @@ def delivery(body: str, timeout_ms: int = 60_000) -> Delivery:
     )
 
 
-async def test_a_provider_begins_what_it_can_and_tells_of_all(
+async def test_a_provider_starts_what_it_can_and_reports_everything(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     provider, told = Shop(transport, server.url), Told()
@@ -174,7 +176,7 @@ async def test_a_provider_begins_what_it_can_and_tells_of_all(
     assert [received.body for received in server.received] == [b"hello"]
 
 
-async def test_a_provider_says_what_sending_one_by_one_would_say(
+async def test_a_batch_has_the_same_outcomes_as_single_sends(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     provider, told = Shop(transport, server.url), Told()
@@ -194,7 +196,7 @@ async def test_a_provider_says_what_sending_one_by_one_would_say(
     assert provider_told.said[1].kind is K.TRANSIENT
 
 
-async def test_an_answer_that_cannot_be_read_is_told_as_the_error(
+async def test_an_unreadable_response_is_reported_as_the_error(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     provider, told = Shop(transport, server.url), Told()
@@ -204,7 +206,7 @@ async def test_an_answer_that_cannot_be_read_is_told_as_the_error(
     assert isinstance(told.said[1], ArithmeticError)
 
 
-async def test_a_provider_that_sends_in_its_own_way_does_not_begin(transport: CurlTransport) -> None:
+async def test_a_provider_with_its_own_send_method_does_not_support_batches(transport: CurlTransport) -> None:
     class Own(Shop):
         async def send(self, delivery: Delivery) -> Outcome:
             return await super().send(replace(delivery, attempt=2))

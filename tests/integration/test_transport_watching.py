@@ -1,4 +1,4 @@
-"""However the event loop hears of the sockets, the transport carries the same."""
+"""The transport works the same with every way of watching its sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("either")
-async def test_many_at_once_over_few_connections_all_get_their_answer() -> None:
+async def test_many_concurrent_requests_over_few_connections_all_get_their_responses() -> None:
     def script(received: Received) -> faults.Act:
         if received.path.endswith("7"):
             return faults.RESET_AFTER_READING
@@ -49,7 +49,7 @@ async def test_many_at_once_over_few_connections_all_get_their_answer() -> None:
 
 
 @pytest.mark.usefixtures("either")
-async def test_a_large_body_and_a_large_answer_take_many_turns() -> None:
+async def test_a_large_body_and_a_large_response_take_many_steps() -> None:
     transport = CurlTransport()
     async with FaultServer(lambda received: faults.answer(200, b"y" * 60_000)) as server:
         sent = Request(url=server.url, body=b"x" * 8_000_000)
@@ -60,7 +60,7 @@ async def test_a_large_body_and_a_large_answer_take_many_turns() -> None:
 
 
 class _Loop:
-    """Only its clock and its timers."""
+    """A loop with only its clock and timers."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -72,7 +72,7 @@ class _Loop:
         return timer
 
     def run(self) -> int:
-        """Until no timer is left; how many went off."""
+        """Runs until no timer is left, and returns how many fired."""
         rang = 0
         while live := [one for one in self.timers if not one[2].cancelled]:
             first = min(live, key=lambda one: one[0])
@@ -96,7 +96,7 @@ def alarm() -> tuple[_Loop, Any, list[float]]:
     return loop, Alarm(loop, lambda: rang.append(loop.now)), rang  # type: ignore[arg-type]
 
 
-def test_an_alarm_rings_at_the_time_it_was_last_set_for() -> None:
+def test_an_alarm_fires_at_the_time_it_was_last_set_for() -> None:
     loop, one, rang = alarm()
     one.set(5.0)
     one.set(9.0)
@@ -105,7 +105,7 @@ def test_an_alarm_rings_at_the_time_it_was_last_set_for() -> None:
     assert rang == [7.0]
 
 
-def test_putting_an_alarm_off_again_and_again_sets_no_timer() -> None:
+def test_postponing_an_alarm_repeatedly_sets_no_timer() -> None:
     loop, one, rang = alarm()
     for at in range(1, 1000):
         one.set(float(at))
@@ -114,7 +114,7 @@ def test_putting_an_alarm_off_again_and_again_sets_no_timer() -> None:
     assert rang == [999.0]
 
 
-def test_an_alarm_that_was_called_off_does_not_ring() -> None:
+def test_a_cancelled_alarm_does_not_fire() -> None:
     loop, one, rang = alarm()
     one.set(5.0)
     one.set(None)

@@ -1,4 +1,4 @@
-"""The virtual-time loop: asyncio as usual, only that waiting takes no time and nothing is left to chance."""
+"""The virtual-time loop: asyncio as usual, but waiting takes no time and every run is deterministic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_waiting_for_days_takes_no_time() -> None:
     assert run(main) == 30 * DAY_S
 
 
-def test_sleepers_wake_in_the_order_of_their_time() -> None:
+def test_sleepers_wake_in_the_order_of_their_times() -> None:
     async def main(loop: VirtualLoop) -> list[float]:
         woken: list[float] = []
 
@@ -35,7 +35,7 @@ def test_sleepers_wake_in_the_order_of_their_time() -> None:
     assert run(main) == [0.25, 1, 5, 3600]
 
 
-def test_a_timeout_ends_what_takes_too_long() -> None:
+def test_a_timeout_ends_a_slow_task() -> None:
     async def main(loop: VirtualLoop) -> float:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(12):
@@ -45,7 +45,7 @@ def test_a_timeout_ends_what_takes_too_long() -> None:
     assert run(main) == 12
 
 
-def test_what_nobody_will_ever_wake_is_an_error_and_not_a_hang() -> None:
+def test_a_task_that_nothing_will_wake_is_an_error_and_not_a_hang() -> None:
     async def main(loop: VirtualLoop) -> None:
         await asyncio.Event().wait()
 
@@ -61,7 +61,7 @@ def test_threads_are_refused() -> None:
         run(main)
 
 
-def test_the_wall_clock_jumps_and_the_monotonic_one_does_not() -> None:
+def test_the_wall_clock_can_jump_and_the_monotonic_one_cannot() -> None:
     async def main(loop: VirtualLoop) -> tuple[int, int]:
         clock = VirtualClock(loop, monotonic_from_ms=500)
         await clock.sleep_ms(1_000)
@@ -72,7 +72,7 @@ def test_the_wall_clock_jumps_and_the_monotonic_one_does_not() -> None:
     assert run(main) == (START_MS + 1_250 - 60_000, 500 + 1_250)
 
 
-def test_a_frozen_group_stands_still_while_the_others_go_on() -> None:
+def test_a_frozen_group_stands_still_while_the_others_continue() -> None:
     async def main(loop: VirtualLoop) -> list[tuple[str, float]]:
         seen: list[tuple[str, float]] = []
 
@@ -102,7 +102,7 @@ def test_a_frozen_group_stands_still_while_the_others_go_on() -> None:
     ]
 
 
-def test_a_cancelled_group_takes_all_its_tasks_with_it_and_no_others() -> None:
+def test_cancelling_a_group_cancels_exactly_its_tasks() -> None:
     async def main(loop: VirtualLoop) -> tuple[int, bool]:
         async def parent() -> None:
             asyncio.create_task(asyncio.sleep(100))  # noqa: RUF006 (that it is found all the same is the point)

@@ -1,4 +1,4 @@
-"""Rehearsals: what a policy does in an outage, by the engine's own code."""
+"""Simulated outages: the effect of a policy, computed by the engine's own code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def counts(report: RehearsalReport) -> dict[str, int]:
     return found
 
 
-def test_without_an_outage_everything_arrives_at_once() -> None:
+def test_without_an_outage_everything_is_delivered_at_once() -> None:
     report = rehearse(Rehearsal(traffic=SOME, outages=()))
     assert report.delivered == report.notifications == report.attempts == 1200
     assert report.delivery is not None
@@ -39,7 +39,7 @@ def test_without_an_outage_everything_arrives_at_once() -> None:
     assert report.recovery_peaks == ()
 
 
-def test_an_outage_of_ten_minutes_under_the_default_policy_loses_nothing() -> None:
+def test_a_ten_minute_outage_under_the_default_policy_loses_nothing() -> None:
     report = rehearse(Rehearsal(preset="priority", traffic=SOME, outages=(TEN_MINUTES,)))
     assert report.delivered == report.notifications
     assert report.dead_letters == report.unfinished == 0
@@ -65,7 +65,7 @@ def test_the_few_retries_of_the_broker_preset_do_not_outlast_a_throttled_provide
     assert [e.reason for e in report.endings if e.status == "failed"] == ["RETRIES_EXHAUSTED"]
 
 
-def test_without_a_breaker_the_broker_preset_uses_its_attempts_up_on_a_provider_that_is_down() -> None:
+def test_without_a_breaker_the_broker_preset_uses_up_its_attempts_during_an_outage() -> None:
     plan = Rehearsal(preset="broker", traffic=SOME, outages=(TEN_MINUTES,))
     with_breaker = rehearse(plan)
     without = rehearse(msgspec.structs.replace(plan, breaker=NO_BREAKER))
@@ -84,7 +84,7 @@ def test_a_second_provider_takes_over() -> None:
     assert sum(b.sends_per_second["primary"] for b in after) > 0
 
 
-def test_recovery_ramps_up_instead_of_dumping_the_backlog() -> None:
+def test_recovery_ramps_up_instead_of_sending_the_backlog_at_once() -> None:
     report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,)))
     (peak,) = report.recovery_peaks
     assert peak.provider == "primary"
@@ -93,14 +93,14 @@ def test_recovery_ramps_up_instead_of_dumping_the_backlog() -> None:
     assert peak.per_second < report.largest_backlog / 10, "all at once would be this much"
 
 
-def test_what_waits_too_long_for_its_provider_is_told_apart() -> None:
+def test_notifications_that_waited_too_long_for_their_provider_are_counted_separately() -> None:
     rule = Rule(name="soon or never", policy=PolicyPatch(max_age_ms=5 * MINUTE_MS))
     report = rehearse(Rehearsal(rules=(rule,), traffic=SOME, outages=(TEN_MINUTES,)))
     reasons = {e.reason: e.count for e in report.endings if e.status == "failed"}
     assert reasons["PROVIDER_UNAVAILABLE"] > 250
 
 
-def test_an_answer_that_never_comes_is_held_where_the_policy_says_so() -> None:
+def test_a_missing_response_is_held_if_the_policy_says_so() -> None:
     slow = Outage(start_ms=MINUTE_MS, duration_ms=5 * MINUTE_MS, kind=OutageKind.SLOW, share=0.5)
     policy = RetryPolicy(on_timeout=OnTimeout.HOLD, timeout_ms=5_000)
     report = rehearse(Rehearsal(policy=policy, traffic=SOME, outages=(slow,), breaker=NO_BREAKER))
@@ -108,7 +108,7 @@ def test_an_answer_that_never_comes_is_held_where_the_policy_says_so() -> None:
     assert report.policy == "own policy, 6 attempts, exponential"
 
 
-def test_rules_and_priorities_matter() -> None:
+def test_rules_and_priorities_have_an_effect() -> None:
     rule = Rule(name="one shot", priority="low", policy=PolicyPatch(max_attempts=1))
     traffic = msgspec.structs.replace(SOME, priorities={Priority.LOW: 1, Priority.HIGH: 1})
     report = rehearse(Rehearsal(rules=(rule,), traffic=traffic, outages=(TEN_MINUTES,), breaker=NO_BREAKER))
@@ -116,19 +116,19 @@ def test_rules_and_priorities_matter() -> None:
     assert report.policy == "preset priority and 1 rule"
 
 
-def test_the_same_rehearsal_gives_the_same_report() -> None:
+def test_the_same_simulation_gives_the_same_report() -> None:
     plan = Rehearsal(traffic=Traffic(per_second=2.0, duration_ms=5 * MINUTE_MS), providers=2, seed=7)
     assert msgspec.json.encode(rehearse(plan)) == msgspec.json.encode(rehearse(plan))
     other = msgspec.structs.replace(plan, seed=8)
     assert msgspec.json.encode(rehearse(plan)) != msgspec.json.encode(rehearse(other))
 
 
-def test_the_number_of_notifications_is_bounded() -> None:
+def test_the_number_of_notifications_is_limited() -> None:
     assert rehearse(Rehearsal(traffic=SOME, outages=(), notifications=50)).notifications == 50
 
 
 @pytest.mark.parametrize("channel", [c for c in Channel if c is not Channel.EMAIL])
-def test_every_channel_can_be_rehearsed(channel: Channel) -> None:
+def test_every_channel_can_be_simulated(channel: Channel) -> None:
     traffic = Traffic(per_second=1.0, duration_ms=MINUTE_MS, channel=channel)
     assert rehearse(Rehearsal(traffic=traffic, outages=())).delivered == 60
 
@@ -138,7 +138,7 @@ def test_the_report_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(report), type=RehearsalReport) == report
 
 
-def test_the_picture_is_well_formed_and_says_what_it_shows() -> None:
+def test_the_chart_is_well_formed_and_labelled() -> None:
     report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
     root = ElementTree.fromstring(draw(report))
     assert root.tag.endswith("svg")
@@ -156,7 +156,7 @@ def test_the_picture_is_well_formed_and_says_what_it_shows() -> None:
     assert all(0 <= number <= 960 for number in numbers)
 
 
-def test_what_is_only_rehearsed_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_simulated_events_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         rehearse(Rehearsal(traffic=Traffic(duration_ms=3 * MINUTE_MS)))
     assert not [record for record in caplog.records if record.name.startswith("homing")]
@@ -175,6 +175,6 @@ def test_what_is_only_rehearsed_is_not_logged(caplog: pytest.LogCaptureFixture) 
         ({"policy": RetryPolicy(), "rules": (Rule(name="x"),)}, "rules"),
     ],
 )
-def test_a_rehearsal_that_makes_no_sense_is_refused(fields: dict[str, object], named: str) -> None:
+def test_an_invalid_simulation_is_refused(fields: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=f"^{named}: "):
         Rehearsal(**fields)  # type: ignore[arg-type]
