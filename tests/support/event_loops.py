@@ -46,14 +46,14 @@ _ON_BOTH = (
     "component/providers",
     "component/test_event_loops.py",
     "component/test_library.py",
-    "component/test_serving.py",
+    "component/test_service_settings.py",
     "conformance",
     "integration",
     "unit/api",
     "unit/client",
     "unit/observing",
     "unit/providers",
-    "unit/test_making.py",
+    "unit/test_provider_kinds.py",
 )
 _ON_UVLOOP = (
     "acceptance",
