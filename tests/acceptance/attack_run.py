@@ -85,7 +85,7 @@ scopes = ["admin"]
 
 
 @dataclass
-class Told:
+class AttackResponse:
     """The response to one attack."""
 
     status: int
@@ -94,7 +94,7 @@ class Told:
 
 
 @dataclass
-class Field:
+class AttackTarget:
     """The service under attack, and the successes so far."""
 
     service: Service
@@ -109,7 +109,7 @@ class Field:
     tries: Counter[str] = field(default_factory=Counter)
     successes: list[str] = field(default_factory=list)
 
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Told:
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> AttackResponse:
         """Makes one request as the attacker. Bytes are sent unchanged as the body."""
         raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         lines = {
@@ -129,7 +129,7 @@ class Field:
         host, _, port = self.service.address.partition(":")
         return socket.create_connection((host, int(port)), timeout=120)
 
-    def exchange(self, sent: bytes) -> Told:
+    def exchange(self, sent: bytes) -> AttackResponse:
         """Sends these bytes and reads until the service closes. The status is 0 if it does not answer."""
         answer = b""
         with self.connect() as line, suppress(ConnectionError):
@@ -140,9 +140,9 @@ class Field:
         first, _, rest = answer.partition(b"\r\n")
         said, _, content = rest.partition(b"\r\n\r\n")
         status = int(first.split(b" ")[1]) if first.startswith(b"HTTP/1.1 ") else 0
-        return Told(status, content, said.decode("latin-1").lower())
+        return AttackResponse(status, content, said.decode("latin-1").lower())
 
-    def judge(self, kind: str, attack: str, told: Told, *, allowed: bool = True) -> None:
+    def judge(self, kind: str, attack: str, told: AttackResponse, *, allowed: bool = True) -> None:
         """Counts one attack, which succeeded if the response has a secret, is a 5xx or grants access."""
         self.tries[kind] += 1
         shown = told.body + told.headers.encode()
@@ -208,7 +208,7 @@ class Canary:
 # Templates --------------------------------------------------------------------------------------------
 
 
-def templates(on: Field, count: int) -> None:
+def templates(on: AttackTarget, count: int) -> None:
     """Writes templates through the API and previews them with the attacker's data."""
     attacks = _template_attacks()
     for source, data in on.rng.sample(attacks, count):
@@ -251,7 +251,7 @@ _BREAKS = (
 )
 
 
-def headers(on: Field, count: int) -> None:
+def headers(on: AttackTarget, count: int) -> None:
     """Puts line breaks into everything that becomes a header, here or at a provider."""
     for number in range(count):
         brings = f"x{on.rng.choice(_BREAKS)}X-Injected: yes{on.rng.choice(_BREAKS)}"
@@ -289,7 +289,7 @@ def headers(on: Field, count: int) -> None:
 # Tokens -----------------------------------------------------------------------------------------------
 
 
-def tokens(on: Field, count: int) -> None:
+def tokens(on: AttackTarget, count: int) -> None:
     """Uses tokens without a signature, or signed with another key."""
     public = (on.service.folder / "jwt.pem").read_bytes()
     other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -297,7 +297,7 @@ def tokens(on: Field, count: int) -> None:
         on.judge("tokens", token := _token(on.rng, public, other), _with(on, token), allowed=False)
 
 
-def _with(on: Field, token: str) -> Told:
+def _with(on: AttackTarget, token: str) -> AttackResponse:
     return on.ask("GET", "/api/v1/notifications", Authorization=f"Bearer {token}")
 
 
@@ -353,7 +353,7 @@ def _raw(head: Any, claims: Any, key: bytes) -> str:
 # Webhook targets --------------------------------------------------------------------------------------
 
 
-def targets(on: Field, count: int) -> None:
+def targets(on: AttackTarget, count: int) -> None:
     """Targets this machine under its many names, and by a redirect. The canary notices every call."""
     port = on.canary.port
     for _ in range(count):
@@ -424,7 +424,7 @@ def _target(rng: random.Random, port: int, canary: Canary) -> str:
 # Other tenants ----------------------------------------------------------------------------------------
 
 
-def tenants(on: Field, count: int) -> None:
+def tenants(on: AttackTarget, count: int) -> None:
     """Uses the victim's ids in every path that takes one, and its name wherever one might be accepted."""
     id, template, person = (on.victim[name] for name in ("notification", "template", "recipient"))
     reads = (
@@ -492,7 +492,7 @@ _SLOW = (";", '"', "a;", "a*=b;", "a*0*=b;", "=?a?q?b?= ", "(", "\\", " ", "\r\n
 """Texts for which a general MIME header parser needs superlinear time, repeated."""
 
 
-def forms(on: Field, count: int) -> None:
+def forms(on: AttackTarget, count: int) -> None:
     """Sends bodies above 1 KiB, which must be refused as too large, because parsing them is slow."""
     for _ in range(count):
         size, unit = on.rng.randrange(1_100, 12_000), on.rng.choice(_SLOW)
@@ -524,7 +524,7 @@ def _form(rng: random.Random, unit: str, size: int) -> tuple[str, bytes]:
 # Bytes after the head ---------------------------------------------------------------------------------
 
 
-def trailers(on: Field, count: int) -> None:
+def trailers(on: AttackTarget, count: int) -> None:
     """Sends a key after the head, two keys, two lengths, and endless framing. All must be refused."""
     for _ in range(count):
         what, sent = _late(on.rng, on.key)
@@ -576,7 +576,7 @@ _HOLDS = {
 """Returns an answered request, and the bytes sent afterwards. A third of the attacks sends them once."""
 
 
-def held(on: Field, count: int) -> None:
+def held(on: AttackTarget, count: int) -> None:
     """Holds connections that were answered and then send a little. The service must close each of them."""
     with ExitStack() as opened:
         lines: dict[socket.socket, tuple[str, bytes]] = {}
@@ -591,7 +591,7 @@ def held(on: Field, count: int) -> None:
             lines[line] = (f"{what}, {'again and again' if again else 'once'}", drop[:2] if again else b"")
         left = _left_open(lines, time.monotonic() + on.patience_s)
         for line, (what, _) in lines.items():
-            on.judge("held", what, Told(408, b"", ""))
+            on.judge("held", what, AttackResponse(408, b"", ""))
             if line in left:
                 on.successes.append(f"held: {what} keeps a connection open")
 
@@ -613,14 +613,14 @@ def _left_open(lines: Mapping[socket.socket, tuple[str, bytes]], until: float) -
 
 # The run ----------------------------------------------------------------------------------------------
 
-KINDS: tuple[Callable[[Field, int], None], ...] = (
+KINDS: tuple[Callable[[AttackTarget, int], None], ...] = (
     *(templates, headers, tokens, targets, tenants),
     *(forms, trailers, held),
 )
 
 
 @contextmanager
-def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[Field]:
+def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[AttackTarget]:
     """Starts a service with a victim. `cli` runs it, so a test can plant a weakness."""
     with tempfile.TemporaryDirectory(prefix="homing-attack-") as name, Canary() as canary:
         folder = Path(name)
@@ -631,7 +631,7 @@ def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[Field]:
         os.environ["PLANTED"] = SECRET  # the service reads it from here
         with serving(cli(folder)) as service:
             victim = _key(service, "victim", ["send", "read", "operate", "manage"])
-            yield Field(
+            yield AttackTarget(
                 service=service,
                 key=_key(service, "mallory", ["send", "read", "operate", "manage"]),
                 link=_link(),
@@ -641,7 +641,7 @@ def battlefield(seed: int, cli: type[Cli] = Cli) -> Iterator[Field]:
             )
 
 
-def run(attacks: int, seed: int) -> Field:
+def run(attacks: int, seed: int) -> AttackTarget:
     """Runs all kinds equally often, and compares the victim's data afterwards."""
     with battlefield(seed) as on:
         before = _state(on)
@@ -690,7 +690,7 @@ def _planted(service: Service, key: str) -> dict[str, str]:
     return {"notification": id, "recipient": person, "template": template, "key": key}
 
 
-def _state(on: Field) -> list[bytes]:
+def _state(on: AttackTarget) -> list[bytes]:
     """Returns all data of the victim."""
     own = {"Authorization": f"Bearer {on.victim['key']}"}
     paths = (

@@ -32,8 +32,8 @@ from homing.core.model import Content, Recipient
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.event_loops import PRODUCTION
-from support.fake_vendors import PUBLIC, SAYS, Post, Report, Vendors, forged, posts
-from support.running_service import Serving
+from support.fake_vendors import EVENT_FIELDS, PUBLIC, FakeVendors, Post, Report, forged, posts
+from support.running_service import RunningService
 
 SETTLED_WITHIN_S = 600.0
 POSTERS = 4
@@ -81,7 +81,7 @@ class Planned(msgspec.Struct, frozen=True):
         first, second = CHANNELS[self.channel]
         stage = 2 * (number - 1) + (vendor != first) if first != second else number - 1
         stages = (self.fate.first, self.fate.second, self.fate.third)
-        return (what for what in stages[min(stage, 2)] if what in SAYS[vendor])
+        return (what for what in stages[min(stage, 2)] if what in EVENT_FIELDS[vendor])
 
     def request(self) -> SendRequest:
         field = {"sms": "phone", "email": "email", "push": "device_token"}[self.channel]
@@ -142,9 +142,11 @@ class Shuffling:
     def __init__(self, folder: Path, planned: Sequence[Planned], seed: str) -> None:
         self._planned = {one.address: one for one in planned}
         self._chance = random.Random(seed)
-        self._vendors = Vendors(lambda vendor, address, number: self._planned[address].told(vendor, number))
+        self._vendors = FakeVendors(
+            lambda vendor, address, number: self._planned[address].told(vendor, number)
+        )
         self._vendors.before_answering = self._tell_early
-        self._serving = Serving(
+        self._serving = RunningService(
             PRODUCTION,
             ServiceSettings(public_url=PUBLIC),
             store=str(folder / f"{seed.replace('/', '-')}.db"),
@@ -267,7 +269,7 @@ class Shuffling:
 
 def _lie(report: Report, chance: random.Random) -> Report:
     """Returns a report that contradicts the truth."""
-    words = [what for what in SAYS[report.vendor] if what != report.what]
+    words = [what for what in EVENT_FIELDS[report.vendor] if what != report.what]
     return Report(report.vendor, report.message_id, chance.choice(words), report.echo)
 
 

@@ -33,7 +33,7 @@ from homing.core.errors import StoreUnavailable
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.private_postgres import PrivatePostgres
-from support.worker_fleet import LEASE_MS, Count, Fleet, count, send_some, settled, show
+from support.worker_fleet import LEASE_MS, DeliveryCount, Fleet, count, send_some, settled, show
 
 PAUSE_S = 3 * LEASE_MS / 1000
 RECOVERY_S = 2 * LEASE_MS / 1000
@@ -63,7 +63,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Report(Struct, kw_only=True):
     """The result of a run."""
 
-    count: Count
+    count: DeliveryCount
     stale: int
     """Late settlements that were refused."""
     recovery_s: dict[str, float]

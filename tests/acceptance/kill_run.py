@@ -22,10 +22,12 @@ from homing import Homing
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.worker_fleet import Count, Fleet, count, send_some, settled, show
+from support.worker_fleet import DeliveryCount, Fleet, count, send_some, settled, show
 
 
-async def run(folder: Path, kills: int, notifications: int, seed: int, *, progress: bool = False) -> Count:
+async def run(
+    folder: Path, kills: int, notifications: int, seed: int, *, progress: bool = False
+) -> DeliveryCount:
     """Runs once, and ends at most ten minutes after the last kill."""
     chance = random.Random(seed)
     accepted: list[str] = []

@@ -7,7 +7,7 @@ from collections import Counter
 
 import attack_run
 import pytest
-from attack_run import LURE, SECRET, WORD, Told
+from attack_run import LURE, SECRET, WORD, AttackResponse
 
 from support import vulnerable_service
 from support.cli_driver import Cli
@@ -37,13 +37,13 @@ def test_every_kind_of_success_would_be_noticed(monkeypatch: pytest.MonkeyPatch)
         on.ask("POST", "/api/v1/notifications/send", {**body, "recipient": {"url": lure}})
         assert on.canary.calls == ["/seen"], "a redirect is not followed even where it would be allowed"
         for told in (
-            Told(200, WORD.encode(), ""),
-            Told(200, SECRET.encode(), ""),
-            Told(200, b"", "x-injected: yes"),
-            Told(500, b"", ""),
+            AttackResponse(200, WORD.encode(), ""),
+            AttackResponse(200, SECRET.encode(), ""),
+            AttackResponse(200, b"", "x-injected: yes"),
+            AttackResponse(500, b"", ""),
         ):
             on.judge("control", "by hand", told)
-        on.judge("control", "by hand", Told(200, b"", ""), allowed=False)
+        on.judge("control", "by hand", AttackResponse(200, b"", ""), allowed=False)
         assert len(on.successes) == 5
         before = attack_run._state(on)
         own = {"Authorization": f"Bearer {on.victim['key']}"}
@@ -51,7 +51,7 @@ def test_every_kind_of_success_would_be_noticed(monkeypatch: pytest.MonkeyPatch)
         assert attack_run._state(on) != before
 
 
-class Weak(Cli):
+class VulnerableCli(Cli):
     """Runs the service with planted weaknesses."""
 
     def command(self, *argv: str) -> list[str]:
@@ -61,7 +61,7 @@ class Weak(Cli):
 @pytest.mark.slow
 def test_attacks_without_a_key_succeed_on_a_vulnerable_service() -> None:
     """The same attacks on a service without the limits."""
-    with attack_run.battlefield(seed=1, cli=Weak) as on:
+    with attack_run.battlefield(seed=1, cli=VulnerableCli) as on:
         on.patience_s = 10
         for kind in (attack_run.forms, attack_run.trailers, attack_run.held):
             kind(on, 24)

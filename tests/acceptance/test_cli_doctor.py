@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from support.cli_driver import SETTINGS, Cli
-from support.mail_host import Installed, mail_host
+from support.mail_host import InstalledCli, mail_host
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_the_doctor_checks_every_given_store(cli: Cli) -> None:
 
 
 async def test_the_doctor_sends_a_test_email_through_every_email_provider(tmp_path: Path) -> None:
-    cli = Installed(tmp_path)
+    cli = InstalledCli(tmp_path)
     async with mail_host(tmp_path) as host:
         (tmp_path / "homing.toml").write_text(
             f'store = "homing.db"\n{host.settings("first")}{host.settings("second")}'

@@ -10,21 +10,21 @@ import pytest
 from support.cli_driver import SETTINGS, Cli, Ids, history
 
 
-class Past(Cli):
+class CliWithHistory(Cli):
     """A folder whose store has a notification of every status, and providers that work again."""
 
     ids: Ids
 
 
 @pytest.fixture
-def past(tmp_path: Path) -> Past:
-    past = Past(tmp_path)
+def past(tmp_path: Path) -> CliWithHistory:
+    past = CliWithHistory(tmp_path)
     past.ids = history(tmp_path)
     (tmp_path / "homing.toml").write_text(SETTINGS)
     return past
 
 
-def test_dead_letters_are_listed_unacknowledged_first_and_grouped_by_error(past: Past) -> None:
+def test_dead_letters_are_listed_unacknowledged_first_and_grouped_by_error(past: CliWithHistory) -> None:
     ack, *_ = past.many(["dead", "ack", past.ids["exhausted"], "--why", "known"])
     assert ack.out == "1 dead letter acknowledged\n"
     table, listed, page, unseen, seen, reason, groups, groups_json, bad = past.many(
@@ -57,7 +57,7 @@ def test_dead_letters_are_listed_unacknowledged_first_and_grouped_by_error(past:
     assert (bad.code, bad.err) == (2, "error: cursor: is not one that this list has given\n")
 
 
-def test_a_bulk_resend_asks_first_and_sends_once(past: Past) -> None:
+def test_a_bulk_resend_asks_first_and_sends_once(past: CliWithHistory) -> None:
     chosen = ("dead", "resend", "--reason", "BAD_RECIPIENT")
     dry, unasked, none, both, rate, nobody = past.many(
         [*chosen, "--dry-run"],
@@ -90,7 +90,7 @@ def test_a_bulk_resend_asks_first_and_sends_once(past: Past) -> None:
     assert successor["metadata"] == {"n": 1}
 
 
-def test_dead_letters_are_acknowledged_and_resent_by_id(past: Past) -> None:
+def test_dead_letters_are_acknowledged_and_resent_by_id(past: CliWithHistory) -> None:
     bad1, bad2, sent = (past.ids[name] for name in ("bad1", "bad2", "sent0"))
     dry, partly, twice, everything = past.many(
         ["dead", "resend", bad1, "--dry-run"],
@@ -108,7 +108,7 @@ def test_dead_letters_are_acknowledged_and_resent_by_id(past: Past) -> None:
     assert past.ok("status", bad2, "--json").json["acknowledgedBy"] == getpass.getuser()
 
 
-def test_a_notification_is_retried_cancelled_or_resolved(past: Past) -> None:
+def test_a_notification_is_retried_cancelled_or_resolved(past: CliWithHistory) -> None:
     bad1, waiting, pending, doubt, sent = (
         past.ids[name] for name in ("bad1", "waiting", "pending", "doubt", "sent0")
     )
@@ -145,7 +145,7 @@ def test_a_notification_is_retried_cancelled_or_resolved(past: Past) -> None:
     assert "by eva" in told
 
 
-def test_purge_removes_finished_notifications_and_statistics_still_count_them(past: Past) -> None:
+def test_purge_removes_finished_notifications_and_statistics_still_count_them(past: CliWithHistory) -> None:
     dry, young, gone, negative, after, stats = past.many(
         ["purge", "--days", "0", "--dry-run", "--json"],
         ["purge", "--days", "1", "--json"],

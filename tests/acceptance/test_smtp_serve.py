@@ -17,7 +17,7 @@ import msgspec
 from homing.core.model import Channel, Content, Priority, Recipient
 from homing.core.ports import Delivery
 from homing.providers.smtp import SmtpProvider
-from support.mail_host import Installed, mail_host
+from support.mail_host import InstalledCli, mail_host
 from support.service_process import serving
 
 PDF = b"%PDF-1.4\r\n.\r\n..\n\x00\xff" + random.Random(4711).randbytes(300_000)
@@ -44,7 +44,7 @@ MAILS: dict[str, dict[str, Any]] = {
 
 
 async def test_an_email_of_each_kind_arrives_byte_for_byte(tmp_path: Path) -> None:
-    cli = Installed(tmp_path)
+    cli = InstalledCli(tmp_path)
     async with mail_host(tmp_path) as host:
         (tmp_path / "homing.toml").write_text(f'store = "homing.db"\n{host.settings()}')
         ids = await asyncio.to_thread(_sent_by_a_service, cli)
@@ -62,7 +62,7 @@ async def test_an_email_of_each_kind_arrives_byte_for_byte(tmp_path: Path) -> No
         _check_as_read(content, f"{name}@example.org", raw)
 
 
-def _sent_by_a_service(cli: Installed) -> dict[str, str]:
+def _sent_by_a_service(cli: InstalledCli) -> dict[str, str]:
     """Sends all emails over REST and returns their notification ids once they are sent."""
     ids = {}
     with serving(cli) as service:

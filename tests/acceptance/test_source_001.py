@@ -21,7 +21,7 @@ from homing.core.ports import Delivery
 from homing.engine.clock import SystemClock
 from homing.stores.sqlite import SqliteStore
 from support.cli_driver import Cli
-from support.running_service import Serving
+from support.running_service import RunningService
 
 MINUTE_MS = 60_000
 FIVE = 5 * MINUTE_MS
@@ -48,7 +48,7 @@ class StoppedClock(SystemClock):
         self._now += minutes * MINUTE_MS
 
 
-class Parents:
+class FakeMailServer:
     """A mail server whose reply depends on the first part of the address."""
 
     async def send(self, delivery: Delivery) -> Outcome:
@@ -58,7 +58,7 @@ class Parents:
 PROVIDERS = {
     "smtp": Listed(
         id="smtp",
-        provider=Parents(),  # type: ignore[arg-type]
+        provider=FakeMailServer(),  # type: ignore[arg-type]
         channels=(Channel.EMAIL,),
         breaker=BreakerPolicy(failures=10_000),  # the source has none
     )
@@ -105,14 +105,14 @@ STATISTICS: tuple[Wave, Wave, Wave, Wave] = ({"ttt": 2}, {"tt": 3, "tb": 2}, {"t
 
 
 @pytest.fixture
-def gateway(serve: Callable[..., Serving]) -> Serving:
+def gateway(serve: Callable[..., RunningService]) -> RunningService:
     clock = StoppedClock(behind_ms=0)
     service = serve(store="memory:", providers=PROVIDERS, preset="simple", clock=clock)
     service.on_loop(lambda homing: live(homing, clock, {"health": HEALTH, "statistics": STATISTICS}))
     return service
 
 
-def test_the_gateway_s_methods_return_the_numbers_of_the_source(gateway: Serving) -> None:
+def test_the_gateway_s_methods_return_the_numbers_of_the_source(gateway: RunningService) -> None:
     def get(path: str, tenant: str = "statistics") -> Any:
         found = gateway.call("GET", f"/api/v1/{path}", key=tenant)
         assert found.status == 200, found

@@ -81,7 +81,7 @@ PHONE = {"phone": "+15550100"}
 HANG = Act(then="hang")
 
 
-class Vendors:
+class VendorServer:
     """All vendors on one address, on their own thread. They follow the test, or accept everything."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Vendors:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
-    def __enter__(self) -> Vendors:
+    def __enter__(self) -> VendorServer:
         self._thread.start()
         assert self._ready.wait(10)
         return self
@@ -149,13 +149,13 @@ def _json(status: int, said: Any) -> Act:
 
 
 @pytest.fixture(scope="module")
-def vendors() -> Iterator[Vendors]:
-    with Vendors() as running:
+def vendors() -> Iterator[VendorServer]:
+    with VendorServer() as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def service(vendors: Vendors, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(vendors: VendorServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("listo")
     (folder / "homing.toml").write_text(SETTINGS.replace("VENDORS", vendors.url))
     (folder / "firebase.json").write_text(key_file())
@@ -201,7 +201,7 @@ DRIVER = {
 }
 
 
-def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: Vendors) -> None:
+def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: VendorServer) -> None:
     status, sent = send(service, DRIVER, Idempotency_Key="ride-1")
     assert (status, sent["status"]) == (200, "sent")
     assert sent["providerMessageId"].startswith("projects/demo-proj/messages/")
@@ -215,7 +215,7 @@ def test_scenario_1_a_synchronous_delivery_succeeds(service: Service, vendors: V
     assert message["notification"] == {"title": "Your driver", "body": "is Grace"}
 
 
-def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendors: Vendors) -> None:
+def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendors: VendorServer) -> None:
     vendors.told["fcm"].append(HANG)
     status, failed = send(service, {**DRIVER, "synchronous": True})
     error = failed["error"]
@@ -227,7 +227,7 @@ def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendor
 
 
 def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
-    service: Service, vendors: Vendors
+    service: Service, vendors: VendorServer
 ) -> None:
     vendors.told["sendgrid"] += [Act(then="reset"), answer(503)]
     status, sent = send(
@@ -254,7 +254,7 @@ def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
 
 
 def test_scenario_4_a_failure_reported_later_moves_to_the_other_provider(
-    service: Service, vendors: Vendors
+    service: Service, vendors: VendorServer
 ) -> None:
     status, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your code"}})
     assert status == 202
@@ -274,7 +274,9 @@ def test_scenario_4_a_failure_reported_later_moves_to_the_other_provider(
     assert found["providerMessageIds"][1].startswith("sns-")
 
 
-def test_scenario_5_the_locale_is_resolved_without_a_substitute(service: Service, vendors: Vendors) -> None:
+def test_scenario_5_the_locale_is_resolved_without_a_substitute(
+    service: Service, vendors: VendorServer
+) -> None:
     to = {"channel": "email", "recipient": {"email": "ada@example.org"}, "templateKey": "order_confirmed"}
     status, sent = send(service, to, Accept_Language="es-MX, en-US;q=0.9")
     assert status == 202
@@ -290,7 +292,7 @@ def test_scenario_5_the_locale_is_resolved_without_a_substitute(service: Service
 
 
 def test_scenario_6_an_admin_retries_manually_with_the_other_provider(
-    service: Service, vendors: Vendors
+    service: Service, vendors: VendorServer
 ) -> None:
     vendors.told["twilio"].append(_json(400, {"code": 21211, "message": "Invalid 'To' Phone Number"}))
     _, sent = send(service, {"channel": "sms", "recipient": PHONE, "content": {"body": "Your order"}})

@@ -43,7 +43,7 @@ $$ SELECT floor(extract(epoch FROM now() + interval '{minutes} minutes') * 1000)
 """
 
 
-class Scene:
+class SourceDatabase:
     """A database with a trigger, and the command line."""
 
     def __init__(self, cli: Cli, db: psycopg.Connection[dict[str, Any]]) -> None:
@@ -78,16 +78,16 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, postgres_url: str) -> Iterator[Scene]:
+def scene(tmp_path: Path, postgres_url: str) -> Iterator[SourceDatabase]:
     (tmp_path / "homing.toml").write_text(SETTINGS.format(url=postgres_url))
     cli = Cli(tmp_path)
     cli.ok("db", "migrate")
     with psycopg.connect(postgres_url, autocommit=True, row_factory=dict_row) as db:
         db.execute(TRIGGER)
-        yield Scene(cli, db)
+        yield SourceDatabase(cli, db)
 
 
-def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
+def test_the_retry_logic_in_seven_steps(scene: SourceDatabase) -> None:
     # 1 and 2: the provider is broken, and an announcement is made.
     scene.announce()
 
@@ -122,7 +122,9 @@ def test_the_retry_logic_in_seven_steps(scene: Scene) -> None:
     assert scene.sql("SELECT * FROM homing.failed_notifications") == []
 
 
-def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_resent(scene: Scene) -> None:
+def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_resent(
+    scene: SourceDatabase,
+) -> None:
     scene.announce()
     scene.process()
     for number, minutes in enumerate((1, 5, 15, 60, 360), start=1):
@@ -147,7 +149,7 @@ def test_after_five_retries_it_is_a_dead_letter_that_can_be_acknowledged_and_res
     assert '"announcement_id":1' in (scene.cli.folder / "edge" / "sent.jsonl").read_text()
 
 
-def test_a_dead_letter_is_acknowledged_by_name(scene: Scene) -> None:
+def test_a_dead_letter_is_acknowledged_by_name(scene: SourceDatabase) -> None:
     scene.sql('SELECT homing.enqueue(\'pigeon\', \'{"deviceToken": "t"}\', \'{"body": "x"}\')')
     scene.process()
     (dead,) = scene.sql("SELECT * FROM homing.dead_letters")
@@ -164,7 +166,7 @@ def test_a_dead_letter_is_acknowledged_by_name(scene: Scene) -> None:
     assert [one["acknowledgedBy"] for one in shown["items"]] == ["admin_name"]
 
 
-def test_statistics_and_cleanup(scene: Scene) -> None:
+def test_statistics_and_cleanup(scene: SourceDatabase) -> None:
     scene.fix_it()
     scene.announce("One")
     scene.announce("Two")
@@ -186,7 +188,7 @@ def test_statistics_and_cleanup(scene: Scene) -> None:
     assert remembered["sent_count"] == 2
 
 
-def test_the_next_retry_can_be_queried(scene: Scene) -> None:
+def test_the_next_retry_can_be_queried(scene: SourceDatabase) -> None:
     scene.process()
     asked = "SELECT homing.calculate_next_retry({n}) - homing.moment(homing.now_ms()) AS wait"
     waits = [scene.sql(asked.format(n=n))[0]["wait"] for n in range(7)]

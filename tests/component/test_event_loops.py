@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.event_loops import LoopKind
-from support.running_service import Serving
+from support.running_service import RunningService
 
 CLASSES = {"uvloop": uvloop.Loop, "asyncio": asyncio.SelectorEventLoop}
 PROGRAM = """
@@ -42,7 +42,9 @@ def test_a_synchronous_test_starts_the_loop_that_its_id_names(
     assert issubclass(loop_kind.run(_running()), CLASSES[loop_kind.name])
 
 
-def test_a_service_runs_on_the_loop_of_its_test(serve: Callable[..., Serving], loop_kind: LoopKind) -> None:
+def test_a_service_runs_on_the_loop_of_its_test(
+    serve: Callable[..., RunningService], loop_kind: LoopKind
+) -> None:
     running = serve(store="memory:").on_loop(lambda engine: _running())
     assert issubclass(running, CLASSES[loop_kind.name])
 

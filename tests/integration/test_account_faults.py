@@ -78,7 +78,7 @@ second refusal.
 """
 
 
-class Ended(NamedTuple):
+class MessageResult(NamedTuple):
     """The result of one message."""
 
     history: History
@@ -105,7 +105,7 @@ def made(name: str, url: str, transport: CurlTransport) -> Provider:
             return AcsProvider(transport, sender_address="a@example.com", base_url=url, access_key="c2VjcmV0")
 
 
-async def sent_over(channel: Channel, answers: dict[str, Act], **more: Any) -> Ended:
+async def sent_over(channel: Channel, answers: dict[str, Act], **more: Any) -> MessageResult:
     """Sends one message on a route of these vendors, in this order, and waits until it has ended."""
     async with AsyncExitStack() as stack:
         transport = CurlTransport()
@@ -126,14 +126,14 @@ async def sent_over(channel: Channel, answers: dict[str, Act], **more: Any) -> E
             one = await homing.send(ADDRESS[channel], channel=channel, body="Hello", **more)
             await homing.wait(one.id)
             history = await homing.history(one.id)
-    return Ended(history, {name: len(server.received) for name, server in servers.items()})
+    return MessageResult(history, {name: len(server.received) for name, server in servers.items()})
 
 
 def always(act: Act) -> Callable[[Received], Act]:
     return lambda received: act
 
 
-async def reaches_the_second(channel: Channel, first: Act) -> Ended:
+async def reaches_the_second(channel: Channel, first: Act) -> MessageResult:
     one, two = ROUTES[channel]
     ended = await sent_over(channel, {one: first, two: TAKEN[two]})
     done = ended.history.notification

@@ -30,7 +30,7 @@ from homing.testing.builders import a_submission
 ADA = "ada@example.org"
 
 
-class Store(MemoryStore):
+class UnreliableStore(MemoryStore):
     """A memory store that can be unavailable, or fail right after it has stored something."""
 
     def __init__(self) -> None:
@@ -71,12 +71,12 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> UnreliableStore:
+    return UnreliableStore()
 
 
 @pytest.fixture
-async def engine(store: Store, file: Path) -> AsyncIterator[Homing]:
+async def engine(store: UnreliableStore, file: Path) -> AsyncIterator[Homing]:
     async with Homing(store, providers={"mail": took}, spool=str(file)) as opened:
         yield opened
 
@@ -94,7 +94,7 @@ def took(delivery: Delivery) -> None:
     """Accepts everything."""
 
 
-async def spooled(engine: Homing, store: Store, **fields: Any) -> Any:
+async def spooled(engine: Homing, store: UnreliableStore, **fields: Any) -> Any:
     """Sends while the store is unavailable."""
     store.away = True
     to = fields.pop("to", ADA)
@@ -107,14 +107,16 @@ async def spooled(engine: Homing, store: Store, **fields: Any) -> Any:
 # Sending -----------------------------------------------------------------------------------------------
 
 
-async def test_by_default_a_send_raises(engine: Homing, store: Store, file: Path) -> None:
+async def test_by_default_a_send_raises(engine: Homing, store: UnreliableStore, file: Path) -> None:
     store.away = True
     with pytest.raises(StoreUnavailable):
         await engine.send(ADA, channel="email", body="x")
     assert content(file) == b""
 
 
-async def test_with_spooling_the_request_is_kept_and_delivered_later(engine: Homing, store: Store) -> None:
+async def test_with_spooling_the_request_is_kept_and_delivered_later(
+    engine: Homing, store: UnreliableStore
+) -> None:
     sent = await spooled(engine, store, metadata={"entry_id": 7}, send_at=timedelta(0))
     assert sent.status == "spooled"
     assert await store.count() == 0
@@ -129,27 +131,27 @@ async def test_with_an_available_store_nothing_is_spooled(engine: Homing, file: 
     assert content(file) == b""
 
 
-async def test_without_a_spool_file_the_error_says_what_to_set(store: Store) -> None:
+async def test_without_a_spool_file_the_error_says_what_to_set(store: UnreliableStore) -> None:
     async with Homing(store, providers={"mail": took}) as engine:
         store.away = True
         with pytest.raises(StoreUnavailable, match="no spool file is configured"):
             await engine.send(ADA, channel="email", body="x", if_unavailable="spool")
 
 
-async def test_an_invalid_request_is_not_spooled(engine: Homing, store: Store, file: Path) -> None:
+async def test_an_invalid_request_is_not_spooled(engine: Homing, store: UnreliableStore, file: Path) -> None:
     store.away = True
     with pytest.raises(HomingError, match="channel"):
         await engine.send(ADA, channel="fax", body="x", if_unavailable="spool")
     assert content(file) == b""
 
 
-async def test_a_spooled_request_cannot_join_a_transaction(engine: Homing, store: Store) -> None:
+async def test_a_spooled_request_cannot_join_a_transaction(engine: Homing, store: UnreliableStore) -> None:
     with pytest.raises(InvalidRequest, match="connection"):
         await spooled(engine, store, connection=object())
 
 
 async def test_without_the_store_the_request_itself_must_contain_the_address(
-    engine: Homing, store: Store
+    engine: Homing, store: UnreliableStore
 ) -> None:
     store.registry_away = True
     sent = await spooled(engine, store, to={"id": "u-1", "email": ADA})
@@ -160,7 +162,7 @@ async def test_without_the_store_the_request_itself_must_contain_the_address(
     assert (await engine.get(sent.id)).recipient.id == "u-1"
 
 
-async def test_a_missing_folder_is_named(store: Store, tmp_path: Path) -> None:
+async def test_a_missing_folder_is_named(store: UnreliableStore, tmp_path: Path) -> None:
     async def send() -> None:
         missing = str(tmp_path / "missing" / "spool.jsonl")
         async with Homing(store, providers={"mail": took}, spool=missing) as engine:
@@ -171,7 +173,7 @@ async def test_a_missing_folder_is_named(store: Store, tmp_path: Path) -> None:
         await send()
 
 
-async def test_a_repeat_with_the_same_key_is_the_same_request(engine: Homing, store: Store) -> None:
+async def test_a_repeat_with_the_same_key_is_the_same_request(engine: Homing, store: UnreliableStore) -> None:
     first = await spooled(engine, store, idempotency_key="k")
     again = await spooled(engine, store, idempotency_key="k")
     await engine.process()
@@ -181,7 +183,7 @@ async def test_a_repeat_with_the_same_key_is_the_same_request(engine: Homing, st
 
 @pytest.mark.parametrize("worker", [False, True])
 async def test_spooled_requests_are_handed_over_as_soon_as_the_store_is_back(
-    store: Store, file: Path, worker: bool
+    store: UnreliableStore, file: Path, worker: bool
 ) -> None:
     async with Homing(store, providers={"mail": took}, spool=str(file), worker=worker) as engine:
         lost = await spooled(engine, store)
@@ -194,7 +196,7 @@ async def test_spooled_requests_are_handed_over_as_soon_as_the_store_is_back(
 
 
 async def test_requests_spooled_by_an_earlier_process_are_handed_over_by_the_next(
-    store: Store, file: Path
+    store: UnreliableStore, file: Path
 ) -> None:
     async with Homing(store, providers={"mail": took}, spool=str(file)) as engine:
         sent = await spooled(engine, store)
@@ -203,7 +205,9 @@ async def test_requests_spooled_by_an_earlier_process_are_handed_over_by_the_nex
         assert (await engine.get(sent.id)).status is Status.SENT
 
 
-async def test_a_request_that_expired_in_the_spool_is_not_sent(engine: Homing, store: Store) -> None:
+async def test_a_request_that_expired_in_the_spool_is_not_sent(
+    engine: Homing, store: UnreliableStore
+) -> None:
     sent = await spooled(engine, store, expires_at=timedelta(milliseconds=30))
     await asyncio.sleep(0.05)
     assert (await engine.process()).succeeded == 0
@@ -220,19 +224,21 @@ async def filled(file: Path, number: int) -> Spool:
     return spool
 
 
-async def test_everything_is_handed_over_once_and_then_removed(store: Store, file: Path) -> None:
+async def test_everything_is_handed_over_once_and_then_removed(store: UnreliableStore, file: Path) -> None:
     spool = await filled(file, 7)
     assert spool.waiting() == 7
     assert [await spool.drain(store) for _ in range(3)] == [7, 0, 0]
     assert (await store.count(), spool.waiting()) == (7, 0)
 
 
-async def test_a_spool_that_was_never_used_is_empty(store: Store, file: Path) -> None:
+async def test_a_spool_that_was_never_used_is_empty(store: UnreliableStore, file: Path) -> None:
     spool = Spool(file)
     assert (spool.waiting(), await spool.drain(store)) == (0, 0)
 
 
-async def test_an_interrupted_hand_over_is_repeated_without_duplicates(store: Store, file: Path) -> None:
+async def test_an_interrupted_hand_over_is_repeated_without_duplicates(
+    store: UnreliableStore, file: Path
+) -> None:
     spool = await filled(file, 5)
     store.cut_off_after = 1
     with pytest.raises(StoreUnavailable):
@@ -242,7 +248,7 @@ async def test_an_interrupted_hand_over_is_repeated_without_duplicates(store: St
     assert (await store.count(), spool.waiting()) == (5, 0)
 
 
-async def test_several_chunks_are_handed_over_in_order(store: Store, file: Path) -> None:
+async def test_several_chunks_are_handed_over_in_order(store: UnreliableStore, file: Path) -> None:
     spool = await filled(file, 1)
     lines = [msgspec.json.encode(a_submission(key=f"k-{n}")) + b"\n" for n in range(1100)]
     rewrite(file, content(file) + b"".join(lines))
@@ -253,7 +259,7 @@ async def test_several_chunks_are_handed_over_in_order(store: Store, file: Path)
     assert await store.count() == 1101
 
 
-async def test_a_line_truncated_by_a_crash_was_never_acknowledged(store: Store, file: Path) -> None:
+async def test_a_line_truncated_by_a_crash_was_never_acknowledged(store: UnreliableStore, file: Path) -> None:
     spool = await filled(file, 2)
     whole = content(file)
     rewrite(file, whole + whole[:100])
@@ -264,7 +270,7 @@ async def test_a_line_truncated_by_a_crash_was_never_acknowledged(store: Store, 
     assert await store.count() == 3
 
 
-async def test_a_truncated_line_alone_is_not_handed_over(store: Store, file: Path) -> None:
+async def test_a_truncated_line_alone_is_not_handed_over(store: UnreliableStore, file: Path) -> None:
     spool = await filled(file, 1)
     rewrite(file, content(file)[:50])
     assert await spool.drain(store) == 0
@@ -272,7 +278,7 @@ async def test_a_truncated_line_alone_is_not_handed_over(store: Store, file: Pat
     assert await spool.drain(store) == 1
 
 
-async def test_two_concurrent_hand_overs_hand_over_once(store: Store, file: Path) -> None:
+async def test_two_concurrent_hand_overs_hand_over_once(store: UnreliableStore, file: Path) -> None:
     await filled(file, 20)
 
     async def slow() -> None:
@@ -284,7 +290,9 @@ async def test_two_concurrent_hand_overs_hand_over_once(store: Store, file: Path
     assert (await store.count(), store.accepted) == (20, 1)
 
 
-async def test_requests_spooled_during_the_hand_over_stay_for_the_next(store: Store, file: Path) -> None:
+async def test_requests_spooled_during_the_hand_over_stay_for_the_next(
+    store: UnreliableStore, file: Path
+) -> None:
     spool = await filled(file, 3)
     late = a_submission()
 
@@ -299,7 +307,9 @@ async def test_requests_spooled_during_the_hand_over_stay_for_the_next(store: St
     assert await store.get("default", late.notifications[0].id) is not None
 
 
-async def test_a_key_used_with_another_body_meanwhile_is_set_aside(store: Store, file: Path) -> None:
+async def test_a_key_used_with_another_body_meanwhile_is_set_aside(
+    store: UnreliableStore, file: Path
+) -> None:
     await store.accept([a_submission(key="k", fingerprint="one")])
     spool = Spool(file)
     await spool.write(a_submission(key="k", fingerprint="two"))
@@ -312,7 +322,9 @@ async def test_a_key_used_with_another_body_meanwhile_is_set_aside(store: Store,
     assert spool.waiting() == 0
 
 
-async def test_an_unreadable_line_is_set_aside_and_delays_no_other(store: Store, file: Path) -> None:
+async def test_an_unreadable_line_is_set_aside_and_delays_no_other(
+    store: UnreliableStore, file: Path
+) -> None:
     spool = await filled(file, 2)
     first, second, _ = content(file).split(b"\n")
     rewrite(file, b"\n".join((first, b'{"tenant": 5, "oops"', second, b"")))
@@ -322,7 +334,9 @@ async def test_an_unreadable_line_is_set_aside_and_delays_no_other(store: Store,
     assert b"oops" in content(file.with_name(file.name + ".refused"))
 
 
-async def test_an_unreadable_spool_does_not_stop_processing(engine: Homing, store: Store, file: Path) -> None:
+async def test_an_unreadable_spool_does_not_stop_processing(
+    engine: Homing, store: UnreliableStore, file: Path
+) -> None:
     sent = await engine.send(ADA, channel="email", body="x")
     rewrite(file, b"\xff\xfe not ours\n")
     assert (await engine.process()).succeeded == 1
@@ -330,7 +344,7 @@ async def test_an_unreadable_spool_does_not_stop_processing(engine: Homing, stor
 
 
 async def test_a_store_that_is_still_unavailable_does_not_stop_processing(
-    engine: Homing, store: Store, file: Path
+    engine: Homing, store: UnreliableStore, file: Path
 ) -> None:
     sent = await engine.send(ADA, channel="email", body="x")
     await spooled(engine, store)
@@ -348,19 +362,19 @@ async def test_a_spool_that_cannot_be_written_raises_an_error(tmp_path: Path) ->
         await spool.write(a_submission())
 
 
-async def test_a_spooled_key_with_another_body_is_a_conflict(engine: Homing, store: Store) -> None:
+async def test_a_spooled_key_with_another_body_is_a_conflict(engine: Homing, store: UnreliableStore) -> None:
     await spooled(engine, store, idempotency_key="k")
     with pytest.raises(IdempotencyConflict):
         await spooled(engine, store, idempotency_key="k", body="another")
 
 
-async def test_an_unreadable_line_does_not_block_writers(store: Store, file: Path) -> None:
+async def test_an_unreadable_line_does_not_block_writers(store: UnreliableStore, file: Path) -> None:
     rewrite(file, b"not ours\n")
     spool = await filled(file, 2)
     assert await spool.drain(store) == 2
 
 
-async def test_many_concurrent_writers_lose_nothing(store: Store, file: Path) -> None:
+async def test_many_concurrent_writers_lose_nothing(store: UnreliableStore, file: Path) -> None:
     spools = [Spool(file) for _ in range(4)]
     await asyncio.gather(*(spools[n % 4].write(a_submission()) for n in range(80)))
     assert await spools[0].drain(store) == 80

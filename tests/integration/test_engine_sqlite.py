@@ -34,7 +34,7 @@ FAST: list[dict[str, Any]] = [
 ]
 
 
-class Hanging(ScriptedProvider):
+class HangingProvider(ScriptedProvider):
     """Never answers, but signals that it was called."""
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ async def test_accepted_notifications_survive_a_restart() -> None:
 
 
 async def test_work_interrupted_by_a_hard_stop_is_finished_by_the_next_process() -> None:
-    hanging = Hanging()
+    hanging = HangingProvider()
     async with Homing("homing.db", providers={"mail": hanging}, rules=FAST) as engine:
         sent = await engine.send("a@example.org", channel="email", body="x")
         engine.start_worker()

@@ -266,7 +266,7 @@ async def test_rendered_text_in_a_joined_transaction_on_postgresql(postgres_url:
         assert (await homing.get(sent.id)).content == Content(html="<p>x</p>")
 
 
-class Away(SqliteStore):
+class UnreliableSqliteStore(SqliteStore):
     """A store that can be unavailable."""
 
     away = False
@@ -278,7 +278,7 @@ class Away(SqliteStore):
 
 
 async def test_the_spool_keeps_rendered_text_and_refuses_text_that_no_store_can_keep(tmp_path: Path) -> None:
-    store, file = Away(tmp_path / "app.db"), tmp_path / "spool.jsonl"
+    store, file = UnreliableSqliteStore(tmp_path / "app.db"), tmp_path / "spool.jsonl"
     async with Homing(store, providers={"mail": took}, spool=str(file)) as homing:
         store.away = True
         sent = await homing.send(ADA, channel="email", html=Markup("<p>x</p>"), if_unavailable="spool")

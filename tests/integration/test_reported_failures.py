@@ -25,7 +25,7 @@ from homing.providers.twilio_callbacks import signature_of
 from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
 from homing.testing.faults import Act, FaultServer, Received, answer
-from support.fake_vendors import PUBLIC, Report, Vendors, posts
+from support.fake_vendors import PUBLIC, FakeVendors, Report, posts
 
 ERRORS = json.loads((Path(__file__).parents[1] / "vectors" / "twilio_errors.json").read_text())
 REPORTED = [row for row in ERRORS["codes"] if row["stage"] == "callback"]
@@ -38,14 +38,14 @@ DAY_MS = 86_400_000
 STEADY = {"name": "steady", "base_ms": BACKOFF_MS, "factor": 1.0, "cap_ms": 0, "jitter": "none"}
 
 
-class SetClock(ManualClock):
+class SteppedClock(ManualClock):
     """A clock that passes only by `advance`. The engine's own short pauses end by themselves."""
 
     async def sleep_ms(self, duration_ms: int) -> None:
         await asyncio.sleep(0.001)
 
 
-class Line:
+class TwoVendorSetup:
     """Two vendors, Twilio and SNS, and an engine that uses them."""
 
     def __init__(self, engine: Homing, clock: ManualClock, server: FaultServer, alerts: list[str]) -> None:
@@ -86,7 +86,7 @@ def sid(number: int) -> str:
 
 
 @asynccontextmanager
-async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[Line]:
+async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[TwoVendorSetup]:
     numbers = count(1)
 
     def company(received: Received) -> Act:
@@ -94,7 +94,7 @@ async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[Li
             return answer(201, json.dumps({"sid": sid(next(numbers)), "status": "queued"}).encode())
         return answer(200, b"<R><PublishResult><MessageId>m-1</MessageId></PublishResult></R>")
 
-    clock, alerts = SetClock(), list[str]()
+    clock, alerts = SteppedClock(), list[str]()
 
     def told(event: Event) -> None:
         alerts.extend([event.payload["alert"]] if event.name == "Alert" else [])
@@ -127,18 +127,18 @@ async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[Li
             **{"rules": [STEADY], "receipts": {"pause_ms": 0}, **settings},
         )
         async with made as engine:
-            yield Line(engine, clock, server, alerts)
+            yield TwoVendorSetup(engine, clock, server, alerts)
         await transport.close()
 
 
-async def text(line: Line, **fields: Any) -> str:
+async def text(line: TwoVendorSetup, **fields: Any) -> str:
     """Sends one SMS that Twilio accepts."""
     sent = await line.engine.send(Recipient(phone="+15550100"), channel="sms", body="Hello", **fields)
     assert await line.due_after(0) == ["twilio"]
     return sent.id
 
 
-async def see(line: Line, id: str) -> tuple[Status, str]:
+async def see(line: TwoVendorSetup, id: str) -> tuple[Status, str]:
     found = await line.engine.get(id)
     return found.status, found.provider
 
@@ -247,11 +247,11 @@ OTHERS = {"twilio": "sns", "sns": "twilio", "sendgrid": "acs", "acs": "sendgrid"
 
 
 async def reported(
-    vendor: str, whats: list[str], check: Callable[[Homing, ManualClock, Vendors, str], Awaitable[None]]
+    vendor: str, whats: list[str], check: Callable[[Homing, ManualClock, FakeVendors, str], Awaitable[None]]
 ) -> None:
     """Sends one message through this vendor, which then reports these events."""
-    clock = SetClock(int(time.time() * 1000))  # the vendors use the real clock for dates and signatures
-    vendors = Vendors(lambda name, address, number: whats if (name, number) == (vendor, 1) else ())
+    clock = SteppedClock(int(time.time() * 1000))  # the vendors use the real clock for dates and signatures
+    vendors = FakeVendors(lambda name, address, number: whats if (name, number) == (vendor, 1) else ())
     providers = vendors.providers()
     order = [vendor, *(one for one in providers if one != vendor)]
     settings: dict[str, Any] = {"rules": [STEADY], "receipts": {"pause_ms": 0}}
@@ -272,7 +272,7 @@ async def reported(
         await check(engine, clock, vendors, sent.id)
 
 
-def sends(vendors: Vendors) -> dict[str, int]:
+def sends(vendors: FakeVendors) -> dict[str, int]:
     """Returns how often each vendor was asked to send."""
     return {vendor: number for (vendor, _), number in vendors.sends.items()}
 
@@ -280,7 +280,7 @@ def sends(vendors: Vendors) -> dict[str, int]:
 @pytest.mark.parametrize("what", ["content", "hard"])
 @pytest.mark.parametrize("vendor", CHANNELS)
 async def test_bad_content_and_bad_recipients_are_final_for_every_vendor(vendor: str, what: str) -> None:
-    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: FakeVendors, id: str) -> None:
         clock.advance(BACKOFF_MS)
         await engine.process()
         assert (await engine.get(id)).status is Status.FAILED
@@ -292,7 +292,7 @@ async def test_bad_content_and_bad_recipients_are_final_for_every_vendor(vendor:
 @pytest.mark.parametrize("what", ["soft", "unknown"])
 @pytest.mark.parametrize("vendor", CHANNELS)
 async def test_a_transient_failure_moves_at_once_or_waits_for_every_vendor(vendor: str, what: str) -> None:
-    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: FakeVendors, id: str) -> None:
         if vendor in OTHERS:
             assert sends(vendors) == {vendor: 1, OTHERS[vendor]: 1}
             return
@@ -306,7 +306,7 @@ async def test_a_transient_failure_moves_at_once_or_waits_for_every_vendor(vendo
 
 @pytest.mark.parametrize("vendor", CHANNELS)
 async def test_a_provider_fault_moves_to_another_provider_or_is_final_for_every_vendor(vendor: str) -> None:
-    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: FakeVendors, id: str) -> None:
         if vendor in OTHERS:
             assert sends(vendors) == {vendor: 1, OTHERS[vendor]: 1}
             return
@@ -319,7 +319,7 @@ async def test_a_provider_fault_moves_to_another_provider_or_is_final_for_every_
 
 
 async def test_an_email_that_sendgrid_drops_for_an_earlier_bounce_is_final() -> None:
-    async def check(engine: Homing, clock: ManualClock, vendors: Vendors, id: str) -> None:
+    async def check(engine: Homing, clock: ManualClock, vendors: FakeVendors, id: str) -> None:
         assert (await engine.get(id)).status is Status.FAILED
         assert sends(vendors) == {"sendgrid": 1}
 

@@ -34,7 +34,7 @@ def writer_of(store: SqliteStore) -> Writer:
     return store._writer
 
 
-class Gate:
+class WriterBlock:
     """Blocks the writer inside a call, so that later calls queue up."""
 
     def __init__(self, store: SqliteStore) -> None:
@@ -46,7 +46,7 @@ class Gate:
         self._entered.set()
         assert self._open.wait(30), "nobody opened the gate"
 
-    async def __aenter__(self) -> Gate:
+    async def __aenter__(self) -> WriterBlock:
         self._held = asyncio.ensure_future(writer_of(self._store).do(Call(self._wait)))
         assert await asyncio.to_thread(self._entered.wait, 30), "the writer did not come"
         return self
@@ -84,7 +84,7 @@ async def queued(*calls: asyncio.Future[Any]) -> None:
 async def test_queued_calls_are_committed_together(store: SqliteStore) -> None:
     submissions = [a_submission() for _ in range(40)]
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [asyncio.ensure_future(store.accept([submission])) for submission in submissions]
             await queued(*waiting)
         answers = await asyncio.gather(*waiting)
@@ -95,7 +95,7 @@ async def test_queued_calls_are_committed_together(store: SqliteStore) -> None:
 
 async def test_queued_acceptances_are_written_by_the_same_statements(store: SqliteStore) -> None:
     statements: list[str] = []
-    async with Gate(store):
+    async with WriterBlock(store):
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(32)]
         await queued(*waiting)
         writer_of(store)._connection.set_trace_callback(statements.append)
@@ -115,7 +115,7 @@ async def test_a_store_opened_twice_at_once_has_one_writer(tmp_path: Path) -> No
 
 async def test_the_size_of_a_commit_group_is_limited(store: SqliteStore) -> None:
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(600)]
             await queued(*waiting)
         await asyncio.gather(*waiting)
@@ -129,7 +129,7 @@ async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_res
     first, second, third = await claim_all(store)
     await store.settle([sent(third)])
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [
                 asyncio.ensure_future(store.settle([sent(first), sent(third)])),
                 asyncio.ensure_future(store.settle([sent(second)])),
@@ -165,7 +165,7 @@ async def test_settlements_outdated_by_their_own_commit_group_are_repeated_too(s
     await store.accept([a_submission(*(a_notification() for _ in range(4)))])
     first, second, third, fourth = await claim_all(store)
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting: list[asyncio.Future[Any]] = [
                 asyncio.ensure_future(store.amend("default", [first.id, fourth.id], CANCEL)),
                 asyncio.ensure_future(store.settle([retry_in(first, 60_000), sent(second)])),
@@ -217,7 +217,7 @@ async def test_a_failing_call_among_calls_of_many_kinds_is_undone_alone(store: S
     await store.settle([dead(claim)])
     before, after = a_submission(), a_submission()
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             accepted = asyncio.ensure_future(store.accept([before]))
             resend = Command(name=CommandName.RESEND, who="ada")  # without an id for the new one
             refused = asyncio.ensure_future(store.amend("default", [claim.id], resend))
@@ -239,7 +239,7 @@ def write_and_fail(cursor: sqlite3.Cursor) -> None:
 
 
 async def test_writes_of_a_failing_call_are_undone(store: SqliteStore, tmp_path: Path) -> None:
-    async with Gate(store):
+    async with WriterBlock(store):
         before = asyncio.ensure_future(store.accept([a_submission()]))
         failing = asyncio.ensure_future(writer_of(store).do(Call(write_and_fail)))
         after = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))
@@ -266,7 +266,7 @@ async def test_a_call_that_breaks_the_whole_transaction_does_not_affect_the_othe
 ) -> None:
     await store.accept([a_submission()])
     [claim] = await claim_all(store)
-    async with Gate(store):
+    async with WriterBlock(store):
         settled = asyncio.ensure_future(store.settle([sent(claim)]))
         broken = asyncio.ensure_future(writer_of(store).do(Call(lose_the_transaction)))
         accepted = asyncio.ensure_future(store.accept([a_submission()]))
@@ -284,7 +284,7 @@ async def test_a_failing_acceptance_does_not_affect_the_others(store: SqliteStor
     stolen = a_submission(a_notification(id=taken.notifications[0].id))
     unspeakable = a_submission(a_notification(message=a_message(what=object())))
     good = [a_submission() for _ in range(3)]
-    async with Gate(store):
+    async with WriterBlock(store):
         batches: list[list[Submission]] = [[good[0]], [stolen], [good[1]], [unspeakable], [good[2]]]
         waiting = [asyncio.ensure_future(store.accept(batch)) for batch in batches]
         await queued(*waiting)
@@ -337,13 +337,13 @@ async def test_a_repeated_call_is_recognized_by_its_ids_even_if_dedup_skipped_th
 
 async def test_reads_do_not_wait_for_the_writer(store: SqliteStore) -> None:
     await store.accept([a_submission()])
-    async with Gate(store):  # the writer is inside a transaction now
+    async with WriterBlock(store):  # the writer is inside a transaction now
         assert len((await store.list("default", Filter())).items) == 1
         assert await counts(store) == {Status.PENDING: 1}
 
 
 async def test_a_cancelled_caller_does_not_affect_others(store: SqliteStore) -> None:
-    async with Gate(store):
+    async with WriterBlock(store):
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(3)]
         await queued(*waiting)
         waiting[1].cancel()
@@ -355,7 +355,7 @@ async def test_a_cancelled_caller_does_not_affect_others(store: SqliteStore) -> 
 
 
 async def test_closing_finishes_queued_calls(store: SqliteStore, tmp_path: Path) -> None:
-    async with Gate(store) as gate:
+    async with WriterBlock(store) as gate:
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(5)]
         await queued(*waiting)
         closing = asyncio.ensure_future(store.close())
@@ -408,7 +408,7 @@ async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteSt
     [claim] = await claim_all(store)
     await limit_pages(store, 8)
     large = a_submission(*(a_notification(message=a_message("x" * 5000)) for _ in range(50)))
-    async with Gate(store):
+    async with WriterBlock(store):
         settled = asyncio.ensure_future(store.settle([sent(claim)]))
         refused = asyncio.ensure_future(store.accept([large]))
         led = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))

@@ -32,7 +32,7 @@ WHERE next_due_at IS NOT NULL ORDER BY lane, tenant, outlet
 """
 
 
-class World:
+class QueueHeadChecker:
     """A store whose clock stands still, and a connection to inspect it."""
 
     def __init__(self, path: Path) -> None:
@@ -60,15 +60,15 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path / "homing.db")
+async def world(tmp_path: Path) -> AsyncIterator[QueueHeadChecker]:
+    world = QueueHeadChecker(tmp_path / "homing.db")
     await world.store.open()
     await world.store.migrate()
     yield world
     await world.store.close()
 
 
-async def test_a_cancelled_row_leaves_its_queue_head(world: World) -> None:
+async def test_a_cancelled_row_leaves_its_queue_head(world: QueueHeadChecker) -> None:
     first, second = await world.accept(MINUTE_MS, HOUR_MS)
     assert (await world.store.claim(everything())).next_due_at == world.now + MINUTE_MS
     await world.command(CommandName.CANCEL, first)
@@ -79,7 +79,7 @@ async def test_a_cancelled_row_leaves_its_queue_head(world: World) -> None:
     assert (await world.store.claim(everything())).next_due_at is None
 
 
-async def test_a_rescheduled_row_moves_its_queue_head(world: World) -> None:
+async def test_a_rescheduled_row_moves_its_queue_head(world: QueueHeadChecker) -> None:
     [id] = await world.accept(MINUTE_MS)
     await world.command(CommandName.RESCHEDULE, id, delay_ms=HOUR_MS)
     world.check()
@@ -89,7 +89,7 @@ async def test_a_rescheduled_row_moves_its_queue_head(world: World) -> None:
     assert [claim.id for claim in (await world.store.claim(everything())).claims] == [id]
 
 
-async def test_a_row_moved_to_another_outlet_leaves_its_queue(world: World) -> None:
+async def test_a_row_moved_to_another_outlet_leaves_its_queue(world: QueueHeadChecker) -> None:
     [id] = await world.accept(MINUTE_MS)
     await world.command(CommandName.RETRY, id, provider="acs")
     assert [(outlet, due) for _, _, outlet, due in world.check()] == [("acs", world.now)]
@@ -97,7 +97,7 @@ async def test_a_row_moved_to_another_outlet_leaves_its_queue(world: World) -> N
     assert [claim.id for claim in batch.claims] == [id]
 
 
-async def test_claims_and_retries_keep_the_queues_exact(world: World) -> None:
+async def test_claims_and_retries_keep_the_queues_exact(world: QueueHeadChecker) -> None:
     await world.accept(0, 0, MINUTE_MS, HOUR_MS)
     await world.accept(0, 5, tenant="b")
     batch = await world.store.claim(everything(slots=2))
@@ -112,7 +112,9 @@ async def test_claims_and_retries_keep_the_queues_exact(world: World) -> None:
     assert len(world.check()) == 1
 
 
-async def test_a_passed_deadline_and_a_reopening_receipt_keep_the_queues_exact(world: World) -> None:
+async def test_a_passed_deadline_and_a_reopening_receipt_keep_the_queues_exact(
+    world: QueueHeadChecker,
+) -> None:
     new = a_notification(send_at=world.now + HOUR_MS, expires_at=world.now + MINUTE_MS)
     await world.store.accept([a_submission(new), a_submission()])
     [claim] = (await world.store.claim(everything())).claims
@@ -127,7 +129,7 @@ async def test_a_passed_deadline_and_a_reopening_receipt_keep_the_queues_exact(w
     assert world.check() == []
 
 
-async def test_idle_queues_are_deleted(world: World) -> None:
+async def test_idle_queues_are_deleted(world: QueueHeadChecker) -> None:
     await world.accept(0)
     await world.accept(HOUR_MS, tenant="b")
     await world.store.claim(everything())

@@ -20,7 +20,7 @@ from homing.testing.faults import FaultServer
 K = OutcomeKind
 
 
-class Told:
+class RecordedOutcomes:
     """Records the reported outcomes, and lets a test wait for them."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Told:
 async def test_each_request_is_reported_once_and_many_together(
     server: FaultServer, transport: CurlTransport
 ) -> None:
-    told = Told()
+    told = RecordedOutcomes()
     transport.begin([(Request(f"{server.url}/{n}", b"{}"), 60_000, n) for n in range(200)], told)
     await told.of(200)
     assert {(answer.status, answer.body) for answer in told.said.values()} == {(200, b"ok")}
@@ -55,7 +55,7 @@ async def test_each_request_is_reported_once_and_many_together(
 async def test_a_request_that_cannot_be_sent_is_reported_with_the_others(
     server: FaultServer, transport: CurlTransport
 ) -> None:
-    told = Told()
+    told = RecordedOutcomes()
     bad = Request(server.url, b"{}", (("x-note", "one\r\nx-other: two"),))
     transport.begin([(bad, 60_000, "bad"), (Request(server.url, b"{}"), 60_000, "good")], told)
     assert told.said == {}, "never before it returns"
@@ -68,7 +68,7 @@ async def test_each_request_ends_within_its_own_timeout(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(faults.HANG_AFTER_READING, faults.HANG_AFTER_READING)
-    told = Told()
+    told = RecordedOutcomes()
     transport.begin([(Request(server.url, b"{}"), ms, ms) for ms in (3_000, 600_000)], told)
     await server.heard(2)
     await told.of(1)
@@ -80,7 +80,7 @@ async def test_each_request_ends_within_its_own_timeout(
 
 async def test_an_aborted_request_is_not_reported(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.HANG_AFTER_READING, faults.HANG_AFTER_READING)
-    told = Told()
+    told = RecordedOutcomes()
     transport.begin([(Request(server.url, b"{}"), 60_000, "begun")], told)
     await server.heard(1)
     transport.begin([(Request(server.url, b"{}"), 60_000, "waiting")], told)
@@ -93,7 +93,7 @@ async def test_an_aborted_request_is_not_reported(server: FaultServer, transport
 
 async def test_closing_reports_all_running_requests(server: FaultServer) -> None:
     server.play(faults.HANG_AFTER_READING)
-    transport, told = CurlTransport(), Told()
+    transport, told = CurlTransport(), RecordedOutcomes()
     transport.begin([(Request(server.url, b"{}"), 60_000, "written")], told)
     await server.heard(1)
     transport.begin([(Request(server.url, b"{}"), 60_000, "waiting")], told)
@@ -113,7 +113,7 @@ async def test_a_callback_that_raises_does_not_affect_the_others(
         broke.set()
         raise RuntimeError("not now")
 
-    told = Told()
+    told = RecordedOutcomes()
     with caplog.at_level(logging.ERROR):
         transport.begin([(Request(server.url, b"{}"), 60_000, "a")], broken)
         transport.begin([(Request(server.url, b"{}"), 60_000, "b")], told)
@@ -126,7 +126,7 @@ async def test_a_callback_that_raises_does_not_affect_the_others(
 # A provider over it --------------------------------------------------------------------------------
 
 
-class Shop(HttpProvider):
+class SampleProvider(HttpProvider):
     """Posts the body of a message. It cannot build or read some of its deliveries."""
 
     def __init__(self, transport: CurlTransport, url: str) -> None:
@@ -165,7 +165,7 @@ def delivery(body: str, timeout_ms: int = 60_000) -> Delivery:
 async def test_a_provider_starts_what_it_can_and_reports_everything(
     server: FaultServer, transport: CurlTransport
 ) -> None:
-    provider, told = Shop(transport, server.url), Told()
+    provider, told = SampleProvider(transport, server.url), RecordedOutcomes()
     assert isinstance(provider, Begins)
     assert provider.begins
     provider.begin([(delivery(body), body) for body in ("hello", "too long", "broken")], told)
@@ -179,7 +179,7 @@ async def test_a_provider_starts_what_it_can_and_reports_everything(
 async def test_a_batch_has_the_same_outcomes_as_single_sends(
     server: FaultServer, transport: CurlTransport
 ) -> None:
-    provider, told = Shop(transport, server.url), Told()
+    provider, told = SampleProvider(transport, server.url), RecordedOutcomes()
     hangs = delivery("hello", timeout_ms=3_000)
     server.play(faults.HANG_AFTER_READING)
     alone = await provider.send(hangs)
@@ -188,8 +188,8 @@ async def test_a_batch_has_the_same_outcomes_as_single_sends(
     await told.of(1)
     assert told.said[1] == alone
     assert (alone.kind, alone.error_code) == (K.AMBIGUOUS, "timeout")
-    nowhere = Shop(transport, "http://127.0.0.1:1/")
-    provider_told = Told()
+    nowhere = SampleProvider(transport, "http://127.0.0.1:1/")
+    provider_told = RecordedOutcomes()
     nowhere.begin([(delivery("hello"), 1)], provider_told)
     await provider_told.of(1)
     assert provider_told.said[1] == await nowhere.send(delivery("hello"))
@@ -199,7 +199,7 @@ async def test_a_batch_has_the_same_outcomes_as_single_sends(
 async def test_an_unreadable_response_is_reported_as_the_error(
     server: FaultServer, transport: CurlTransport
 ) -> None:
-    provider, told = Shop(transport, server.url), Told()
+    provider, told = SampleProvider(transport, server.url), RecordedOutcomes()
     server.play(faults.answer(500))
     provider.begin([(delivery("hello"), 1)], told)
     await told.of(1)
@@ -207,7 +207,7 @@ async def test_an_unreadable_response_is_reported_as_the_error(
 
 
 async def test_a_provider_with_its_own_send_method_does_not_support_batches(transport: CurlTransport) -> None:
-    class Own(Shop):
+    class Own(SampleProvider):
         async def send(self, delivery: Delivery) -> Outcome:
             return await super().send(replace(delivery, attempt=2))
 

@@ -10,7 +10,7 @@ from homing import Channel, Content, Delivery, Priority, Recipient, config
 from homing.core.errors import ConfigError
 from homing.making import PROVIDERS, Shared, make
 from homing.providers.http import Transport
-from support.email_deliveries import NOBODY
+from support.email_deliveries import UNREACHABLE
 from support.push_deliveries import FCM, KEY_FILE, WEBPUSH
 
 HTTP = config.load(None, env={}).http
@@ -117,7 +117,7 @@ def a_provider(kind: str, transport: Transport | None = None, **settings: Any) -
 def refusal(kind: str, field: str, value: Any) -> ConfigError | None:
     """Returns the error for this value of a setting, or None if it is accepted."""
     try:
-        a_provider(kind, NOBODY, **{field: value})
+        a_provider(kind, UNREACHABLE, **{field: value})
     except ConfigError as refused:
         return refused
     return None

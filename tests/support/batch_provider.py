@@ -7,10 +7,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from homing.core.ports import Delivery, OnOutcomes
-from support.engine_world import Timed
+from support.engine_world import TimedProvider
 
 
-class Starting(Timed):
+class BatchProvider(TimedProvider):
     """Starts attempts with one call, and reports each outcome when it is known."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -18,7 +18,7 @@ SECRET = b"whsec"
 LOST_ANSWER = Outcome(OutcomeKind.AMBIGUOUS, error_code="reset", error="the connection was lost")
 
 
-class Postman(ScriptedProvider):
+class CallbackProvider(ScriptedProvider):
     """Follows its script. Tests can make it report on any delivery."""
 
     def hear(self, callback: Callback, now_ms: int) -> Heard:
@@ -36,7 +36,7 @@ class Postman(ScriptedProvider):
         return Heard(receipts=tuple(receipts), ignored=ignored, unreadable=unreadable)
 
 
-def told(delivery: Delivery, event: ReceiptEvent, *, number: int = 0, **fields: Any) -> dict[str, Any]:
+def event_about(delivery: Delivery, event: ReceiptEvent, *, number: int = 0, **fields: Any) -> dict[str, Any]:
     """Returns one event about one attempt in the provider's format."""
     message = f"m-{delivery.notification_id}-{delivery.attempt}"
     return {
@@ -49,14 +49,14 @@ def told(delivery: Delivery, event: ReceiptEvent, *, number: int = 0, **fields: 
     }
 
 
-def signed(events: Sequence[Any], secret: bytes = SECRET) -> Callback:
+def signed_callback(events: Sequence[Any], secret: bytes = SECRET) -> Callback:
     """Returns the signed callback with these events."""
     body = msgspec.json.encode(list(events))
     signature = hmac.new(secret, body, "sha256").hexdigest()
     return Callback(url="https://us.example/cb", headers={"signature": signature}, body=body)
 
 
-class Answering(Postman):
+class LookupProvider(CallbackProvider):
     """Also supports look-ups. `answers` has the answer for each notification."""
 
     def __init__(self, name: str, script: Sequence[Any] = ()) -> None:
@@ -71,5 +71,5 @@ class Answering(Postman):
             raise answer
         if not isinstance(answer, ReceiptEvent):
             return answer
-        event = told(delivery, answer)
+        event = event_about(delivery, answer)
         return msgspec.convert({"provider": "whoever", "at": 0, **event}, Receipt)

@@ -33,7 +33,7 @@ path = "hawk.jsonl"
 _TIMEOUT_S = 240
 
 
-class Result:
+class CommandResult:
     """The output and exit code of one command."""
 
     def __init__(self, code: int, out: str, err: str, argv: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ class Cli:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __call__(self, *argv: str, stdin: bytes | None = None, **env: str) -> Result:
+    def __call__(self, *argv: str, stdin: bytes | None = None, **env: str) -> CommandResult:
         done = subprocess.run(
             self.command(*argv),
             input=stdin if stdin is not None else b"",
@@ -64,15 +64,15 @@ class Cli:
             cwd=self.folder,
             env=self.env(**env),
         )
-        return Result(done.returncode, done.stdout.decode(), done.stderr.decode(), argv)
+        return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode(), argv)
 
-    def ok(self, *argv: str, stdin: bytes | None = None, **env: str) -> Result:
+    def ok(self, *argv: str, stdin: bytes | None = None, **env: str) -> CommandResult:
         """Runs a command that must succeed."""
         result = self(*argv, stdin=stdin, **env)
         assert result.code == 0, result
         return result
 
-    def many(self, *argvs: Sequence[str], **env: str) -> list[Result]:
+    def many(self, *argvs: Sequence[str], **env: str) -> list[CommandResult]:
         """Runs several commands one after another in one process, which saves the imports."""
         asked = msgspec.json.encode(argvs)
         done = subprocess.run(
@@ -85,7 +85,7 @@ class Cli:
         )
         assert done.returncode == 0, done.stderr.decode()
         answers = msgspec.json.decode(done.stdout, type=list[tuple[int, str, str]])
-        return [Result(*answer, argv=argv) for answer, argv in zip(answers, argvs, strict=True)]
+        return [CommandResult(*answer, argv=argv) for answer, argv in zip(answers, argvs, strict=True)]
 
     def start(self, *argv: str) -> subprocess.Popen[str]:
         """Starts a command that keeps running."""
@@ -108,7 +108,7 @@ class Cli:
         return {**kept, "TZ": "UTC", **more}
 
 
-class Moods:
+class MoodyProvider:
     """A provider whose outcome depends on the address, and that can be made to fail."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ async def _history(folder: Path) -> Ids:
         ),
         Rule(name="hold", type="hold", policy=PolicyPatch(on_timeout=OnTimeout.HOLD)),
     ]
-    pigeon = Listed(id="pigeon", provider=Moods(), channels=(Channel.EMAIL,))
+    pigeon = Listed(id="pigeon", provider=MoodyProvider(), channels=(Channel.EMAIL,))
     ids: Ids = {}
     async with Homing(
         folder / "homing.db",

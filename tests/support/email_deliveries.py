@@ -34,7 +34,7 @@ def a_mail(content: Content | None = None, **fields: Any) -> Delivery:
     return Delivery(**given)
 
 
-class Carried:
+class FakeTransport:
     """A transport that records its requests and returns the given response."""
 
     def __init__(self, answer: Answer | Failure) -> None:
@@ -48,7 +48,7 @@ class Carried:
     async def close(self) -> None: ...
 
 
-NOBODY = Carried(Failure(code="connect", error="nobody is there", written=False))
+UNREACHABLE = FakeTransport(Failure(code="connect", error="nobody is there", written=False))
 
 FULL = Content(
     subject="Grüße aus Köln – Ihre Bestellung ist unterwegs und kommt morgen an, wenn alles gut geht",

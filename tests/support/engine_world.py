@@ -181,7 +181,7 @@ class World:
         return [payload for payload in told if name in (None, payload["alert"])]
 
 
-class Timed(ScriptedProvider):
+class TimedProvider(ScriptedProvider):
     """A scripted provider that records the time of each send (seconds) and the concurrent sends."""
 
     def __init__(self, name: str = "timed", script: Sequence[Any] = (), **options: Any) -> None:
@@ -205,7 +205,7 @@ class Timed(ScriptedProvider):
         return [round(b - a, 1) for a, b in pairwise(self.times)]
 
 
-class Failing(Timed):
+class FailingProvider(TimedProvider):
     """Fails until `mend` is called."""
 
     def __init__(self, name: str = "failing", **options: Any) -> None:
@@ -217,7 +217,7 @@ class Failing(Timed):
         self.up = True
 
 
-class Hook:
+class RecipientHook:
     """A user's own recipient service: a function of the claims."""
 
     def __init__(self, facts: Callable[[Sequence[Claim]], Any]) -> None:

@@ -53,10 +53,10 @@ SENDGRID_KEY = ec.generate_private_key(ec.SECP256R1())
 SNS_KEY = rsa.generate_private_key(65537, 2048)
 FCM_KEY = rsa.generate_private_key(65537, 2048)
 
-Words = Mapping[str, Mapping[str, Any]]
+EventFields = Mapping[str, Mapping[str, Any]]
 """Event → the vendor's fields for it."""
 
-TWILIO: Words = {
+TWILIO: EventFields = {
     "queued": {"MessageStatus": "queued"},
     "sent": {"MessageStatus": "sent"},
     "delivered": {"MessageStatus": "delivered"},
@@ -66,7 +66,7 @@ TWILIO: Words = {
     "fault": {"MessageStatus": "undelivered", "ErrorCode": "30034"},
     "unknown": {"MessageStatus": "failed", "ErrorCode": "39999"},
 }
-SNS: Words = {
+SNS: EventFields = {
     "delivered": {"status": "SUCCESS"},
     "soft": {"status": "FAILURE", "response": "Phone is currently unreachable/unavailable"},
     "hard": {"status": "FAILURE", "response": "Phone has blocked SMS"},
@@ -74,7 +74,7 @@ SNS: Words = {
     "fault": {"status": "FAILURE", "response": "No quota left for account"},
     "unknown": {"status": "FAILURE", "response": "A reason that is new"},
 }
-SENDGRID: Words = {
+SENDGRID: EventFields = {
     "queued": {"event": "processed"},
     "sent": {"event": "deferred", "response": "try later"},
     "delivered": {"event": "delivered"},
@@ -89,7 +89,7 @@ SENDGRID: Words = {
     "open": {"event": "open"},
     "click": {"event": "click", "url": "https://example.org"},
 }
-ACS: Words = {
+ACS: EventFields = {
     "sent": {"status": "Expanded"},
     "delivered": {"status": "Delivered"},
     "soft": {"status": "Failed"},
@@ -98,7 +98,7 @@ ACS: Words = {
     "fault": {"status": "DomainNotLinked"},
     "unknown": {"status": "Failed"},
 }
-FCM: Words = {
+FCM: EventFields = {
     "delivered": {"event": "delivered"},
     "soft": {"event": "failed", "error": "UNAVAILABLE"},
     "hard": {"event": "failed", "error": "UNREGISTERED"},
@@ -106,7 +106,13 @@ FCM: Words = {
     "fault": {"event": "failed", "error": "THIRD_PARTY_AUTH_ERROR"},
     "unknown": {"event": "failed", "error": "A reason that is new"},
 }
-SAYS: Mapping[str, Words] = {"twilio": TWILIO, "sns": SNS, "sendgrid": SENDGRID, "acs": ACS, "fcm": FCM}
+EVENT_FIELDS: Mapping[str, EventFields] = {
+    "twilio": TWILIO,
+    "sns": SNS,
+    "sendgrid": SENDGRID,
+    "acs": ACS,
+    "fcm": FCM,
+}
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ Plan = Callable[[str, str, int], Iterable[str]]
 """(vendor, address, number of the send to it) → events to report about that message."""
 
 
-class Vendors:
+class FakeVendors:
     """A transport that leads to all five vendors."""
 
     def __init__(self, plan: Plan = lambda vendor, address, number: ()) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 import trustme
 
 from support.cli_driver import Cli
-from support.smtp_servers import Kept, aiosmtpd_server, only
+from support.smtp_servers import RecordingHandler, accept_only, aiosmtpd_server
 
 _USER, _PASSWORD = "app", "s3cret"
 
 
-class Installed(Cli):
+class InstalledCli(Cli):
     """Runs the installed `homing` command instead of the module."""
 
     def command(self, *argv: str) -> list[str]:
@@ -30,7 +30,7 @@ class MailHost:
 
     port: int
     ca_file: str
-    kept: Kept = field(default_factory=Kept)
+    kept: RecordingHandler = field(default_factory=RecordingHandler)
 
     def settings(self, name: str = "smtp", **changed: str | int) -> str:
         """Returns the provider's table for homing.toml. `changed` replaces single settings."""
@@ -60,12 +60,12 @@ async def mail_host(folder: Path) -> AsyncIterator[MailHost]:
     authority.issue_cert("localhost").configure_cert(context)
     ca_file = folder / "ca.pem"
     authority.cert_pem.write_to_path(str(ca_file))
-    kept = Kept()
+    kept = RecordingHandler()
     async with aiosmtpd_server(
         kept,
         tls_context=context,
         require_starttls=True,
-        authenticator=only(_USER, _PASSWORD),
+        authenticator=accept_only(_USER, _PASSWORD),
         auth_required=True,
         data_size_limit=2**25,
     ) as port:

@@ -54,7 +54,7 @@ class AnyKey:
         return 0
 
 
-class Noted:
+class RecordedTrail:
     """An audit trail that a test can read."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Noted:
         self.notes.append((caller.who, action, target, detail))
 
 
-class Serving:
+class RunningService:
     """A running service. `call` makes one request, `on_loop` runs code on the engine's loop."""
 
     def __init__(
@@ -80,10 +80,10 @@ class Serving:
         self._homing = homing
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: loop_kind.run(self._serve()), daemon=True)
-        self.trail = Noted()
+        self.trail = RecordedTrail()
         self.port = 0
 
-    def __enter__(self) -> Serving:
+    def __enter__(self) -> RunningService:
         self._thread.start()
         assert self._ready.wait(20), "the service did not start"
         return self
@@ -142,7 +142,9 @@ class Serving:
 
 
 @pytest.fixture
-def serve(loop_kind: LoopKind) -> Iterator[Callable[..., Serving]]:
+def serve(loop_kind: LoopKind) -> Iterator[Callable[..., RunningService]]:
     """Starts services that are stopped after the test: `serve(store=…, providers=…, worker=True)`."""
     with ExitStack() as running:
-        yield lambda settings=None, **homing: running.enter_context(Serving(loop_kind, settings, **homing))
+        yield lambda settings=None, **homing: running.enter_context(
+            RunningService(loop_kind, settings, **homing)
+        )

@@ -51,7 +51,7 @@ def a_push(**fields: Any) -> Delivery:
     return a_delivery(**{"channel": Channel.PUSH, "address": ENDPOINT, "content": content, **fields})
 
 
-class Nobody:
+class UnusedTransport:
     """A transport for tests that send nothing."""
 
     async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
@@ -68,7 +68,7 @@ def a_twilio(transport: Any = None, **settings: Any) -> TwilioProvider:
         "now_ms": lambda: NOW_MS,
         **settings,
     }
-    return TwilioProvider(transport or Nobody(), **given)
+    return TwilioProvider(transport or UnusedTransport(), **given)
 
 
 def an_sns(transport: Any = None, **settings: Any) -> SnsProvider:
@@ -79,4 +79,4 @@ def an_sns(transport: Any = None, **settings: Any) -> SnsProvider:
         "now_ms": lambda: NOW_MS,
         **settings,
     }
-    return SnsProvider(transport or Nobody(), **given)
+    return SnsProvider(transport or UnusedTransport(), **given)

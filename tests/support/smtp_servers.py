@@ -15,7 +15,7 @@ from aiosmtpd.handlers import Message
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 
-class Kept:
+class RecordingHandler:
     """A handler that keeps every envelope."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Kept:
 
 @contextlib.asynccontextmanager
 async def aiosmtpd_server(
-    handler: Kept | Message, *, tls: ssl.SSLContext | None = None, **options: Any
+    handler: RecordingHandler | Message, *, tls: ssl.SSLContext | None = None, **options: Any
 ) -> AsyncIterator[int]:
     """Starts aiosmtpd and yields its port. With `tls`, connections are encrypted from the first byte."""
     loop = asyncio.get_running_loop()
@@ -48,7 +48,7 @@ async def aiosmtpd_server(
         await server.wait_closed()
 
 
-def only(username: str, password: str) -> Callable[..., AuthResult]:
+def accept_only(username: str, password: str) -> Callable[..., AuthResult]:
     """Returns an authenticator that accepts one user."""
 
     def check(server: SMTP, session: Session, envelope: Envelope, mechanism: str, data: Any) -> AuthResult:
@@ -73,17 +73,17 @@ USUAL = {
     "QUIT": b"221 2.0.0 Bye\r\n",
 }
 
-Told = bytes | str
+SmtpReply = bytes | str
 """Bytes to reply, or `close`, `reset`, `hang`. For the step `body`: before the email is read."""
 
 
-class ToldSmtp:
+class ScriptedSmtpServer:
     """Replies by its script at each step, and keeps the emails.
 
     `script` is called with (connection number, step). None means the usual reply.
     """
 
-    def __init__(self, script: Callable[[int, str], Told | None] = lambda number, step: None) -> None:
+    def __init__(self, script: Callable[[int, str], SmtpReply | None] = lambda number, step: None) -> None:
         self.script = script
         self.mails: list[bytes] = []
         """Complete emails with their final dot, whatever the reply was."""
@@ -93,7 +93,7 @@ class ToldSmtp:
         self.took, self.alone = asyncio.Event(), asyncio.Event()
         """Set when an email was read, and when the last connection was closed."""
 
-    async def __aenter__(self) -> ToldSmtp:
+    async def __aenter__(self) -> ScriptedSmtpServer:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
@@ -138,13 +138,13 @@ class ToldSmtp:
         self.took.set()
         return await self._do("dot", self._told(number, "dot"), reader, writer)
 
-    def _told(self, number: int, step: str) -> Told:
+    def _told(self, number: int, step: str) -> SmtpReply:
         """Calls the script once per step, because a script may have state."""
         told = self.script(number, step)
         return USUAL.get(step, b"502 5.5.1 what?\r\n") if told is None else told
 
     async def _do(
-        self, step: str, told: Told, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, step: str, told: SmtpReply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Performs a reply and returns whether the conversation continues."""
         self.steps.append(step)

@@ -21,7 +21,7 @@ from homing.api import server, unsubscribe
 from homing.cli.app import run
 
 
-class Unbounded(HttpToolsProtocol):
+class UnlimitedConnection(HttpToolsProtocol):
     """Accepts the arguments of `Connection` and ignores them."""
 
     def __init__(self, *args: Any, most: int, **kwargs: Any) -> None:
@@ -38,7 +38,7 @@ def parsed_as_mime(content_type: str, body: bytes) -> bool:
 
 
 def plant() -> None:
-    server.Connection = Unbounded  # type: ignore[assignment,misc]
+    server.Connection = UnlimitedConnection  # type: ignore[assignment,misc]
     unsubscribe.is_one_click = parsed_as_mime
     routes = unsubscribe.routes.all
     routes[:] = [replace(route, most_bytes=None) for route in routes]

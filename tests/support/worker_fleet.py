@@ -88,7 +88,7 @@ class Fleet:
         return subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
 
-class Count(msgspec.Struct, kw_only=True):
+class DeliveryCount(msgspec.Struct, kw_only=True):
     """The accepted notifications, compared with the store and the provider's file."""
 
     accepted: int
@@ -136,7 +136,7 @@ async def settled(homing: Homing, total: int, within_s: float = 600.0) -> None:
         await asyncio.sleep(0.1)
 
 
-async def count(homing: Homing, folder: Path, accepted: list[str]) -> Count:
+async def count(homing: Homing, folder: Path, accepted: list[str]) -> DeliveryCount:
     """Compares the accepted notifications with the store and the provider's file."""
     lines = (folder / "sent.jsonl").read_bytes().splitlines()
     tries = Counter((line["notificationId"], line["attempt"]) for line in map(msgspec.json.decode, lines))
@@ -148,7 +148,7 @@ async def count(homing: Homing, folder: Path, accepted: list[str]) -> Count:
         notification = await homing.get(id_)
         lost += sends[id_] == 0
         oversent += sends[id_] > notification.attempt_count or id_ in doubled
-    return Count(
+    return DeliveryCount(
         accepted=len(accepted),
         accounted=sum(counts.values()),
         sent=counts[Status.SENT.value],

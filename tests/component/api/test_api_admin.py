@@ -11,15 +11,15 @@ import pytest
 from homing import Homing, Status
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 REASON = "Customer support request - SMS delivery failed due to temporary provider outage"
 OVERRIDE = {"X-Admin-Override": "true"}
 TEXT = {"recipient": {"phone": "+15550100"}, "channel": "sms", "content": {"body": "hello"}}
 
 
-class Office:
+class AdminService:
     """A service with one dead letter. Both providers work again."""
 
     def __init__(self, serve: Serve) -> None:
@@ -49,12 +49,12 @@ class Office:
 
 
 @pytest.fixture
-def office(serve: Serve) -> Office:
-    return Office(serve)
+def office(serve: Serve) -> AdminService:
+    return AdminService(serve)
 
 
 def test_a_manual_retry_is_answered_as_in_the_source_and_uses_the_forced_provider(
-    office: Office,
+    office: AdminService,
 ) -> None:
     assert office.status(office.id) is Status.FAILED
     answer = office.retry({"reason": REASON, "forceProvider": "AWS_SNS"})
@@ -79,7 +79,7 @@ def test_a_manual_retry_is_answered_as_in_the_source_and_uses_the_forced_provide
     ]
 
 
-def test_without_the_override_scope_it_is_forbidden_and_nothing_happens(office: Office) -> None:
+def test_without_the_override_scope_it_is_forbidden_and_nothing_happens(office: AdminService) -> None:
     for headers in ({}, {"X-Admin-Override": "false"}, {"X-Admin-Override": ""}):
         refused = office.retry({"reason": REASON}, headers=headers)
         assert (refused.status, refused.json["error"]["code"]) == (403, "FORBIDDEN")
@@ -89,7 +89,9 @@ def test_without_the_override_scope_it_is_forbidden_and_nothing_happens(office: 
     assert office.http.trail.notes == []
 
 
-def test_it_needs_a_reason_a_provider_of_the_channel_and_an_existing_notification(office: Office) -> None:
+def test_it_needs_a_reason_a_provider_of_the_channel_and_an_existing_notification(
+    office: AdminService,
+) -> None:
     for body in ({}, {"reason": ""}, {"reason": "  "}):
         refused = office.retry(body)
         assert refused.status == 400
@@ -102,13 +104,13 @@ def test_it_needs_a_reason_a_provider_of_the_channel_and_an_existing_notificatio
     assert office.status(office.id) is Status.FAILED
 
 
-def test_a_sent_notification_is_not_retried(office: Office) -> None:
+def test_a_sent_notification_is_not_retried(office: AdminService) -> None:
     id = office.send()
     refused = office.retry({"reason": REASON}, id=id)
     assert (refused.status, refused.json["error"]["code"]) == (409, "COMMAND_REFUSED")
 
 
-def test_a_purge_counts_first_and_then_removes_old_notifications(office: Office) -> None:
+def test_a_purge_counts_first_and_then_removes_old_notifications(office: AdminService) -> None:
     def purge(json: Any = None) -> Any:
         answer = office.http.call("POST", "/api/v1/admin/purge", json)
         assert answer.status == 200, answer.body
@@ -124,7 +126,7 @@ def test_a_purge_counts_first_and_then_removes_old_notifications(office: Office)
     assert [note[1] for note in office.http.trail.notes] == ["purge.run", "purge.run"]
 
 
-def test_a_purge_needs_an_administrator_and_names_an_invalid_field(office: Office) -> None:
+def test_a_purge_needs_an_administrator_and_names_an_invalid_field(office: AdminService) -> None:
     assert office.http.call("POST", "/api/v1/admin/purge", {}, key="default:operate").status == 403
     both = office.http.call("POST", "/api/v1/admin/purge", {"days": 1, "sentDays": 2})
     assert (both.status, both.json["error"]["field"]) == (422, "days")

@@ -13,28 +13,28 @@ from homing.core.errors import StoreUnavailable
 from homing.core.model import Acceptance, Submission
 from homing.engine.clock import SystemClock
 from homing.stores.memory import MemoryStore
-from support.running_service import Reply, Serving
+from support.running_service import Reply, RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 BATCH = "/api/v1/notifications/batch"
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     return serve(store="memory:")
 
 
-def lines(service: Serving, *items: bytes, **headers: str) -> Reply:
+def lines(service: RunningService, *items: bytes, **headers: str) -> Reply:
     return service.call("POST", BATCH, body=b"\n".join(items), headers={**NDJSON, **headers})
 
 
-def stored(service: Serving) -> int:
+def stored(service: RunningService) -> int:
     return int(service.call("GET", "/api/v1/queue/counts").json["pending"])
 
 
-def test_an_array_is_answered_item_by_item_in_its_order(service: Serving) -> None:
+def test_an_array_is_answered_item_by_item_in_its_order(service: RunningService) -> None:
     wrong = {**MAIL, "channel": "pigeon"}
     done = service.call("POST", BATCH, [MAIL, wrong, {**MAIL, "chanel": "sms"}, 5, MAIL])
     assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 2, 3)
@@ -52,7 +52,7 @@ def test_an_array_is_answered_item_by_item_in_its_order(service: Serving) -> Non
     assert found.json["status"] == "pending"
 
 
-def test_one_invalid_item_does_not_fail_the_others(service: Serving) -> None:
+def test_one_invalid_item_does_not_fail_the_others(service: RunningService) -> None:
     mail = msgspec.json.encode(MAIL)
     done = lines(service, mail, b'{"recipient": ', b"", b"\xff\xfe", mail + b"\r", b"")
     assert [one["status"] for one in done.json["results"]] == ["queued", "rejected", "rejected", "queued"]
@@ -60,7 +60,7 @@ def test_one_invalid_item_does_not_fail_the_others(service: Serving) -> None:
     assert stored(service) == 2
 
 
-def test_several_chunks_are_accepted_completely_and_in_order(service: Serving) -> None:
+def test_several_chunks_are_accepted_completely_and_in_order(service: RunningService) -> None:
     items = [msgspec.json.encode({**MAIL, "metadata": {"n": n}}) for n in range(1_234)]
     done = lines(service, *items)
     assert (done.json["accepted"], stored(service)) == (1_234, 1_234)
@@ -68,32 +68,32 @@ def test_several_chunks_are_accepted_completely_and_in_order(service: Serving) -
     assert service.call("GET", f"/api/v1/notifications/{last}").json["metadata"] == {"n": 1_233}
 
 
-def test_too_many_requests_are_refused_before_any_is_accepted(service: Serving) -> None:
+def test_too_many_requests_are_refused_before_any_is_accepted(service: RunningService) -> None:
     mail = msgspec.json.encode(MAIL)
     for refused in (lines(service, *[mail] * (MOST_ITEMS + 2)), service.call("POST", BATCH, [0] * 10_001)):
         assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
     assert stored(service) == 0
 
 
-def test_an_array_of_very_many_tiny_items_is_refused_unread(service: Serving) -> None:
+def test_an_array_of_very_many_tiny_items_is_refused_unread(service: RunningService) -> None:
     refused = service.call("POST", BATCH, [0] * 600_000)
     assert refused.status == 413
     assert "application/x-ndjson" in refused.json["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[", b"", b'"x"', b"[" * 100_000])
-def test_a_body_that_is_not_an_array_is_malformed(service: Serving, body: bytes) -> None:
+def test_a_body_that_is_not_an_array_is_malformed(service: RunningService, body: bytes) -> None:
     refused = service.call("POST", BATCH, body=body, headers={"Content-Type": "application/json"})
     assert (refused.status, refused.json["error"]["code"]) == (400, "MALFORMED_REQUEST")
 
 
-def test_another_media_type_is_refused_with_the_supported_ones(service: Serving) -> None:
+def test_another_media_type_is_refused_with_the_supported_ones(service: RunningService) -> None:
     refused = service.call("POST", BATCH, body=b"a,b", headers={"Content-Type": "text/csv"})
     assert refused.status == 415
     assert "application/json or application/x-ndjson" in refused.json["error"]["message"]
 
 
-def test_a_batch_repeated_under_its_key_is_stored_once(service: Serving) -> None:
+def test_a_batch_repeated_under_its_key_is_stored_once(service: RunningService) -> None:
     own = {**MAIL, "idempotencyKey": "mine"}
     first = service.call("POST", BATCH, [MAIL, own, MAIL], headers={"Idempotency-Key": "night-1"}).json
     again = service.call("POST", BATCH, [MAIL, own, MAIL], headers={"Idempotency-Key": "night-1"}).json
@@ -106,7 +106,7 @@ def test_a_batch_repeated_under_its_key_is_stored_once(service: Serving) -> None
     assert other.json["results"][0]["code"] == "IDEMPOTENCY_CONFLICT"
 
 
-def test_an_invalid_key_refuses_the_whole_batch(service: Serving) -> None:
+def test_an_invalid_key_refuses_the_whole_batch(service: RunningService) -> None:
     for name, value in (
         ("Idempotency-Key", "k" * 250),
         ("Idempotency-Key", "\x80"),
@@ -117,13 +117,13 @@ def test_an_invalid_key_refuses_the_whole_batch(service: Serving) -> None:
     assert stored(service) == 0
 
 
-def test_a_synchronous_request_is_refused_at_its_index(service: Serving) -> None:
+def test_a_synchronous_request_is_refused_at_its_index(service: RunningService) -> None:
     done = service.call("POST", BATCH, [{**MAIL, "synchronous": True}, MAIL]).json
     assert [one["status"] for one in done["results"]] == ["rejected", "queued"]
     assert done["results"][0]["field"] == "synchronous"
 
 
-class Leaving(MemoryStore):
+class StoreWithOutage(MemoryStore):
     """Becomes unavailable after this many commits."""
 
     commits = 1
@@ -136,7 +136,7 @@ class Leaving(MemoryStore):
 
 
 def test_if_the_store_fails_midway_each_result_is_still_correct(serve: Serve) -> None:
-    service = serve(store=Leaving(SystemClock()))
+    service = serve(store=StoreWithOutage(SystemClock()))
     done = service.call("POST", BATCH, [MAIL] * 2200)
     assert (done.status, done.json["accepted"], done.json["rejected"]) == (200, 2000, 200)
     assert {one["code"] for one in done.json["results"][2000:]} == {"STORE_UNAVAILABLE"}

@@ -11,10 +11,10 @@ import pytest
 from homing import Homing, Status
 from homing.api.service import ServiceSettings
 from homing.core.errors import StoreUnavailable
-from support.fake_vendors import GRID_KEY, PUBLIC, Post, Report, Vendors, forged, posts
-from support.running_service import Reply, Serving
+from support.fake_vendors import GRID_KEY, PUBLIC, FakeVendors, Post, Report, forged, posts
+from support.running_service import Reply, RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 TO: dict[str, dict[str, Any]] = {
     "twilio": {"recipient": {"phone": "+15550100"}, "channel": "sms"},
     "sendgrid": {"recipient": {"email": "ada@example.org"}, "channel": "email"},
@@ -23,11 +23,11 @@ TO: dict[str, dict[str, Any]] = {
 SECOND = {"sns": "twilio", "acs": "sendgrid"}
 
 
-class Service:
+class VendorService:
     """A service with all five vendors."""
 
     def __init__(self, serve: Serve, plan: Any = lambda vendor, address, number: ("delivered",)) -> None:
-        self.vendors = Vendors(plan)
+        self.vendors = FakeVendors(plan)
         self.http = serve(
             ServiceSettings(public_url=PUBLIC),
             store="memory:",
@@ -59,12 +59,14 @@ class Service:
 
 
 @pytest.fixture
-def service(serve: Serve) -> Service:
-    return Service(serve)
+def service(serve: Serve) -> VendorService:
+    return VendorService(serve)
 
 
 @pytest.mark.parametrize("vendor", ["twilio", "sendgrid", "fcm", "acs", "sns"])
-def test_a_signed_callback_is_applied_and_a_forged_one_is_refused(service: Service, vendor: str) -> None:
+def test_a_signed_callback_is_applied_and_a_forged_one_is_refused(
+    service: VendorService, vendor: str
+) -> None:
     id = service.send(vendor)
     (report,) = service.vendors.reports
     before = service.history(id)
@@ -80,7 +82,7 @@ def test_a_signed_callback_is_applied_and_a_forged_one_is_refused(service: Servi
     assert again.status == 204
 
 
-def test_a_signed_body_that_was_tampered_with_is_refused(service: Service) -> None:
+def test_a_signed_body_that_was_tampered_with_is_refused(service: VendorService) -> None:
     id = service.send("sendgrid")
     (post,) = posts([Report("sendgrid", "unknown", "hard", {"homing_notification_id": id})])
     changed = Post(post.path, post.headers, post.body.replace(b"unknown", b"another"))
@@ -88,12 +90,14 @@ def test_a_signed_body_that_was_tampered_with_is_refused(service: Service) -> No
     assert service.status(id) is Status.SENT
 
 
-def test_a_callback_about_an_unknown_message_is_stored_and_answered_with_success(service: Service) -> None:
+def test_a_callback_about_an_unknown_message_is_stored_and_answered_with_success(
+    service: VendorService,
+) -> None:
     (post,) = posts([Report("sns", "nobody-knows", "delivered")])
     assert service.post(post).status == 204
 
 
-def test_both_handshakes_of_event_grid_are_answered(service: Service) -> None:
+def test_both_handshakes_of_event_grid_are_answered(service: VendorService) -> None:
     path = f"/api/v1/webhooks/acs/events?key={GRID_KEY.replace(' ', '%20')}"
     asked = [
         {
@@ -112,7 +116,7 @@ def test_both_handshakes_of_event_grid_are_answered(service: Service) -> None:
     assert stranger.status == 401
 
 
-def test_every_configured_provider_has_a_callback_path_and_no_other_name_has(service: Service) -> None:
+def test_every_configured_provider_has_a_callback_path_and_no_other_name_has(service: VendorService) -> None:
     id = service.send("fcm")
     (post,) = posts(service.vendors.reports)
     here = Post("/api/v1/webhooks/fcm", post.headers, post.body)
@@ -129,7 +133,7 @@ def test_an_unconfigured_provider_is_not_found(serve: Serve) -> None:
     assert refused.status == 404
 
 
-def test_while_the_store_is_unavailable_the_provider_is_asked_to_repeat(service: Service) -> None:
+def test_while_the_store_is_unavailable_the_provider_is_asked_to_repeat(service: VendorService) -> None:
     id = service.send("twilio")
     (post,) = posts(service.vendors.reports)
     backend: Any = service.http.engine._backend
@@ -145,13 +149,13 @@ def test_while_the_store_is_unavailable_the_provider_is_asked_to_repeat(service:
     assert service.status(id) is Status.DELIVERED
 
 
-def test_a_very_large_body_is_not_read(service: Service) -> None:
+def test_a_very_large_body_is_not_read(service: VendorService) -> None:
     large = b"x" * (8 * 1024 * 1024 + 1)
     refused = service.post(Post("/api/v1/webhooks/sendgrid/events", {}, large))
     assert (refused.status, refused.json["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_any_body_gets_a_documented_response(service: Service) -> None:
+def test_any_body_gets_a_documented_response(service: VendorService) -> None:
     for vendor in ("twilio/sms-status", "sendgrid/events", "fcm/delivery-status", "sns/notifications"):
         for body in (b"", b"{", b"[]", b"\xff\x00", msgspec.json.encode([{"event": None}])):
             refused = service.post(Post(f"/api/v1/webhooks/{vendor}", {}, body))

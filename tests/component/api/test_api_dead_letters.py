@@ -12,12 +12,12 @@ from homing import Homing
 from homing.core.breaker import Phase
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 
 
-class Desk:
+class DeadLetterService:
     """A service with dead letters, whose provider works again."""
 
     def __init__(self, serve: Serve, number: int, tenants: tuple[str, ...] = ("default",)) -> None:
@@ -60,7 +60,7 @@ class Desk:
 
 
 def test_unacknowledged_dead_letters_come_first_and_a_cursor_leads_through_all(serve: Serve) -> None:
-    desk = Desk(serve, 5)
+    desk = DeadLetterService(serve, 5)
     newest = max(desk.ids)
     seen = desk.post(f"/dead-letters/{newest}/acknowledge", {"why": "known"})
     assert (seen["acknowledgedBy"], seen["acknowledgedWhy"]) == ("key:default", "known")
@@ -80,13 +80,13 @@ def test_unacknowledged_dead_letters_come_first_and_a_cursor_leads_through_all(s
 
 
 def test_dead_letters_are_grouped_by_their_reason(serve: Serve) -> None:
-    desk = Desk(serve, 3)
+    desk = DeadLetterService(serve, 3)
     (group,) = desk.get("/dead-letters/groups")["items"]
     assert (group["reason"], group["count"], group["unacknowledged"]) == ("BAD_CONTENT", 3, 3)
 
 
 def test_a_resend_is_a_new_notification_linked_to_the_old_one(serve: Serve) -> None:
-    desk = Desk(serve, 1)
+    desk = DeadLetterService(serve, 1)
     (id,) = desk.ids
     body = {"why": "mended", "provider": "OTHER"}
     resent = desk.http.call("POST", f"/api/v1/dead-letters/{id}/resend", body)
@@ -102,7 +102,7 @@ def test_a_resend_is_a_new_notification_linked_to_the_old_one(serve: Serve) -> N
 
 
 def test_a_dry_run_counts_and_changes_nothing(serve: Serve) -> None:
-    desk = Desk(serve, 7)
+    desk = DeadLetterService(serve, 7)
     body = {"command": "resend", "filter": {"type": "news"}, "dryRun": True}
     assert desk.post("/dead-letters/bulk", body) == {"dryRun": True, "matched": 4}
     assert desk.get("/jobs") == {"items": []}
@@ -111,7 +111,7 @@ def test_a_dry_run_counts_and_changes_nothing(serve: Serve) -> None:
 
 
 def test_a_bulk_resend_is_a_job_that_reports_its_progress(serve: Serve) -> None:
-    desk = Desk(serve, 250)
+    desk = DeadLetterService(serve, 250)
     started = desk.http.call("POST", "/api/v1/dead-letters/bulk", {"command": "resend", "why": "mended"})
     assert (started.status, started.json["status"]) == (202, "running")
     assert started.headers["location"] == f"/api/v1/jobs/{started.json['id']}"
@@ -126,7 +126,7 @@ def test_a_bulk_resend_is_a_job_that_reports_its_progress(serve: Serve) -> None:
 
 
 def test_a_job_can_be_stopped_and_resumed(serve: Serve) -> None:
-    desk = Desk(serve, 9)
+    desk = DeadLetterService(serve, 9)
     job = desk.post("/dead-letters/bulk", {"command": "acknowledge", "ratePerSecond": 0.5}, 202)
     assert desk.post(f"/jobs/{job['id']}/stop")["stopRequestedBy"] == "key:default"
     stopped = desk.ended(job["id"])
@@ -139,7 +139,7 @@ def test_a_job_can_be_stopped_and_resumed(serve: Serve) -> None:
 
 
 def test_a_job_stops_when_a_breaker_opens(serve: Serve) -> None:
-    desk = Desk(serve, 3)
+    desk = DeadLetterService(serve, 3)
 
     async def open_it(engine: Homing) -> None:
         await engine.force_breaker("mail", Phase.OPEN, who="ada")
@@ -150,7 +150,7 @@ def test_a_job_stops_when_a_breaker_opens(serve: Serve) -> None:
 
 
 def test_another_tenant_s_dead_letters_and_jobs_are_out_of_reach(serve: Serve) -> None:
-    desk = Desk(serve, 3, tenants=("acme", "other"))
+    desk = DeadLetterService(serve, 3, tenants=("acme", "other"))
     assert {one["tenant"] for one in desk.get("/dead-letters", key="acme")["items"]} == {"acme"}
     body = {"command": "acknowledge", "dryRun": True}
     assert desk.post("/dead-letters/bulk", body, key="acme")["matched"] == 3
@@ -182,13 +182,13 @@ def test_another_tenant_s_dead_letters_and_jobs_are_out_of_reach(serve: Serve) -
     ],
 )
 def test_an_invalid_command_is_refused_and_starts_nothing(serve: Serve, body: Any, status: int) -> None:
-    desk = Desk(serve, 1)
+    desk = DeadLetterService(serve, 1)
     desk.post("/dead-letters/bulk", body, status)
     assert desk.get("/jobs") == {"items": []}
 
 
 def test_reading_needs_only_the_scope_read_and_changing_needs_operate(serve: Serve) -> None:
-    desk = Desk(serve, 1)
+    desk = DeadLetterService(serve, 1)
     assert desk.http.call("GET", "/api/v1/dead-letters", key="default:read").status == 200
     for path in (f"/dead-letters/{desk.ids[0]}/acknowledge", f"/dead-letters/{desk.ids[0]}/resend"):
         assert desk.http.call("POST", f"/api/v1{path}", {}, key="default:read,send").status == 403

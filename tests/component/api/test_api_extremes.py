@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 SEND, LIST, BATCH = "/api/v1/notifications/send", "/api/v1/notifications", "/api/v1/notifications/batch"
 MAIL: dict[str, Any] = {
     "recipient": {"email": "ada@example.org"},
@@ -28,13 +28,15 @@ OUTSIDE = (
 
 
 @pytest.fixture(params=["memory:", "sqlite"])
-def service(serve: Serve, request: pytest.FixtureRequest, tmp_path: Path) -> Serving:
+def service(serve: Serve, request: pytest.FixtureRequest, tmp_path: Path) -> RunningService:
     return serve(store="memory:" if request.param == "memory:" else str(tmp_path / "homing.db"))
 
 
 @pytest.mark.parametrize("field", ["sendAt", "expiresAt"])
 @pytest.mark.parametrize("at", OUTSIDE)
-def test_a_time_outside_the_limits_is_a_422_with_its_name(service: Serving, field: str, at: str) -> None:
+def test_a_time_outside_the_limits_is_a_422_with_its_name(
+    service: RunningService, field: str, at: str
+) -> None:
     refused = service.call("POST", SEND, {**MAIL, field: at})
     assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
     assert refused.json["error"]["field"] == field
@@ -46,7 +48,7 @@ def test_a_time_outside_the_limits_is_a_422_with_its_name(service: Serving, fiel
     assert (listed.status, len(listed.json["items"])) == (200, 2)
 
 
-def test_a_reschedule_has_limits(service: Serving) -> None:
+def test_a_reschedule_has_limits(service: RunningService) -> None:
     id = service.call("POST", SEND, MAIL).json["notificationId"]
     path = f"{LIST}/{id}/reschedule"
     assert service.call("POST", path, {"delayMs": 2**63 - 1}).json["error"]["field"] == "delayMs"
@@ -56,7 +58,7 @@ def test_a_reschedule_has_limits(service: Serving) -> None:
 
 
 @pytest.mark.parametrize("at", OUTSIDE)
-def test_a_filter_accepts_any_time(service: Serving, at: str) -> None:
+def test_a_filter_accepts_any_time(service: RunningService, at: str) -> None:
     service.call("POST", SEND, MAIL)
     early = at.startswith(("0001", "1969"))
     for name, expected in (("createdFrom", early), ("createdUntil", not early)):
@@ -65,7 +67,7 @@ def test_a_filter_accepts_any_time(service: Serving, at: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["timeoutMs", "maxAgeMs", "baseMs", "capMs", "jitterMs"])
-def test_a_rule_with_an_absurd_duration_is_refused(service: Serving, field: str) -> None:
+def test_a_rule_with_an_absurd_duration_is_refused(service: RunningService, field: str) -> None:
     refused = service.call("PUT", "/api/v1/policies/all", {"policy": {field: 2**63}})
     assert refused.status in (400, 422), refused.json
     assert field in refused.json["error"]["field"]
@@ -73,7 +75,7 @@ def test_a_rule_with_an_absurd_duration_is_refused(service: Serving, field: str)
     assert service.on_loop(lambda engine: engine.process()).succeeded == 1
 
 
-def test_a_key_cannot_expire_beyond_the_limits(service: Serving) -> None:
+def test_a_key_cannot_expire_beyond_the_limits(service: RunningService) -> None:
     body = {"name": "k", "scopes": ["send"], "expiresAt": "9999-12-31T23:59:59-12:00"}
     refused = service.call("POST", "/api/v1/keys", body)
     assert (refused.status, refused.json["error"]["field"]) == (422, "expiresAt")
@@ -87,12 +89,12 @@ def test_a_key_cannot_expire_beyond_the_limits(service: Serving) -> None:
         rb'{"recipient": {"email": "ada@example.org"}, "channel": "email", "metadata": {"\udfff": 1}}',
     ],
 )
-def test_a_lone_surrogate_is_not_json(service: Serving, body: bytes) -> None:
+def test_a_lone_surrogate_is_not_json(service: RunningService, body: bytes) -> None:
     refused = service.call("POST", SEND, body=body, headers={"Content-Type": "application/json"})
     assert (refused.status, refused.json["error"]["code"]) == (400, "MALFORMED_REQUEST")
     assert service.call("GET", LIST).json["items"] == []
 
 
-def test_a_path_that_is_not_utf_8_finds_nothing(service: Serving) -> None:
+def test_a_path_that_is_not_utf_8_finds_nothing(service: RunningService) -> None:
     assert service.call("GET", f"{LIST}/%ED%A0%80").status == 404
     assert service.call("GET", f"{LIST}?address=%ED%A0%80").status == 200

@@ -24,7 +24,7 @@ from homing.engine.tenants import Tenants
 from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
 from support.event_loops import LoopKind
-from support.running_service import Reply, Serving
+from support.running_service import Reply, RunningService
 
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 ISSUER = {
@@ -37,10 +37,10 @@ ISSUER = {
 }
 
 
-class Guarded:
+class GuardedService:
     """A service behind its real gatekeeper, and its first admin key."""
 
-    def __init__(self, serving: Serving, store: MemoryStore, rate_per_second: float) -> None:
+    def __init__(self, serving: RunningService, store: MemoryStore, rate_per_second: float) -> None:
         self.serving = serving
         engine = serving.engine
         clock = SystemClock()
@@ -69,10 +69,10 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded(serve: Callable[..., Serving]) -> Callable[..., Guarded]:
-    def make(rate_per_second: float = 0) -> Guarded:
+def guarded(serve: Callable[..., RunningService]) -> Callable[..., GuardedService]:
+    def make(rate_per_second: float = 0) -> GuardedService:
         store = MemoryStore(SystemClock())
-        return Guarded(serve(store=store), store, rate_per_second)
+        return GuardedService(serve(store=store), store, rate_per_second)
 
     return make
 
@@ -83,7 +83,7 @@ def token(**claims: Any) -> str:
     return jwt.encode(given, str(ISSUER["key"]), "HS256")
 
 
-def test_a_key_is_shown_once_and_authenticates_its_tenant(guarded: Callable[..., Guarded]) -> None:
+def test_a_key_is_shown_once_and_authenticates_its_tenant(guarded: Callable[..., GuardedService]) -> None:
     api = guarded()
     new = api.make("acme", "send", "read")
     id, text = new["key"]["id"], new["text"]
@@ -102,7 +102,7 @@ def test_a_key_is_shown_once_and_authenticates_its_tenant(guarded: Callable[...,
 
 
 def test_without_the_scope_admin_a_key_cannot_use_keys_tenants_or_the_trail(
-    guarded: Callable[..., Guarded],
+    guarded: Callable[..., GuardedService],
 ) -> None:
     api = guarded()
     mine, theirs = api.make("acme", "send", "read", "operate", "manage"), api.make("globex", "send")
@@ -126,7 +126,9 @@ def test_without_the_scope_admin_a_key_cannot_use_keys_tenants_or_the_trail(
         assert "globex" not in refused.body.decode(), "the same answer whether it is there or not"
 
 
-def test_another_tenant_s_notifications_do_not_exist_for_a_key(guarded: Callable[..., Guarded]) -> None:
+def test_another_tenant_s_notifications_do_not_exist_for_a_key(
+    guarded: Callable[..., GuardedService],
+) -> None:
     api = guarded()
     mine, theirs = api.make("acme", "send", "read")["text"], api.make("globex", "send", "read")["text"]
     id = api("POST", "/notifications/send", MAIL, key=theirs).json["notificationId"]
@@ -136,7 +138,7 @@ def test_another_tenant_s_notifications_do_not_exist_for_a_key(guarded: Callable
     assert hidden.body.replace(id.encode(), b"") == absent.body.replace(nothing.encode(), b"")
 
 
-def test_no_part_of_a_request_can_name_another_tenant(guarded: Callable[..., Guarded]) -> None:
+def test_no_part_of_a_request_can_name_another_tenant(guarded: Callable[..., GuardedService]) -> None:
     """Reads every path, with the other tenant's name in headers and query, and ids written in other ways."""
     api = guarded()
     mine = api.make("acme", "send", "read", "operate", "manage")["text"]
@@ -174,7 +176,7 @@ def test_no_part_of_a_request_can_name_another_tenant(guarded: Callable[..., Gua
      "Bearer a.b.c", "Bearer \x00"],
 )  # fmt: skip
 def test_every_invalid_key_is_refused_in_the_same_way(
-    guarded: Callable[..., Guarded], authorization: str, loop_kind: LoopKind
+    guarded: Callable[..., GuardedService], authorization: str, loop_kind: LoopKind
 ) -> None:
     api = guarded()
     service = api.serving
@@ -187,7 +189,7 @@ def test_every_invalid_key_is_refused_in_the_same_way(
 
 
 def test_a_revoked_key_and_a_disabled_tenant_s_key_are_refused_like_an_unknown_key(
-    guarded: Callable[..., Guarded],
+    guarded: Callable[..., GuardedService],
 ) -> None:
     api = guarded()
     gone, off = api.make("acme"), api.make("globex")
@@ -204,7 +206,7 @@ def test_a_revoked_key_and_a_disabled_tenant_s_key_are_refused_like_an_unknown_k
     assert (found["name"], found["enabled"], found["keyCount"]) == ("globex", True, 1)
 
 
-def test_a_rotated_key_works_next_to_the_new_one(guarded: Callable[..., Guarded]) -> None:
+def test_a_rotated_key_works_next_to_the_new_one(guarded: Callable[..., GuardedService]) -> None:
     api = guarded()
     old = api.make("acme", "read", ratePerSecond=50)
     new = api("POST", f"/keys/{old['key']['id']}/rotate").json
@@ -219,7 +221,7 @@ def test_a_rotated_key_works_next_to_the_new_one(guarded: Callable[..., Guarded]
     assert api("GET", "/notifications", key=last.json["text"]).status == 200
 
 
-def test_lists_come_in_pages(guarded: Callable[..., Guarded]) -> None:
+def test_lists_come_in_pages(guarded: Callable[..., GuardedService]) -> None:
     api = guarded()
     made = {api.make("acme")["key"]["id"] for _ in range(3)}
     first = api("GET", "/keys?tenant=acme&limit=2").json
@@ -231,7 +233,9 @@ def test_lists_come_in_pages(guarded: Callable[..., Guarded]) -> None:
     assert api("GET", f"/tenants?cursor={names['cursor']}").json["items"][0]["name"] == "default"
 
 
-def test_invalid_input_is_refused_with_the_field_and_creates_nothing(guarded: Callable[..., Guarded]) -> None:
+def test_invalid_input_is_refused_with_the_field_and_creates_nothing(
+    guarded: Callable[..., GuardedService],
+) -> None:
     api = guarded()
     for body, status, field in (
         ({"name": "x", "scopes": []}, 400, "scopes"),
@@ -253,7 +257,7 @@ def test_invalid_input_is_refused_with_the_field_and_creates_nothing(guarded: Ca
 
 
 def test_an_admin_s_token_authenticates_its_tenant_and_is_recorded_by_its_subject(
-    guarded: Callable[..., Guarded],
+    guarded: Callable[..., GuardedService],
 ) -> None:
     api = guarded()
     api.make("acme")
@@ -266,7 +270,9 @@ def test_an_admin_s_token_authenticates_its_tenant_and_is_recorded_by_its_subjec
     assert api("GET", "/keys", key=token(org="acme")).status == 401
 
 
-def test_an_action_is_in_the_audit_trail_of_the_tenant_it_affects(guarded: Callable[..., Guarded]) -> None:
+def test_an_action_is_in_the_audit_trail_of_the_tenant_it_affects(
+    guarded: Callable[..., GuardedService],
+) -> None:
     api = guarded()
     new = api.make("acme", "admin")
     api("POST", f"/keys/{new['key']['id']}/rotate", key=new["text"])
@@ -284,14 +290,14 @@ def test_an_action_is_in_the_audit_trail_of_the_tenant_it_affects(guarded: Calla
     assert api("GET", "/audit?cursor=made-up").status == 400
 
 
-def test_no_operation_changes_or_deletes_the_audit_trail(guarded: Callable[..., Guarded]) -> None:
+def test_no_operation_changes_or_deletes_the_audit_trail(guarded: Callable[..., GuardedService]) -> None:
     api = guarded()
     for method in ("DELETE", "PUT", "POST"):
         assert api(method, "/audit").status == 405
         assert api(method, "/audit/1").status == 404
 
 
-def test_an_action_that_cannot_be_recorded_is_not_done(guarded: Callable[..., Guarded]) -> None:
+def test_an_action_that_cannot_be_recorded_is_not_done(guarded: Callable[..., GuardedService]) -> None:
     api = guarded()
 
     class Lost:
@@ -305,7 +311,7 @@ def test_an_action_that_cannot_be_recorded_is_not_done(guarded: Callable[..., Gu
     assert api("GET", "/tenants/acme").status == 404
 
 
-def test_a_key_above_its_rate_is_told_when_to_retry(guarded: Callable[..., Guarded]) -> None:
+def test_a_key_above_its_rate_is_told_when_to_retry(guarded: Callable[..., GuardedService]) -> None:
     api = guarded(rate_per_second=0)
     slow = api.make("acme", "read", ratePerSecond=0.001)["text"]
     assert api("GET", "/notifications", key=slow).status == 200
@@ -318,7 +324,7 @@ def test_a_key_above_its_rate_is_told_when_to_retry(guarded: Callable[..., Guard
 # The rate, in a clock's own time ---------------------------------------------------------------------
 
 
-class Asked(MemoryStore):
+class CountingStore(MemoryStore):
     """Counts how often tokens of the rate limit are taken."""
 
     leases = 0
@@ -351,7 +357,7 @@ async def admitted(one: Gate, who: Caller, requests: int) -> int:
 
 async def test_several_processes_share_one_rate() -> None:
     clock = ManualClock()
-    store = Asked(clock)
+    store = CountingStore(clock)
     gates = [gate(store, clock) for _ in range(3)]
     assert sum([await admitted(one, caller(), 300) for one in gates]) == 200, "two seconds' worth at once"
     for _ in range(10):
@@ -362,7 +368,7 @@ async def test_several_processes_share_one_rate() -> None:
 
 async def test_concurrent_requests_share_a_call_for_tokens_and_none_exceeds_the_limit() -> None:
     clock = ManualClock()
-    store = Asked(clock)
+    store = CountingStore(clock)
     one = gate(store, clock, rate=1000)
     waits = await asyncio.gather(*(one.admit(caller()) for _ in range(3000)))
     assert waits.count(0) == 2000
@@ -372,7 +378,7 @@ async def test_concurrent_requests_share_a_call_for_tokens_and_none_exceeds_the_
 
 async def test_a_caller_that_must_wait_is_answered_without_a_call_to_the_store() -> None:
     clock = ManualClock()
-    store = Asked(clock)
+    store = CountingStore(clock)
     one = gate(store, clock, rate=10, burst=5)
     assert await admitted(one, caller(), 100) == 5
     asked = store.leases
@@ -384,22 +390,22 @@ async def test_a_caller_that_must_wait_is_answered_without_a_call_to_the_store()
 
 async def test_a_key_may_have_its_own_rate_or_none() -> None:
     clock = ManualClock()
-    one = gate(Asked(clock), clock, rate=1)
+    one = gate(CountingStore(clock), clock, rate=1)
     assert await admitted(one, caller(rate=50, key="key:2"), 1000) == 100
     assert await admitted(one, caller(rate=0, key="key:3"), 1000) == 1000
     assert await admitted(one, caller(), 1000) == 2
-    free = gate(Asked(clock), clock, rate=0)
+    free = gate(CountingStore(clock), clock, rate=0)
     assert await admitted(free, caller(), 1000) == 1000
 
 
 async def test_if_the_store_fails_every_waiting_caller_gets_the_error() -> None:
     clock = ManualClock()
 
-    class Away(MemoryStore):
+    class UnavailableStore(MemoryStore):
         async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
             await asyncio.sleep(0)
             raise StoreUnavailable
 
-    one = gate(Away(clock), clock)
+    one = gate(UnavailableStore(clock), clock)
     answers = await asyncio.gather(*(one.admit(caller()) for _ in range(3)), return_exceptions=True)
     assert [type(answer) for answer in answers] == [StoreUnavailable] * 3

@@ -13,9 +13,9 @@ from homing.core.policy import OnTimeout
 from homing.engine.clock import SystemClock
 from homing.providers.scripted import ScriptedProvider
 from homing.testing.clock import ManualClock
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 SEND = "/api/v1/notifications/send"
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 MINUTE_MS = 60_000
@@ -37,24 +37,24 @@ def pigeon(*script: Any, usual: Any = OutcomeKind.ACCEPTED) -> dict[str, Any]:
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     return serve(store="memory:", providers=pigeon())
 
 
-def accepted(service: Serving, request: Any = MAIL, **options: Any) -> str:
+def accepted(service: RunningService, request: Any = MAIL, **options: Any) -> str:
     sent = service.call("POST", SEND, request, **options)
     assert sent.status == 202, sent
     return str(sent.json["notificationId"])
 
 
-def process(service: Serving) -> None:
+def process(service: RunningService) -> None:
     service.on_loop(lambda engine: engine.process())
 
 
 # Sending ---------------------------------------------------------------------------------------------
 
 
-def test_an_accepted_request_returns_its_queue(service: Serving) -> None:
+def test_an_accepted_request_returns_its_queue(service: RunningService) -> None:
     sent = service.call("POST", SEND, MAIL)
     assert sent.status == 202
     assert sent.json["status"] == "queued"
@@ -62,7 +62,7 @@ def test_an_accepted_request_returns_its_queue(service: Serving) -> None:
     assert sent.json["notificationIds"] == [sent.json["notificationId"]]
 
 
-def test_several_channels_become_several_notifications_of_one_batch(service: Serving) -> None:
+def test_several_channels_become_several_notifications_of_one_batch(service: RunningService) -> None:
     to = {"email": "ada@example.org", "deviceToken": "token-1"}
     sent = service.call("POST", SEND, {**MAIL, "recipient": to, "channel": "both"})
     assert len(sent.json["notificationIds"]) == 2
@@ -72,7 +72,7 @@ def test_several_channels_become_several_notifications_of_one_batch(service: Ser
 
 
 def test_the_same_idempotency_key_returns_the_same_result_and_with_another_body_a_conflict(
-    service: Serving,
+    service: RunningService,
 ) -> None:
     key = {"Idempotency-Key": "order-1"}
     first = service.call("POST", SEND, MAIL, headers=key)
@@ -85,19 +85,19 @@ def test_the_same_idempotency_key_returns_the_same_result_and_with_another_body_
     assert in_body.json["notificationId"] == first.json["notificationId"]
 
 
-def test_two_different_keys_in_one_request_are_refused(service: Serving) -> None:
+def test_two_different_keys_in_one_request_are_refused(service: RunningService) -> None:
     refused = service.call("POST", SEND, {**MAIL, "idempotencyKey": "a"}, headers={"Idempotency-Key": "b"})
     assert (refused.status, refused.json["error"]["field"]) == (422, "idempotencyKey")
     assert service.call("GET", "/api/v1/notifications").json["items"] == []
 
 
-def test_an_invalid_header_is_named(service: Serving) -> None:
+def test_an_invalid_header_is_named(service: RunningService) -> None:
     for name, value in (("Idempotency-Key", ""), ("Idempotency-Key", "k" * 256), ("Accept-Language", "\x80")):
         refused = service.call("POST", SEND, MAIL, headers={name: value})
         assert (refused.status, refused.json["error"]["field"]) == (400, name)
 
 
-def test_idempotency_keys_of_two_tenants_are_independent(service: Serving) -> None:
+def test_idempotency_keys_of_two_tenants_are_independent(service: RunningService) -> None:
     key = {"Idempotency-Key": "order-1"}
     one = accepted(service, key="acme", headers=key)
     assert accepted(service, key="other", headers=key) != one
@@ -106,7 +106,7 @@ def test_idempotency_keys_of_two_tenants_are_independent(service: Serving) -> No
 # Looking ---------------------------------------------------------------------------------------------
 
 
-def test_a_list_is_newest_first_and_continues_at_its_cursor(service: Serving) -> None:
+def test_a_list_is_newest_first_and_continues_at_its_cursor(service: RunningService) -> None:
     ids = [accepted(service) for _ in range(5)]
     first = service.call("GET", "/api/v1/notifications?limit=3").json
     rest = service.call("GET", f"/api/v1/notifications?limit=3&cursor={first['cursor']}").json
@@ -146,7 +146,7 @@ def test_every_filter_finds_exactly_what_matches(serve: Serve) -> None:
         assert service.call("GET", f"/api/v1/notifications?{chosen}").json["items"] == [], chosen
 
 
-def test_an_invalid_filter_is_named(service: Serving) -> None:
+def test_an_invalid_filter_is_named(service: RunningService) -> None:
     for query, field in (
         ("status=failed", "status"),
         ("statuses=lost", "statuses[0]"),
@@ -199,7 +199,7 @@ def test_retry_info_accepts_other_settings_and_changes_nothing(serve: Serve) -> 
 # Commands --------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_notification_is_not_sent_and_shows_who_and_why(service: Serving) -> None:
+def test_a_cancelled_notification_is_not_sent_and_shows_who_and_why(service: RunningService) -> None:
     id = accepted(service)
     done = service.call("POST", f"/api/v1/notifications/{id}/cancel", {"why": "typo"}, key="default:send")
     assert done.json == {"notificationId": id, "cancelled": True, "requested": False}
@@ -232,7 +232,7 @@ def test_a_notification_in_doubt_is_resolved(serve: Serve) -> None:
     assert service.call("POST", path, {"status": "sent"}).json["error"]["code"] == "COMMAND_REFUSED"
 
 
-def test_another_tenant_s_notifications_are_neither_read_nor_changed(service: Serving) -> None:
+def test_another_tenant_s_notifications_are_neither_read_nor_changed(service: RunningService) -> None:
     id = accepted(service, key="acme")
     before = service.call("GET", f"/api/v1/notifications/{id}", key="acme").json
     for path in ("", "/attempts", "/explain", "/retry-info"):
@@ -246,7 +246,7 @@ def test_another_tenant_s_notifications_are_neither_read_nor_changed(service: Se
     assert service.call("GET", f"/api/v1/notifications/{id}", key="acme").json == before
 
 
-def test_a_key_with_only_the_scope_send_cannot_operate(service: Serving) -> None:
+def test_a_key_with_only_the_scope_send_cannot_operate(service: RunningService) -> None:
     id = accepted(service)
     for path, body in (("reschedule", {"delayMs": 1}), ("resolve", {"status": "sent"})):
         refused = service.call("POST", f"/api/v1/notifications/{id}/{path}", body, key="default:send")

@@ -15,23 +15,23 @@ from homing import Homing
 from homing.core.errors import ConfigError
 from homing.core.rehearsal import Rehearsal, RehearsalReport
 from homing.sim.apart import rehearse_apart
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 RULES = [{"name": "bills", "type": "bill", "max_attempts": 9}]
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     return serve(store="memory:", rules=RULES)
 
 
-def rules(service: Serving, key: str = "default") -> dict[str, Any]:
+def rules(service: RunningService, key: str = "default") -> dict[str, Any]:
     found = service.call("GET", "/api/v1/policies", key=key).json["rules"]
     return {rule["name"]: rule for rule in found}
 
 
-def test_the_effective_rules_show_their_origin(service: Serving) -> None:
+def test_the_effective_rules_show_their_origin(service: RunningService) -> None:
     body = {"type": "otp", "policy": {"maxAttempts": 2, "baseMs": 500}, "why": "hurry"}
     assert service.call("PUT", "/api/v1/policies/otp-fast", body).status == 200
     found = service.call("GET", "/api/v1/policies").json
@@ -48,7 +48,7 @@ def test_the_effective_rules_show_their_origin(service: Serving) -> None:
     assert service.call("GET", "/api/v1/policies/nobody").status == 404
 
 
-def test_a_change_is_recorded_with_who_why_before_and_after(service: Serving) -> None:
+def test_a_change_is_recorded_with_who_why_before_and_after(service: RunningService) -> None:
     changed = service.call("PUT", "/api/v1/policies/bills", {"type": "bill", "policy": {"maxAttempts": 4}})
     assert changed.json["before"]["policy"] == {"maxAttempts": 9}
     assert changed.json["after"]["policy"] == {"maxAttempts": 4}
@@ -79,7 +79,7 @@ def test_a_change_is_recorded_with_who_why_before_and_after(service: Serving) ->
     ],
 )
 def test_an_invalid_rule_is_refused_and_changes_nothing(
-    service: Serving, body: Any, status: int, field: str
+    service: RunningService, body: Any, status: int, field: str
 ) -> None:
     before = service.call("GET", "/api/v1/policies").json
     refused = service.call("PUT", "/api/v1/policies/new", body)
@@ -88,7 +88,7 @@ def test_an_invalid_rule_is_refused_and_changes_nothing(
     assert service.trail.notes == []
 
 
-def test_the_winning_rule_is_explained_with_exact_delays(service: Serving) -> None:
+def test_the_winning_rule_is_explained_with_exact_delays(service: RunningService) -> None:
     said = service.call("GET", "/api/v1/policies/explain?type=bill&channel=sms&priority=normal").json
     assert (said["rule"], said["presetRule"], said["mode"]) == ("bills", "medium", "standard")
     assert said["keys"] == {
@@ -109,7 +109,7 @@ def test_the_winning_rule_is_explained_with_exact_delays(service: Serving) -> No
     ]
 
 
-def test_a_tenant_neither_sees_nor_changes_a_rule_for_another(service: Serving) -> None:
+def test_a_tenant_neither_sees_nor_changes_a_rule_for_another(service: RunningService) -> None:
     for tenant in ("acme", "other"):
         body = {"tenant": tenant, "policy": {"maxAttempts": 3}}
         assert service.call("PUT", f"/api/v1/policies/for-{tenant}", body).status == 200
@@ -124,7 +124,7 @@ def test_a_tenant_neither_sees_nor_changes_a_rule_for_another(service: Serving) 
     assert service.call("GET", "/api/v1/policies/history", key=key).status == 403
 
 
-def test_a_change_applies_from_the_next_decision_on(service: Serving) -> None:
+def test_a_change_applies_from_the_next_decision_on(service: RunningService) -> None:
     service.call("PUT", "/api/v1/policies/everything", {"policy": {"maxAttempts": 1}})
 
     async def allowed(engine: Homing) -> int:
@@ -134,7 +134,7 @@ def test_a_change_applies_from_the_next_decision_on(service: Serving) -> None:
     assert service.on_loop(allowed) == 1
 
 
-def test_a_rule_s_name_is_a_single_line(service: Serving) -> None:
+def test_a_rule_s_name_is_a_single_line(service: RunningService) -> None:
     refused = service.call("PUT", "/api/v1/policies/otp%0A", {"policy": {"maxAttempts": 2}})
     assert (refused.status, refused.json["error"]["field"]) == (422, "name")
     assert list(rules(service)) == ["bills"]
@@ -143,11 +143,11 @@ def test_a_rule_s_name_is_a_single_line(service: Serving) -> None:
 # Rehearsing ---------------------------------------------------------------------------------------------
 
 
-def simulating(service: Serving, simulate: Any) -> None:
+def simulating(service: RunningService, simulate: Any) -> None:
     service.app.service.simulate = simulate
 
 
-def test_an_outage_is_simulated_with_the_engine_itself(service: Serving) -> None:
+def test_an_outage_is_simulated_with_the_engine_itself(service: RunningService) -> None:
     simulating(service, rehearse_apart)
     body = {
         "policy": {"maxAttempts": 1, "backoff": "fixed", "stepsMs": [1000], "jitter": "none"},
@@ -166,7 +166,7 @@ def test_an_outage_is_simulated_with_the_engine_itself(service: Serving) -> None
     assert service.call("GET", "/api/v1/notifications").json["items"] == []
 
 
-def test_without_parameters_the_caller_s_effective_policies_are_simulated(service: Serving) -> None:
+def test_without_parameters_the_caller_s_effective_policies_are_simulated(service: RunningService) -> None:
     asked: list[Rehearsal] = []
 
     async def simulate(rehearsal: Rehearsal) -> RehearsalReport:
@@ -194,7 +194,7 @@ def test_without_parameters_the_caller_s_effective_policies_are_simulated(servic
         ({"policy": {"backoff": "fixed"}}, 422),
     ],
 )
-def test_an_invalid_simulation_is_refused(service: Serving, body: Any, status: int) -> None:
+def test_an_invalid_simulation_is_refused(service: RunningService, body: Any, status: int) -> None:
     simulating(service, rehearse_apart)
     assert service.call("POST", "/api/v1/policies/simulate", body).status == status
 
@@ -225,6 +225,6 @@ def test_at_most_two_simulations_run_at_once(serve: Serve, tmp_path: Path) -> No
     assert service.app.service.simulating == 0
 
 
-def test_a_process_without_the_simulator_returns_an_error(service: Serving) -> None:
+def test_a_process_without_the_simulator_returns_an_error(service: RunningService) -> None:
     refused = service.call("POST", "/api/v1/policies/simulate", {})
     assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")

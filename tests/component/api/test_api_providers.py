@@ -8,9 +8,9 @@ import pytest
 
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 
 
 @pytest.fixture
@@ -19,11 +19,11 @@ def mail() -> ScriptedProvider:
 
 
 @pytest.fixture
-def service(serve: Serve, mail: ScriptedProvider) -> Serving:
+def service(serve: Serve, mail: ScriptedProvider) -> RunningService:
     return serve(store="memory:", providers={"mail": mail, "sns": ScriptedProvider("sns")})
 
 
-def test_all_providers_are_listed_in_order_with_their_breakers(service: Serving) -> None:
+def test_all_providers_are_listed_in_order_with_their_breakers(service: RunningService) -> None:
     items = service.call("GET", "/api/v1/providers", key="default:read").json["items"]
     assert [(one["id"], one["breaker"]["phase"]) for one in items] == [("mail", "closed"), ("sns", "closed")]
     assert items[1]["routes"]["sms"] == 2
@@ -31,7 +31,7 @@ def test_all_providers_are_listed_in_order_with_their_breakers(service: Serving)
     assert service.call("GET", "/api/v1/providers/pigeon").status == 404
 
 
-def test_a_breaker_can_be_forced_and_returned_to_automatic(service: Serving) -> None:
+def test_a_breaker_can_be_forced_and_returned_to_automatic(service: RunningService) -> None:
     held = service.call("POST", "/api/v1/providers/mail/breaker", {"phase": "open", "why": "they are down"})
     breaker = held.json["breaker"]
     assert (breaker["phase"], breaker["forced"], breaker["by"], breaker["why"]) == (
@@ -49,7 +49,7 @@ def test_a_breaker_can_be_forced_and_returned_to_automatic(service: Serving) -> 
 
 
 def test_a_test_message_is_really_sent_and_nothing_is_stored(
-    service: Serving, mail: ScriptedProvider
+    service: RunningService, mail: ScriptedProvider
 ) -> None:
     body = {"address": "ada@example.org", "channel": "email"}
     tried = service.call("POST", "/api/v1/providers/mail/test", body)
@@ -64,7 +64,7 @@ def test_a_test_message_is_really_sent_and_nothing_is_stored(
     assert (vague.status, vague.json["error"]["field"]) == (422, "channel")
 
 
-def test_health_checks_can_be_requested(service: Serving, mail: ScriptedProvider) -> None:
+def test_health_checks_can_be_requested(service: RunningService, mail: ScriptedProvider) -> None:
     mail.up = False
     health = service.call("POST", "/api/v1/providers/check").json["items"]
     assert [(one["provider"], one["usable"]) for one in health] == [("mail", False), ("sns", True)]
@@ -73,7 +73,7 @@ def test_health_checks_can_be_requested(service: Serving, mail: ScriptedProvider
 
 
 def test_only_an_administrator_changes_what_all_tenants_share(
-    service: Serving, mail: ScriptedProvider
+    service: RunningService, mail: ScriptedProvider
 ) -> None:
     key = "default:read,operate,manage,send"
     for path, body in (

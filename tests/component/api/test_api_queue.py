@@ -11,12 +11,12 @@ import pytest
 from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
 from homing.core.model import Channel
 from homing.core.ports import Delivery
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 
 
-class ByName:
+class OutcomeByAddress:
     """A provider whose outcome depends on the address."""
 
     async def send(self, delivery: Delivery) -> Outcome:
@@ -29,9 +29,9 @@ class ByName:
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     """Five notifications: sent at once, sent after a retry, dead, in backoff, and not attempted yet."""
-    pigeon = Listed(id="pigeon", provider=ByName(), channels=(Channel.EMAIL,))  # type: ignore[arg-type]
+    pigeon = Listed(id="pigeon", provider=OutcomeByAddress(), channels=(Channel.EMAIL,))  # type: ignore[arg-type]
     rules = [Rule(name="quick", type="quick", policy=PolicyPatch(base_ms=0, cap_ms=0))]
     service = serve(store="memory:", providers={"pigeon": pigeon}, preset="simple", rules=rules)
     for name, type in (("ada", "x"), ("flaky", "quick"), ("nobody", "x"), ("busy", "x")):
@@ -42,13 +42,13 @@ def service(serve: Serve) -> Serving:
     return service
 
 
-def send(service: Serving, name: str, type: str) -> None:
+def send(service: RunningService, name: str, type: str) -> None:
     to = {"email": f"{name}@example.org"}
     request = {"recipient": to, "channel": "email", "type": type, "content": {"body": "x"}}
     assert service.call("POST", "/api/v1/notifications/send", request).status == 202
 
 
-def get(service: Serving, path: str, **options: Any) -> Any:
+def get(service: RunningService, path: str, **options: Any) -> Any:
     found = service.call("GET", f"/api/v1/queue/{path}", **options)
     assert found.status == 200, found
     return found.json
@@ -58,7 +58,7 @@ def names(found: Any) -> list[str]:
     return [one["recipient"]["email"].partition("@")[0] for one in found["items"]]
 
 
-def test_the_numbers_equal_those_from_python(service: Serving) -> None:
+def test_the_numbers_equal_those_from_python(service: RunningService) -> None:
     async def told(engine: Homing) -> Any:
         return {
             "counts": await engine.queue_counts(),
@@ -73,7 +73,7 @@ def test_the_numbers_equal_those_from_python(service: Serving) -> None:
         assert get(service, path) == numbers, path
 
 
-def test_statistics_show_the_success_of_retries(service: Serving) -> None:
+def test_statistics_show_the_success_of_retries(service: RunningService) -> None:
     counts = get(service, "counts")
     assert {name: count for name, count in counts.items() if count} == {
         "pending": 1, "retrying": 1, "sent": 2, "failed": 1
@@ -92,7 +92,7 @@ def test_statistics_show_the_success_of_retries(service: Serving) -> None:
     assert (hour["accepted"], hour["sent"], hour["failed"], hour["retried"]) == (5, 2, 1, 2)
 
 
-def test_health_has_its_thirteen_numbers(service: Serving) -> None:
+def test_health_has_its_thirteen_numbers(service: RunningService) -> None:
     health = get(service, "health")
     assert len(health) == 13
     assert health["oldestRetry"].endswith("Z")
@@ -100,7 +100,7 @@ def test_health_has_its_thirteen_numbers(service: Serving) -> None:
     assert (health["successRate"], health["failureRate"], health["retryRecoveryRate"]) == (40.0, 20.0, 50.0)
 
 
-def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: Serving) -> None:
+def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: RunningService) -> None:
     assert names(get(service, "pending")) == ["new"]
     assert names(get(service, "waiting")) == ["busy"]
     assert sorted(names(get(service, "pending?delayMs=0"))) == ["busy", "new"]
@@ -112,7 +112,7 @@ def test_pending_and_waiting_accept_other_settings_and_change_nothing(service: S
     assert get(service, "waiting")["items"] == [own]
 
 
-def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: Serving) -> None:
+def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: RunningService) -> None:
     assert get(service, "delay?attempt=2&delayMs=300000") == {
         "attempt": 2, "delayMs": 600_000, "delayMinutes": 10.0
     }  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_delay_is_calculated_from_a_base_or_by_the_policy(service: Serving) ->
     assert get(service, "delay?attempt=0&delayMs=300000")["delayMs"] == 0
 
 
-def test_an_invalid_parameter_is_named(service: Serving) -> None:
+def test_an_invalid_parameter_is_named(service: RunningService) -> None:
     for query, field in (
         ("delay", "attempt"),
         ("delay?attempt=-1", "attempt"),
@@ -134,7 +134,7 @@ def test_an_invalid_parameter_is_named(service: Serving) -> None:
         assert (refused.status, refused.json["error"]["field"]) == (400, field), refused
 
 
-def test_another_tenant_sees_nothing(service: Serving) -> None:
+def test_another_tenant_sees_nothing(service: RunningService) -> None:
     assert not any(get(service, "counts", key="other").values())
     assert get(service, "health", key="other")["totalNotifications"] == 0
     for path in ("pending", "waiting", "statistics", "success-by-attempt", "errors", "roll-ups"):

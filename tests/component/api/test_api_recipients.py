@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import pytest
 
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 ADA: dict[str, Any] = {
     "email": "ada@example.org",
     "phone": "+1 (555) 0100",
@@ -23,11 +23,11 @@ PATH = "/api/v1/recipients"
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     return serve(store="memory:")
 
 
-def test_a_recipient_is_written_read_listed_and_removed(service: Serving) -> None:
+def test_a_recipient_is_written_read_listed_and_removed(service: RunningService) -> None:
     written = service.call("PUT", f"{PATH}/u-1", ADA)
     assert written.status == 200
     assert written.json["phone"] == "+15550100"
@@ -40,7 +40,7 @@ def test_a_recipient_is_written_read_listed_and_removed(service: Serving) -> Non
     assert service.call("DELETE", f"{PATH}/u-1").status == 404
 
 
-def test_a_write_over_another_version_is_refused(service: Serving) -> None:
+def test_a_write_over_another_version_is_refused(service: RunningService) -> None:
     read = service.call("PUT", f"{PATH}/u-1", ADA).json
     over = {**ADA, "version": read["version"]}
     changed = service.call("PUT", f"{PATH}/u-1", {**over, "locale": "de"})
@@ -50,7 +50,7 @@ def test_a_write_over_another_version_is_refused(service: Serving) -> None:
     assert service.call("GET", f"{PATH}/u-1").json["locale"] == "de"
 
 
-def test_pages_continue_at_their_cursor(service: Serving) -> None:
+def test_pages_continue_at_their_cursor(service: RunningService) -> None:
     for number in range(5):
         service.call("PUT", f"{PATH}/u-{number}", {})
     seen, cursor = [], ""
@@ -63,7 +63,7 @@ def test_pages_continue_at_their_cursor(service: Serving) -> None:
     assert seen == [f"u-{number}" for number in range(5)]
 
 
-def test_an_id_may_contain_slashes_and_punctuation(service: Serving) -> None:
+def test_an_id_may_contain_slashes_and_punctuation(service: RunningService) -> None:
     id = "shop/7 %2F é?"
     assert service.call("PUT", f"{PATH}/{quote(id, safe='')}", {}).json["id"] == id
     assert service.call("GET", f"{PATH}/{quote(id, safe='')}").json["id"] == id
@@ -82,14 +82,14 @@ def test_an_id_may_contain_slashes_and_punctuation(service: Serving) -> None:
     ],
 )
 def test_an_invalid_recipient_is_refused_with_its_field_and_changes_nothing(
-    service: Serving, body: dict[str, Any], status: int, field: str
+    service: RunningService, body: dict[str, Any], status: int, field: str
 ) -> None:
     refused = service.call("PUT", f"{PATH}/u-1", body)
     assert (refused.status, refused.json["error"]["field"]) == (status, field)
     assert service.call("GET", PATH).json == {"items": []}
 
 
-def test_devices_are_added_deactivated_and_removed(service: Serving) -> None:
+def test_devices_are_added_deactivated_and_removed(service: RunningService) -> None:
     service.call("PUT", f"{PATH}/u-1", ADA)
     token = quote("https://push.example/a:b", safe="")
     added = service.call("PUT", f"{PATH}/u-1/devices/{token}", {"platform": "web"})
@@ -102,7 +102,7 @@ def test_devices_are_added_deactivated_and_removed(service: Serving) -> None:
     assert service.call("PUT", f"{PATH}/nobody/devices/t", {}).status == 404
 
 
-def test_preferences_are_set_per_category_and_channel_and_removed(service: Serving) -> None:
+def test_preferences_are_set_per_category_and_channel_and_removed(service: RunningService) -> None:
     said = service.call("PUT", f"{PATH}/u-1/preferences/news/email", {"allowed": False})
     (one,) = said.json["items"]
     assert (one["category"], one["channel"], one["allowed"]) == ("news", "email", False)
@@ -113,7 +113,7 @@ def test_preferences_are_set_per_category_and_channel_and_removed(service: Servi
     assert service.call("PUT", f"{PATH}/u-1/preferences/news/pigeon", {"allowed": True}).status == 400
 
 
-def test_another_tenant_finds_and_changes_nothing(service: Serving) -> None:
+def test_another_tenant_finds_and_changes_nothing(service: RunningService) -> None:
     service.call("PUT", f"{PATH}/u-1", ADA, key="acme")
     service.call("PUT", f"{PATH}/u-1/preferences/news/email", {"allowed": False}, key="acme")
     assert service.call("GET", f"{PATH}/u-1", key="other").status == 404
@@ -123,14 +123,14 @@ def test_another_tenant_finds_and_changes_nothing(service: Serving) -> None:
     assert service.call("GET", f"{PATH}/u-1", key="acme").json["email"] == ADA["email"]
 
 
-def test_reading_and_managing_need_separate_scopes(service: Serving) -> None:
+def test_reading_and_managing_need_separate_scopes(service: RunningService) -> None:
     assert service.call("PUT", f"{PATH}/u-1", {}, key="acme:read").status == 403
     assert service.call("PUT", f"{PATH}/u-1", {}, key="acme:manage").status == 200
     assert service.call("GET", f"{PATH}/u-1", key="acme:read").status == 200
     assert service.call("GET", f"{PATH}/u-1", key="acme:send").status == 403
 
 
-def test_every_change_is_recorded_without_addresses(service: Serving) -> None:
+def test_every_change_is_recorded_without_addresses(service: RunningService) -> None:
     service.call("PUT", f"{PATH}/u-1", ADA)
     service.call("PUT", f"{PATH}/u-1/devices/t-2", {})
     service.call("PUT", f"{PATH}/u-1/preferences/news/email", {"allowed": False})

@@ -7,19 +7,19 @@ from urllib.parse import quote
 
 import pytest
 
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 PATH = "/api/v1/suppressions"
 ADA = "ada@example.org"
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     return serve(store="memory:")
 
 
-def test_an_address_is_suppressed_found_and_released(service: Serving) -> None:
+def test_an_address_is_suppressed_found_and_released(service: RunningService) -> None:
     added = service.call(
         "POST", PATH, {"channel": "email", "address": "ada@EXAMPLE.org", "category": "news", "why": "asked"}
     )
@@ -33,7 +33,7 @@ def test_an_address_is_suppressed_found_and_released(service: Serving) -> None:
     assert service.call("GET", PATH).json == {"items": []}
 
 
-def test_a_suppressed_newsletter_blocks_no_other_category(service: Serving) -> None:
+def test_a_suppressed_newsletter_blocks_no_other_category(service: RunningService) -> None:
     service.call("POST", PATH, {"channel": "email", "address": ADA, "category": "newsletter"})
 
     def status(category: str) -> str:
@@ -55,7 +55,7 @@ def test_a_suppressed_newsletter_blocks_no_other_category(service: Serving) -> N
     assert (status("newsletter"), status("otp")) == ("skipped", "sent")
 
 
-def test_pages_continue_correctly_for_addresses_with_a_common_prefix(service: Serving) -> None:
+def test_pages_continue_correctly_for_addresses_with_a_common_prefix(service: RunningService) -> None:
     for address in ("https://a.example", "https://a.example:8443/x"):
         for category in ("news", "offers"):
             body = {"channel": "webhook", "address": address, "category": category}
@@ -82,21 +82,21 @@ def test_pages_continue_correctly_for_addresses_with_a_common_prefix(service: Se
     ],
 )
 def test_an_invalid_suppression_is_refused(
-    service: Serving, body: dict[str, str], status: int, field: str
+    service: RunningService, body: dict[str, str], status: int, field: str
 ) -> None:
     refused = service.call("POST", PATH, body)
     assert (refused.status, refused.json["error"]["field"]) == (status, field)
     assert service.call("GET", PATH).json == {"items": []}
 
 
-def test_another_tenant_neither_sees_nor_releases_it(service: Serving) -> None:
+def test_another_tenant_neither_sees_nor_releases_it(service: RunningService) -> None:
     service.call("POST", PATH, {"channel": "email", "address": ADA}, key="acme")
     assert service.call("GET", PATH, key="other").json == {"items": []}
     assert service.call("DELETE", f"{PATH}?channel=email&address={ADA}", key="other").status == 404
     assert len(service.call("GET", PATH, key="acme").json["items"]) == 1
 
 
-def test_the_author_of_a_suppression_is_recorded_without_the_address(service: Serving) -> None:
+def test_the_author_of_a_suppression_is_recorded_without_the_address(service: RunningService) -> None:
     service.call("POST", PATH, {"channel": "email", "address": ADA, "category": "news"})
     service.call("DELETE", f"{PATH}?channel=email&address={ADA}&category=news")
     assert [action for _, action, _, _ in service.trail.notes] == ["suppression.add", "suppression.lift"]

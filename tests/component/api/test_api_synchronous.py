@@ -16,14 +16,14 @@ from homing.api.service import ServiceSettings
 from homing.core.model import Channel, Outcome
 from homing.core.ports import Delivery
 from homing.providers.scripted import ScriptedProvider
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 SEND = "/api/v1/notifications/send"
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 
 
-class Slow(ScriptedProvider):
+class SlowProvider(ScriptedProvider):
     """Records its delivery, and answers when the test allows it."""
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class Slow(ScriptedProvider):
         return await super().send(delivery)
 
 
-def slow(serve: Serve, settings: ServiceSettings | None = None) -> tuple[Serving, Slow]:
-    provider = Slow()
+def slow(serve: Serve, settings: ServiceSettings | None = None) -> tuple[RunningService, SlowProvider]:
+    provider = SlowProvider()
     listed = Listed(id="pigeon", provider=provider, channels=(Channel.EMAIL,))
     service = serve(settings, store="memory:", providers={"pigeon": listed})
     return service, provider
 
 
-def only_one(service: Serving, status: str) -> Any:
+def only_one(service: RunningService, status: str) -> Any:
     """Waits until the only notification has this status, and returns it."""
     until = time.monotonic() + 60
     while True:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 PATH = "/api/v1/templates"
 
 
@@ -25,7 +25,7 @@ def written(english: str = "Hello {{ name }}", german: str = "Hallo {{ name }}")
 
 
 @pytest.fixture
-def service(serve: Serve, tmp_path: Path) -> Serving:
+def service(serve: Serve, tmp_path: Path) -> RunningService:
     for locale in ("en-US", "de"):
         (tmp_path / "shop/hello" / locale).mkdir(parents=True)
         (tmp_path / "shop/hello" / locale / "sms.txt").write_text("From the folder")
@@ -33,7 +33,7 @@ def service(serve: Serve, tmp_path: Path) -> Serving:
     return serve(store="memory:", templates={"folder": str(tmp_path), "locales": ["en-US", "de"]})
 
 
-def send(service: Serving, key: str, **more: Any) -> Any:
+def send(service: RunningService, key: str, **more: Any) -> Any:
     body = {
         "recipient": {"phone": "+15550100"},
         "channel": "sms",
@@ -44,7 +44,7 @@ def send(service: Serving, key: str, **more: Any) -> Any:
     return service.call("POST", "/api/v1/notifications/send", body)
 
 
-def test_a_template_is_written_used_read_and_deleted(service: Serving) -> None:
+def test_a_template_is_written_used_read_and_deleted(service: RunningService) -> None:
     put = service.call("PUT", f"{PATH}/greeting", written())
     assert (put.status, put.json["version"], put.json["updatedBy"]) == (200, 1, "key:default")
     assert service.call("GET", f"{PATH}/greeting").json == put.json
@@ -63,7 +63,7 @@ def test_a_template_is_written_used_read_and_deleted(service: Serving) -> None:
 
 
 def test_the_folder_s_templates_are_listed_too_and_can_be_replaced_under_the_same_key(
-    service: Serving,
+    service: RunningService,
 ) -> None:
     service.call("PUT", f"{PATH}/greeting", written())
     listed = service.call("GET", PATH).json["items"]
@@ -83,7 +83,7 @@ def test_the_folder_s_templates_are_listed_too_and_can_be_replaced_under_the_sam
     assert service.call("DELETE", f"{PATH}/shop%2Fhello").status == 404
 
 
-def test_a_faulty_template_is_refused_with_everything_that_is_wrong(service: Serving) -> None:
+def test_a_faulty_template_is_refused_with_everything_that_is_wrong(service: RunningService) -> None:
     body = written(german="{{ nme }}")
     refused = service.call("PUT", f"{PATH}/greeting", body)
     assert (refused.status, refused.json["error"]["code"]) == (422, "TEMPLATE_FAILED")
@@ -113,7 +113,7 @@ def test_a_faulty_template_is_refused_with_everything_that_is_wrong(service: Ser
     ],
 )
 def test_an_invalid_request_is_refused(
-    service: Serving, change: dict[str, Any], status: int, field: str | None
+    service: RunningService, change: dict[str, Any], status: int, field: str | None
 ) -> None:
     refused = service.call("PUT", f"{PATH}/greeting", {**written(), **change})
     assert refused.status == status
@@ -121,7 +121,7 @@ def test_an_invalid_request_is_refused(
     assert service.call("PUT", f"{PATH}/_shared", written()).status == 400
 
 
-def test_a_preview_shows_what_a_recipient_would_read(service: Serving) -> None:
+def test_a_preview_shows_what_a_recipient_would_read(service: RunningService) -> None:
     service.call("PUT", f"{PATH}/greeting", written())
     sample = service.call("POST", f"{PATH}/greeting/preview").json
     assert sample["contents"]["email"] == {"subject": "Hi", "html": "<p>Hello Ada</p>"}
@@ -134,7 +134,7 @@ def test_a_preview_shows_what_a_recipient_would_read(service: Serving) -> None:
     assert service.call("POST", f"{PATH}/greeting/preview", {"locale": "fr"}).status == 422
 
 
-def test_versions_are_kept_and_restored(service: Serving) -> None:
+def test_versions_are_kept_and_restored(service: RunningService) -> None:
     for text in ("One {{ name }}", "Two {{ name }}"):
         service.call("PUT", f"{PATH}/greeting", written(english=text))
     history = service.call("GET", f"{PATH}/greeting/versions?limit=1").json
@@ -153,7 +153,7 @@ def test_versions_are_kept_and_restored(service: Serving) -> None:
     assert (back.status, back.json["version"]) == (200, 4)
 
 
-def test_another_tenant_neither_sees_nor_uses_nor_changes_a_template(service: Serving) -> None:
+def test_another_tenant_neither_sees_nor_uses_nor_changes_a_template(service: RunningService) -> None:
     service.call("PUT", f"{PATH}/greeting", written(), key="acme")
     for method, path in (
         ("GET", "greeting"),
@@ -168,7 +168,7 @@ def test_another_tenant_neither_sees_nor_uses_nor_changes_a_template(service: Se
     assert service.call("GET", f"{PATH}/greeting", key="acme").status == 200
 
 
-def test_the_author_of_a_change_is_recorded_and_readers_may_not_write(service: Serving) -> None:
+def test_the_author_of_a_change_is_recorded_and_readers_may_not_write(service: RunningService) -> None:
     assert service.call("PUT", f"{PATH}/greeting", written(), key="acme:read").status == 403
     service.call("PUT", f"{PATH}/greeting", written())
     service.call("POST", f"{PATH}/greeting/versions/1/restore")

@@ -16,9 +16,9 @@ from homing.api import unsubscribe as module
 from homing.api.unsubscribe import is_one_click
 from homing.core.model import Claim
 from homing.core.unsubscribe import Subscription
-from support.running_service import Reply, Serving
+from support.running_service import Reply, RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 VECTORS: dict[str, Any] = json.loads(
     (Path(__file__).parents[2] / "vectors/list_unsubscribe.json").read_text()
 )
@@ -33,11 +33,11 @@ ON = {
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     return serve(**ON)
 
 
-def send(service: Serving, category: str = "newsletter", **more: Any) -> dict[str, Any]:
+def send(service: RunningService, category: str = "newsletter", **more: Any) -> dict[str, Any]:
     """Processes the notification and returns it."""
     body = {
         "recipient": {"email": ADA},
@@ -53,18 +53,18 @@ def send(service: Serving, category: str = "newsletter", **more: Any) -> dict[st
     return found
 
 
-def link(service: Serving, **more: Any) -> str:
+def link(service: RunningService, **more: Any) -> str:
     """Returns the path of the link in an email."""
     url: str = send(service, **more)["content"]["unsubscribeUrl"]
     assert url.startswith(f"{BASE}/unsubscribe/")
     return url.removeprefix(BASE)
 
 
-def click(service: Serving, path: str, body: str = "List-Unsubscribe=One-Click") -> Reply:
+def click(service: RunningService, path: str, body: str = "List-Unsubscribe=One-Click") -> Reply:
     return service.call("POST", path, body=body.encode(), headers=FORM, key=None)
 
 
-def unsubscribed(service: Serving) -> bool:
+def unsubscribed(service: RunningService) -> bool:
     return str(send(service)["status"]) == "skipped"
 
 
@@ -73,7 +73,7 @@ def test_all_cases_of_the_vectors_are_present() -> None:
 
 
 @pytest.mark.parametrize("case", VECTORS["server"], ids=lambda case: f"{case['method']} {case['token']}")
-def test_the_server_behaves_as_in_the_vectors(service: Serving, case: dict[str, Any]) -> None:
+def test_the_server_behaves_as_in_the_vectors(service: RunningService, case: dict[str, Any]) -> None:
     path = link(service)
     if case["token"] == "valid, again":
         assert click(service, path).status == 200
@@ -92,7 +92,7 @@ def test_the_server_behaves_as_in_the_vectors(service: Serving, case: dict[str, 
 
 
 @pytest.mark.parametrize("kind", VECTORS["one_click_request"]["content_types"])
-def test_both_form_encodings_are_accepted(service: Serving, kind: str) -> None:
+def test_both_form_encodings_are_accepted(service: RunningService, kind: str) -> None:
     path, body, headers = link(service), "List-Unsubscribe=One-Click", dict(FORM)
     if kind == "multipart/form-data":
         headers = {"Content-Type": 'multipart/form-data; boundary="b-1"'}
@@ -120,7 +120,7 @@ PART = '--b\r\nContent-Disposition: form-data; name="List-Unsubscribe"\r\n\r\nOn
         (PART + "x" * 1024, MULTIPART),
     ],
 )
-def test_any_other_body_changes_nothing(service: Serving, body: str, kind: str) -> None:
+def test_any_other_body_changes_nothing(service: RunningService, body: str, kind: str) -> None:
     path = link(service)
     refused = service.call(
         "POST", path, body=body.encode("latin-1"), headers={"Content-Type": kind}, key=None
@@ -132,7 +132,7 @@ def test_any_other_body_changes_nothing(service: Serving, body: str, kind: str) 
 
 @pytest.mark.parametrize("how", ["plain", "chunked", "gzip"])
 def test_a_body_of_more_than_1_kib_is_refused_before_it_is_parsed(
-    service: Serving, monkeypatch: pytest.MonkeyPatch, how: str
+    service: RunningService, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     parsed: list[int] = []
 
@@ -212,7 +212,7 @@ def test_anything_but_the_one_field_does_not_count_as_a_click(kind: str, body: s
     assert not is_one_click(kind, body.encode())
 
 
-def test_the_page_has_a_form_without_script_and_its_button_unsubscribes(service: Serving) -> None:
+def test_the_page_has_a_form_without_script_and_its_button_unsubscribes(service: RunningService) -> None:
     path = link(service)
     page = service.call("GET", path, key=None)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -227,7 +227,7 @@ def test_the_page_has_a_form_without_script_and_its_button_unsubscribes(service:
     assert unsubscribed(service)
 
 
-def test_unsubscribing_from_one_category_affects_no_other_category_or_tenant(service: Serving) -> None:
+def test_unsubscribing_from_one_category_affects_no_other_category_or_tenant(service: RunningService) -> None:
     click(service, link(service))
     assert send(service, "offers")["status"] == "sent"
     assert send(service, "otp", type="otp", synchronous=True)["status"] == "sent"
@@ -247,7 +247,7 @@ def test_unsubscribing_from_one_category_affects_no_other_category_or_tenant(ser
     assert service.call("GET", path, key="other").json["status"] == "sent"
 
 
-def test_a_recipient_with_an_id_gets_a_preference_and_can_subscribe_again(service: Serving) -> None:
+def test_a_recipient_with_an_id_gets_a_preference_and_can_subscribe_again(service: RunningService) -> None:
     ada = {"id": "u-1", "email": ADA}
     path = link(service, recipient=ada)
     click(service, path)
@@ -264,14 +264,14 @@ def test_a_recipient_with_an_id_gets_a_preference_and_can_subscribe_again(servic
     assert send(service, recipient=ada)["status"] == "sent"
 
 
-def test_a_recipient_without_an_id_is_suppressed_in_that_category(service: Serving) -> None:
+def test_a_recipient_without_an_id_is_suppressed_in_that_category(service: RunningService) -> None:
     click(service, link(service))
     (one,) = service.call("GET", "/api/v1/suppressions").json["items"]
     assert (one["address"], one["category"], one["why"]) == (ADA, "newsletter", "unsubscribed")
 
 
 def test_exempt_synchronous_and_other_channels_have_no_link_and_a_caller_s_own_link_is_kept(
-    service: Serving,
+    service: RunningService,
 ) -> None:
     assert "unsubscribeUrl" not in send(service, "invoice")["content"]
     assert "unsubscribeUrl" not in send(service, "otp", type="otp", synchronous=True)["content"]
@@ -289,7 +289,7 @@ def test_deduplication_works_for_emails_with_a_link(serve: Serve) -> None:
     )
 
 
-def test_a_template_can_show_the_link(service: Serving) -> None:
+def test_a_template_can_show_the_link(service: RunningService) -> None:
     parts = {"email": {"subject": "News", "text": "Leave: {{ unsubscribeUrl }}"}}
     written = {"locales": {"en-US": parts}, "sample": {"unsubscribeUrl": "https://example.org/u"}}
     assert service.call("PUT", "/api/v1/templates/news", written).status == 200
@@ -297,7 +297,7 @@ def test_a_template_can_show_the_link(service: Serving) -> None:
     assert content["text"] == f"Leave: {content['unsubscribeUrl']}"
 
 
-def test_an_unsubscribe_is_recorded_once_for_the_tenant_without_the_address(service: Serving) -> None:
+def test_an_unsubscribe_is_recorded_once_for_the_tenant_without_the_address(service: RunningService) -> None:
     path = link(service)
     for _ in range(3):
         click(service, path)
@@ -323,7 +323,7 @@ def test_existing_links_work_after_new_ones_are_disabled(serve: Serve) -> None:
     assert click(after, path).status == 200
 
 
-class Users:
+class CustomDirectory:
     """A custom recipient directory."""
 
     async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
@@ -333,7 +333,7 @@ class Users:
         return {}
 
 
-class Leavable(Users):
+class UnsubscribableDirectory(CustomDirectory):
     """A custom directory that accepts unsubscribes."""
 
     def __init__(self) -> None:
@@ -348,8 +348,8 @@ class Leavable(Users):
 
 
 def test_a_custom_directory_gets_unsubscribes_or_there_are_no_links(serve: Serve) -> None:
-    assert "unsubscribeUrl" not in send(serve(**ON, directory=Users()))["content"]
-    users = Leavable()
+    assert "unsubscribeUrl" not in send(serve(**ON, directory=CustomDirectory()))["content"]
+    users = UnsubscribableDirectory()
     service = serve(**ON, directory=users)
     click(service, link(service))
     assert [(one.category, one.address) for one in users.left] == [("newsletter", ADA)]

@@ -18,18 +18,18 @@ from homing.api.app import App
 from homing.api.routing import Routes
 from homing.api.service import Call, ServiceSettings
 from homing.core.errors import StoreUnavailable
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     return serve(ServiceSettings(body_bytes=10_000), store="memory:")
 
 
-def test_an_accepted_request_returns_an_id_under_which_it_can_be_read(service: Serving) -> None:
+def test_an_accepted_request_returns_an_id_under_which_it_can_be_read(service: RunningService) -> None:
     sent = service.call("POST", "/api/v1/notifications/send", MAIL)
     assert sent.status == 202
     assert sent.json["status"] == "queued"
@@ -37,25 +37,25 @@ def test_an_accepted_request_returns_an_id_under_which_it_can_be_read(service: S
     assert found.json["recipient"] == {"email": "ada@example.org"}
 
 
-def test_without_a_key_every_request_is_refused(service: Serving) -> None:
+def test_without_a_key_every_request_is_refused(service: RunningService) -> None:
     refused = service.call("POST", "/api/v1/notifications/send", MAIL, key=None)
     assert (refused.status, refused.json["error"]["code"]) == (401, "UNAUTHORIZED")
     assert refused.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_key_without_the_scope_is_refused_with_the_needed_scope(service: Serving) -> None:
+def test_a_key_without_the_scope_is_refused_with_the_needed_scope(service: RunningService) -> None:
     refused = service.call("POST", "/api/v1/notifications/send", MAIL, key="default:read")
     assert refused.status == 403
     assert "scope send" in refused.json["error"]["message"]
 
 
-def test_another_tenant_finds_nothing(service: Serving) -> None:
+def test_another_tenant_finds_nothing(service: RunningService) -> None:
     id = service.call("POST", "/api/v1/notifications/send", MAIL, key="acme").json["notificationId"]
     refused = service.call("GET", f"/api/v1/notifications/{id}", key="other")
     assert (refused.status, refused.json["error"]["code"]) == (404, "NOT_FOUND")
 
 
-def test_a_wrong_type_and_an_unknown_field_are_named(service: Serving) -> None:
+def test_a_wrong_type_and_an_unknown_field_are_named(service: RunningService) -> None:
     wrong = service.call("POST", "/api/v1/notifications/send", {**MAIL, "bulk": "yes"})
     assert (wrong.status, wrong.json["error"]["field"]) == (400, "bulk")
     unknown = service.call("POST", "/api/v1/notifications/send", {**MAIL, "chanel": "sms"})
@@ -64,14 +64,14 @@ def test_a_wrong_type_and_an_unknown_field_are_named(service: Serving) -> None:
 
 
 def test_a_well_formed_but_unacceptable_request_has_another_status_than_a_malformed_one(
-    service: Serving,
+    service: RunningService,
 ) -> None:
     refused = service.call("POST", "/api/v1/notifications/send", {**MAIL, "channel": "pigeon"})
     assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
     assert refused.json["error"]["field"] == "channel"
 
 
-def test_the_size_of_a_body_is_limited_after_decompression(service: Serving) -> None:
+def test_the_size_of_a_body_is_limited_after_decompression(service: RunningService) -> None:
     bomb = zlib.compress(b" " * 1_000_000)
     refused = service.call(
         "POST",
@@ -82,21 +82,21 @@ def test_the_size_of_a_body_is_limited_after_decompression(service: Serving) -> 
     assert (refused.status, refused.json["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_an_unknown_path_and_an_unknown_method_have_different_statuses(service: Serving) -> None:
+def test_an_unknown_path_and_an_unknown_method_have_different_statuses(service: RunningService) -> None:
     assert service.call("GET", "/api/v1/nothing").status == 404
     refused = service.call("DELETE", "/api/v1/notifications/send")
     assert refused.status == 405
     assert refused.headers["allow"] == "POST"
 
 
-def test_head_is_answered_like_get_without_the_body(service: Serving) -> None:
+def test_head_is_answered_like_get_without_the_body(service: RunningService) -> None:
     got, head = service.call("GET", "/api/v1/notifications"), service.call("HEAD", "/api/v1/notifications")
     assert (head.status, head.body) == (200, b"")
     assert head.headers["content-length"] == got.headers["content-length"]
 
 
 def test_a_request_keeps_its_own_id_unless_it_is_unfit_for_a_log(
-    service: Serving,
+    service: RunningService,
 ) -> None:
     def answered_with(id: str) -> str:
         return service.call("GET", "/healthz", headers={"X-Request-Id": id}).headers["x-request-id"]
@@ -109,7 +109,7 @@ def test_a_request_keeps_its_own_id_unless_it_is_unfit_for_a_log(
 
 
 def test_each_request_is_logged_without_its_content(
-    service: Serving, caplog: pytest.LogCaptureFixture
+    service: RunningService, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "homing.requests"):
         service.call("POST", "/api/v1/notifications/send", MAIL, headers={"X-Request-Id": "tell-me-of-it"})
@@ -124,14 +124,14 @@ def test_each_request_is_logged_without_its_content(
     assert "ada" not in "".join(str(record.__dict__) for record in caplog.records)
 
 
-def test_an_excessively_nested_body_is_refused(service: Serving) -> None:
+def test_an_excessively_nested_body_is_refused(service: RunningService) -> None:
     deep = b'{"metadata": ' + b'{"a":' * 100_000
     headers = {"Content-Type": "application/json"}
     refused = service.call("POST", "/api/v1/notifications/send", body=deep[:9_000], headers=headers)
     assert (refused.status, refused.json["error"]["code"]) == (400, "MALFORMED_REQUEST")
 
 
-def test_a_deeply_nested_body_with_a_number_in_the_wrong_place_is_refused(service: Serving) -> None:
+def test_a_deeply_nested_body_with_a_number_in_the_wrong_place_is_refused(service: RunningService) -> None:
     deep = b'{"metadata": ' + b'{"a":' * 600 + b"1" + b"}" * 600 + b', "type": 1.0}'
     headers = {"Content-Type": "application/json"}
     refused = service.call("POST", "/api/v1/notifications/send", body=deep, headers=headers)
@@ -141,7 +141,7 @@ def test_a_deeply_nested_body_with_a_number_in_the_wrong_place_is_refused(servic
 # Routes of a test ----------------------------------------------------------------------------------
 
 
-class Asked:
+class DirectRequest:
     """Returns an application's response to one request, without a server."""
 
     def __init__(self, app: App) -> None:
@@ -150,7 +150,7 @@ class Asked:
         self.headers: dict[bytes, bytes] = {}
         self.body = b""
 
-    async def __call__(self, path: str) -> Asked:
+    async def __call__(self, path: str) -> DirectRequest:
         scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
         await asyncio.create_task(self._app(scope, self._receive, self._send))
         return self
@@ -169,12 +169,12 @@ class Asked:
         return str(json.loads(self.body)["error"]["code"])
 
 
-def an_app(service: Serving, routes: Routes, **settings: Any) -> App:
+def an_app(service: RunningService, routes: Routes, **settings: Any) -> App:
     made = replace(service.app.service, settings=ServiceSettings(**settings))
     return App(made, routes.all, chance=random.Random(1))
 
 
-async def test_a_request_that_takes_too_long_is_aborted(service: Serving) -> None:
+async def test_a_request_that_takes_too_long_is_aborted(service: RunningService) -> None:
     routes = Routes("Test", prefix="")
     broken_off = asyncio.Event()
 
@@ -186,13 +186,13 @@ async def test_a_request_that_takes_too_long_is_aborted(service: Serving) -> Non
         finally:
             broken_off.set()
 
-    asked = await Asked(an_app(service, routes, read_ms=1, answer_ms=1))("/forever")
+    asked = await DirectRequest(an_app(service, routes, read_ms=1, answer_ms=1))("/forever")
     assert (asked.status, asked.code) == (503, "TIMEOUT")
     assert broken_off.is_set()
 
 
 async def test_an_unexpected_error_is_answered_without_its_text_and_logged_with_the_response_s_id(
-    service: Serving, caplog: pytest.LogCaptureFixture
+    service: RunningService, caplog: pytest.LogCaptureFixture
 ) -> None:
     routes = Routes("Test", prefix="")
 
@@ -201,14 +201,14 @@ async def test_an_unexpected_error_is_answered_without_its_text_and_logged_with_
         """Fails."""
         raise ValueError("the password is swordfish")
 
-    asked = await Asked(an_app(service, routes))("/broken")
+    asked = await DirectRequest(an_app(service, routes))("/broken")
     assert (asked.status, asked.code) == (500, "INTERNAL_ERROR")
     assert b"swordfish" not in asked.body
     assert asked.headers[b"x-request-id"].decode() in caplog.text
 
 
 async def test_the_address_of_the_store_appears_only_in_the_log(
-    service: Serving, caplog: pytest.LogCaptureFixture
+    service: RunningService, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests with guessed keys get this response too while the store is unavailable."""
     routes = Routes("Test", prefix="")
@@ -218,14 +218,16 @@ async def test_the_address_of_the_store_appears_only_in_the_log(
         """Cannot be done."""
         raise StoreUnavailable("store-host.internal:5432/homing cannot be reached right now. Try again.")
 
-    asked = await Asked(an_app(service, routes))("/away")
+    asked = await DirectRequest(an_app(service, routes))("/away")
     assert (asked.status, asked.code) == (503, "STORE_UNAVAILABLE")
     assert b"store-host" not in asked.body
     assert "store-host.internal" in caplog.text
     assert asked.headers[b"x-request-id"].decode() in caplog.text
 
 
-async def test_a_value_that_cannot_be_encoded_as_json_is_an_unexpected_error_too(service: Serving) -> None:
+async def test_a_value_that_cannot_be_encoded_as_json_is_an_unexpected_error_too(
+    service: RunningService,
+) -> None:
     routes = Routes("Test", prefix="")
 
     @routes.get("/odd")
@@ -233,10 +235,10 @@ async def test_a_value_that_cannot_be_encoded_as_json_is_an_unexpected_error_too
         """Not JSON."""
         return object()
 
-    assert (await Asked(an_app(service, routes))("/odd")).code == "INTERNAL_ERROR"
+    assert (await DirectRequest(an_app(service, routes))("/odd")).code == "INTERNAL_ERROR"
 
 
-async def test_no_value_can_add_a_header(service: Serving) -> None:
+async def test_no_value_can_add_a_header(service: RunningService) -> None:
     routes = Routes("Test", prefix="")
 
     @routes.get("/header")
@@ -244,11 +246,11 @@ async def test_no_value_can_add_a_header(service: Serving) -> None:
         """Reflects what it should not."""
         return Answer(None, headers={"Location": "/a\r\nSet-Cookie: b=c\x00\u2028é"})
 
-    asked = await Asked(an_app(service, routes))("/header")
+    asked = await DirectRequest(an_app(service, routes))("/header")
     assert asked.headers[b"location"] == b"/a??Set-Cookie: b=c???"
 
 
-async def test_the_number_of_cached_tenants_is_limited(service: Serving) -> None:
+async def test_the_number_of_cached_tenants_is_limited(service: RunningService) -> None:
     behind = service.app.service
     assert behind.front("acme") is behind.front("acme")
     for number in range(1_500):

@@ -14,14 +14,14 @@ from typing import Any
 
 from homing.api.service import ServiceSettings
 from homing.stores.sqlite.threads import Call as Wish
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 
 
 @contextmanager
-def half_sent(service: Serving, sent: int, length: int) -> Iterator[socket.socket]:
+def half_sent(service: RunningService, sent: int, length: int) -> Iterator[socket.socket]:
     """A client that has sent part of a body of this length, and waits."""
     with socket.create_connection(("127.0.0.1", service.port), timeout=60) as client:
         head = (
@@ -105,7 +105,7 @@ def test_concurrent_requests_share_commits_and_each_gets_its_own_response(
 
 
 @contextmanager
-def _held(service: Serving, writer: Any) -> Iterator[None]:
+def _held(service: RunningService, writer: Any) -> Iterator[None]:
     """Keeps the store's writer busy, so that requests queue up."""
     entered, release = threading.Event(), threading.Event()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from support.running_service import Serving
+from support.running_service import RunningService
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from support.running_service import Serving
     ],
 )
 def test_the_description_and_its_page_are_public_with_a_strict_policy(
-    serve: Callable[..., Serving], path: str, kind: str
+    serve: Callable[..., RunningService], path: str, kind: str
 ) -> None:
     answer = serve(store="memory:").call("GET", path, key=None)
     assert answer.status == 200
@@ -28,7 +28,7 @@ def test_the_description_and_its_page_are_public_with_a_strict_policy(
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
 
 
-def test_the_probes_are_public_and_the_metrics_are_not(serve: Callable[..., Serving]) -> None:
+def test_the_probes_are_public_and_the_metrics_are_not(serve: Callable[..., RunningService]) -> None:
     service = serve(store="memory:")
     assert service.call("GET", "/healthz", key=None).body == b"ok\n"
     assert service.call("GET", "/readyz", key=None).json == {"ready": True, "store": "ok", "worker": "ok"}

@@ -17,7 +17,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ASK = b"GET / HTTP/1.1\r\nHost: homing\r\n\r\n"
 
 
-class Answers:
+class RecordingApp:
     """An application that responds when the test allows it, and records paths, headers and bodies."""
 
     def __init__(self, *, reads: bool = True) -> None:
@@ -47,7 +47,7 @@ class Answers:
 
 
 @asynccontextmanager
-async def serving(app: Answers, **settings: Any) -> AsyncIterator[tuple[Server, Callable[[], Any]]]:
+async def serving(app: RecordingApp, **settings: Any) -> AsyncIterator[tuple[Server, Callable[[], Any]]]:
     server = Server(app, ServerSettings(**settings))
     at = listening("127.0.0.1", 0)
     port = at.getsockname()[1]
@@ -99,7 +99,7 @@ def refusal(status: int, headers: dict[str, str], body: bytes) -> tuple[int, str
 
 
 async def test_a_connection_serves_several_requests_and_does_not_name_the_server() -> None:
-    async with serving(Answers()) as (_, connect):
+    async with serving(RecordingApp()) as (_, connect):
         reader, writer = await connect()
         for _ in range(3):
             writer.write(ASK)
@@ -116,7 +116,7 @@ def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("look_often")
 @pytest.mark.parametrize("before", [b"", ASK], ids=["first", "later"])
 async def test_a_client_that_is_too_slow_with_its_request_gets_408(before: bytes) -> None:
-    async with serving(Answers(), head_ms=2_000) as (server, connect):
+    async with serving(RecordingApp(), head_ms=2_000) as (server, connect):
         reader, writer = await connect()
         if before:
             writer.write(before)
@@ -129,7 +129,7 @@ async def test_a_client_that_is_too_slow_with_its_request_gets_408(before: bytes
 
 @pytest.mark.usefixtures("look_often")
 async def test_a_silent_client_is_disconnected_but_not_one_that_waits_for_a_response() -> None:
-    app = Answers()
+    app = RecordingApp()
     app.may_answer.clear()
     async with serving(app, head_ms=2_000) as (_, connect):
         asking, asker = await connect()
@@ -142,7 +142,7 @@ async def test_a_silent_client_is_disconnected_but_not_one_that_waits_for_a_resp
 
 @pytest.mark.usefixtures("look_often")
 async def test_an_idle_connection_is_closed_after_a_while() -> None:
-    async with serving(Answers(), keep_alive_ms=50) as (server, connect):
+    async with serving(RecordingApp(), keep_alive_ms=50) as (server, connect):
         reader, writer = await connect()
         writer.write(ASK)
         assert (await answered(reader))[0] == 200
@@ -155,7 +155,7 @@ async def test_a_client_that_never_reads_its_response_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_LONGEST_ANSWER_S", 0.05)
-    app = Answers()
+    app = RecordingApp()
     app.body = b"x" * 20_000_000
     async with serving(app) as (server, connect):
         _, writer = await connect()
@@ -176,7 +176,7 @@ async def test_a_client_that_never_reads_its_response_is_disconnected(
     ids=["long", "many", "whole", "path"],
 )
 async def test_a_request_head_above_the_limit_is_refused(head: bytes) -> None:
-    async with serving(Answers()) as (_, connect):
+    async with serving(RecordingApp()) as (_, connect):
         reader, writer = await connect()
         writer.write(head)
         assert refusal(*await answered(reader)) == (431, "MALFORMED_REQUEST")
@@ -184,14 +184,14 @@ async def test_a_request_head_above_the_limit_is_refused(head: bytes) -> None:
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02\x00", b"GET / HTTP/1.1\r\nBad Header\r\n\r\n"])
 async def test_a_request_that_is_not_http_is_refused_with_the_common_error_format(garbage: bytes) -> None:
-    async with serving(Answers()) as (_, connect):
+    async with serving(RecordingApp()) as (_, connect):
         reader, writer = await connect()
         writer.write(garbage)
         assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
 
 
 async def test_connections_above_the_limit_get_503() -> None:
-    async with serving(Answers(), max_connections=2) as (_, connect):
+    async with serving(RecordingApp(), max_connections=2) as (_, connect):
         for _ in range(2):
             reader, writer = await connect()
             writer.write(ASK)
@@ -203,7 +203,7 @@ async def test_connections_above_the_limit_get_503() -> None:
 
 
 async def test_a_stop_accepts_nothing_new_and_finishes_running_requests() -> None:
-    app = Answers()
+    app = RecordingApp()
     app.may_answer.clear()
     async with serving(app) as (server, connect):
         reader, writer = await connect()
@@ -225,7 +225,7 @@ CHUNKED = (
 
 
 async def test_trailers_are_dropped_and_change_no_header() -> None:
-    app = Answers()
+    app = RecordingApp()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
         trailers = b"Authorization: Bearer other\r\nContent-Type: text/plain\r\nX-Sum: 1\r\n"
@@ -251,7 +251,7 @@ async def test_trailers_are_dropped_and_change_no_header() -> None:
     ids=["many", "long value", "long name", "extension", "extension value", "zeros"],
 )
 async def test_the_overhead_of_chunked_bodies_is_limited(before: bytes, endless: bytes, after: bytes) -> None:
-    async with serving(Answers()) as (server, connect):
+    async with serving(RecordingApp()) as (server, connect):
         reader, writer = await connect()
         writer.write(CHUNKED + before + endless * (1_000_000 // len(endless)) + after)
         assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
@@ -259,7 +259,7 @@ async def test_the_overhead_of_chunked_bodies_is_limited(before: bytes, endless:
 
 
 async def test_a_body_in_the_smallest_chunks_is_complete() -> None:
-    app = Answers()
+    app = RecordingApp()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
         writer.write(CHUNKED + b"1\r\nb\r\n" * 50_000 + b"0\r\n\r\n")
@@ -297,7 +297,7 @@ async def test_a_body_in_the_smallest_chunks_is_complete() -> None:
     ids=lambda lines: lines.decode("latin-1").replace("\r\n", " ").replace("\0", "NUL"),
 )
 async def test_a_head_that_a_proxy_may_read_differently_is_refused(lines: bytes) -> None:
-    app = Answers(reads=False)
+    app = RecordingApp(reads=False)
     async with serving(app) as (_, connect):
         reader, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\n" + lines + b"\r\n")
@@ -306,14 +306,14 @@ async def test_a_head_that_a_proxy_may_read_differently_is_refused(lines: bytes)
 
 
 async def test_chunked_bodies_in_http_1_0_are_refused() -> None:
-    async with serving(Answers()) as (_, connect):
+    async with serving(RecordingApp()) as (_, connect):
         reader, writer = await connect()
         writer.write(b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
         assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
 
 
 async def test_an_ordinary_header_may_be_repeated() -> None:
-    async with serving(Answers()) as (_, connect):
+    async with serving(RecordingApp()) as (_, connect):
         reader, writer = await connect()
         writer.write(ASK[:-2] + b"Accept: a/b\r\nAccept: c/d\r\nVia: 1.1 a\r\nVia: 1.1 b\r\n\r\n")
         assert (await answered(reader))[0] == 200
@@ -324,7 +324,7 @@ async def test_an_ordinary_header_may_be_repeated() -> None:
     [(99, b"\r\n", 200), (100, b"\r\n", 431), (5_000, b"\r\n", 431), (5_000, b"", 431)],
 )
 async def test_the_number_of_headers_is_limited(more: int, end: bytes, status: int) -> None:
-    async with serving(Answers()) as (_, connect):
+    async with serving(RecordingApp()) as (_, connect):
         reader, writer = await connect()
         writer.write(ASK[:-2] + b"a:\r\n" * more + end)
         assert (await answered(reader))[0] == status
@@ -335,7 +335,7 @@ async def test_the_number_of_headers_is_limited(more: int, end: bytes, status: i
 async def test_a_head_has_the_same_limit_at_any_position_of_the_stream(
     pad: bytes, length: int, status: int
 ) -> None:
-    async with serving(Answers()) as (_, connect):
+    async with serving(RecordingApp()) as (_, connect):
         reader, writer = await connect()
         writer.write(ASK)
         assert (await answered(reader))[0] == 200
@@ -349,7 +349,7 @@ UPGRADE = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
 
 
 async def test_an_offer_to_upgrade_is_ignored_and_the_next_request_is_answered() -> None:
-    app = Answers()
+    app = RecordingApp()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
         writer.write(b"GET /a HTTP/1.1\r\nHost: homing\r\n" + UPGRADE + b"\r\n" + ASK)
@@ -359,7 +359,7 @@ async def test_an_offer_to_upgrade_is_ignored_and_the_next_request_is_answered()
 
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_body_after_an_offer_to_upgrade_is_not_a_second_request(at_once: bool) -> None:
-    app = Answers()
+    app = RecordingApp()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
         inner = b"GET /inner HTTP/1.1\r\nHost: homing\r\n\r\n"
@@ -373,14 +373,14 @@ async def test_a_body_after_an_offer_to_upgrade_is_not_a_second_request(at_once:
 
 
 async def test_connect_is_refused() -> None:
-    async with serving(Answers()) as (_, connect):
+    async with serving(RecordingApp()) as (_, connect):
         reader, writer = await connect()
         writer.write(b"CONNECT /x HTTP/1.1\r\nHost: homing\r\n\r\n")
         assert refusal(*await answered(reader)) == (400, "MALFORMED_REQUEST")
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    app = Answers()
+    app = RecordingApp()
     async with serving(app) as (_, connect):
         reader, writer = await connect()
         writer.write(b"".join(b"GET /%d HTTP/1.1\r\nHost: homing\r\n\r\n" % number for number in range(20)))
@@ -390,7 +390,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 async def test_an_endless_pipeline_is_not_queued() -> None:
-    app = Answers()
+    app = RecordingApp()
     app.may_answer.clear()
     async with serving(app) as (server, connect):
         reader, writer = await connect()
@@ -403,7 +403,7 @@ async def test_an_endless_pipeline_is_not_queued() -> None:
 
 
 async def test_a_request_after_an_unanswered_one_is_not_answered_in_its_place() -> None:
-    app = Answers()
+    app = RecordingApp()
     app.may_answer.clear()
     async with serving(app) as (server, connect):
         reader, writer = await connect()
@@ -425,7 +425,7 @@ async def test_a_request_after_an_unanswered_one_is_not_answered_in_its_place() 
 @pytest.mark.usefixtures("look_often")
 @pytest.mark.parametrize("late", [b"\r\n", b"\r\n\r\n\r\n", b"G", b"GET / HTTP/1.1\r\n"])
 async def test_any_byte_after_a_response_starts_the_timeout_of_a_head(late: bytes) -> None:
-    async with serving(Answers(), head_ms=50) as (server, connect):
+    async with serving(RecordingApp(), head_ms=50) as (server, connect):
         reader, writer = await connect()
         writer.write(ASK)
         await answered(reader)
@@ -437,7 +437,7 @@ async def test_any_byte_after_a_response_starts_the_timeout_of_a_head(late: byte
 @pytest.mark.usefixtures("look_often")
 @pytest.mark.parametrize("drop", [b"\r\n", b"x"])
 async def test_a_head_that_arrives_byte_by_byte_gets_no_extra_time(drop: bytes) -> None:
-    async with serving(Answers(), head_ms=50) as (server, connect):
+    async with serving(RecordingApp(), head_ms=50) as (server, connect):
         reader, writer = await connect()
         writer.write(ASK)
         await answered(reader)
@@ -450,7 +450,7 @@ async def test_a_head_that_arrives_byte_by_byte_gets_no_extra_time(drop: bytes) 
 
 @pytest.mark.usefixtures("look_often")
 async def test_the_rest_of_a_body_that_was_answered_early_is_awaited_for_a_limited_time() -> None:
-    async with serving(Answers(reads=False), head_ms=50) as (server, connect):
+    async with serving(RecordingApp(reads=False), head_ms=50) as (server, connect):
         reader, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\nContent-Length: 1000000000\r\n\r\n")
         assert (await answered(reader))[0] == 200
@@ -473,7 +473,7 @@ async def test_the_rest_of_a_body_that_was_answered_early_is_awaited_for_a_limit
 async def test_after_the_rest_of_a_body_that_was_answered_early_the_connection_continues(
     end: bytes, then: bytes
 ) -> None:
-    app = Answers(reads=False)
+    app = RecordingApp(reads=False)
     async with serving(app) as (server, connect):
         reader, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: homing\r\nContent-Length: 3\r\n\r\nh")
@@ -493,7 +493,7 @@ async def test_after_the_rest_of_a_body_that_was_answered_early_the_connection_c
 
 
 async def test_half_a_head_after_a_request_has_its_timeout_from_the_response_on() -> None:
-    app = Answers()
+    app = RecordingApp()
     app.may_answer.clear()
     async with serving(app) as (server, connect):
         reader, writer = await connect()

@@ -14,16 +14,16 @@ from homing.client import AsyncClient, Client, Forbidden, ServiceRefused, Unauth
 from homing.core.errors import CommandRefused, DeliveryFailed, IdempotencyConflict, InvalidRequest, NotFound
 from homing.core.model import Channel, Status
 from homing.providers.scripted import ScriptedProvider
-from support.running_service import Serving
+from support.running_service import RunningService
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningService]
 ADA = Recipient(email="ada@example.org")
 HELLO = Content(body="hello")
 MAIL = SendRequest(recipient=ADA, channel="email", content=HELLO)
 
 
 @pytest.fixture
-def service(serve: Serve) -> Serving:
+def service(serve: Serve) -> RunningService:
     provider = ScriptedProvider("pigeon", [OutcomeKind.TRANSIENT])
     pigeon = Listed(id="pigeon", provider=provider, channels=(Channel.EMAIL,))
     return serve(store="memory:", providers={"pigeon": pigeon}, preset="simple")
@@ -35,7 +35,7 @@ def send(client: Client, **more: Any) -> str:
     return sent.notification_id
 
 
-def test_a_sent_notification_can_be_read_explained_and_cancelled(service: Serving) -> None:
+def test_a_sent_notification_can_be_read_explained_and_cancelled(service: RunningService) -> None:
     with Client(service.url, "default") as client:
         id = send(client, type="order", metadata={"order": 5})
         found = client.get_notification(id)
@@ -50,7 +50,7 @@ def test_a_sent_notification_can_be_read_explained_and_cancelled(service: Servin
         assert client.get_queue_counts()["cancelled"] == 1
 
 
-def test_a_list_is_followed_to_its_end(service: Serving) -> None:
+def test_a_list_is_followed_to_its_end(service: RunningService) -> None:
     with Client(service.url, "default") as client:
         ids = {send(client, type="a") for _ in range(7)}
         send(client, type="b")
@@ -58,7 +58,7 @@ def test_a_list_is_followed_to_its_end(service: Serving) -> None:
         assert (len(found), set(found)) == (7, ids)
 
 
-def test_any_number_is_sent_with_results_in_order(service: Serving) -> None:
+def test_any_number_is_sent_with_results_in_order(service: RunningService) -> None:
     wrong = SendRequest(recipient=ADA, channel="pigeon", content=HELLO)
     with Client(service.url, "default") as client:
         results = list(client.send_many(wrong if number == 777 else MAIL for number in range(1_234)))
@@ -69,7 +69,7 @@ def test_any_number_is_sent_with_results_in_order(service: Serving) -> None:
         assert client.send_batch([MAIL, wrong]).rejected == 1
 
 
-def test_errors_are_those_of_the_engine_with_the_service_s_text(service: Serving) -> None:
+def test_errors_are_those_of_the_engine_with_the_service_s_text(service: RunningService) -> None:
     with Client(service.url, "default") as client:
         with pytest.raises(NotFound) as missing:
             client.get_notification("nothing")
@@ -95,7 +95,7 @@ def test_errors_are_those_of_the_engine_with_the_service_s_text(service: Serving
     assert forbidden.value.status == 403
 
 
-def test_a_given_idempotency_key_is_used_and_otherwise_one_is_created(service: Serving) -> None:
+def test_a_given_idempotency_key_is_used_and_otherwise_one_is_created(service: RunningService) -> None:
     with Client(service.url, "default") as client:
         assert send(client, idempotency_key="order-1") == send(client, idempotency_key="order-1")
         assert send(client) != send(client)
@@ -105,14 +105,14 @@ def test_a_given_idempotency_key_is_used_and_otherwise_one_is_created(service: S
             send(client, idempotency_key="order-1", priority="high")
 
 
-def test_threads_share_a_client_and_its_few_connections(service: Serving) -> None:
+def test_threads_share_a_client_and_its_few_connections(service: RunningService) -> None:
     with Client(service.url, "default", connections=2) as client, ThreadPoolExecutor(8) as threads:
         ids = list(threads.map(lambda _: send(client), range(100)))
         assert len(set(ids)) == 100
         assert client.get_queue_counts()["pending"] == 100
 
 
-async def test_the_async_client_does_the_same(service: Serving) -> None:
+async def test_the_async_client_does_the_same(service: RunningService) -> None:
     async with AsyncClient(service.url, "default", connections=4) as client:
         sent = await client.send_notification(recipient=ADA, channel="email", content=HELLO)
         assert sent.notification_id is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.running_service import Serving
+from support.running_service import RunningService
 
 ROOT = Path(__file__).parents[3]
 PRINTED = """\
@@ -29,7 +29,7 @@ order_confirmed
 
 
 def test_the_code_of_the_client_s_page_runs(
-    serve: Callable[..., Serving], capsys: pytest.CaptureFixture[str]
+    serve: Callable[..., RunningService], capsys: pytest.CaptureFixture[str]
 ) -> None:
     service = serve(store="memory:")
     page = (ROOT / "docs/howto/use-the-client.md").read_text()

@@ -30,7 +30,7 @@ HANG_UP = None
 GATEWAY = (502, {"Content-Type": "text/html"}, b"<h1>Bad gateway</h1>")
 
 
-class Moody(ThreadingHTTPServer):
+class ScriptedServer(ThreadingHTTPServer):
     """Responds by its script to any request, and records the requests."""
 
     daemon_threads = True
@@ -48,7 +48,7 @@ class Moody(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Moody
+    server: ScriptedServer
 
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -72,11 +72,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def moody() -> Iterator[Callable[..., Moody]]:
+def moody() -> Iterator[Callable[..., ScriptedServer]]:
     with ExitStack() as running:
 
-        def start(*script: Answer) -> Moody:
-            server = running.enter_context(Moody(list(script)))
+        def start(*script: Answer) -> ScriptedServer:
+            server = running.enter_context(ScriptedServer(list(script)))
             threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
             running.callback(server.shutdown)
             return server
@@ -84,7 +84,7 @@ def moody() -> Iterator[Callable[..., Moody]]:
         yield start
 
 
-def client(server: Moody, **options: Any) -> Client:
+def client(server: ScriptedServer, **options: Any) -> Client:
     return Client(server.url, "key", **options)
 
 
@@ -95,7 +95,7 @@ def send(to: Client) -> str:
     return mail.batch_id
 
 
-def test_a_send_is_repeated_under_its_key_until_it_is_accepted(moody: Callable[..., Moody]) -> None:
+def test_a_send_is_repeated_under_its_key_until_it_is_accepted(moody: Callable[..., ScriptedServer]) -> None:
     server = moody(BUSY, LIMITED, HANG_UP, FINE)
     with client(server) as one:
         assert send(one) == "b-1"
@@ -104,7 +104,7 @@ def test_a_send_is_repeated_under_its_key_until_it_is_accepted(moody: Callable[.
     assert server.asked[0][2] is not None
 
 
-def test_a_request_that_must_not_be_repeated_is_made_once(moody: Callable[..., Moody]) -> None:
+def test_a_request_that_must_not_be_repeated_is_made_once(moody: Callable[..., ScriptedServer]) -> None:
     for script, error in ((BUSY, ServiceBusy), (LIMITED, RateLimited), (HANG_UP, ServiceUnreachable)):
         server = moody(script)
         with client(server) as one, pytest.raises(error):
@@ -112,7 +112,7 @@ def test_a_request_that_must_not_be_repeated_is_made_once(moody: Callable[..., M
         assert len(server.asked) == 1
 
 
-def test_reads_are_repeated_too_for_a_limited_time(moody: Callable[..., Moody]) -> None:
+def test_reads_are_repeated_too_for_a_limited_time(moody: Callable[..., ScriptedServer]) -> None:
     server = moody(HANG_UP, AWAY, COUNTS, AWAY, AWAY)
     with client(server, retries=Retries(attempts=3)) as one:
         assert one.get_queue_counts() == {"pending": 1}
@@ -122,14 +122,14 @@ def test_reads_are_repeated_too_for_a_limited_time(moody: Callable[..., Moody]) 
     assert server.script == []
 
 
-async def test_the_async_client_repeats_in_the_same_way(moody: Callable[..., Moody]) -> None:
+async def test_the_async_client_repeats_in_the_same_way(moody: Callable[..., ScriptedServer]) -> None:
     server = moody(BUSY, HANG_UP, COUNTS)
     async with AsyncClient(server.url, "key") as one:
         assert await one.get_queue_counts() == {"pending": 1}
     assert len(server.asked) == 3
 
 
-def test_connections_are_reused_and_closed_ones_are_detected(moody: Callable[..., Moody]) -> None:
+def test_connections_are_reused_and_closed_ones_are_detected(moody: Callable[..., ScriptedServer]) -> None:
     server = moody(COUNTS, COUNTS, (200, {"Connection": "close"}, b"{}"), COUNTS)
     with client(server) as one:
         for _ in range(4):
@@ -137,7 +137,7 @@ def test_connections_are_reused_and_closed_ones_are_detected(moody: Callable[...
     assert len(server.connections) == 2
 
 
-def test_a_service_that_is_not_running_is_unreachable(moody: Callable[..., Moody]) -> None:
+def test_a_service_that_is_not_running_is_unreachable(moody: Callable[..., ScriptedServer]) -> None:
     server = moody()
     server.server_close()
     with client(server, retries=Retries(attempts=1)) as one, pytest.raises(ServiceUnreachable) as error:
@@ -145,7 +145,9 @@ def test_a_service_that_is_not_running_is_unreachable(moody: Callable[..., Moody
     assert "no answer from 127.0.0.1" in str(error.value)
 
 
-def test_over_tls_only_a_service_with_a_valid_certificate_is_called(moody: Callable[..., Moody]) -> None:
+def test_over_tls_only_a_service_with_a_valid_certificate_is_called(
+    moody: Callable[..., ScriptedServer],
+) -> None:
     authority = trustme.CA()
     server = moody(COUNTS, COUNTS)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -164,7 +166,7 @@ def test_over_tls_only_a_service_with_a_valid_certificate_is_called(moody: Calla
     assert len(server.asked) == 1
 
 
-def test_a_response_of_a_proxy_is_reported_unchanged(moody: Callable[..., Moody]) -> None:
+def test_a_response_of_a_proxy_is_reported_unchanged(moody: Callable[..., ScriptedServer]) -> None:
     with client(moody(GATEWAY)) as one, pytest.raises(Exception, match="HTTP 502: <h1>Bad gateway") as error:
         one.get_queue_counts()
     assert getattr(error.value, "status", 0) == 502

@@ -14,11 +14,11 @@ from homing.core.breaker import Phase
 from homing.core.ports import Delivery, OnOutcomes
 from homing.providers.scripted import HANG
 from homing.sim.loop import GROUP, VirtualLoop
-from support.batch_provider import Starting
+from support.batch_provider import BatchProvider
 from support.engine_world import ADA, K, World, mail, phase, seconds, serving, status, steady
 
 
-class AtOnce(Starting):
+class ImmediateBatchProvider(BatchProvider):
     """Reports the outcome before `begin` returns."""
 
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
@@ -28,7 +28,7 @@ class AtOnce(Starting):
 
 
 async def test_a_claimed_batch_is_started_with_one_call(world: World) -> None:
-    provider = Starting(latency_ms=100)
+    provider = BatchProvider(latency_ms=100)
     engine = await world.open({"mail": provider}, working=False)
     ids = [await mail(engine) for _ in range(20)]
     engine.start_worker()
@@ -39,7 +39,7 @@ async def test_a_claimed_batch_is_started_with_one_call(world: World) -> None:
 
 
 async def test_outcomes_reported_at_once_are_counted(world: World) -> None:
-    provider = AtOnce()
+    provider = ImmediateBatchProvider()
     engine = await world.open({"mail": provider})
     ids = [await mail(engine) for _ in range(5)]
     await seconds(1)
@@ -50,7 +50,7 @@ async def test_outcomes_reported_at_once_are_counted(world: World) -> None:
 
 
 async def test_a_failure_is_retried_and_opens_the_breaker(world: World) -> None:
-    provider = Starting(script=[K.TRANSIENT] * 5)
+    provider = BatchProvider(script=[K.TRANSIENT] * 5)
     engine = await world.open({"mail": provider}, rules=steady())
     ids = [await mail(engine) for _ in range(5)]
     await seconds(5)
@@ -68,7 +68,7 @@ async def test_an_error_is_ambiguous_and_the_log_does_not_name_the_recipient(
     def breaks(delivery: Delivery) -> Outcome:
         raise ConnectionError(f"no mailbox {delivery.address}")
 
-    engine = await world.open({"mail": Starting(script=[breaks])}, rules=steady())
+    engine = await world.open({"mail": BatchProvider(script=[breaks])}, rules=steady())
     with caplog.at_level(logging.DEBUG):
         id = await mail(engine)
         await seconds(30)
@@ -80,7 +80,7 @@ async def test_an_error_is_ambiguous_and_the_log_does_not_name_the_recipient(
 
 @pytest.mark.parametrize("answer", [None, "sent", {"kind": "accepted"}])
 async def test_an_invalid_outcome_is_ambiguous(world: World, answer: Any) -> None:
-    provider = Starting()
+    provider = BatchProvider()
     real = provider.send
 
     async def send(delivery: Delivery) -> Any:
@@ -95,7 +95,7 @@ async def test_an_invalid_outcome_is_ambiguous(world: World, answer: Any) -> Non
 
 
 async def test_an_attempt_without_an_answer_is_aborted_and_its_late_outcome_ignored(world: World) -> None:
-    provider = Starting(script=[HANG])
+    provider = BatchProvider(script=[HANG])
     engine = await world.open({"mail": provider}, rules=steady(timeout_ms="5s"))
     id = await mail(engine)
     await seconds(4)
@@ -112,7 +112,7 @@ async def test_an_attempt_without_an_answer_is_aborted_and_its_late_outcome_igno
 
 
 async def test_no_more_attempts_are_started_than_the_provider_allows(world: World) -> None:
-    provider = Starting(latency_ms=1_000)
+    provider = BatchProvider(latency_ms=1_000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=3)}, working=False)
     ids = [await mail(engine) for _ in range(10)]
     engine.start_worker()
@@ -122,7 +122,7 @@ async def test_no_more_attempts_are_started_than_the_provider_allows(world: Worl
 
 
 async def test_draining_waits_for_started_attempts(world: World) -> None:
-    provider = Starting(latency_ms=5_000)
+    provider = BatchProvider(latency_ms=5_000)
     engine = await world.open({"mail": provider})
     id = await mail(engine)
     await seconds(1)
@@ -131,7 +131,7 @@ async def test_draining_waits_for_started_attempts(world: World) -> None:
 
 
 async def test_a_hard_stop_abandons_started_attempts_and_another_worker_takes_over(world: World) -> None:
-    provider = Starting(script=[HANG, HANG])
+    provider = BatchProvider(script=[HANG, HANG])
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=2)}, rules=steady())
     ids = [await mail(engine) for _ in range(2)]
     await seconds(1)
@@ -152,7 +152,7 @@ async def test_a_hard_stop_abandons_started_attempts_and_another_worker_takes_ov
 async def test_a_suspended_worker_blames_no_provider(world: World) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    provider = Starting(latency_ms=5_000)
+    provider = BatchProvider(latency_ms=5_000)
     joined = GROUP.set("suspended")
     engine = await world.open({"mail": provider}, rules=steady(timeout_ms="10s"))
     GROUP.reset(joined)

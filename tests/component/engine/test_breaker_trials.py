@@ -9,12 +9,23 @@ import pytest
 from homing import Delivery, Homing, Outcome, RateLimit, Status
 from homing.core.breaker import Phase
 from homing.providers.scripted import HANG
-from support.engine_world import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady
+from support.engine_world import (
+    FailingProvider,
+    K,
+    TimedProvider,
+    World,
+    mail,
+    phase,
+    seconds,
+    serving,
+    status,
+    steady,
+)
 
 
-async def half_way(world: World) -> tuple[Homing, Timed, Timed]:
+async def half_way(world: World) -> tuple[Homing, TimedProvider, TimedProvider]:
     """Provider `a` has failed and is due for a trial; `b` is forced open."""
-    a, b = Timed("a", usual=K.TRANSIENT), Timed("b")
+    a, b = TimedProvider("a", usual=K.TRANSIENT), TimedProvider("b")
     a.up = False
     engine = await world.open({"a": a, "b": b}, rules=steady(max_attempts=50, failover_after=50))
     await engine.force_breaker("b", Phase.OPEN, who="ada")
@@ -28,7 +39,7 @@ async def half_way(world: World) -> tuple[Homing, Timed, Timed]:
 
 
 async def test_two_workers_share_one_trial(world: World) -> None:
-    provider = Failing(latency_ms=500)
+    provider = FailingProvider(latency_ms=500)
     for _ in range(2):
         engine = await world.open({"mail": provider}, rules=steady(max_attempts=99))
     for _ in range(30):
@@ -42,7 +53,7 @@ async def test_two_workers_share_one_trial(world: World) -> None:
 
 
 async def test_a_trial_of_a_dead_worker_is_granted_to_another(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     one = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
     for _ in range(5):
         await mail(one)
@@ -59,7 +70,7 @@ async def test_a_trial_of_a_dead_worker_is_granted_to_another(world: World) -> N
 
 
 async def test_a_throttled_trial_neither_closes_nor_reopens_it(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
     ids = [await mail(engine) for _ in range(5)]
     await seconds(30)
@@ -70,7 +81,7 @@ async def test_a_throttled_trial_neither_closes_nor_reopens_it(world: World) -> 
 
 
 async def test_a_failed_trial_opens_it_for_another_minute(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=50))
     for _ in range(5):
         await mail(engine)
@@ -83,7 +94,7 @@ async def test_a_failed_trial_opens_it_for_another_minute(world: World) -> None:
 
 
 async def test_after_a_minute_one_trial_goes_through_and_closes_it(world: World) -> None:
-    provider = Failing(latency_ms=3000)
+    provider = FailingProvider(latency_ms=3000)
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=20))
     ids = [await mail(engine) for _ in range(8)]
     await seconds(30)
@@ -101,7 +112,7 @@ async def test_an_earlier_attempt_does_not_decide_the_trial(world: World) -> Non
     def slowly(delivery: Delivery) -> Outcome:
         return Outcome(K.ACCEPTED)
 
-    class Mixed(Failing):
+    class Mixed(FailingProvider):
         async def send(self, delivery: Delivery) -> Outcome:
             self.latency_ms = 65_000 if delivery.type == "slow" else 10_000 if len(self.times) > 5 else 0
             if delivery.type == "slow":
@@ -143,7 +154,7 @@ async def test_a_forced_state_overrides_a_trial(world: World) -> None:
 
 
 async def test_a_provider_forced_open_gets_no_health_checks(world: World) -> None:
-    class Asked(Failing):
+    class Asked(FailingProvider):
         checks = 0
 
         async def check(self) -> bool:
@@ -174,12 +185,14 @@ async def test_a_running_trial_ends_even_if_the_operator_closes_the_breaker(worl
 
 @pytest.mark.parametrize("why", ["full", "slots", "rate", "paused", "pinned"])
 async def test_a_worker_without_capacity_does_not_poll_the_store(world: World, why: str) -> None:
-    provider = Timed(usual=HANG)
+    provider = TimedProvider(usual=HANG)
     listed = {
         "full": serving("a", provider, max_in_flight=1),
-        "rate": serving("a", Timed(), rate=RateLimit(0.1, 1)),
+        "rate": serving("a", TimedProvider(), rate=RateLimit(0.1, 1)),
     }.get(why, serving("a", provider))
-    engine = await world.open({"a": listed, "b": serving("b", Timed(), "sms", "push")}, slots={"standard": 8})
+    engine = await world.open(
+        {"a": listed, "b": serving("b", TimedProvider(), "sms", "push")}, slots={"standard": 8}
+    )
     if why in ("paused", "pinned"):
         await engine.force_breaker("a", Phase.OPEN, who="ada")
     for _ in range(50):
@@ -192,7 +205,7 @@ async def test_a_worker_without_capacity_does_not_poll_the_store(world: World, w
 
 
 async def test_a_process_that_runs_now_and_then_gets_through_after_a_recovery_too(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     listed = serving("a", provider, "sms", "email", "push")
     engine = await world.open({"a": listed}, rules=steady(max_attempts=50), working=False)
     for _ in range(8):

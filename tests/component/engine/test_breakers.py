@@ -13,12 +13,24 @@ from homing.core.breaker import Phase
 from homing.core.model import OutcomeKind
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import GROUP, VirtualLoop
-from support.batch_provider import Starting
-from support.engine_world import Failing, K, Timed, World, mail, phase, seconds, serving, status, steady, text
+from support.batch_provider import BatchProvider
+from support.engine_world import (
+    FailingProvider,
+    K,
+    TimedProvider,
+    World,
+    mail,
+    phase,
+    seconds,
+    serving,
+    status,
+    steady,
+    text,
+)
 
 
 async def test_five_consecutive_failures_open_it_and_hold_back_the_rest(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"mail": provider}, rules=steady())
     for _ in range(4):
         await mail(engine, priority="high")
@@ -58,7 +70,7 @@ async def test_a_suspended_worker_blames_no_provider(world: World) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     joined = GROUP.set("suspended")
-    engine = await world.open({"mail": Timed(latency_ms=5_000)}, rules=steady(timeout_ms="10s"))
+    engine = await world.open({"mail": TimedProvider(latency_ms=5_000)}, rules=steady(timeout_ms="10s"))
     GROUP.reset(joined)
     for _ in range(10):
         await mail(engine)
@@ -80,7 +92,7 @@ async def test_faults_and_timeouts_open_it_too(world: World, kind: OutcomeKind) 
 
 
 async def test_push_tolerates_more_failures(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"fcm": serving("fcm", provider, "push")}, rules=steady(max_attempts=100))
     await engine.send([{"deviceToken": f"t{n}"} for n in range(9)], channel="push", title="x")
     await seconds(3)
@@ -96,7 +108,7 @@ async def test_push_tolerates_more_failures(world: World) -> None:
 
 
 async def test_no_row_is_claimed_in_vain_while_it_is_open(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"mail": serving("mail", provider)}, rules=steady())
     for _ in range(5):
         await mail(engine)
@@ -111,7 +123,7 @@ async def test_no_row_is_claimed_in_vain_while_it_is_open(world: World) -> None:
 
 
 async def test_other_channels_continue_while_one_is_held_back(world: World) -> None:
-    letters, texts = Failing("letters"), Timed("texts")
+    letters, texts = FailingProvider("letters"), TimedProvider("texts")
     engine = await world.open(
         {"letters": serving("letters", letters), "texts": serving("texts", texts, "sms")}, rules=steady()
     )
@@ -125,7 +137,7 @@ async def test_other_channels_continue_while_one_is_held_back(world: World) -> N
 
 
 async def test_with_an_open_breaker_the_next_provider_is_used_without_waiting(world: World) -> None:
-    first, second = Failing("first"), Timed("second")
+    first, second = FailingProvider("first"), TimedProvider("second")
     engine = await world.open({"first": first, "second": second}, rules=steady())
     for _ in range(5):
         await mail(engine)
@@ -142,7 +154,7 @@ async def test_with_an_open_breaker_the_next_provider_is_used_without_waiting(wo
 async def test_a_substitute_with_little_capacity_still_takes_the_other_s_messages(
     world: World, options: dict[str, int]
 ) -> None:
-    second = Timed("second", latency_ms=100)
+    second = TimedProvider("second", latency_ms=100)
     engine = await world.open(
         {"first": serving("first", ScriptedProvider()), "second": serving("second", second, **options)}
     )
@@ -172,7 +184,7 @@ async def test_a_provider_of_two_channels_blocks_neither_of_their_substitutes(wo
 
 
 async def test_a_good_health_check_ends_the_pause_early(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=20))
     for _ in range(5):
         await mail(engine)
@@ -184,7 +196,7 @@ async def test_a_good_health_check_ends_the_pause_early(world: World) -> None:
 
 
 async def test_a_health_check_that_raises_or_hangs_has_no_effect(world: World) -> None:
-    class Sick(Failing):
+    class Sick(FailingProvider):
         async def check(self) -> bool:
             if len(self.times) % 2:
                 raise OSError("no route to host")
@@ -202,7 +214,7 @@ async def test_a_health_check_that_raises_or_hangs_has_no_effect(world: World) -
 
 
 async def test_forced_open_it_stays_open_until_it_is_returned_to_automatic(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider})
     await engine.force_breaker("mail", Phase.OPEN, who="ada")
     id = await mail(engine)
@@ -216,7 +228,7 @@ async def test_forced_open_it_stays_open_until_it_is_returned_to_automatic(world
 
 
 async def test_forced_closed_no_failure_opens_it(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=2))
     await engine.force_breaker("MAIL", Phase.CLOSED, who="ada")
     ids = [await mail(engine) for _ in range(10)]
@@ -232,7 +244,7 @@ async def test_only_an_existing_provider_can_be_forced(world: World) -> None:
 
 
 async def test_all_workers_share_its_state(world: World) -> None:
-    bad, good = Failing("bad"), Timed("good")
+    bad, good = FailingProvider("bad"), TimedProvider("good")
     good.up = False
     one = await world.open({"mail": bad}, rules=steady())
     two = await world.open({"mail": good}, rules=steady(), working=False)
@@ -249,7 +261,7 @@ async def test_all_workers_share_its_state(world: World) -> None:
 
 
 async def test_a_recovered_provider_is_ramped_up(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"mail": serving("mail", provider)}, rules=steady(max_attempts=99))
     for _ in range(400):
         await mail(engine)
@@ -265,7 +277,7 @@ async def test_a_recovered_provider_is_ramped_up(world: World) -> None:
 
 
 async def test_its_thresholds_can_be_set_per_provider(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     policy = BreakerPolicy(failures=2, open_ms=5_000)
     engine = await world.open(
         {"mail": serving("mail", provider, breaker=policy)}, rules=steady(max_attempts=99)
@@ -279,7 +291,7 @@ async def test_its_thresholds_can_be_set_per_provider(world: World) -> None:
 
 
 async def test_alerts_report_its_changes_and_that_no_provider_is_left(world: World) -> None:
-    provider = Failing()
+    provider = FailingProvider()
     engine = await world.open({"mail": serving("mail", provider)}, rules=steady(max_attempts=20))
     for _ in range(5):
         await mail(engine)
@@ -294,7 +306,7 @@ async def test_alerts_report_its_changes_and_that_no_provider_is_left(world: Wor
 
 
 async def test_a_change_that_could_not_be_stored_is_shared_later(world: World) -> None:
-    engine = await world.open({"mail": Failing()}, rules=steady())
+    engine = await world.open({"mail": FailingProvider()}, rules=steady())
     world.store.away.add("put_breaker")
     for _ in range(5):
         await mail(engine)
@@ -313,8 +325,8 @@ UNLISTED = Outcome(K.BAD_CONTENT, error_code="29999", error="something new", unl
 async def test_the_breaker_and_the_alert_classify_an_unlisted_error_like_the_settlement(
     world: World, at_once: bool
 ) -> None:
-    first = Starting(usual=UNLISTED) if at_once else Timed(usual=UNLISTED)
-    engine = await world.open({"first": first, "spare": Timed()}, rules=steady())
+    first = BatchProvider(usual=UNLISTED) if at_once else TimedProvider(usual=UNLISTED)
+    engine = await world.open({"first": first, "spare": TimedProvider()}, rules=steady())
     ids = [await mail(engine) for _ in range(5)]
     await seconds(5)
     assert {await status(engine, id) for id in ids} == {Status.SENT}
@@ -327,7 +339,7 @@ async def test_the_breaker_and_the_alert_classify_an_unlisted_error_like_the_set
 async def test_an_unlisted_error_of_the_only_provider_does_not_count_against_it(
     world: World, at_once: bool
 ) -> None:
-    only = Starting(usual=UNLISTED) if at_once else Timed(usual=UNLISTED)
+    only = BatchProvider(usual=UNLISTED) if at_once else TimedProvider(usual=UNLISTED)
     engine = await world.open({"only": only}, rules=steady())
     ids = [await mail(engine) for _ in range(10)]
     await seconds(5)
@@ -337,7 +349,7 @@ async def test_an_unlisted_error_of_the_only_provider_does_not_count_against_it(
 
 
 async def test_a_provider_on_hold_leaves_another_one_s_trial_to_the_notification(world: World) -> None:
-    one, two = Timed(usual=Outcome(K.THROTTLED, retry_after_ms=86_400_000)), Failing()
+    one, two = TimedProvider(usual=Outcome(K.THROTTLED, retry_after_ms=86_400_000)), FailingProvider()
     engine = await world.open(
         {"one": one, "two": serving("two", two, breaker=BreakerPolicy(failures=1))},
         rules=steady(failover_after=1, max_age_ms="1d", max_attempts=50),
@@ -357,7 +369,7 @@ async def test_a_provider_on_hold_leaves_another_one_s_trial_to_the_notification
 async def test_a_notification_on_hold_at_the_first_provider_waits_no_longer_than_the_second_s_breaker(
     world: World, first: Outcome
 ) -> None:
-    one, two = Timed(usual=first), Timed()
+    one, two = TimedProvider(usual=first), TimedProvider()
     engine = await world.open({"one": one, "two": two}, rules=steady(failover_after=1, max_age_ms="1d"))
     await engine.force_breaker("two", Phase.OPEN, who="ada")
     id = await mail(engine)

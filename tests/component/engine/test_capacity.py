@@ -10,7 +10,7 @@ from homing import Listed, RateLimit, Status
 from homing.core.breaker import Phase
 from homing.core.model import Channel
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import K, Timed, World, mail, seconds, serving, status, steady, text
+from support.engine_world import K, TimedProvider, World, mail, seconds, serving, status, steady, text
 
 
 def most_in_a_window(times: list[float], window: float) -> int:
@@ -19,7 +19,7 @@ def most_in_a_window(times: list[float], window: float) -> int:
 
 
 async def test_no_more_attempts_are_in_flight_than_the_provider_allows(world: World) -> None:
-    provider = Timed(latency_ms=1000)
+    provider = TimedProvider(latency_ms=1000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=7)})
     ids = [await mail(engine) for _ in range(40)]
     await seconds(10)
@@ -28,7 +28,7 @@ async def test_no_more_attempts_are_in_flight_than_the_provider_allows(world: Wo
 
 
 async def test_the_limit_covers_all_lanes_and_channels_together(world: World) -> None:
-    provider = Timed(latency_ms=1000)
+    provider = TimedProvider(latency_ms=1000)
     engine = await world.open({"any": serving("any", provider, "email", "sms", max_in_flight=5)})
     for priority in ("critical", "medium", "low"):
         for _ in range(10):
@@ -40,7 +40,7 @@ async def test_the_limit_covers_all_lanes_and_channels_together(world: World) ->
 
 
 async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(world: World) -> None:
-    stand_in = Timed(latency_ms=1000)
+    stand_in = TimedProvider(latency_ms=1000)
     engine = await world.open(
         {
             "first": serving("first", ScriptedProvider()),
@@ -58,7 +58,7 @@ async def test_the_limit_holds_when_another_provider_s_messages_are_taken_over(w
 
 @pytest.mark.parametrize("rate", [RateLimit(5.0, 5), RateLimit(2.0, 1), RateLimit(20.0, 10)])
 async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(world: World, rate: RateLimit) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": serving("mail", provider, rate=rate)})
     for _ in range(50):
         await mail(engine)
@@ -69,7 +69,7 @@ async def test_a_rate_limit_is_never_exceeded_and_nothing_is_dropped(world: Worl
 
 
 async def test_a_rate_limit_covers_two_workers_together(world: World) -> None:
-    provider, rate = Timed(), RateLimit(4.0, 4)
+    provider, rate = TimedProvider(), RateLimit(4.0, 4)
     for _ in range(2):
         engine = await world.open({"mail": serving("mail", provider, rate=rate)})
     for _ in range(40):
@@ -81,7 +81,7 @@ async def test_a_rate_limit_covers_two_workers_together(world: World) -> None:
 
 
 async def test_a_rate_limit_holds_for_a_substitute_provider(world: World) -> None:
-    stand_in, rate = Timed(), RateLimit(1.0, 2)
+    stand_in, rate = TimedProvider(), RateLimit(1.0, 2)
     engine = await world.open(
         {"first": serving("first", ScriptedProvider()), "second": serving("second", stand_in, rate=rate)}
     )
@@ -94,7 +94,7 @@ async def test_a_rate_limit_holds_for_a_substitute_provider(world: World) -> Non
 
 
 async def test_a_rate_limit_covers_all_hosts_of_a_webhook(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     hook = serving("hook", provider, "webhook", rate=RateLimit(1.0, 1), host_slots=4)
     engine = await world.open({"hook": hook})
     for n in range(4):
@@ -107,7 +107,7 @@ async def test_a_rate_limit_covers_all_hosts_of_a_webhook(world: World) -> None:
 
 
 async def test_a_slow_host_delays_no_other(world: World) -> None:
-    class Hosts(Timed):
+    class Hosts(TimedProvider):
         async def send(self, delivery):  # type: ignore[no-untyped-def]
             self.latency_ms = 20_000 if "slow" in delivery.address else 0
             at_once[delivery.address] += 1
@@ -137,7 +137,7 @@ async def test_a_slow_host_delays_no_other(world: World) -> None:
 
 
 async def test_a_flood_of_bulk_messages_does_not_delay_priority(world: World) -> None:
-    provider = Timed(latency_ms=5000)
+    provider = TimedProvider(latency_ms=5000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=200)}, slots={"bulk": 5})
     for _ in range(100):
         await mail(engine, bulk=True)
@@ -149,7 +149,7 @@ async def test_a_flood_of_bulk_messages_does_not_delay_priority(world: World) ->
 
 
 async def test_one_tenant_s_flood_leaves_capacity_for_another(world: World) -> None:
-    provider = Timed(usual=HANG)
+    provider = TimedProvider(usual=HANG)
     listed = serving("mail", provider)
     rules = steady(timeout_ms="10m", max_age_ms="1d")
     engine = await world.open({"mail": listed}, rules=rules, slots={"standard": 16}, tenant="loud")
@@ -165,7 +165,7 @@ async def test_one_tenant_s_flood_leaves_capacity_for_another(world: World) -> N
 
 
 async def test_tenants_take_turns(world: World) -> None:
-    provider = Timed(latency_ms=1000)
+    provider = TimedProvider(latency_ms=1000)
     listed = serving("mail", provider, max_in_flight=2)
     engines = [await world.open({"mail": listed}, working=False, tenant=f"t{n}") for n in range(3)]
     for _ in range(30):
@@ -180,7 +180,7 @@ async def test_tenants_take_turns(world: World) -> None:
 
 
 async def test_a_worker_claims_only_what_it_can_start(world: World) -> None:
-    provider = Timed(latency_ms=1000)
+    provider = TimedProvider(latency_ms=1000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=3)}, slots={"standard": 100})
     for _ in range(20):
         await mail(engine)
@@ -191,7 +191,7 @@ async def test_a_worker_claims_only_what_it_can_start(world: World) -> None:
 
 async def test_slots_are_released_however_an_attempt_ends(world: World) -> None:
     script = [K.TRANSIENT, HANG, K.BAD_CONTENT, K.PROVIDER_FAULT, K.AMBIGUOUS, K.THROTTLED]
-    provider = Timed(script=script)
+    provider = TimedProvider(script=script)
     engine = await world.open(
         {"mail": Listed(id="mail", provider=provider, channels=(Channel.EMAIL,), max_in_flight=1)},
         rules=steady(timeout_ms="3s"),
@@ -204,7 +204,7 @@ async def test_slots_are_released_however_an_attempt_ends(world: World) -> None:
 
 
 async def test_process_takes_at_most_its_limit_and_urgent_notifications_first(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"any": provider}, working=False)
     for priority in ("low", "medium", "high"):
         for _ in range(4):

@@ -12,14 +12,14 @@ from homing import Channel, CommandName, CommandRefused, Filter, Homing, Invalid
 from homing.core.breaker import Phase
 from homing.engine.commands import BulkProgress
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import K, Timed, World, mail, seconds, serving, status, steady, text
+from support.engine_world import K, TimedProvider, World, mail, seconds, serving, status, steady, text
 
 FAILED = Filter(statuses=(Status.FAILED,))
 
 
-async def dead(world: World, number: int = 1, **settings: Any) -> tuple[Homing, Timed, list[str]]:
+async def dead(world: World, number: int = 1, **settings: Any) -> tuple[Homing, TimedProvider, list[str]]:
     """Opens an engine with dead letters, and a provider that works again."""
-    provider = Timed("mail", usual=K.BAD_CONTENT)
+    provider = TimedProvider("mail", usual=K.BAD_CONTENT)
     engine = await world.open({"mail": serving("mail", provider)}, **settings)
     ids = [await mail(engine, to=f"p{n}@example.org") for n in range(number)]
     await seconds(3)
@@ -71,7 +71,7 @@ async def test_a_retry_can_force_the_provider(world: World) -> None:
 
 
 async def test_a_retry_makes_a_waiting_notification_due_now(world: World) -> None:
-    provider = Timed(script=[K.TRANSIENT])
+    provider = TimedProvider(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady(base_ms="1h"))
     id = await mail(engine)
     later = await mail(engine, send_at=timedelta(hours=2))
@@ -131,7 +131,7 @@ async def test_an_acknowledged_dead_letter_records_by_whom(world: World) -> None
 
 
 async def test_a_waiting_notification_can_be_rescheduled(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider}, working=False)
     id = await mail(engine)
     await engine.reschedule(id, timedelta(minutes=2), who="ada", why="after the launch")

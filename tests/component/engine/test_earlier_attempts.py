@@ -13,7 +13,7 @@ from homing.core.model import Content
 from homing.core.request import SendRequest
 from homing.engine.intake import Earlier
 from homing.sim.loop import START_MS
-from support.engine_world import ADA, K, Timed, World, seconds, status, steady
+from support.engine_world import ADA, K, TimedProvider, World, seconds, status, steady
 
 NOW = moment(START_MS)
 
@@ -25,7 +25,7 @@ def asked(**fields: Any) -> SendRequest:
 
 
 async def test_after_a_failure_elsewhere_it_is_due_after_the_policy_s_first_delay(world: World) -> None:
-    mail = Timed("mail")
+    mail = TimedProvider("mail")
     engine = await world.open({"mail": mail}, rules=steady(factor=2.0))
     sent = await engine.submit(asked(), earlier=Earlier(attempts=1))
     found = await engine.get(sent.id)
@@ -38,7 +38,7 @@ async def test_after_a_failure_elsewhere_it_is_due_after_the_policy_s_first_dela
 
 
 async def test_its_backoff_continues_with_its_attempts(world: World) -> None:
-    mail = Timed("mail", [K.TRANSIENT])
+    mail = TimedProvider("mail", [K.TRANSIENT])
     engine = await world.open({"mail": mail}, rules=steady(factor=2.0))
     await engine.submit(asked(), earlier=Earlier(attempts=2))
     await seconds(120)
@@ -46,7 +46,7 @@ async def test_its_backoff_continues_with_its_attempts(world: World) -> None:
 
 
 async def test_its_own_maximum_overrides_the_policy_s(world: World) -> None:
-    mail = Timed("mail", usual=K.TRANSIENT)
+    mail = TimedProvider("mail", usual=K.TRANSIENT)
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=9))
     fewer = await engine.submit(asked(), earlier=Earlier(attempts=1, max_attempts=3))
     await seconds(200)
@@ -58,7 +58,7 @@ async def test_its_own_maximum_overrides_the_policy_s(world: World) -> None:
 
 
 async def test_its_own_maximum_may_exceed_the_policy_s(world: World) -> None:
-    mail = Timed("mail", usual=K.TRANSIENT)
+    mail = TimedProvider("mail", usual=K.TRANSIENT)
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=1))
     more = await engine.submit(asked(), earlier=Earlier(max_attempts=4))
     await seconds(200)
@@ -66,7 +66,7 @@ async def test_its_own_maximum_may_exceed_the_policy_s(world: World) -> None:
 
 
 async def test_a_notification_without_attempts_left_is_a_dead_letter_at_once(world: World) -> None:
-    mail = Timed("mail")
+    mail = TimedProvider("mail")
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=3))
     spent = await engine.submit(asked(), earlier=Earlier(attempts=3))
     await seconds(60)
@@ -76,7 +76,7 @@ async def test_a_notification_without_attempts_left_is_a_dead_letter_at_once(wor
 
 
 async def test_a_send_time_replaces_the_backoff(world: World) -> None:
-    mail = Timed("mail")
+    mail = TimedProvider("mail")
     engine = await world.open({"mail": mail}, rules=steady())
     await engine.submit(asked(send_at=NOW + timedelta(seconds=3)), earlier=Earlier(attempts=1))
     await seconds(30)

@@ -9,7 +9,7 @@ import pytest
 from homing import CommandRefused, Reason, Status
 from homing.core.breaker import Phase
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import K, Timed, World, mail, seconds, status, steady
+from support.engine_world import K, TimedProvider, World, mail, seconds, status, steady
 
 DAY = 86_400
 
@@ -30,7 +30,7 @@ async def test_cancelled_before_its_attempt_it_is_never_sent(world: World) -> No
 
 
 async def test_cancelled_between_two_attempts_it_is_not_attempted_again(world: World) -> None:
-    provider = Timed(script=[K.TRANSIENT])
+    provider = TimedProvider(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(2)
@@ -41,7 +41,7 @@ async def test_cancelled_between_two_attempts_it_is_not_attempted_again(world: W
 
 
 async def test_cancelled_during_an_attempt_that_fails_it_is_not_attempted_again(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT, latency_ms=5000)
+    provider = TimedProvider(usual=K.TRANSIENT, latency_ms=5000)
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(2)
@@ -67,7 +67,7 @@ async def test_cancelled_during_an_attempt_that_succeeds_it_counts_as_sent(world
 
 
 async def test_it_expires_between_two_attempts(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT)
+    provider = TimedProvider(usual=K.TRANSIENT)
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine, expires_at=timedelta(seconds=25))
     await seconds(60)
@@ -117,7 +117,7 @@ async def test_the_default_age_limit_is_a_day(world: World) -> None:
 
 
 async def test_the_age_limit_applies_while_it_is_retried(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT)
+    provider = TimedProvider(usual=K.TRANSIENT)
     engine = await world.open({"mail": provider}, rules=steady(max_age_ms="35s", max_attempts=50))
     id = await mail(engine)
     await seconds(60)
@@ -140,7 +140,7 @@ async def test_a_resent_notification_has_the_policy_s_age_limit_too(world: World
 
 
 async def test_a_notification_that_kills_its_worker_each_time_ends_as_a_dead_letter(world: World) -> None:
-    provider = Timed(usual=HANG)
+    provider = TimedProvider(usual=HANG)
     rules = steady(max_attempts=3, timeout_ms="20s")
     id = await mail(await world.open({"mail": provider}, rules=rules, working=False))
     for _ in range(8):
@@ -163,7 +163,7 @@ async def test_a_notification_that_kills_its_worker_each_time_ends_as_a_dead_let
 
 
 async def test_a_lost_attempt_can_be_held_for_an_operator(world: World) -> None:
-    provider = Timed(usual=HANG)
+    provider = TimedProvider(usual=HANG)
     engine = await world.open({"mail": provider}, rules=steady(on_timeout="hold"))
     id = await mail(engine)
     await seconds(2)

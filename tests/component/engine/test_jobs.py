@@ -12,14 +12,14 @@ from homing.core.breaker import Phase
 from homing.core.errors import StoreError, StoreUnavailable
 from homing.core.jobs import LEASE_MS, Job, JobStatus
 from homing.core.model import Page
-from support.engine_world import K, Timed, World, mail, seconds, serving, status
+from support.engine_world import K, TimedProvider, World, mail, seconds, serving, status
 
 DEAD = Filter(statuses=(Status.FAILED,), acknowledged=False)
 
 
-async def dead(world: World, number: int, **settings: Any) -> tuple[Homing, Timed, list[str]]:
+async def dead(world: World, number: int, **settings: Any) -> tuple[Homing, TimedProvider, list[str]]:
     """Opens an engine with dead letters, and a provider that works again."""
-    provider = Timed("mail", usual=K.BAD_CONTENT)
+    provider = TimedProvider("mail", usual=K.BAD_CONTENT)
     engine = await world.open({"mail": serving("mail", provider)}, **settings)
     ids = [await mail(engine, to=f"p{n}@example.org") for n in range(number)]
     await seconds(3)
@@ -56,7 +56,7 @@ async def test_a_job_runs_in_the_background_and_reports_its_progress(world: Worl
 
 async def test_any_process_sees_a_job_and_can_stop_it_at_its_next_step(world: World) -> None:
     engine, provider, _ = await dead(world, 30)
-    other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
+    other = await world.open({"mail": serving("mail", TimedProvider("mail"))}, working=False)
     job = await resend(engine, rate=5)
     await seconds(0.5)
     asked = await other.jobs.stop("default", job.id, who="bob")
@@ -70,7 +70,7 @@ async def test_any_process_sees_a_job_and_can_stop_it_at_its_next_step(world: Wo
 
 async def test_a_stopped_job_continues_where_it_was(world: World) -> None:
     engine, provider, _ = await dead(world, 30)
-    other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
+    other = await world.open({"mail": serving("mail", TimedProvider("mail"))}, working=False)
     job = await resend(engine, rate=5)
     await seconds(0.5)
     await engine.jobs.stop("default", job.id, who="bob")
@@ -86,7 +86,7 @@ async def test_a_stopped_job_continues_where_it_was(world: World) -> None:
 
 async def test_a_running_job_is_not_resumed_by_any_process(world: World) -> None:
     engine, provider, _ = await dead(world, 20)
-    other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
+    other = await world.open({"mail": serving("mail", TimedProvider("mail"))}, working=False)
     job = await resend(engine, rate=5)
     await seconds(0.5)
     for asked in (engine, other):
@@ -123,7 +123,7 @@ async def test_a_job_without_a_sign_of_life_is_interrupted(world: World) -> None
     engine, _, _ = await dead(world, 10)
     engine.jobs._begin = lambda run: None  # type: ignore[method-assign]  # killed right after it took it
     job = await resend(engine, rate=0.1)
-    other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
+    other = await world.open({"mail": serving("mail", TimedProvider("mail"))}, working=False)
     assert (await read(other, job)).status is JobStatus.RUNNING
     await seconds(LEASE_MS / 1000 + 10)
     assert (await read(other, job)).status is JobStatus.INTERRUPTED
@@ -208,7 +208,7 @@ async def test_a_tenant_has_at_most_five_jobs_and_sees_only_its_own(world: World
 
 async def test_at_most_five_jobs_start_even_if_several_processes_start_them_at_once(world: World) -> None:
     engine, _, _ = await dead(world, 10)
-    other = await world.open({"mail": serving("mail", Timed("mail"))}, working=False)
+    other = await world.open({"mail": serving("mail", TimedProvider("mail"))}, working=False)
     asked = [resend(one, rate=0.1) for one in (engine, other) * 6]
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert sum(isinstance(one, Job) for one in answers) == 5

@@ -11,7 +11,13 @@ from msgspec import convert
 from homing import Homing
 from homing.core.breaker import Phase
 from homing.core.model import Receipt, ReceiptEvent, Status
-from support.callback_provider import LOST_ANSWER, Answering, Postman, signed, told
+from support.callback_provider import (
+    LOST_ANSWER,
+    CallbackProvider,
+    LookupProvider,
+    event_about,
+    signed_callback,
+)
 from support.engine_world import HOUR, MINUTE, World, mail, seconds, status, steady
 
 pytestmark = pytest.mark.usefixtures("poll_rarely")
@@ -20,9 +26,9 @@ E = ReceiptEvent
 HOLD = steady(on_timeout="hold")
 
 
-async def in_doubt(world: World, **settings: Any) -> tuple[Homing, Answering, str]:
+async def in_doubt(world: World, **settings: Any) -> tuple[Homing, LookupProvider, str]:
     """Sends one email whose response is lost."""
-    post = Answering("post", [LOST_ANSWER])
+    post = LookupProvider("post", [LOST_ANSWER])
     engine = await world.open({"post": post}, rules=HOLD, **settings)
     id = await mail(engine)
     await seconds(1)
@@ -61,7 +67,7 @@ async def test_a_failure_found_by_a_look_up_is_handled_by_its_class(
 ) -> None:
     engine, post, id = await in_doubt(world)
     post.answers[id] = convert(
-        {"provider": "post", "at": 0, **told(post.sent[0], E.FAILED, outcome=outcome)}, Receipt
+        {"provider": "post", "at": 0, **event_about(post.sent[0], E.FAILED, outcome=outcome)}, Receipt
     )
     await seconds(3 * MINUTE)
     assert (await status(engine, id), len(post.sent)) == (ends_as, sends)
@@ -69,7 +75,7 @@ async def test_a_failure_found_by_a_look_up_is_handled_by_its_class(
 
 
 async def test_a_sent_notification_without_receipts_is_looked_up_by_its_message_id(world: World) -> None:
-    post = Answering("post")
+    post = LookupProvider("post")
     engine = await world.open({"post": post})
     id = await mail(engine)
     post.answers[id] = E.DELIVERED
@@ -81,11 +87,11 @@ async def test_a_sent_notification_without_receipts_is_looked_up_by_its_message_
 
 
 async def test_a_notification_with_receipts_is_not_looked_up(world: World) -> None:
-    post = Answering("post")
+    post = LookupProvider("post")
     engine = await world.open({"post": post})
     await mail(engine)
     await seconds(20 * MINUTE)
-    await engine.hear("post", signed([told(post.sent[0], E.DELIVERED)]))
+    await engine.hear("post", signed_callback([event_about(post.sent[0], E.DELIVERED)]))
     await seconds(HOUR)
     assert post.asked == []
 
@@ -108,7 +114,7 @@ async def test_of_several_workers_only_one_looks_up(world: World) -> None:
 
 
 async def test_the_number_of_look_ups_per_round_is_limited(world: World) -> None:
-    post = Answering("post", [LOST_ANSWER] * 4)
+    post = LookupProvider("post", [LOST_ANSWER] * 4)
     engine = await world.open({"post": post}, rules=HOLD, look_ups={"per_round": 3})
     for _ in range(4):
         await mail(engine)
@@ -153,7 +159,7 @@ async def test_an_unavailable_store_costs_one_round(world: World) -> None:
 
 
 async def test_without_a_provider_that_supports_look_ups_nothing_runs(world: World) -> None:
-    engine = await world.open({"post": Postman("post")})
+    engine = await world.open({"post": CallbackProvider("post")})
     await mail(engine)
     await seconds(40 * MINUTE)
     assert not engine._look_ups.possible

@@ -15,8 +15,8 @@ from homing.observing.catalogue import CATALOGUE
 from homing.observing.metrics import Metrics
 from homing.providers.scripted import HANG, ScriptedProvider
 from homing.testing.builders import a_notification, a_submission
-from support.callback_provider import Postman, signed, told
-from support.engine_world import ADA, PHONE, Failing, K, World, mail, seconds, steady
+from support.callback_provider import CallbackProvider, event_about, signed_callback
+from support.engine_world import ADA, PHONE, FailingProvider, K, World, mail, seconds, steady
 
 
 class Page:
@@ -54,7 +54,7 @@ async def scrape(metrics: Metrics) -> Page:
 
 
 async def test_the_four_named_metrics_follow_a_retry_to_its_end(world: World) -> None:
-    engine, metrics = await watched(world, {"mail": Failing("mail")}, rules=steady(max_attempts=3))
+    engine, metrics = await watched(world, {"mail": FailingProvider("mail")}, rules=steady(max_attempts=3))
     await mail(engine)
     await seconds(1)
     queue = "homing-standard"
@@ -149,13 +149,13 @@ async def test_a_breaker_s_phase_is_shown_and_its_changes_are_counted(world: Wor
 
 
 async def test_receipts_are_counted_by_event_and_effect(world: World) -> None:
-    postman = Postman("post")
+    postman = CallbackProvider("post")
     engine, metrics = await watched(world, {"post": postman})
     await mail(engine)
     await seconds(1)
-    event = told(postman.sent[0], ReceiptEvent.DELIVERED)
-    await engine.hear("post", signed([event]))
-    await engine.hear("post", signed([event]))
+    event = event_about(postman.sent[0], ReceiptEvent.DELIVERED)
+    await engine.hear("post", signed_callback([event]))
+    await engine.hear("post", signed_callback([event]))
     page = await scrape(metrics)
     assert page("homing_receipts_total", provider="post", event="delivered", fate="applied") == 1
     assert page("homing_receipts_total", provider="post", event="delivered", fate="unchanged") == 1

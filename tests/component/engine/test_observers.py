@@ -22,11 +22,11 @@ from homing.core.model import (
 )
 from homing.core.observing import Settled
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.callback_provider import Postman, signed, told
-from support.engine_world import ADA, PHONE, Failing, K, World, mail, seconds, status, steady
+from support.callback_provider import CallbackProvider, event_about, signed_callback
+from support.engine_world import ADA, PHONE, FailingProvider, K, World, mail, seconds, status, steady
 
 
-class Diary:
+class RecordingObserver:
     """Records its calls."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Diary:
 
 
 async def test_it_is_called_in_the_order_of_the_pipeline(world: World) -> None:
-    diary = Diary()
+    diary = RecordingObserver()
     engine = await world.open(
         {"mail": ScriptedProvider("mail", [K.TRANSIENT])}, observers=[diary], rules=steady()
     )
@@ -73,7 +73,7 @@ async def test_it_is_called_in_the_order_of_the_pipeline(world: World) -> None:
 
 
 async def test_one_call_covers_many_notifications(world: World) -> None:
-    diary = Diary()
+    diary = RecordingObserver()
     engine = await world.open(observers=[diary], working=False)
     requests = [{"recipient": ADA, "channel": "email", "content": {"body": str(n)}} for n in range(100)]
     assert len([result async for result in engine.send_many(requests)]) == 100
@@ -85,14 +85,14 @@ async def test_one_call_covers_many_notifications(world: World) -> None:
 
 
 async def test_a_synchronous_send_is_reported_too(world: World) -> None:
-    diary = Diary()
+    diary = RecordingObserver()
     engine = await world.open({"sms": ScriptedProvider("sms")}, observers=[diary], working=False)
     await engine.send(PHONE, channel="sms", body="123456", synchronous=True)
     assert diary.batches == [("accepted", 1), ("settled", 1)]
 
 
 async def test_a_notification_ended_by_the_guard_is_reported_without_an_attempt(world: World) -> None:
-    diary = Diary()
+    diary = RecordingObserver()
     engine = await world.open(observers=[diary], working=False)
     await mail(engine, expires_at=timedelta(seconds=5))
     await seconds(10)
@@ -102,7 +102,7 @@ async def test_a_notification_ended_by_the_guard_is_reported_without_an_attempt(
 
 
 async def test_a_late_settlement_is_reported_as_refused(world: World) -> None:
-    diary = Diary()
+    diary = RecordingObserver()
     provider = ScriptedProvider("mail", latency_ms=60_000)
     rules = steady(base_ms="5m", timeout_ms="70s")
     engine = await world.open({"mail": provider}, observers=[diary], rules=rules)
@@ -115,11 +115,11 @@ async def test_a_late_settlement_is_reported_as_refused(world: World) -> None:
 
 
 async def test_receipts_and_breakers_are_reported(world: World) -> None:
-    diary, postman = Diary(), Postman("post")
+    diary, postman = RecordingObserver(), CallbackProvider("post")
     engine = await world.open({"post": postman}, observers=[diary])
     await mail(engine)
     await seconds(1)
-    await engine.hear("post", signed([told(postman.sent[0], ReceiptEvent.DELIVERED)]))
+    await engine.hear("post", signed_callback([event_about(postman.sent[0], ReceiptEvent.DELIVERED)]))
     assert diary.batches[-1] == ("heard", 1)
     await engine.force_breaker("post", Phase.OPEN, who="ann", why="maintenance")
     await engine.force_breaker("post", None, who="ann")
@@ -127,7 +127,7 @@ async def test_receipts_and_breakers_are_reported(world: World) -> None:
 
 
 async def test_every_change_of_a_breaker_is_reported(world: World) -> None:
-    diary, provider = Diary(), Failing("mail")
+    diary, provider = RecordingObserver(), FailingProvider("mail")
     engine = await world.open({"mail": provider}, observers=[diary], rules=steady(max_attempts=50))
     await mail(engine)
     await seconds(60)
@@ -138,7 +138,7 @@ async def test_every_change_of_a_breaker_is_reported(world: World) -> None:
 
 
 async def test_an_unavailable_store_is_reported_by_the_failed_call(world: World) -> None:
-    diary = Diary()
+    diary = RecordingObserver()
     engine = await world.open(observers=[diary])
     await seconds(2)
     world.store.away.add("everything")
@@ -152,13 +152,13 @@ async def test_an_unavailable_store_is_reported_by_the_failed_call(world: World)
 async def test_an_observer_that_raises_delays_nothing_and_no_other_observer(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken(Diary):
+    class Broken(RecordingObserver):
         def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
             raise RuntimeError("the disk of the observer is full")
 
         accepted = claimed = store_failed = settled  # type: ignore[assignment]
 
-    diary = Diary()
+    diary = RecordingObserver()
     engine = await world.open(observers=[Broken(), diary])
     id = await mail(engine)
     await seconds(5)
@@ -184,8 +184,8 @@ async def test_a_snapshot_shows_attempts_in_flight(world: World) -> None:
 
 
 async def test_the_queue_depths_cover_all_tenants(world: World) -> None:
-    engine = await world.open({"mail": Failing("mail")}, rules=steady(base_ms="1h"))
-    other = await world.open({"mail": Failing("mail")}, rules=steady(base_ms="1h"), tenant="other")
+    engine = await world.open({"mail": FailingProvider("mail")}, rules=steady(base_ms="1h"))
+    other = await world.open({"mail": FailingProvider("mail")}, rules=steady(base_ms="1h"), tenant="other")
     await mail(engine)
     await mail(other)
     await seconds(600)

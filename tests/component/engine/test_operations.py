@@ -13,7 +13,7 @@ from homing.core.model import Retention
 from homing.core.policy import Keys
 from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
 from homing.providers.scripted import ScriptedProvider
-from support.engine_world import K, Timed, World, mail, seconds, steady
+from support.engine_world import K, TimedProvider, World, mail, seconds, steady
 
 FIVE = timedelta(minutes=5)
 
@@ -339,7 +339,7 @@ async def test_lists_are_newest_first_and_continue_at_their_cursor(world: World)
 
 
 async def test_wait_returns_at_the_end_or_after_its_timeout(world: World) -> None:
-    provider = Timed(latency_ms=3000)
+    provider = TimedProvider(latency_ms=3000)
     engine = await world.open({"mail": provider})
     id = await mail(engine)
     assert (await engine.wait(id, timeout_ms=1000)).status is Status.SENDING

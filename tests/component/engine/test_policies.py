@@ -15,7 +15,17 @@ from homing.core.policy import Backoff, Jitter
 from homing.core.presets import preset
 from homing.engine.policies import EVERY_TENANT, Policies
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import Hook, K, Timed, World, mail, seconds, serving, status, steady
+from support.engine_world import (
+    K,
+    RecipientHook,
+    TimedProvider,
+    World,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+)
 
 
 def office(world: World, *rules: Rule, named: str = "priority") -> Policies:
@@ -28,7 +38,7 @@ def patience(name: str = "patience", **policy: Any) -> Rule:
 
 
 async def test_a_rule_given_in_python_equals_one_from_a_file(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT)
+    provider = TimedProvider(usual=K.TRANSIENT)
     rule = patience(max_attempts=2, base_ms=7000, jitter=Jitter.NONE)
     engine = await world.open({"mail": provider}, rules=[rule])
     id = await mail(engine)
@@ -38,7 +48,7 @@ async def test_a_rule_given_in_python_equals_one_from_a_file(world: World) -> No
 
 
 async def test_the_backoff_may_be_a_function(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT)
+    provider = TimedProvider(usual=K.TRANSIENT)
     rule = patience(
         max_attempts=4, backoff=Backoff.CALLABLE, call=lambda attempt: attempt**2 * 1000, jitter=Jitter.NONE
     )
@@ -87,7 +97,7 @@ async def test_a_backoff_function_that_raises_does_not_prevent_settling_a_lost_l
 
 
 async def test_a_change_applies_from_the_next_decision_on(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT)
+    provider = TimedProvider(usual=K.TRANSIENT)
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=9))
     id = await mail(engine)
     await seconds(15)
@@ -287,7 +297,7 @@ async def test_explain_has_a_text_for_every_ending(
 
 async def test_explain_shows_why_a_notification_waits_and_that_its_age_ended_it(world: World) -> None:
     waits = Facts(postpone_ms=3_600_000, postpone_reason=Reason.NO_PROVIDER)
-    hook = Hook(lambda claims: {claim.id: waits for claim in claims})
+    hook = RecipientHook(lambda claims: {claim.id: waits for claim in claims})
     engine = await world.open(
         {"mail": ScriptedProvider()}, directory=hook, rules=steady(max_age_ms="2m"), working=True
     )

@@ -13,7 +13,18 @@ from homing import Homing, HomingError, Reason, Recipient, Status
 from homing.core.decide import Facts
 from homing.core.model import Claim, Entry
 from homing.providers.scripted import ScriptedProvider
-from support.engine_world import ADA, Hook, K, Timed, World, mail, seconds, serving, status, steady
+from support.engine_world import (
+    ADA,
+    K,
+    RecipientHook,
+    TimedProvider,
+    World,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+)
 
 
 async def put(world: World, kind: str, key: str, value: dict[str, Any], tenant: str = "default") -> None:
@@ -93,7 +104,7 @@ async def test_an_inactive_device_is_skipped(world: World) -> None:
 
 
 async def test_the_check_runs_before_every_attempt(world: World) -> None:
-    provider = Timed(script=[K.TRANSIENT])
+    provider = TimedProvider(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(2)
@@ -131,14 +142,14 @@ async def test_a_hook_s_facts_decide(world: World) -> None:
     def facts(claims: Sequence[Claim]) -> dict[str, Facts]:
         return {c.id: Facts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
 
-    engine = await world.open({"mail": ScriptedProvider()}, directory=Hook(facts))
+    engine = await world.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
     skipped, sent = await mail(engine), await mail(engine, to="bob@example.org")
     await seconds(2)
     assert (await status(engine, skipped), await status(engine, sent)) == (Status.SKIPPED, Status.SENT)
 
 
 async def test_a_hook_can_postpone_and_the_attempt_is_returned(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     asked = 0
 
     def facts(claims: Sequence[Claim]) -> dict[str, Facts]:
@@ -147,7 +158,7 @@ async def test_a_hook_can_postpone_and_the_attempt_is_returned(world: World) -> 
         wait = Facts(postpone_ms=60_000, postpone_reason=Reason.QUIET_HOURS)
         return {c.id: wait for c in claims} if asked == 1 else {}
 
-    engine = await world.open({"mail": provider}, directory=Hook(facts))
+    engine = await world.open({"mail": provider}, directory=RecipientHook(facts))
     id = await mail(engine)
     await seconds(30)
     found = await engine.get(id)
@@ -159,7 +170,7 @@ async def test_a_hook_can_postpone_and_the_attempt_is_returned(world: World) -> 
 
 
 async def test_one_call_of_the_hook_covers_a_whole_batch(world: World) -> None:
-    hook = Hook(lambda claims: {})
+    hook = RecipientHook(lambda claims: {})
     engine = await world.open({"mail": ScriptedProvider()}, directory=hook, working=False)
     for n in range(100):
         await mail(engine, to=f"p{n}@example.org")
@@ -185,7 +196,7 @@ def raising(claims: Sequence[Claim]) -> Any:
     ids=["raises", "answers nothing", "answers a list", "answers junk", "hangs"],
 )
 async def test_a_failing_hook_postpones_and_no_attempt_is_lost(world: World, trouble: Any) -> None:
-    hook = Hook(trouble)
+    hook = RecipientHook(trouble)
     provider = ScriptedProvider()
     engine = await world.open({"mail": provider}, directory=hook, rules=steady(max_attempts=1))
     id = await mail(engine)
@@ -200,7 +211,7 @@ async def test_a_failing_hook_postpones_and_no_attempt_is_lost(world: World, tro
 
 async def test_expiry_and_age_apply_while_a_hook_fails(world: World) -> None:
     engine = await world.open(
-        {"mail": ScriptedProvider()}, directory=Hook(raising), rules=steady(max_age_ms="5m")
+        {"mail": ScriptedProvider()}, directory=RecipientHook(raising), rules=steady(max_age_ms="5m")
     )
     old = await mail(engine)
     brief = await mail(engine, expires_at=timedelta(minutes=1))
@@ -212,7 +223,7 @@ async def test_expiry_and_age_apply_while_a_hook_fails(world: World) -> None:
     assert found.attempt_count == 0
 
 
-class Unwell(Hook):
+class FailingDirectory(RecipientHook):
     """Cannot resolve ids."""
 
     def __init__(self, trouble: Any) -> None:
@@ -232,7 +243,9 @@ class Unwell(Hook):
 async def test_a_service_that_cannot_resolve_ids_refuses_the_send_with_our_error(
     world: World, trouble: Any
 ) -> None:
-    engine = await world.open({"mail": ScriptedProvider()}, directory=Unwell(trouble), working=False)
+    engine = await world.open(
+        {"mail": ScriptedProvider()}, directory=FailingDirectory(trouble), working=False
+    )
     with pytest.raises(HomingError):
         await engine.send({"id": "u-1", "email": ADA}, channel="email", body="x")
     assert await world.store.tallies(None) == ()
@@ -246,7 +259,7 @@ async def test_invalid_data_in_the_registry_refuses_the_send_with_our_error(worl
 
 
 async def test_a_hook_that_resolves_ids_provides_the_address(world: World) -> None:
-    class Service(Hook):
+    class Service(RecipientHook):
         async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
             return {id: Recipient(id=id, email=f"{id}@{tenant}.example.org") for id in ids}
 

@@ -14,12 +14,12 @@ from homing.core.model import OutcomeKind, Recipient
 from homing.core.ports import Delivery
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import START_MS
-from support.engine_world import ADA, K, Timed, World, mail, seconds, serving, status
+from support.engine_world import ADA, K, TimedProvider, World, mail, seconds, serving, status
 
 NOW = moment(START_MS)
 
 
-class Checked(ScriptedProvider):
+class HealthCheckedProvider(ScriptedProvider):
     """Returns the health check that the test has set."""
 
     def __init__(self, answer: Any) -> None:
@@ -35,8 +35,8 @@ class Checked(ScriptedProvider):
 async def test_a_provider_is_listed_with_its_position_on_every_route(world: World) -> None:
     engine = await world.open(
         {
-            "a": serving("a", Timed("a"), "email", weight=3, max_in_flight=5, rate=RateLimit(2.5, 4)),
-            "b": serving("b", Timed("b"), "email", "sms", weight=1),
+            "a": serving("a", TimedProvider("a"), "email", weight=3, max_in_flight=5, rate=RateLimit(2.5, 4)),
+            "b": serving("b", TimedProvider("b"), "email", "sms", weight=1),
         },
         working=False,
         routes={"email": ["b", "a"]},
@@ -49,7 +49,7 @@ async def test_a_provider_is_listed_with_its_position_on_every_route(world: Worl
 
 
 async def test_an_automatically_opened_breaker_shows_until_when(world: World) -> None:
-    engine = await world.open({"mail": Timed("mail", usual=K.TRANSIENT)})
+    engine = await world.open({"mail": TimedProvider("mail", usual=K.TRANSIENT)})
     for _ in range(5):
         await mail(engine)
     await seconds(2)
@@ -61,10 +61,10 @@ async def test_an_automatically_opened_breaker_shows_until_when(world: World) ->
 
 
 async def test_a_forced_breaker_records_who_when_and_why(world: World) -> None:
-    engine = await world.open({"mail": Timed("mail")}, working=False)
+    engine = await world.open({"mail": TimedProvider("mail")}, working=False)
     await seconds(7)
     await engine.force_breaker("mail", Phase.OPEN, who="ada", why="maintenance until nine")
-    other = await world.open({"mail": Timed("mail")}, working=False)
+    other = await world.open({"mail": TimedProvider("mail")}, working=False)
     [found] = await other.providers()
     assert (found.breaker.phase, found.breaker.forced, found.breaker.by) == (Phase.OPEN, True, "ada")
     assert (found.breaker.why, found.breaker.until) == ("maintenance until nine", None)
@@ -75,7 +75,7 @@ async def test_a_forced_breaker_records_who_when_and_why(world: World) -> None:
 
 
 async def test_a_forced_breaker_is_published_to_the_sinks(world: World) -> None:
-    engine = await world.open({"mail": Timed("mail")})
+    engine = await world.open({"mail": TimedProvider("mail")})
     await engine.force_breaker("mail", Phase.OPEN, who="ada", why="maintenance")
     await engine.force_breaker("mail", None, who="bob")
     await seconds(5)
@@ -95,7 +95,9 @@ async def test_a_forced_breaker_is_published_to_the_sinks(world: World) -> None:
     [(True, ""), (False, "its check says no"), (OSError("no route"), "no route"), (OSError(), "OSError")],
 )
 async def test_a_failed_check_reports_the_error(world: World, answer: Any, problem: str) -> None:
-    engine = await world.open({"x": Checked(answer), "y": Checked(True)}, working=False)
+    engine = await world.open(
+        {"x": HealthCheckedProvider(answer), "y": HealthCheckedProvider(True)}, working=False
+    )
     x, y = await engine.check_providers()
     assert (x.provider, x.usable, x.problem) == ("x", not problem, problem)
     assert y.usable
@@ -103,7 +105,7 @@ async def test_a_failed_check_reports_the_error(world: World, answer: Any, probl
 
 
 async def test_a_test_message_uses_only_that_provider_and_is_not_stored(world: World) -> None:
-    a, b = Timed("a"), Timed("b", [Outcome(OutcomeKind.ACCEPTED, provider_message_id="m-1")])
+    a, b = TimedProvider("a"), TimedProvider("b", [Outcome(OutcomeKind.ACCEPTED, provider_message_id="m-1")])
     engine = await world.open({"a": serving("a", a), "b": serving("b", b)})
     tried = await engine.try_provider("b", ADA)
     assert (tried.provider, tried.channel, tried.outcome) == ("b", Channel.EMAIL, K.ACCEPTED)
@@ -116,7 +118,9 @@ async def test_a_test_message_uses_only_that_provider_and_is_not_stored(world: W
 
 
 async def test_a_failed_test_message_is_not_retried_and_does_not_count_for_the_breaker(world: World) -> None:
-    bad = Timed("bad", usual=Outcome(OutcomeKind.PROVIDER_FAULT, error_code="401", error="who are you?"))
+    bad = TimedProvider(
+        "bad", usual=Outcome(OutcomeKind.PROVIDER_FAULT, error_code="401", error="who are you?")
+    )
     engine = await world.open({"bad": serving("bad", bad)})
     for _ in range(10):
         tried = await engine.try_provider("bad", ADA)
@@ -127,7 +131,7 @@ async def test_a_failed_test_message_is_not_retried_and_does_not_count_for_the_b
 
 
 async def test_a_test_message_reaches_a_provider_whose_breaker_is_forced_open(world: World) -> None:
-    mended = Timed("mended")
+    mended = TimedProvider("mended")
     engine = await world.open({"mended": serving("mended", mended)})
     await engine.force_breaker("mended", Phase.OPEN, who="ada")
     assert (await engine.try_provider("mended", ADA)).outcome is K.ACCEPTED
@@ -142,7 +146,10 @@ async def test_a_provider_that_raises_or_hangs_gives_an_outcome(world: World) ->
             raise RuntimeError("boom")
 
     engine = await world.open(
-        {"raises": serving("raises", Raising()), "hangs": serving("hangs", Timed("hangs", latency_ms=10**7))},
+        {
+            "raises": serving("raises", Raising()),
+            "hangs": serving("hangs", TimedProvider("hangs", latency_ms=10**7)),
+        },
         working=False,
     )
     assert (await engine.try_provider("raises", ADA)).outcome is K.AMBIGUOUS
@@ -163,7 +170,7 @@ async def test_a_provider_that_raises_or_hangs_gives_an_outcome(world: World) ->
 async def test_an_invalid_test_message_is_refused(
     world: World, provider: str, address: str, channel: Channel | None, field: str
 ) -> None:
-    both = Timed("both")
+    both = TimedProvider("both")
     engine = await world.open({"both": serving("both", both, "email", "sms")}, working=False)
     with pytest.raises(InvalidRequest) as refused:
         await engine.try_provider(provider, address, channel)

@@ -15,7 +15,19 @@ from homing.core.model import Claim, Settlement
 from homing.core.quiet_hours import Window
 from homing.providers.scripted import ScriptedProvider
 from homing.testing.clock import ManualClock
-from support.engine_world import ADA, HOUR, MINUTE, Hook, Timed, World, mail, seconds, serving, status, steady
+from support.engine_world import (
+    ADA,
+    HOUR,
+    MINUTE,
+    RecipientHook,
+    TimedProvider,
+    World,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+)
 
 pytestmark = pytest.mark.usefixtures("poll_rarely")
 
@@ -41,7 +53,7 @@ def next_full_hour(world: World, offset_h: int) -> int:
 
 
 async def test_a_notification_in_quiet_hours_is_sent_when_they_end(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider}, quiet_hours=quiet_now(world))
     end = next_full_hour(world, 2)
     began = world.clock.now_ms()
@@ -148,7 +160,7 @@ async def test_quiet_hours_do_not_count_towards_the_age(world: World) -> None:
 
 
 async def test_retries_wait_for_the_end_of_quiet_hours_too(world: World) -> None:
-    provider = Timed(script=["transient"])
+    provider = TimedProvider(script=["transient"])
     engine = await world.open(
         {"mail": provider},
         quiet_hours={"start": hour(world, 1), "end": hour(world, 3)},
@@ -168,7 +180,7 @@ async def test_retries_wait_for_the_end_of_quiet_hours_too(world: World) -> None
 async def test_a_hook_may_return_time_zone_and_hours(world: World) -> None:
     now_ms = world.clock.now_ms() % 86_400_000
     window = Window((now_ms - 60_000) % 86_400_000, (now_ms + 600_000) % 86_400_000)
-    hook = Hook(lambda claims: {c.id: Facts(time_zone="UTC", quiet_hours=window) for c in claims})
+    hook = RecipientHook(lambda claims: {c.id: Facts(time_zone="UTC", quiet_hours=window) for c in claims})
     engine = await world.open({"mail": ScriptedProvider()}, directory=hook)
     id = await mail(engine)
     await seconds(MINUTE)
@@ -181,7 +193,7 @@ async def test_a_hook_may_return_time_zone_and_hours(world: World) -> None:
 
 
 async def test_a_recipient_gets_no_more_than_allowed_and_everything_in_the_end(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider}, limits={"recipient": {"most": 2, "per_ms": "10m"}})
     ids = await _one_after_another(engine, 6)
     other = await mail(engine, to=BOB)
@@ -256,7 +268,7 @@ async def test_without_limits_the_store_is_not_called(world: World) -> None:
 
 async def test_many_notifications_waiting_for_one_recipient_return_one_by_one(world: World) -> None:
     """Otherwise all of them would be claimed and postponed again for each one that is sent."""
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider}, limits={"recipient": {"most": 1, "per_ms": "10s"}})
     put_back = 0
 
@@ -286,7 +298,7 @@ async def test_a_waiting_recipient_does_not_delay_others(world: World) -> None:
 
 
 async def test_a_notification_held_by_its_tenant_s_limit_uses_no_token_of_its_recipient(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open(
         {"mail": provider},
         limits={"recipient": {"most": 1, "per_ms": "1d"}, "tenant": {"most": 1, "per_ms": "1m"}},
@@ -361,7 +373,7 @@ async def test_invalid_facts_about_one_notification_postpone_only_that_one(
     def facts(claims: Sequence[Claim]) -> Any:
         return {c.id: told[c.address] for c in claims if c.address in told}
 
-    engine = await world.open({"mail": ScriptedProvider()}, directory=Hook(facts))
+    engine = await world.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
     odd, fine = await mail(engine), await mail(engine, to=BOB)
     await seconds(20)
     assert (await status(engine, odd), await status(engine, fine)) == (Status.PENDING, Status.SENT)
@@ -379,7 +391,7 @@ async def test_a_hook_that_cancels_itself_counts_as_failed(world: World) -> None
             raise asyncio.CancelledError
         return {}
 
-    engine = await world.open({"mail": ScriptedProvider()}, directory=Hook(facts))
+    engine = await world.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
     id = await mail(engine)
     await seconds(30)
     found = await engine.get(id)

@@ -13,7 +13,18 @@ from homing import RateLimit, Reason, Status
 from homing.core.breaker import Phase
 from homing.core.model import ClaimBatch, ClaimRequest, Retention, Tally
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady, text
+from support.engine_world import (
+    K,
+    TimedProvider,
+    WatchedStore,
+    World,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+    text,
+)
 
 
 async def outcomes(world: World, id: str) -> list[str]:
@@ -26,7 +37,7 @@ async def outcomes(world: World, id: str) -> list[str]:
 
 
 async def test_a_failover_that_cannot_be_recorded_waits_and_costs_no_attempt(world: World) -> None:
-    second = Timed()
+    second = TimedProvider()
     engine = await world.open({"first": ScriptedProvider(), "second": second}, rules=steady(max_attempts=1))
     await engine.force_breaker("first", Phase.OPEN, who="ada")
     world.store.away.update(("extend", "settle"))
@@ -39,7 +50,7 @@ async def test_a_failover_that_cannot_be_recorded_waits_and_costs_no_attempt(wor
 
 
 async def test_a_rate_limit_that_cannot_be_checked_costs_no_attempt(world: World) -> None:
-    second = serving("second", Timed(), rate=RateLimit(1.0, 1))
+    second = serving("second", TimedProvider(), rate=RateLimit(1.0, 1))
     engine = await world.open(
         {"first": serving("first", ScriptedProvider()), "second": second}, rules=steady(max_attempts=1)
     )
@@ -53,7 +64,7 @@ async def test_a_rate_limit_that_cannot_be_checked_costs_no_attempt(world: World
 
 
 async def test_a_trial_that_the_store_cannot_grant_is_granted_later(world: World) -> None:
-    provider = Timed(script=[K.TRANSIENT] * 5)
+    provider = TimedProvider(script=[K.TRANSIENT] * 5)
     provider.up = False
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=9))
     ids = [await mail(engine) for _ in range(5)]
@@ -69,7 +80,7 @@ async def test_a_trial_that_the_store_cannot_grant_is_granted_later(world: World
 async def test_a_short_lease_is_extended_before_the_send(world: World, tmp_path: Path) -> None:
     brief = tmp_path / "brief.toml"
     brief.write_text('[worker]\nlease_ms = "2s"\n')
-    provider = Timed(latency_ms=15_000)
+    provider = TimedProvider(latency_ms=15_000)
     engine = await world.open({"mail": provider}, config_file=brief, rules=steady(timeout_ms="20s"))
     await world.open({"mail": provider}, config_file=brief, rules=steady(timeout_ms="20s"))
     id = await mail(engine)
@@ -81,7 +92,7 @@ async def test_a_short_lease_is_extended_before_the_send(world: World, tmp_path:
 async def test_a_send_whose_lease_cannot_be_extended_does_not_start(world: World, tmp_path: Path) -> None:
     brief = tmp_path / "brief.toml"
     brief.write_text('[worker]\nlease_ms = "2s"\n')
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider}, config_file=brief, rules=steady())
     world.store.away.add("extend")
     id = await mail(engine)
@@ -94,7 +105,7 @@ async def test_a_send_whose_lease_cannot_be_extended_does_not_start(world: World
 
 
 async def test_leases_that_could_not_be_extended_are_extended_next_time(world: World) -> None:
-    provider = Timed(latency_ms=60_000)
+    provider = TimedProvider(latency_ms=60_000)
     engine = await world.open({"mail": provider}, rules=steady(timeout_ms="70s"))
     id = await mail(engine)
     await seconds(10)
@@ -108,7 +119,7 @@ async def test_leases_that_could_not_be_extended_are_extended_next_time(world: W
 async def test_a_lease_taken_over_during_its_send_is_detected(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    provider = Timed(latency_ms=60_000)
+    provider = TimedProvider(latency_ms=60_000)
     engine = await world.open({"mail": provider}, rules=steady(base_ms="5m", timeout_ms="70s"))
     id = await mail(engine)
     await seconds(1)
@@ -121,7 +132,7 @@ async def test_a_lease_taken_over_during_its_send_is_detected(
 
 
 async def test_a_suspended_process_gets_all_its_slots_back(world: World) -> None:
-    provider = Timed(latency_ms=60_000)
+    provider = TimedProvider(latency_ms=60_000)
     listed = serving("mail", provider, max_in_flight=2)
     engine = await world.open({"mail": listed}, rules=steady(timeout_ms="70s"))
     await mail(engine)
@@ -160,7 +171,7 @@ async def test_a_store_with_an_unexpected_error_is_called_again(world: World) ->
 
 
 async def test_any_number_of_lost_leases_is_settled(world: World) -> None:
-    provider = Timed(usual=HANG)
+    provider = TimedProvider(usual=HANG)
     listed = serving("mail", provider, max_in_flight=300)
     engine = await world.open({"mail": listed}, rules=steady(), slots={"standard": 300})
     for n in range(250):
@@ -176,7 +187,7 @@ async def test_any_number_of_lost_leases_is_settled(world: World) -> None:
 
 
 async def test_a_jump_of_the_wall_clock_sends_nothing_twice(world: World) -> None:
-    provider = Timed(script=[K.TRANSIENT] * 3)
+    provider = TimedProvider(script=[K.TRANSIENT] * 3)
     engine = await world.open({"mail": provider}, rules=steady())
     ids = [await mail(engine) for _ in range(3)]
     await seconds(2)
@@ -249,7 +260,7 @@ async def test_a_synchronous_idempotency_key_that_outlives_its_notification_says
 
 
 async def test_processing_next_to_a_worker_neither_duplicates_nor_fails(world: World) -> None:
-    provider = Timed(latency_ms=100)
+    provider = TimedProvider(latency_ms=100)
 
     async def slow(event: Any) -> None:
         await asyncio.sleep(0.3)
@@ -268,7 +279,7 @@ async def test_processing_next_to_a_worker_neither_duplicates_nor_fails(world: W
 
 
 async def test_of_a_cancel_or_an_expiry_and_a_simultaneous_retry_one_wins(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT)
+    provider = TimedProvider(usual=K.TRANSIENT)
     engine = await world.open({"mail": provider}, rules=steady(max_attempts=99))
     ids = [await mail(engine, expires_at=timedelta(seconds=20 + n)) for n in range(20)]
     for id in ids[::2]:

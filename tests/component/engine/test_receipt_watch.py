@@ -9,7 +9,7 @@ import pytest
 from homing import Homing
 from homing.core.breaker import Phase
 from homing.core.model import ReceiptEvent
-from support.callback_provider import Postman, signed, told
+from support.callback_provider import CallbackProvider, event_about, signed_callback
 from support.engine_world import HOUR, MINUTE, World, mail, phase, seconds
 
 pytestmark = pytest.mark.usefixtures("poll_rarely")
@@ -19,7 +19,7 @@ QUICK: dict[str, Any] = {"bad_of": 10, "stopped_of": 20, "stopped_after_ms": "30
 
 
 async def send_and_tell(
-    engine: Homing, post: Postman, events: list[ReceiptEvent | None], **fields: Any
+    engine: Homing, post: CallbackProvider, events: list[ReceiptEvent | None], **fields: Any
 ) -> None:
     """Sends one email for each event and lets the provider report that event."""
     first = len(post.sent)
@@ -28,11 +28,11 @@ async def send_and_tell(
     await seconds(1)
     for delivery, event in zip(post.sent[first:], events, strict=False):
         if event is not None:
-            await engine.hear(post.name, signed([told(delivery, event, **fields)]))
+            await engine.hear(post.name, signed_callback([event_about(delivery, event, **fields)]))
 
 
-async def open_two(world: World, **receipts: Any) -> tuple[Homing, Postman, Postman]:
-    post, spare = Postman("post"), Postman("spare")
+async def open_two(world: World, **receipts: Any) -> tuple[Homing, CallbackProvider, CallbackProvider]:
+    post, spare = CallbackProvider("post"), CallbackProvider("spare")
     engine = await world.open({"post": post, "spare": spare}, receipts={**QUICK, **receipts})
     await seconds(2)
     return engine, post, spare

@@ -22,7 +22,7 @@ from support.engine_world import ADA, K, World, mail, seconds, steady
 ALL = frozenset({STATUS_CHANGED, NOTIFICATION_FAILED, ALERT})
 
 
-class Sink:
+class RecordingSink:
     """Keeps its events, and fails while the test says so."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ async def test_a_sink_gets_only_the_events_it_subscribed_to(world: World) -> Non
 
 
 async def test_a_sink_that_fails_gets_its_events_later_and_the_others_only_once(world: World) -> None:
-    good, bad = Sink(), Sink()
+    good, bad = RecordingSink(), RecordingSink()
     relay = a_relay(world, good=good, bad=bad)
     running = asyncio.create_task(relay.run())
     bad.fails = True
@@ -114,7 +114,7 @@ async def test_a_sink_that_fails_gets_its_events_later_and_the_others_only_once(
 
 
 async def test_a_sink_that_failed_gets_its_events_in_their_order(world: World) -> None:
-    sink = Sink()
+    sink = RecordingSink()
     running = asyncio.create_task(a_relay(world, sink=sink).run())
     sink.fails = True
     for number in range(3):
@@ -130,7 +130,7 @@ async def test_a_sink_that_failed_gets_its_events_in_their_order(world: World) -
 
 
 async def test_a_sink_that_fails_for_long_does_not_delay_the_others(world: World) -> None:
-    good, bad = Sink(), Sink()
+    good, bad = RecordingSink(), RecordingSink()
     bad.fails = True
     running = asyncio.create_task(a_relay(world, good=good, bad=bad).run())
     await world.store.emit([an_event(n) for n in range(11_000)])
@@ -140,7 +140,7 @@ async def test_a_sink_that_fails_for_long_does_not_delay_the_others(world: World
 
 
 async def test_events_left_behind_by_one_relay_are_published_by_another(world: World) -> None:
-    first, second = Sink(), Sink()
+    first, second = RecordingSink(), RecordingSink()
     first.fails = True
     relay = a_relay(world, "w1", sink=first)
     await world.store.emit([an_event(1)])
@@ -153,7 +153,7 @@ async def test_events_left_behind_by_one_relay_are_published_by_another(world: W
 
 
 async def test_two_relays_do_not_publish_the_same_events_at_once(world: World) -> None:
-    sink = Sink()
+    sink = RecordingSink()
     relays = [a_relay(world, f"w{n}", sink=sink) for n in range(2)]
     await world.store.emit([an_event(n) for n in range(400)])
     await asyncio.gather(*(relay.run_once() for relay in relays))
@@ -168,7 +168,7 @@ async def test_events_without_a_subscriber_leave_the_outbox(world: World) -> Non
 
 
 async def test_an_unavailable_store_only_delays_events(world: World) -> None:
-    sink = Sink()
+    sink = RecordingSink()
     running = asyncio.create_task(a_relay(world, sink=sink).run())
     await world.store.emit([an_event(1)])
     world.store.away.add("outbox")

@@ -11,7 +11,7 @@ from homing import Outcome, OutcomeKind, Reason, Status
 from homing.core.errors import DeliveryFailed
 from homing.core.model import Channel, CommandName, History
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import ADA, K, Timed, World, mail, seconds, status, steady
+from support.engine_world import ADA, K, TimedProvider, World, mail, seconds, status, steady
 
 
 def throttled(seconds: float) -> Outcome:
@@ -41,7 +41,7 @@ async def test_an_attempt_confirmed_by_the_provider_means_delivered(world: World
 
 
 async def test_a_transient_failure_is_retried_at_the_same_provider_after_its_backoff(world: World) -> None:
-    provider = Timed(script=[K.TRANSIENT])
+    provider = TimedProvider(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider, "spare": ScriptedProvider()}, rules=steady())
     id = await mail(engine)
     await seconds(5)
@@ -60,7 +60,7 @@ async def test_a_transient_failure_is_retried_at_the_same_provider_after_its_bac
 
 
 async def test_the_minutes_of_the_simple_preset_double_and_end_after_three_attempts(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT)
+    provider = TimedProvider(usual=K.TRANSIENT)
     engine = await world.open({"mail": provider}, preset="simple")
     id = await mail(engine)
     await seconds(20 * 60)
@@ -91,7 +91,7 @@ async def test_the_fixed_schedule_is_kept_by_a_process_that_runs_now_and_then(wo
 async def test_after_two_failures_the_next_provider_is_tried_and_after_the_last_the_first(
     world: World,
 ) -> None:
-    one, two = Timed(usual=K.TRANSIENT), Timed(usual=K.TRANSIENT)
+    one, two = TimedProvider(usual=K.TRANSIENT), TimedProvider(usual=K.TRANSIENT)
     engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=7))
     id = await mail(engine)
     await seconds(100)
@@ -110,7 +110,7 @@ async def test_failover_after_can_be_one(world: World) -> None:
 
 
 async def test_a_provider_fault_fails_over_at_once(world: World) -> None:
-    one, two = Timed(script=[K.PROVIDER_FAULT]), Timed()
+    one, two = TimedProvider(script=[K.PROVIDER_FAULT]), TimedProvider()
     engine = await world.open({"one": one, "two": two}, rules=steady())
     id = await mail(engine)
     await seconds(3)
@@ -120,7 +120,7 @@ async def test_a_provider_fault_fails_over_at_once(world: World) -> None:
 
 
 async def test_a_provider_fault_without_another_provider_waits_for_its_backoff(world: World) -> None:
-    only = Timed(script=[K.PROVIDER_FAULT])
+    only = TimedProvider(script=[K.PROVIDER_FAULT])
     engine = await world.open({"only": only}, rules=steady())
     id = await mail(engine)
     await seconds(15)
@@ -129,7 +129,7 @@ async def test_a_provider_fault_without_another_provider_waits_for_its_backoff(w
 
 
 async def test_two_faulty_providers_do_not_alternate_without_waiting(world: World) -> None:
-    one, two = Timed(usual=K.PROVIDER_FAULT), Timed(usual=K.PROVIDER_FAULT)
+    one, two = TimedProvider(usual=K.PROVIDER_FAULT), TimedProvider(usual=K.PROVIDER_FAULT)
     engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=4))
     id = await mail(engine)
     await seconds(9)
@@ -160,7 +160,7 @@ async def test_a_failure_that_no_retry_can_fix_is_a_dead_letter_at_once(
 
 
 async def test_retry_after_raises_the_delay_at_that_provider(world: World) -> None:
-    provider = Timed(script=[throttled(60)])
+    provider = TimedProvider(script=[throttled(60)])
     engine = await world.open({"mail": provider}, rules=steady())
     await mail(engine)
     await seconds(70)
@@ -168,7 +168,7 @@ async def test_retry_after_raises_the_delay_at_that_provider(world: World) -> No
 
 
 async def test_retry_after_never_lowers_the_delay(world: World) -> None:
-    provider = Timed(script=[throttled(1)])
+    provider = TimedProvider(script=[throttled(1)])
     engine = await world.open({"mail": provider}, rules=steady())
     await mail(engine)
     await seconds(15)
@@ -186,8 +186,10 @@ async def test_retry_after_counts_for_at_most_a_day(world: World) -> None:
 
 
 async def test_a_retry_after_beyond_the_expiry_fails_over_at_once(world: World) -> None:
-    spare = Timed()
-    engine = await world.open({"mail": Timed(script=[throttled(3600)]), "spare": spare}, rules=steady())
+    spare = TimedProvider()
+    engine = await world.open(
+        {"mail": TimedProvider(script=[throttled(3600)]), "spare": spare}, rules=steady()
+    )
     id = await mail(engine, expires_at=timedelta(minutes=10))
     await seconds(1)
     assert (await engine.get(id)).provider_names == ("mail", "spare")
@@ -203,8 +205,8 @@ async def test_a_retry_after_beyond_the_expiry_without_another_provider_expires_
 
 
 async def test_a_provider_with_retry_after_is_left_alone_after_the_failover(world: World) -> None:
-    one = Timed(script=[throttled(300)])
-    two = Timed(script=[K.TRANSIENT, K.TRANSIENT])
+    one = TimedProvider(script=[throttled(300)])
+    two = TimedProvider(script=[K.TRANSIENT, K.TRANSIENT])
     engine = await world.open({"one": one, "two": two}, rules=steady(failover_after=1, max_attempts=9))
     id = await mail(engine)
     await seconds(120)
@@ -270,7 +272,7 @@ async def test_a_notification_in_doubt_can_be_resolved_as_failed_or_retried(worl
 
 
 async def test_no_response_within_the_timeout_is_ambiguous(world: World) -> None:
-    provider = Timed(script=[HANG])
+    provider = TimedProvider(script=[HANG])
     engine = await world.open({"mail": provider}, rules=steady(timeout_ms="7s"))
     id = await mail(engine)
     await seconds(20)
@@ -316,7 +318,7 @@ async def test_all_attempts_have_the_same_delivery_except_for_the_number(world: 
 
 
 async def test_the_channel_preset_gives_each_channel_its_own_backoff(world: World) -> None:
-    provider = Timed(usual=K.TRANSIENT)
+    provider = TimedProvider(usual=K.TRANSIENT)
     engine = await world.open({"p": provider}, preset="channel")
     sent: Any = await engine.send("+15550100", channel="sms", origin="auth", body="x")
     await seconds(60)
@@ -339,7 +341,7 @@ async def test_two_unlisted_errors_end_as_bad_content_however_long_the_second_on
     world: World, jitter: str
 ) -> None:
     """The first provider stays excluded: neither a short backoff nor a long queue leads back to it."""
-    one, two = Timed(usual=UNLISTED), Timed(usual=UNLISTED, latency_ms=20_000)
+    one, two = TimedProvider(usual=UNLISTED), TimedProvider(usual=UNLISTED, latency_ms=20_000)
     rules = steady(max_attempts=6, base_ms=1, jitter=jitter, timeout_ms="30s")
     engine = await world.open({"one": one, "two": two}, rules=rules)
     id = await mail(engine)
@@ -353,7 +355,7 @@ async def test_two_unlisted_errors_end_as_bad_content_however_long_the_second_on
 async def test_after_an_unlisted_error_of_the_second_provider_it_waits_for_the_first_to_recover(
     world: World,
 ) -> None:
-    one, two = Timed(script=[K.TRANSIENT]), Timed(usual=UNLISTED)
+    one, two = TimedProvider(script=[K.TRANSIENT]), TimedProvider(usual=UNLISTED)
     engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
     id = await mail(engine)
     await seconds(60)
@@ -365,7 +367,7 @@ async def test_after_an_unlisted_error_of_the_second_provider_it_waits_for_the_f
 async def test_a_provider_that_refused_a_notification_is_not_tried_again_while_the_other_fails(
     world: World,
 ) -> None:
-    one, two = Timed(usual=UNLISTED), Timed(script=[K.TRANSIENT] * 3)
+    one, two = TimedProvider(usual=UNLISTED), TimedProvider(script=[K.TRANSIENT] * 3)
     engine = await world.open({"one": one, "two": two}, rules=steady(max_attempts=6, failover_after=1))
     id = await mail(engine)
     await seconds(60)
@@ -374,7 +376,7 @@ async def test_a_provider_that_refused_a_notification_is_not_tried_again_while_t
 
 
 async def test_an_operator_s_retry_tries_the_provider_again_that_refused(world: World) -> None:
-    one, two = Timed(script=[UNLISTED]), Timed(script=[UNLISTED])
+    one, two = TimedProvider(script=[UNLISTED]), TimedProvider(script=[UNLISTED])
     engine = await world.open({"one": one, "two": two}, rules=steady())
     id = await mail(engine)
     await seconds(1)
@@ -385,7 +387,7 @@ async def test_an_operator_s_retry_tries_the_provider_again_that_refused(world: 
 
 
 async def test_a_synchronous_send_with_an_unlisted_error_ends_as_bad_content(world: World) -> None:
-    one, two = Timed(usual=UNLISTED), Timed()
+    one, two = TimedProvider(usual=UNLISTED), TimedProvider()
     engine = await world.open({"one": one, "two": two}, rules=steady())
     with pytest.raises(DeliveryFailed) as failed:
         await engine.send(ADA, channel="email", body="now", synchronous=True)

@@ -24,7 +24,19 @@ from homing.core.model import Content, Entry, Mode
 from homing.core.ports import Rendered
 from homing.providers.scripted import ScriptedProvider
 from homing.sim.loop import START_MS
-from support.engine_world import ADA, PHONE, K, Timed, World, mail, seconds, serving, status, steady, stored
+from support.engine_world import (
+    ADA,
+    PHONE,
+    K,
+    TimedProvider,
+    World,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+    stored,
+)
 
 NOW = datetime.fromtimestamp(START_MS / 1000, UTC)
 
@@ -104,7 +116,7 @@ async def test_recipients_times_channels_share_one_batch(world: World) -> None:
 
 async def test_both_means_email_and_push_and_a_failure_of_one_never_repeats_the_other(world: World) -> None:
     letters = ScriptedProvider("letters")
-    pushes = Timed("pushes", [K.TRANSIENT, K.TRANSIENT])
+    pushes = TimedProvider("pushes", [K.TRANSIENT, K.TRANSIENT])
     engine = await world.open(
         {"letters": serving("letters", letters), "pushes": serving("pushes", pushes, "push")}, rules=steady()
     )
@@ -197,7 +209,7 @@ async def test_a_dedup_key_defines_what_is_the_same_message(world: World) -> Non
 
 
 async def test_nothing_is_sent_before_its_scheduled_time(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider})
     soon = await mail(engine, send_at=timedelta(minutes=2))
     then = await mail(engine, send_at=NOW + timedelta(minutes=5))
@@ -260,7 +272,7 @@ async def test_the_request_overrides_the_stored_recipient(world: World) -> None:
     assert (await engine.get(sent.id)).recipient.email == "new@example.org"
 
 
-class Greetings:
+class MinimalTemplates:
     """Minimal templates."""
 
     async def render(
@@ -273,7 +285,7 @@ class Greetings:
 
 
 async def test_a_template_is_rendered_before_anything_is_stored(world: World) -> None:
-    engine = await idle(world, renderer=Greetings())
+    engine = await idle(world, renderer=MinimalTemplates())
     to = {"email": ADA, "locale": "de-DE"}
     sent = await engine.send(to, channel="email", template_key="greeting", data={"name": "Ada"})
     found = await engine.get(sent.id)
@@ -286,7 +298,7 @@ async def test_a_template_is_rendered_before_anything_is_stored(world: World) ->
 
 
 async def test_rendered_content_is_checked_like_any_other(world: World) -> None:
-    engine = await idle(world, renderer=Greetings())
+    engine = await idle(world, renderer=MinimalTemplates())
     for name, field in (("Ada\r\nBcc: all", "content.subject"), ("x" * 300_000, "content")):
         with pytest.raises(InvalidRequest) as caught:
             await engine.send(ADA, channel="email", template_key="greeting", data={"name": name})
@@ -295,7 +307,7 @@ async def test_rendered_content_is_checked_like_any_other(world: World) -> None:
 
 
 async def test_a_send_wakes_the_worker(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider})
     await seconds(0.5)
     await mail(engine)

@@ -17,7 +17,7 @@ async def claimed(store: WatchedStore, number: int) -> tuple[Claim, ...]:
     return (await store.claim(everything())).claims
 
 
-class Picky(WatchedStore):
+class FaultyStore(WatchedStore):
     """Raises on some settlements, in a way that no store should."""
 
     poison: frozenset[str] = frozenset()
@@ -31,7 +31,7 @@ class Picky(WatchedStore):
 
 
 async def test_simultaneous_settlements_are_written_together(world: World) -> None:
-    store = Picky(world.clock)
+    store = FaultyStore(world.clock)
     settler = Settler(store, world.clock, batch_size=10, linger_ms=2)
     running = asyncio.create_task(settler.run())
     for claim in await claimed(store, 25):
@@ -48,7 +48,7 @@ async def test_without_settlements_draining_ends_at_once(world: World) -> None:
 
 
 async def test_a_settlement_that_cannot_be_written_delays_no_other(world: World) -> None:
-    store = Picky(world.clock)
+    store = FaultyStore(world.clock)
     told: list[str] = []
     settler = Settler(
         store, world.clock, on_settled=lambda batch, refused: told.extend(one.id for one, _ in batch)

@@ -25,7 +25,18 @@ from homing.core.errors import StoreUnavailable
 from homing.core.model import CommandName, Entry, Filter, Mode
 from homing.core.reading import request_from
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import ADA, PHONE, Hook, K, Timed, World, seconds, serving, status, stored
+from support.engine_world import (
+    ADA,
+    PHONE,
+    K,
+    RecipientHook,
+    TimedProvider,
+    World,
+    seconds,
+    serving,
+    status,
+    stored,
+)
 
 TIMED_OUT = "Synchronous delivery timed out after 2s. Notification NOT queued."
 
@@ -84,7 +95,7 @@ async def test_a_failure_is_raised_at_once_and_recorded(world: World, kind: Any)
 
 
 async def test_after_two_seconds_it_has_failed_and_is_never_sent_later(world: World) -> None:
-    provider = Timed(script=[HANG])
+    provider = TimedProvider(script=[HANG])
     engine = await world.open({"sms": provider})
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeliveryTimeout) as caught:
@@ -157,7 +168,7 @@ async def test_a_suppressed_recipient_gets_nothing(world: World) -> None:
 
 async def test_a_hanging_hook_takes_no_more_than_the_two_seconds(world: World) -> None:
     provider = ScriptedProvider()
-    hook = Hook(lambda claims: asyncio.Event().wait())
+    hook = RecipientHook(lambda claims: asyncio.Event().wait())
     engine = await world.open({"sms": provider}, working=False, directory=hook)
     began = asyncio.get_running_loop().time()
     with pytest.raises(DeliveryFailed):
@@ -270,14 +281,14 @@ async def test_a_send_for_another_tenant_is_read_back_as_that_tenant(world: Worl
 
 
 async def test_it_respects_the_provider_s_rate_limit(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"sms": serving("sms", provider, "sms", rate=RateLimit(1.0, 1))}, working=False)
     await asyncio.gather(ring(engine), ring(engine))
     assert provider.gaps == [1.0]
 
 
 async def test_it_does_not_wait_for_a_busy_worker(world: World) -> None:
-    provider = Timed(latency_ms=500)
+    provider = TimedProvider(latency_ms=500)
     engine = await world.open({"sms": serving("sms", provider, "sms", "email")}, slots={"bulk": 1})
     for n in range(20):
         await engine.send(f"p{n}@example.org", channel="email", body="x", bulk=True)
@@ -286,7 +297,7 @@ async def test_it_does_not_wait_for_a_busy_worker(world: World) -> None:
 
 
 async def test_a_provider_at_its_limit_takes_no_more_than_the_two_seconds(world: World) -> None:
-    provider = Timed(usual=HANG)
+    provider = TimedProvider(usual=HANG)
     listed = serving("any", provider, "sms", "email", max_in_flight=1)
     engine = await world.open({"any": listed})
     await engine.send(ADA, channel="email", body="x")
@@ -301,7 +312,7 @@ async def test_a_provider_at_its_limit_takes_no_more_than_the_two_seconds(world:
 
 
 async def test_a_hanging_recipient_service_takes_no_more_than_the_two_seconds(world: World) -> None:
-    class Slow(Hook):
+    class Slow(RecipientHook):
         async def resolve(self, tenant: str, ids: Any) -> Any:
             await asyncio.sleep(60)
             return {}

@@ -14,7 +14,7 @@ from homing.providers.scripted import HANG, ScriptedProvider
 from support.engine_world import K, World, mail, seconds, status, steady
 
 
-class Odd:
+class InvalidResultProvider:
     """Returns the given object once, then accepts everything."""
 
     def __init__(self, answer: Any) -> None:
@@ -41,7 +41,7 @@ NONSENSE: Any = Outcome("nonsense")  # type: ignore[arg-type]
 
 @pytest.mark.parametrize("answer", [None, "sent", 200, {"kind": "accepted"}, object(), [], NONSENSE])
 async def test_a_result_of_the_wrong_type_is_ambiguous(world: World, answer: Any) -> None:
-    engine = await world.open({"mail": Odd(answer)}, rules=steady())
+    engine = await world.open({"mail": InvalidResultProvider(answer)}, rules=steady())
     id = await mail(engine)
     await seconds(20)
     first, second = (await engine.history(id)).attempts
@@ -50,7 +50,7 @@ async def test_a_result_of_the_wrong_type_is_ambiguous(world: World, answer: Any
 
 
 async def test_an_outcome_given_by_name_counts_like_the_outcome(world: World) -> None:
-    provider = Odd(Outcome("accepted", provider_message_id="m-1"))  # type: ignore[arg-type]
+    provider = InvalidResultProvider(Outcome("accepted", provider_message_id="m-1"))  # type: ignore[arg-type]
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(60)
@@ -59,7 +59,9 @@ async def test_an_outcome_given_by_name_counts_like_the_outcome(world: World) ->
 
 
 async def test_a_provider_that_raises_is_ambiguous(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    engine = await world.open({"mail": Odd(RuntimeError("socket\r\nclosed"))}, rules=steady())
+    engine = await world.open(
+        {"mail": InvalidResultProvider(RuntimeError("socket\r\nclosed"))}, rules=steady()
+    )
     id = await mail(engine)
     await seconds(20)
     first, second = (await engine.history(id)).attempts
@@ -72,14 +74,16 @@ async def test_a_provider_that_raises_is_ambiguous(world: World, caplog: pytest.
 
 
 async def test_a_provider_that_cancels_itself_loses_nothing(world: World) -> None:
-    engine = await world.open({"mail": Odd(asyncio.CancelledError())}, rules=steady(timeout_ms="1s"))
+    engine = await world.open(
+        {"mail": InvalidResultProvider(asyncio.CancelledError())}, rules=steady(timeout_ms="1s")
+    )
     id = await mail(engine)
     await seconds(90)
     assert await status(engine, id) is Status.SENT
 
 
 async def test_a_provider_that_cannot_be_closed_does_not_prevent_closing_the_engine(world: World) -> None:
-    engine = await world.open({"mail": Odd(None)})
+    engine = await world.open({"mail": InvalidResultProvider(None)})
     await engine.close()
 
 

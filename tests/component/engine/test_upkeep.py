@@ -11,7 +11,7 @@ from homing import Homing, Outcome, Status
 from homing.core.breaker import Phase
 from homing.core.model import Retention
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import K, Timed, World, mail, seconds, status, steady
+from support.engine_world import K, TimedProvider, World, mail, seconds, status, steady
 
 LOOK = 65
 
@@ -185,7 +185,7 @@ async def test_idempotency_keys_are_kept_for_a_week(world: World) -> None:
 
 
 async def test_any_number_of_lost_leases_is_handled(world: World) -> None:
-    provider = Timed(usual=HANG)
+    provider = TimedProvider(usual=HANG)
     engine = await world.open({"mail": provider}, rules=steady(), slots={"standard": 500})
     for _ in range(100):
         await mail(engine)

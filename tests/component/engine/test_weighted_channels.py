@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from homing.core.breaker import Phase
-from support.engine_world import K, Timed, World, mail, seconds, serving
+from support.engine_world import K, TimedProvider, World, mail, seconds, serving
 
 
 async def test_a_split_channel_starts_with_each_provider_by_its_weight(world: World) -> None:
-    big, small, spare = Timed("big"), Timed("small"), Timed("spare")
+    big, small, spare = TimedProvider("big"), TimedProvider("small"), TimedProvider("spare")
     engine = await world.open(
         {
             "big": serving("big", big, "email", weight=3),
@@ -26,7 +26,7 @@ async def test_a_split_channel_starts_with_each_provider_by_its_weight(world: Wo
 
 
 async def test_a_failure_continues_along_the_route_from_where_it_started(world: World) -> None:
-    first, last = Timed("first"), Timed("last", usual=K.PROVIDER_FAULT)
+    first, last = TimedProvider("first"), TimedProvider("last", usual=K.PROVIDER_FAULT)
     engine = await world.open(
         {
             "first": serving("first", first, "email", weight=0),
@@ -41,8 +41,8 @@ async def test_a_failure_continues_along_the_route_from_where_it_started(world: 
 async def test_while_a_breaker_is_open_the_other_providers_are_drawn(world: World) -> None:
     engine = await world.open(
         {
-            "a": serving("a", Timed("a"), "email", weight=1),
-            "b": serving("b", Timed("b"), "email", weight=1),
+            "a": serving("a", TimedProvider("a"), "email", weight=1),
+            "b": serving("b", TimedProvider("b"), "email", weight=1),
         },
         working=False,
     )
@@ -56,8 +56,8 @@ async def test_while_a_breaker_is_open_the_other_providers_are_drawn(world: Worl
 async def test_with_a_forced_provider_none_is_drawn(world: World) -> None:
     engine = await world.open(
         {
-            "a": serving("a", Timed("a"), "email", weight=1),
-            "b": serving("b", Timed("b"), "email", weight=0),
+            "a": serving("a", TimedProvider("a"), "email", weight=1),
+            "b": serving("b", TimedProvider("b"), "email", weight=0),
         },
         working=False,
     )

@@ -15,7 +15,18 @@ from homing.core.model import Settlement
 from homing.engine.stats import LATENESS_BUCKETS_MS, Lateness
 from homing.engine.worker import WorkerSettings
 from homing.providers.scripted import HANG, ScriptedProvider
-from support.engine_world import K, Timed, WatchedStore, World, mail, seconds, serving, status, steady, text
+from support.engine_world import (
+    K,
+    TimedProvider,
+    WatchedStore,
+    World,
+    mail,
+    seconds,
+    serving,
+    status,
+    steady,
+    text,
+)
 
 
 async def hears_nothing(store: WatchedStore, wake: object, wake_inbox: object) -> None:
@@ -33,7 +44,7 @@ async def test_an_idle_worker_claims_at_most_once_per_poll(world: World) -> None
 async def test_with_a_slower_poll_a_send_still_wakes_the_worker(world: World, tmp_path: Path) -> None:
     settings = tmp_path / "slow.toml"
     settings.write_text('[worker]\npoll_ms = "5m"\n')
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider}, config_file=settings)
     await seconds(100)
     assert world.store.calls["claim"] == 1
@@ -43,7 +54,7 @@ async def test_with_a_slower_poll_a_send_still_wakes_the_worker(world: World, tm
 
 
 async def test_a_retry_is_not_late_even_if_nothing_wakes_the_worker(world: World) -> None:
-    provider = Timed(script=[K.TRANSIENT])
+    provider = TimedProvider(script=[K.TRANSIENT])
     engine = await world.open({"mail": provider}, rules=steady(base_ms="5m"))
     await mail(engine)
     await seconds(310)
@@ -72,7 +83,7 @@ async def test_lateness_beyond_all_buckets_is_recorded_too() -> None:
 
 
 async def test_draining_finishes_attempts_in_flight_and_claims_nothing_new(world: World) -> None:
-    provider = Timed(latency_ms=5000)
+    provider = TimedProvider(latency_ms=5000)
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=2)})
     ids = [await mail(engine) for _ in range(6)]
     await seconds(1)
@@ -83,7 +94,7 @@ async def test_draining_finishes_attempts_in_flight_and_claims_nothing_new(world
 
 
 async def test_a_hard_stop_leaves_leases_that_another_worker_takes_over(world: World) -> None:
-    provider = Timed(script=[HANG])
+    provider = TimedProvider(script=[HANG])
     engine = await world.open({"mail": provider}, rules=steady())
     id = await mail(engine)
     await seconds(1)
@@ -145,7 +156,7 @@ async def test_run_worker_runs_until_it_is_drained(world: World) -> None:
 
 @pytest.mark.parametrize("call", ["claim", "settle", "extend", "reclaim", "breakers", "outbox", "emit"])
 async def test_a_store_outage_loses_nothing(world: World, call: str) -> None:
-    provider = Timed(script=[K.TRANSIENT], latency_ms=500)
+    provider = TimedProvider(script=[K.TRANSIENT], latency_ms=500)
     engine = await world.open({"mail": provider}, rules=steady())
     before = [await mail(engine) for _ in range(5)]
     await seconds(0.2)
@@ -159,7 +170,7 @@ async def test_a_store_outage_loses_nothing(world: World, call: str) -> None:
 
 
 async def test_occasional_store_errors_lose_nothing(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider}, rules=steady())
     ids = []
     for n in range(30):
@@ -172,7 +183,7 @@ async def test_occasional_store_errors_lose_nothing(world: World) -> None:
 
 
 async def test_a_settlement_after_a_long_outage_still_counts(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": provider}, rules=steady())
     world.store.away.add("settle")
     id = await mail(engine)
@@ -185,7 +196,7 @@ async def test_a_settlement_after_a_long_outage_still_counts(world: World) -> No
 
 
 async def test_a_settlement_of_a_lease_that_was_taken_over_changes_nothing(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     cut_off = world.store.twin()
     one = await world.open({"mail": provider}, rules=steady(), store=cut_off)
     two = await world.open({"mail": provider}, rules=steady())
@@ -203,7 +214,7 @@ async def test_a_settlement_of_a_lease_that_was_taken_over_changes_nothing(world
 
 
 async def test_a_long_send_keeps_its_lease(world: World) -> None:
-    provider = Timed(latency_ms=100_000)
+    provider = TimedProvider(latency_ms=100_000)
     rules = steady(timeout_ms="2m")
     engine = await world.open({"mail": provider}, rules=rules)
     await world.open({"mail": provider}, rules=rules)
@@ -237,7 +248,7 @@ async def test_a_listener_that_raises_stops_nothing(world: World) -> None:
 
 
 async def test_a_backlog_of_settlements_pauses_claiming(world: World) -> None:
-    provider = Timed()
+    provider = TimedProvider()
     engine = await world.open({"mail": serving("mail", provider, max_in_flight=4)}, working=False)
     engine.settings = replace(engine.settings, worker=WorkerSettings(settle_backlog=10))
     engine.start_worker()

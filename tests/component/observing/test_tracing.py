@@ -18,13 +18,13 @@ from homing.core.policy import Jitter
 from homing.core.ports import Delivery
 from homing.engine.clock import SystemClock
 from homing.observing.tracing import Tracing
-from support.running_service import Serving
+from support.running_service import RunningService
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 MAIL = {"recipient": {"email": "ada@example.org"}, "channel": "email", "content": {"body": "hello"}}
 
 
-class Traced:
+class RecordedTraces:
     """A tracer whose spans a test can read."""
 
     def __init__(self, share: float = 1.0) -> None:
@@ -46,8 +46,8 @@ def trace_of(span: ReadableSpan) -> str:
 
 
 @pytest.fixture
-def traced() -> Iterator[Traced]:
-    made = Traced()
+def traced() -> Iterator[RecordedTraces]:
+    made = RecordedTraces()
     yield made
     made.tracing.close()
 
@@ -65,7 +65,7 @@ QUICK = Rule(name="quick", policy=PolicyPatch(base_ms=0, cap_ms=0, jitter=Jitter
 async def test_events_of_a_notification_in_several_processes_are_one_trace_with_its_id(
     tmp_path: Any,
 ) -> None:
-    accepting, working = Traced(), Traced()
+    accepting, working = RecordedTraces(), RecordedTraces()
     store = tmp_path / "homing.db"
     async with Homing(store, observers=[accepting.tracing]) as homing:
         sent = await homing.send("ada@example.org", channel="email", body="hello", type="order")
@@ -102,7 +102,7 @@ async def test_events_of_a_notification_in_several_processes_are_one_trace_with_
 
 
 def test_a_request_continues_its_caller_s_trace_and_links_to_the_notification_s(
-    serve: Callable[..., Serving], traced: Traced
+    serve: Callable[..., RunningService], traced: RecordedTraces
 ) -> None:
     service = serve(store="memory:", observers=[traced.tracing], watchers=[traced.tracing])
     id = service.call("POST", "/api/v1/notifications/send", MAIL, headers={"Traceparent": CALLER}).json[
@@ -125,7 +125,7 @@ def test_a_request_continues_its_caller_s_trace_and_links_to_the_notification_s(
 
 
 def test_a_request_that_its_caller_does_not_sample_is_not_traced(
-    serve: Callable[..., Serving], traced: Traced
+    serve: Callable[..., RunningService], traced: RecordedTraces
 ) -> None:
     service = serve(store="memory:", watchers=[traced.tracing])
     service.call("GET", "/healthz", headers={"Traceparent": CALLER[:-2] + "00"})
@@ -134,7 +134,7 @@ def test_a_request_that_its_caller_does_not_sample_is_not_traced(
     assert [span.name for span in traced.spans()][:1] == ["unknown address"]
 
 
-def test_a_receipt_with_a_notification_id_joins_its_trace(traced: Traced) -> None:
+def test_a_receipt_with_a_notification_id_joins_its_trace(traced: RecordedTraces) -> None:
     id = "0190d1b2-7c3e-7b6a-9c1d-2f4e6a8b0c1d"
 
     def receipt(event_id: str, of: str | None) -> Receipt:
@@ -159,7 +159,7 @@ def test_a_receipt_with_a_notification_id_joins_its_trace(traced: Traced) -> Non
 
 
 async def test_sampling_is_decided_by_the_id_so_that_all_processes_agree(tmp_path: Any) -> None:
-    accepting, working = Traced(share=0.5), Traced(share=0.5)
+    accepting, working = RecordedTraces(share=0.5), RecordedTraces(share=0.5)
     store = tmp_path / "homing.db"
     async with Homing(store, observers=[accepting.tracing]) as homing:
         for _ in range(64):

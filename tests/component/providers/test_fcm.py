@@ -61,7 +61,7 @@ CLASSES = {
 }
 
 
-class Google:
+class FakeGoogle:
     """A token server and an FCM server on one port, with scripted responses."""
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class Google:
 
 
 @pytest.fixture
-async def google() -> AsyncIterator[Google]:
-    made = Google()
+async def google() -> AsyncIterator[FakeGoogle]:
+    made = FakeGoogle()
     async with made.server:
         yield made
 
@@ -103,7 +103,7 @@ async def transport() -> AsyncIterator[CurlTransport]:
 
 
 @pytest.fixture
-async def fcm(google: Google, transport: CurlTransport) -> AsyncIterator[FcmProvider]:
+async def fcm(google: FakeGoogle, transport: CurlTransport) -> AsyncIterator[FcmProvider]:
     made = an_fcm(transport, google.server.url)
     yield made
     await made.close()
@@ -112,7 +112,9 @@ async def fcm(google: Google, transport: CurlTransport) -> AsyncIterator[FcmProv
 # Sending -----------------------------------------------------------------------------------------------
 
 
-async def test_a_message_is_sent_with_the_token_of_the_assertion(fcm: FcmProvider, google: Google) -> None:
+async def test_a_message_is_sent_with_the_token_of_the_assertion(
+    fcm: FcmProvider, google: FakeGoogle
+) -> None:
     outcome = await fcm.send(a_push())
     assert outcome == Outcome(K.ACCEPTED, provider_message_id=NAME)
     (asked,), (sent,) = google.tokens_asked, google.sends
@@ -126,14 +128,14 @@ async def test_a_message_is_sent_with_the_token_of_the_assertion(fcm: FcmProvide
     assert sent.headers["content-type"] == "application/json"
 
 
-async def test_two_hundred_concurrent_sends_fetch_one_token(fcm: FcmProvider, google: Google) -> None:
+async def test_two_hundred_concurrent_sends_fetch_one_token(fcm: FcmProvider, google: FakeGoogle) -> None:
     outcomes = await asyncio.gather(*(fcm.send(a_push(address=f"t{n}")) for n in range(200)))
     assert {outcome.kind for outcome in outcomes} == {K.ACCEPTED}
     assert (len(google.tokens_asked), len(google.sends)) == (1, 200)
 
 
 async def test_a_cancelled_send_leaves_the_token_fetch_to_the_others(
-    google: Google, transport: CurlTransport
+    google: FakeGoogle, transport: CurlTransport
 ) -> None:
     google.token_acts = [Act(writes=a_token().writes, pause_ms=1)]  # long enough for a cancellation
     fcm = an_fcm(transport, google.server.url)
@@ -145,7 +147,7 @@ async def test_a_cancelled_send_leaves_the_token_fetch_to_the_others(
 
 
 async def test_a_token_is_renewed_before_its_expiry_while_the_old_one_is_used(
-    google: Google, transport: CurlTransport
+    google: FakeGoogle, transport: CurlTransport
 ) -> None:
     now = [NOW_MS]
     fcm = an_fcm(transport, google.server.url, now_ms=lambda: now[0])
@@ -166,7 +168,7 @@ async def test_a_token_is_renewed_before_its_expiry_while_the_old_one_is_used(
 
 
 async def test_a_failed_renewal_is_not_repeated_with_every_send(
-    google: Google, transport: CurlTransport
+    google: FakeGoogle, transport: CurlTransport
 ) -> None:
     now = [NOW_MS]
     fcm = an_fcm(transport, google.server.url, now_ms=lambda: now[0])
@@ -182,7 +184,7 @@ async def test_a_failed_renewal_is_not_repeated_with_every_send(
     assert len(google.tokens_asked) <= 3
 
 
-async def test_an_expired_token_is_not_used(google: Google, transport: CurlTransport) -> None:
+async def test_an_expired_token_is_not_used(google: FakeGoogle, transport: CurlTransport) -> None:
     now = [NOW_MS]
     fcm = an_fcm(transport, google.server.url, now_ms=lambda: now[0])
     google.token_acts = [a_token("old"), a_token("new")]
@@ -193,7 +195,7 @@ async def test_an_expired_token_is_not_used(google: Google, transport: CurlTrans
 
 
 async def test_a_refused_token_is_replaced_once_and_the_message_sent_again(
-    fcm: FcmProvider, google: Google
+    fcm: FcmProvider, google: FakeGoogle
 ) -> None:
     google.token_acts = [a_token("revoked"), a_token("fresh")]
     google.send_acts = [UNAUTHENTICATED]
@@ -201,7 +203,9 @@ async def test_a_refused_token_is_replaced_once_and_the_message_sent_again(
     assert [one.headers["authorization"] for one in google.sends] == ["Bearer revoked", "Bearer fresh"]
 
 
-async def test_a_new_token_that_is_refused_too_is_a_provider_fault(fcm: FcmProvider, google: Google) -> None:
+async def test_a_new_token_that_is_refused_too_is_a_provider_fault(
+    fcm: FcmProvider, google: FakeGoogle
+) -> None:
     google.send_acts = [UNAUTHENTICATED] * 9
     outcome = await fcm.send(a_push())
     assert (outcome.kind, outcome.error_code) == (K.PROVIDER_FAULT, "UNAUTHENTICATED")
@@ -209,7 +213,7 @@ async def test_a_new_token_that_is_refused_too_is_a_provider_fault(fcm: FcmProvi
 
 
 async def test_a_refused_token_that_cannot_be_replaced_is_not_ambiguous(
-    fcm: FcmProvider, google: Google
+    fcm: FcmProvider, google: FakeGoogle
 ) -> None:
     google.token_acts = [a_token(), html(503)]
     google.send_acts = [UNAUTHENTICATED]
@@ -217,7 +221,7 @@ async def test_a_refused_token_that_cannot_be_replaced_is_not_ambiguous(
     assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "token_unavailable")
 
 
-async def test_fifty_sends_with_a_revoked_token_replace_it_once(fcm: FcmProvider, google: Google) -> None:
+async def test_fifty_sends_with_a_revoked_token_replace_it_once(fcm: FcmProvider, google: FakeGoogle) -> None:
     google.token_acts = [a_token("revoked"), a_token("fresh")]
     await fcm.send(a_push())
     google.revoked = "revoked"
@@ -227,7 +231,7 @@ async def test_fifty_sends_with_a_revoked_token_replace_it_once(fcm: FcmProvider
 
 
 async def test_apple_s_refusal_of_our_credentials_does_not_cause_a_new_token(
-    fcm: FcmProvider, google: Google
+    fcm: FcmProvider, google: FakeGoogle
 ) -> None:
     body = next(e for e in FCM["errors"] if e["id"] == "third-party-auth")["body"]
     google.send_acts = [answer(401, json.dumps(body).encode())]
@@ -253,7 +257,7 @@ REFUSED_GRANT = answer(400, b'{"error":"invalid_grant","error_description":"Inva
     ],
 )
 async def test_without_a_token_nothing_is_sent_and_nothing_is_ambiguous(
-    fcm: FcmProvider, google: Google, act: Act, kind: OutcomeKind, code: str
+    fcm: FcmProvider, google: FakeGoogle, act: Act, kind: OutcomeKind, code: str
 ) -> None:
     google.token_acts = [act] * 9
     outcome = await fcm.send(a_push(timeout_ms=600 if act is HANG_AFTER_READING else 60_000))
@@ -261,39 +265,39 @@ async def test_without_a_token_nothing_is_sent_and_nothing_is_ambiguous(
     assert google.sends == []
 
 
-async def test_the_next_send_after_a_failed_fetch_tries_again(fcm: FcmProvider, google: Google) -> None:
+async def test_the_next_send_after_a_failed_fetch_tries_again(fcm: FcmProvider, google: FakeGoogle) -> None:
     google.token_acts = [html(503)]
     assert (await fcm.send(a_push())).kind is K.TRANSIENT
     assert (await fcm.send(a_push())).kind is K.ACCEPTED
 
 
-async def test_without_tokens_the_health_check_fails(fcm: FcmProvider, google: Google) -> None:
+async def test_without_tokens_the_health_check_fails(fcm: FcmProvider, google: FakeGoogle) -> None:
     google.token_acts = [REFUSED_GRANT]
     assert not await fcm.check()
 
 
-async def test_a_retry_after_of_the_token_server_is_respected(fcm: FcmProvider, google: Google) -> None:
+async def test_a_retry_after_of_the_token_server_is_respected(fcm: FcmProvider, google: FakeGoogle) -> None:
     google.token_acts = [throttle("7")]
     assert (await fcm.send(a_push())).retry_after_ms == 7_000
 
 
-async def test_google_s_error_about_the_key_is_reported(fcm: FcmProvider, google: Google) -> None:
+async def test_google_s_error_about_the_key_is_reported(fcm: FcmProvider, google: FakeGoogle) -> None:
     google.token_acts = [REFUSED_GRANT]
     assert "invalid_grant: Invalid JWT Signature." in str((await fcm.send(a_push())).error)
 
 
-async def test_a_dropped_response_to_a_message_is_ambiguous(fcm: FcmProvider, google: Google) -> None:
+async def test_a_dropped_response_to_a_message_is_ambiguous(fcm: FcmProvider, google: FakeGoogle) -> None:
     google.send_acts = [RESET_AFTER_READING]
     assert (await fcm.send(a_push())).kind is K.AMBIGUOUS
 
 
-async def test_a_message_that_cannot_be_sent_fetches_no_token(fcm: FcmProvider, google: Google) -> None:
+async def test_a_message_that_cannot_be_sent_fetches_no_token(fcm: FcmProvider, google: FakeGoogle) -> None:
     assert (await fcm.send(a_push(content=Content(data={"n": 1})))).kind is K.BAD_CONTENT
     assert google.server.received == []
 
 
 async def test_the_health_check_succeeds_with_a_token_and_a_response(
-    fcm: FcmProvider, google: Google
+    fcm: FcmProvider, google: FakeGoogle
 ) -> None:
     google.send_acts = [html(404), html(502)]
     assert await fcm.check()
@@ -301,7 +305,7 @@ async def test_the_health_check_succeeds_with_a_token_and_a_response(
     assert {one.method for one in google.sends} == {"GET"}
 
 
-async def test_closing_aborts_a_hanging_token_fetch(google: Google, transport: CurlTransport) -> None:
+async def test_closing_aborts_a_hanging_token_fetch(google: FakeGoogle, transport: CurlTransport) -> None:
     google.token_acts = [HANG_AFTER_READING]
     fcm = an_fcm(transport, google.server.url)
     send = asyncio.ensure_future(fcm.send(a_push(timeout_ms=60_000)))
@@ -310,7 +314,9 @@ async def test_closing_aborts_a_hanging_token_fetch(google: Google, transport: C
     assert (await send).error_code == "token_unavailable"
 
 
-async def test_no_secret_is_shown(fcm: FcmProvider, google: Google, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_secret_is_shown(
+    fcm: FcmProvider, google: FakeGoogle, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     google.send_acts = [UNAUTHENTICATED] * 9
     outcome = await fcm.send(a_push())

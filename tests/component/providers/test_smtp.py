@@ -18,7 +18,7 @@ from homing.core.ports import Provider
 from homing.providers.secret import Secret
 from homing.providers.smtp import SmtpProvider
 from support.email_deliveries import FULL, ID, NOW_MS, a_mail
-from support.smtp_servers import Kept, Told, ToldSmtp, aiosmtpd_server, only
+from support.smtp_servers import RecordingHandler, ScriptedSmtpServer, SmtpReply, accept_only, aiosmtpd_server
 
 K = OutcomeKind
 PATIENCE_S = 30
@@ -46,7 +46,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
 
 
 async def test_a_real_server_receives_every_part_of_the_email_unchanged() -> None:
-    kept = Kept()
+    kept = RecordingHandler()
     async with aiosmtpd_server(kept) as port:
         provider = an_smtp(port, from_name="Vögel", envelope_from="bounces@example.com")
         outcome = await provider.send(a_mail(FULL))
@@ -70,8 +70,8 @@ async def test_an_email_is_sent_encrypted_after_a_login(
     authority: tuple[ssl.SSLContext, str], mode: str
 ) -> None:
     context, ca_file = authority
-    kept = Kept()
-    options: dict[str, Any] = {"authenticator": only("app", "s3cret"), "auth_required": True}
+    kept = RecordingHandler()
+    options: dict[str, Any] = {"authenticator": accept_only("app", "s3cret"), "auth_required": True}
     options |= (
         {"tls": context, "auth_require_tls": False}
         if mode == "tls"
@@ -102,7 +102,7 @@ async def test_one_connection_carries_emails_of_every_size(
 ) -> None:
     """More emails than would fit if flow control got stuck, from a few bytes to a few megabytes."""
     context, ca_file = authority
-    kept = Kept()
+    kept = RecordingHandler()
     options: dict[str, Any] = {"data_size_limit": 2**25}
     options |= {"tls": {"tls": context}, "starttls": {"tls_context": context}, "none": {}}[mode]
     large = ("c" * 900 + "\n") * 2_500
@@ -122,7 +122,7 @@ async def test_one_connection_carries_emails_of_every_size(
 
 
 async def test_a_server_without_the_required_starttls_or_login_is_not_used() -> None:
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         assert (await an_smtp(server.port, tls="starttls").send(a_mail())).error_code == "starttls_missing"
         logged_in = an_smtp(server.port, username="app", password="s3cret")
         assert (await logged_in.send(a_mail())).error_code == "auth_missing"
@@ -131,7 +131,7 @@ async def test_a_server_without_the_required_starttls_or_login_is_not_used() -> 
 
 
 async def test_an_international_address_needs_a_server_that_supports_it() -> None:
-    kept, mail = Kept(), a_mail(address="ådå@bücher.example")
+    kept, mail = RecordingHandler(), a_mail(address="ådå@bücher.example")
     async with aiosmtpd_server(kept, enable_SMTPUTF8=True) as port:
         provider = an_smtp(port)
         assert (await provider.send(mail)).kind is K.ACCEPTED
@@ -142,20 +142,20 @@ async def test_an_international_address_needs_a_server_that_supports_it() -> Non
         ["ada@xn--bcher-kva.example"],
     ]
     assert [envelope.smtp_utf8 for envelope in kept.envelopes] == [True, False]
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         outcome = await an_smtp(server.port).send(mail)
     assert (outcome.kind, outcome.error_code, server.mails) == (K.BAD_RECIPIENT, "smtputf8_missing", [])
 
 
 async def test_an_email_above_the_server_s_size_limit_is_not_sent() -> None:
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         outcome = await an_smtp(server.port).send(a_mail(Content(subject="s", text="x" * 200_000)))
     assert (outcome.kind, outcome.error_code) == (K.BAD_CONTENT, "too_large")
     assert "MAIL" not in server.steps
 
 
 async def test_lines_that_start_with_dots_arrive_unchanged() -> None:
-    kept = Kept()
+    kept = RecordingHandler()
     async with aiosmtpd_server(kept) as port:
         provider = an_smtp(port)
         await provider.send(a_mail(Content(subject="s", text=".\n..\n.x\r\n\r\n.")))
@@ -167,14 +167,14 @@ async def test_lines_that_start_with_dots_arrive_unchanged() -> None:
 # Broken lines ----------------------------------------------------------------------------------------
 
 
-def at(step: str, told: Told) -> Callable[[int, str], Told | None]:
+def at(step: str, told: SmtpReply) -> Callable[[int, str], SmtpReply | None]:
     return lambda number, now: told if now == step else None
 
 
 @pytest.mark.parametrize("told", ["close", "reset"])
 @pytest.mark.parametrize("step", ["greeting", "EHLO", "MAIL", "RCPT", "DATA", "body"])
 async def test_a_connection_that_breaks_before_the_final_dot_is_transient(step: str, told: str) -> None:
-    async with ToldSmtp(at(step, told)) as server:
+    async with ScriptedSmtpServer(at(step, told)) as server:
         outcome = await an_smtp(server.port).send(a_mail(Content(subject="s", text="x " * 40_000)))
     assert (outcome.kind, server.mails) == (K.TRANSIENT, [])
     assert outcome.error_code == ("connect" if step == "greeting" else "dropped")
@@ -182,7 +182,7 @@ async def test_a_connection_that_breaks_before_the_final_dot_is_transient(step: 
 
 @pytest.mark.parametrize("told", ["close", "reset"])
 async def test_a_connection_that_breaks_after_the_final_dot_is_ambiguous(told: str) -> None:
-    async with ToldSmtp(at("dot", told)) as server:
+    async with ScriptedSmtpServer(at("dot", told)) as server:
         outcome = await an_smtp(server.port).send(a_mail())
     assert (outcome.kind, outcome.error_code) == (K.AMBIGUOUS, "dropped_after_dot")
     assert len(server.mails) == 1
@@ -199,7 +199,7 @@ async def test_a_connection_that_breaks_after_the_final_dot_is_ambiguous(told: s
     ],
 )
 async def test_a_timeout_is_judged_by_how_much_was_sent(step: str, kind: OutcomeKind, code: str) -> None:
-    async with ToldSmtp(at(step, "hang")) as server:
+    async with ScriptedSmtpServer(at(step, "hang")) as server:
         outcome = await an_smtp(server.port).send(a_mail(timeout_ms=3_000))
     assert (outcome.kind, outcome.error_code) == (kind, code)
 
@@ -233,7 +233,7 @@ async def test_a_server_that_stops_reading_midway_has_not_received_the_email(
 
 
 async def test_a_reply_in_the_middle_of_the_email_is_respected() -> None:
-    async with ToldSmtp(at("body", b"552 5.3.4 enough\r\n")) as server:
+    async with ScriptedSmtpServer(at("body", b"552 5.3.4 enough\r\n")) as server:
         provider = an_smtp(server.port)
         text = ("x" * 800 + "\n") * 100
         outcome = await provider.send(a_mail(Content(subject="s", text=text)))
@@ -272,7 +272,7 @@ async def test_a_reply_in_the_middle_of_the_email_is_respected() -> None:
     ],
 )
 async def test_any_reply_of_a_server_has_an_outcome(step: str, said: bytes, kind: OutcomeKind) -> None:
-    async with ToldSmtp(at(step, said)) as server:
+    async with ScriptedSmtpServer(at(step, said)) as server:
         provider = an_smtp(server.port)
         outcome = await provider.send(a_mail(timeout_ms=3_000))
         await provider.close()
@@ -281,14 +281,14 @@ async def test_any_reply_of_a_server_has_an_outcome(step: str, said: bytes, kind
 
 async def test_a_server_without_esmtp_is_greeted_with_helo() -> None:
     old = {"EHLO": b"500 what?\r\n", "HELO": b"250 hello\r\n"}
-    async with ToldSmtp(lambda number, step: old.get(step)) as server:
+    async with ScriptedSmtpServer(lambda number, step: old.get(step)) as server:
         provider = an_smtp(server.port)
         assert (await provider.send(a_mail())).kind is K.ACCEPTED
         await provider.close()
 
 
 async def test_a_refused_connection_is_transient() -> None:
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         port = server.port
     outcome = await an_smtp(port).send(a_mail())
     assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "connect")
@@ -301,7 +301,7 @@ async def test_a_refused_connection_is_transient() -> None:
 
 
 async def test_a_connection_is_reused_after_a_noop() -> None:
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         provider = an_smtp(server.port)
         for _ in range(3):
             assert (await provider.send(a_mail())).kind is K.ACCEPTED
@@ -311,8 +311,10 @@ async def test_a_connection_is_reused_after_a_noop() -> None:
 
 
 @pytest.mark.parametrize("told", ["close", "reset", b"421 4.4.2 idle too long\r\n", b"500 what\r\n"])
-async def test_a_stale_connection_is_replaced_and_the_email_sent_once(told: Told) -> None:
-    async with ToldSmtp(lambda number, step: told if (number, step) == (1, "RSET") else None) as server:
+async def test_a_stale_connection_is_replaced_and_the_email_sent_once(told: SmtpReply) -> None:
+    async with ScriptedSmtpServer(
+        lambda number, step: told if (number, step) == (1, "RSET") else None
+    ) as server:
         provider = an_smtp(server.port)
         await provider.send(a_mail())
         assert (await provider.send(a_mail())).kind is K.ACCEPTED
@@ -321,7 +323,7 @@ async def test_a_stale_connection_is_replaced_and_the_email_sent_once(told: Told
 
 
 async def test_a_connection_that_the_server_closed_is_not_used() -> None:
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         provider = an_smtp(server.port)
         await provider.send(a_mail())
         (writer,) = server.open
@@ -334,7 +336,7 @@ async def test_a_connection_that_the_server_closed_is_not_used() -> None:
 
 async def test_a_refused_mail_leaves_the_connection_usable() -> None:
     replies = iter([b"550 5.1.1 no\r\n", None])
-    async with ToldSmtp(lambda number, step: next(replies) if step == "RCPT" else None) as server:
+    async with ScriptedSmtpServer(lambda number, step: next(replies) if step == "RCPT" else None) as server:
         provider = an_smtp(server.port)
         assert (await provider.send(a_mail())).kind is K.BAD_RECIPIENT
         assert (await provider.send(a_mail())).kind is K.ACCEPTED
@@ -343,7 +345,7 @@ async def test_a_refused_mail_leaves_the_connection_usable() -> None:
 
 
 async def test_the_number_of_connections_is_limited_and_all_emails_are_sent() -> None:
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         provider = an_smtp(server.port, max_connections=2)
         outcomes = await asyncio.gather(*(provider.send(a_mail()) for _ in range(20)))
         await provider.close()
@@ -352,7 +354,7 @@ async def test_the_number_of_connections_is_limited_and_all_emails_are_sent() ->
 
 
 async def test_waiting_too_long_for_a_connection_is_transient() -> None:
-    async with ToldSmtp(at("dot", "hang")) as server:
+    async with ScriptedSmtpServer(at("dot", "hang")) as server:
         provider = an_smtp(server.port, max_connections=1)
         first = asyncio.create_task(provider.send(a_mail(timeout_ms=4_000)))
         await asyncio.wait_for(server.took.wait(), PATIENCE_S)
@@ -362,7 +364,7 @@ async def test_waiting_too_long_for_a_connection_is_transient() -> None:
 
 
 async def test_a_connection_carries_a_limited_number_of_emails() -> None:
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         provider = an_smtp(server.port, mails_per_connection=2)
         for _ in range(4):
             await provider.send(a_mail())
@@ -371,7 +373,7 @@ async def test_a_connection_carries_a_limited_number_of_emails() -> None:
 
 
 async def test_a_connection_is_used_for_a_limited_time() -> None:
-    async with ToldSmtp() as server:
+    async with ScriptedSmtpServer() as server:
         provider = an_smtp(server.port, idle_ms=30)
         await provider.send(a_mail())
         await asyncio.wait_for(server.alone.wait(), PATIENCE_S)
@@ -381,7 +383,9 @@ async def test_a_connection_is_used_for_a_limited_time() -> None:
 
 
 async def test_a_cancelled_send_closes_its_connection() -> None:
-    async with ToldSmtp(lambda number, step: "hang" if (number, step) == (1, "dot") else None) as server:
+    async with ScriptedSmtpServer(
+        lambda number, step: "hang" if (number, step) == (1, "dot") else None
+    ) as server:
         provider = an_smtp(server.port, max_connections=1)
         sending = asyncio.create_task(provider.send(a_mail()))
         await asyncio.wait_for(server.took.wait(), PATIENCE_S)

@@ -36,7 +36,7 @@ def hello(english: str = "Hello {{ name }}", german: str = "Hallo {{ name }}", v
     return Template(key="hello", locales=sms(english, german), sample={"name": "Ada"}, version=version)
 
 
-class World:
+class TemplateProcesses:
     """Engines on one store and one clock, each standing for a process."""
 
     def __init__(self, folder: Path) -> None:
@@ -58,12 +58,12 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> TemplateProcesses:
+    return TemplateProcesses(tmp_path)
 
 
 @pytest.fixture
-async def engine(world: World) -> AsyncIterator[Homing]:
+async def engine(world: TemplateProcesses) -> AsyncIterator[Homing]:
     async with world.process() as homing:
         yield homing
 
@@ -140,7 +140,7 @@ async def test_concurrent_writers_each_get_a_version(engine: Homing) -> None:
     assert (await engine.templates.get("hello")).version == 5
 
 
-async def test_another_process_sees_a_change_within_seconds(world: World, engine: Homing) -> None:
+async def test_another_process_sees_a_change_within_seconds(world: TemplateProcesses, engine: Homing) -> None:
     async with world.process() as other:
         assert await said(other) == "Folder: Bob"
         await engine.templates.put(hello(), who="ada")
@@ -270,7 +270,7 @@ async def test_a_check_covers_own_and_folder_templates_except_replaced_ones(
 ) -> None:
     assert (await engine.templates.check()).good
     (tmp_path / "hello/de/sms.txt").write_text("{{ nme }}")
-    async with World(tmp_path).process() as fresh:
+    async with TemplateProcesses(tmp_path).process() as fresh:
         (tmp_path / "hello/de/sms.txt").write_text("{{ nme }}")
         assert not (await fresh.templates.check()).good
         await fresh.templates.put(hello(), who="ada")

@@ -29,7 +29,7 @@ class Pieces:
         return self._messages.pop(0)
 
 
-class Room:
+class ByteCounter:
     """Counts the bytes that are held, up to a limit."""
 
     def __init__(self, most: int = 10**9) -> None:
@@ -42,9 +42,9 @@ class Room:
         self.held += more
 
 
-async def read(pieces: Pieces, limit: int = 10**6, room: Room | None = None, **headers: str) -> bytes:
+async def read(pieces: Pieces, limit: int = 10**6, room: ByteCounter | None = None, **headers: str) -> bytes:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return await read_body(pieces, named, limit=limit, hold=room or Room())
+    return await read_body(pieces, named, limit=limit, hold=room or ByteCounter())
 
 
 @pytest.mark.parametrize("pieces", [(b"whole",), (b"wh", b"ol", b"e"), (b"", b"whole", b"")])
@@ -80,7 +80,7 @@ async def test_a_body_with_too_large_a_content_length_is_refused_before_it_is_re
 
 
 async def test_a_decompression_bomb_is_stopped_early() -> None:
-    room = Room()
+    room = ByteCounter()
     with pytest.raises(ApiError) as refused:
         await read(Pieces(gzip.compress(b" " * 50_000_000)), room=room, content_encoding="gzip")
     assert refused.value.code == "PAYLOAD_TOO_LARGE"
@@ -107,11 +107,11 @@ async def test_a_client_that_disconnects_leaves_no_partial_body() -> None:
 
 
 async def test_large_bodies_are_counted_while_they_arrive_and_small_ones_are_not() -> None:
-    small, large = Room(), Room()
+    small, large = ByteCounter(), ByteCounter()
     await read(Pieces(b"x" * 30_000, b"x" * 30_000), room=small)
     await read(Pieces(*[b"x" * 60_000] * 10), room=large)
     assert small.held == 0
     assert large.held > 500_000
     with pytest.raises(ApiError) as refused:
-        await read(Pieces(*[b"x" * 60_000] * 10), room=Room(200_000))
+        await read(Pieces(*[b"x" * 60_000] * 10), room=ByteCounter(200_000))
     assert refused.value.code == "OVERLOADED"

@@ -95,18 +95,18 @@ def asked_by(name: str, monkeypatch: pytest.MonkeyPatch) -> Ask:
         wire: Wire, method: str, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> Reply:
         seen.append(Ask(method=method, target=target, headers=headers, body=body, repeatable=False))
-        raise Asked
+        raise RequestCaptured
 
     monkeypatch.setattr(Wire, "exchange", exchange)
     method = getattr(Client("http://127.0.0.1:1", "key"), name)
     parameters = inspect.signature(method, eval_str=True).parameters.values()
     given = {one.name: sample(one.annotation, one.default) for one in parameters}
-    with pytest.raises(Asked):
+    with pytest.raises(RequestCaptured):
         next(method(**given))  # a list method makes its request when it is iterated, the others at once
     return seen[0]
 
 
-class Asked(Exception):
+class RequestCaptured(Exception):
     """Raised after the request was captured; no response is needed."""
 
 

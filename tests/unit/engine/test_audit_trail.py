@@ -18,7 +18,7 @@ from homing.stores.memory import MemoryStore
 from homing.testing.clock import ManualClock
 
 
-class Book(MemoryStore):
+class TamperableStore(MemoryStore):
     """Counts its writes, can be unavailable, and lets a test tamper with its entries."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -49,16 +49,16 @@ def caller(tenant: str = "acme", who: str = "key:1") -> Caller:
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book(ManualClock())
+def book() -> TamperableStore:
+    return TamperableStore(ManualClock())
 
 
 @pytest.fixture
-def trail(book: Book) -> AuditTrail:
+def trail(book: TamperableStore) -> AuditTrail:
     return trail_over(book)
 
 
-def trail_over(book: Book) -> AuditTrail:
+def trail_over(book: TamperableStore) -> AuditTrail:
     """Returns the audit trail of another process."""
     clock = ManualClock()
     return AuditTrail(book, Tenants(book, clock), clock)
@@ -100,7 +100,9 @@ async def test_each_tenant_has_its_own_chain_and_global_entries_have_one(trail: 
     assert (await trail.list("nobody")).items == ()
 
 
-async def test_concurrent_entries_share_a_write_and_keep_their_order(book: Book, trail: AuditTrail) -> None:
+async def test_concurrent_entries_share_a_write_and_keep_their_order(
+    book: TamperableStore, trail: AuditTrail
+) -> None:
     await asyncio.gather(*(trail.note(caller("ab"[n % 2]), "recipient.put", f"r{n}", {}) for n in range(100)))
     assert book.writes <= 2
     for tenant, first in (("a", 0), ("b", 1)):
@@ -110,7 +112,7 @@ async def test_concurrent_entries_share_a_write_and_keep_their_order(book: Book,
         assert (done.done, done.entries, done.faults) == (True, 50, ())
 
 
-async def test_several_processes_append_to_one_chain(book: Book) -> None:
+async def test_several_processes_append_to_one_chain(book: TamperableStore) -> None:
     trails = [trail_over(book) for _ in range(4)]
     await asyncio.gather(*(note(trail, 20) for trail in trails))
     [done] = await verified(trails[0])
@@ -118,7 +120,7 @@ async def test_several_processes_append_to_one_chain(book: Book) -> None:
 
 
 async def test_an_entry_that_cannot_be_written_raises_and_the_next_one_succeeds(
-    book: Book, trail: AuditTrail
+    book: TamperableStore, trail: AuditTrail
 ) -> None:
     book.away = True
     with pytest.raises(StoreUnavailable):
@@ -157,7 +159,7 @@ async def test_a_long_chain_is_verified_in_steps_that_report_progress(trail: Aud
     assert {step.head.number for step in steps} == {1200}
 
 
-async def test_changed_and_removed_entries_are_reported(book: Book, trail: AuditTrail) -> None:
+async def test_changed_and_removed_entries_are_reported(book: TamperableStore, trail: AuditTrail) -> None:
     await note(trail, 9)
     book.rewrite("acme", AUDIT, key_of(4), who="nobody")
     book.tear_out("acme", AUDIT, key_of(7))
@@ -169,7 +171,7 @@ async def test_changed_and_removed_entries_are_reported(book: Book, trail: Audit
 
 
 async def test_a_head_that_was_moved_back_removed_or_corrupted_is_detected(
-    book: Book, trail: AuditTrail
+    book: TamperableStore, trail: AuditTrail
 ) -> None:
     await note(trail, 4)
     third = (await trail.list("acme")).items[1]
@@ -191,7 +193,9 @@ async def test_a_head_that_was_moved_back_removed_or_corrupted_is_detected(
         await note(trail, 1)
 
 
-async def test_a_hash_kept_elsewhere_is_found_or_reported_as_missing(book: Book, trail: AuditTrail) -> None:
+async def test_a_hash_kept_elsewhere_is_found_or_reported_as_missing(
+    book: TamperableStore, trail: AuditTrail
+) -> None:
     await note(trail, 3)
     kept = (await trail.list("acme")).items[0].hash
     await note(trail, 2)

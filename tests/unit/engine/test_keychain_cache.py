@@ -12,7 +12,7 @@ from homing.engine.remembering import Remembered
 from homing.testing.clock import ManualClock
 
 
-class Shelf:
+class SlowReader:
     """Answers when the test lets it."""
 
     def __init__(self, **values: str) -> None:
@@ -37,12 +37,12 @@ class Shelf:
         return found
 
 
-def remembered(shelf: Shelf, clock: ManualClock, most: int = 100) -> Remembered[str]:
+def remembered(shelf: SlowReader, clock: ManualClock, most: int = 100) -> Remembered[str]:
     return Remembered(shelf.read, clock, for_ms=5_000, most=most)
 
 
 async def test_a_value_read_before_a_local_change_is_returned_but_not_cached() -> None:
-    shelf, clock = Shelf(a="old"), ManualClock()
+    shelf, clock = SlowReader(a="old"), ManualClock()
     memory = remembered(shelf, clock)
     shelf.hold()
     early = asyncio.create_task(memory.get("a"))
@@ -57,7 +57,7 @@ async def test_a_value_read_before_a_local_change_is_returned_but_not_cached() -
 
 
 async def test_its_size_is_limited_and_the_oldest_entry_leaves_first() -> None:
-    shelf, clock = Shelf(**{f"k{n}": "v" for n in range(5)}), ManualClock()
+    shelf, clock = SlowReader(**{f"k{n}": "v" for n in range(5)}), ManualClock()
     memory = remembered(shelf, clock, most=3)
     for n in range(5):
         await memory.get(f"k{n}")
@@ -71,7 +71,7 @@ async def test_its_size_is_limited_and_the_oldest_entry_leaves_first() -> None:
 
 
 async def test_callers_that_arrive_during_a_read_share_the_next_one() -> None:
-    shelf, clock = Shelf(a="1", b="2", c="3"), ManualClock()
+    shelf, clock = SlowReader(a="1", b="2", c="3"), ManualClock()
     memory = remembered(shelf, clock)
     shelf.hold()
     asking = [asyncio.create_task(memory.get(key)) for key in ("a", "b", "b", "c", "x")]
@@ -86,7 +86,7 @@ async def test_callers_that_arrive_during_a_read_share_the_next_one() -> None:
 
 
 async def test_an_entry_is_read_again_after_its_time_and_dropped_if_it_was_deleted() -> None:
-    shelf, clock = Shelf(a="1"), ManualClock()
+    shelf, clock = SlowReader(a="1"), ManualClock()
     memory = remembered(shelf, clock)
     assert await memory.get("a") == "1"
     del shelf.values["a"]
@@ -98,7 +98,7 @@ async def test_an_entry_is_read_again_after_its_time_and_dropped_if_it_was_delet
 
 
 async def test_an_error_reaches_all_waiting_callers_and_is_not_cached() -> None:
-    shelf, clock = Shelf(a="1"), ManualClock()
+    shelf, clock = SlowReader(a="1"), ManualClock()
     memory = remembered(shelf, clock)
     shelf.away = True
     answers = await asyncio.gather(memory.get("a"), memory.get("b"), return_exceptions=True)
@@ -108,7 +108,7 @@ async def test_an_error_reaches_all_waiting_callers_and_is_not_cached() -> None:
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_others() -> None:
-    shelf, clock = Shelf(a="1"), ManualClock()
+    shelf, clock = SlowReader(a="1"), ManualClock()
     memory = remembered(shelf, clock)
     shelf.hold()
     one, other = asyncio.create_task(memory.get("a")), asyncio.create_task(memory.get("a"))

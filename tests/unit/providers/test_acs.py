@@ -16,7 +16,7 @@ from homing.core.ports import LooksUp
 from homing.providers.acs import AcsProvider, looked_up, operation_id
 from homing.providers.acs_signature import AcsSigner, signed_host
 from homing.providers.http import Answer, Failure, Transport
-from support.email_deliveries import FULL, ID, NOBODY, NOW_MS, Carried, a_mail
+from support.email_deliveries import FULL, ID, NOW_MS, UNREACHABLE, FakeTransport, a_mail
 from support.vector_files import vectors
 
 K = OutcomeKind
@@ -25,7 +25,7 @@ KEY = HMAC["access_key_base64"]
 ENDPOINT = "https://contoso.unitedstates.communication.azure.com"
 
 
-def an_acs(transport: Transport = NOBODY, **options: Any) -> AcsProvider:
+def an_acs(transport: Transport = UNREACHABLE, **options: Any) -> AcsProvider:
     given: dict[str, Any] = {
         "sender_address": "donotreply@example.com",
         "base_url": ENDPOINT,
@@ -252,8 +252,8 @@ def test_no_response_makes_it_raise(status: int, body: bytes, header: str) -> No
 
 async def look_up(
     body: object, status: int = 200, known: str | None = None
-) -> tuple[Receipt | None, Carried]:
-    transport = Carried(Answer(status=status, headers={}, body=json.dumps(body).encode()))
+) -> tuple[Receipt | None, FakeTransport]:
+    transport = FakeTransport(Answer(status=status, headers={}, body=json.dumps(body).encode()))
     provider = an_acs(transport)
     assert isinstance(provider, LooksUp)
     return await provider.look_up(a_mail(attempt=2), known), transport
@@ -308,7 +308,8 @@ async def test_a_look_up_with_an_unusable_response_returns_nothing(status: int) 
 
 async def test_a_look_up_that_cannot_be_made_returns_nothing() -> None:
     assert (
-        await an_acs(Carried(Failure(code="timeout", error="", written=True))).look_up(a_mail(), None) is None
+        await an_acs(FakeTransport(Failure(code="timeout", error="", written=True))).look_up(a_mail(), None)
+        is None
     )
     assert await an_acs(name_operations=False).look_up(a_mail(), None) is None
     odd, transport = await look_up({"status": "Succeeded"}, known="../../secrets")

@@ -42,7 +42,7 @@ FAILED = (
 )
 
 
-class Wire:
+class FakeServer:
     """Answers as configured, or raises with the whole request in its message, as a careless library might."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ def assert_nothing_shows(*seen: object) -> None:
             assert mark not in text, f"{mark} is in {text[:500]}"
 
 
-async def everything_of(provider: Any, kind: str, wire: Wire) -> list[object]:
+async def everything_of(provider: Any, kind: str, wire: FakeServer) -> list[object]:
     """Returns everything that a provider reveals in every kind of case."""
     delivery = a_delivery(kind, timeout_ms=2_000)
     seen: list[object] = [provider, vars(provider), delivery]
@@ -101,7 +101,7 @@ async def everything_of(provider: Any, kind: str, wire: Wire) -> list[object]:
 @pytest.mark.parametrize("kind", NAMES)
 async def test_no_credential_leaves_a_provider(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    wire = Wire()
+    wire = FakeServer()
     provider = a_provider(kind, wire)
     try:
         seen = await asyncio.wait_for(everything_of(provider, kind, wire), 60)

@@ -11,7 +11,7 @@ import pytest
 from homing.core.errors import ConfigError
 from homing.making import PROVIDERS, load, make
 from support.all_providers import NAMES, SETTINGS, a_provider, refusal
-from support.email_deliveries import NOBODY
+from support.email_deliveries import UNREACHABLE
 
 # Apprise loads all its plugins, and some of them load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -69,7 +69,7 @@ def test_a_setting_of_the_wrong_type_or_form_is_accepted_or_named(kind: str) -> 
 )
 def test_the_error_names_the_expected_type(kind: str, field: str, value: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=rf"^providers\.{kind}\.{field}: has the wrong type; {says}$"):
-        a_provider(kind, NOBODY, **{field: value})
+        a_provider(kind, UNREACHABLE, **{field: value})
 
 
 @pytest.mark.parametrize(("kind", "field"), EACH)
@@ -82,7 +82,7 @@ def test_every_credential_may_come_from_the_environment_or_a_file(
     (tmp_path / "secret").write_text(f"{text}\n")
     monkeypatch.setenv("HOMING_TEST_SECRET", text)
     for where in ("env:HOMING_TEST_SECRET", f"file:{tmp_path / 'secret'}"):
-        a_provider(kind, NOBODY, **{field: [where] if several else where})
+        a_provider(kind, UNREACHABLE, **{field: [where] if several else where})
 
 
 @pytest.mark.parametrize(("kind", "field"), EACH)
@@ -91,7 +91,7 @@ def test_a_missing_credential_is_an_error_at_start(kind: str, field: str, tmp_pa
     for where in ("env:HOMING_NOT_SET", "file:/no/such/file", f"file:{tmp_path / 'empty'}"):
         given: Any = [where] if field == "secrets" else where
         with pytest.raises(ConfigError, match=rf"^providers\.{kind}\.{field}"):
-            a_provider(kind, NOBODY, **{field: given})
+            a_provider(kind, UNREACHABLE, **{field: given})
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_a_credential_that_is_invalid_in_a_header_is_refused_at_start(
     kind: str, field: str, value: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^providers\.{kind}\.{field}: .* no header may have") as refused:
-        a_provider(kind, NOBODY, **{field: value})
+        a_provider(kind, UNREACHABLE, **{field: value})
     assert "k\r\n" not in str(refused.value)
 
 
 def test_a_subuser_that_is_invalid_in_a_header_is_refused() -> None:
     with pytest.raises(ConfigError, match="on_behalf_of"):
-        a_provider("sendgrid", NOBODY, on_behalf_of="a\nb")
+        a_provider("sendgrid", UNREACHABLE, on_behalf_of="a\nb")
 
 
 @pytest.mark.parametrize("kind", WITH_A_BASE_URL)
@@ -126,13 +126,13 @@ def test_a_subuser_that_is_invalid_in_a_header_is_refused() -> None:
 )  # fmt: skip
 def test_a_base_url_that_the_http_client_would_refuse_is_refused_at_start(kind: str, url: str) -> None:
     with pytest.raises(ConfigError, match=rf"^providers\.{kind}\.base_url: is not a URL like"):
-        a_provider(kind, NOBODY, base_url=url)
+        a_provider(kind, UNREACHABLE, base_url=url)
 
 
 @pytest.mark.parametrize("kind", WITH_A_BASE_URL)
 def test_every_provider_accepts_a_base_url(kind: str) -> None:
     for url in ("http://127.0.0.1:8080", "http://[::1]:8080/x/", "https://eu.api.example.org/v1"):
-        a_provider(kind, NOBODY, base_url=url)
+        a_provider(kind, UNREACHABLE, base_url=url)
 
 
 @pytest.mark.parametrize("host", ["mail.example:587", "smtp://mail.example", "a b", "", "a/b", "[::1]"])

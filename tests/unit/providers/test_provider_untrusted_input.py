@@ -83,7 +83,7 @@ HEADERS: tuple[dict[str, str], ...] = (
 )
 
 
-class Wire:
+class FakeServer:
     """A server that gives the same answer to every request except the one for a token."""
 
     answer = Answer(status=500, headers={})
@@ -99,7 +99,7 @@ class Wire:
 
 @pytest.mark.parametrize("kind", OVER_HTTP)
 async def test_every_response_becomes_an_outcome(kind: str) -> None:
-    wire = Wire()
+    wire = FakeServer()
     provider, delivery = a_provider(kind, wire), a_delivery(kind)
     wrapped = (
         b'{"error": {"message": %b, "status": "INVALID_ARGUMENT"}, "sid": %b}' % (n, n) for n in NESTED
@@ -258,7 +258,7 @@ def test_a_replay_has_the_same_event_ids(signs: Signs) -> None:
 @pytest.mark.parametrize("kind", ["twilio", "sns", "sendgrid", "acs"])
 @pytest.mark.parametrize("status", [404, 405])
 async def test_a_response_of_another_server_is_a_configuration_fault(kind: str, status: int) -> None:
-    wire = Wire()
+    wire = FakeServer()
     wire.answer = Answer(status=status, headers={}, body=b"<html>not here</html>")
     outcome = await a_provider(kind, wire).send(a_delivery(kind))
     assert outcome.kind is OutcomeKind.PROVIDER_FAULT
@@ -270,7 +270,7 @@ async def test_a_response_of_another_server_is_a_configuration_fault(kind: str, 
     ("status", "up"), [(200, True), (429, True), (401, False), (500, False), (503, False)]
 )
 async def test_a_health_check_fails_if_the_credentials_are_refused(kind: str, status: int, up: bool) -> None:
-    wire = Wire()
+    wire = FakeServer()
     wire.answer = Answer(status=status, headers={}, body=b"{}")
     assert await a_provider(kind, wire).check() is up
 
@@ -280,7 +280,7 @@ async def test_a_health_check_fails_if_the_credentials_are_refused(kind: str, st
     [("InvalidClientTokenId", False), ("SignatureDoesNotMatch", False), ("AuthorizationError", True)],
 )
 async def test_sns_keys_that_may_only_publish_are_healthy(code: str, up: bool) -> None:
-    wire = Wire()
+    wire = FakeServer()
     body = f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>".encode()
     wire.answer = Answer(status=403, headers={}, body=body)
     assert await a_provider("sns", wire).check() is up

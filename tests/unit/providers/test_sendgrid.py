@@ -16,7 +16,7 @@ from homing.core.model import Content, OutcomeKind
 from homing.providers.answers import error_table
 from homing.providers.http import Answer, Request, Transport
 from homing.providers.sendgrid import SendGridProvider
-from support.email_deliveries import FULL, ID, NOBODY, NOW_MS, a_mail, contents
+from support.email_deliveries import FULL, ID, NOW_MS, UNREACHABLE, a_mail, contents
 from support.openapi_validation import OpenApi
 
 K = OutcomeKind
@@ -35,7 +35,7 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def a_sendgrid(transport: Transport = NOBODY, **options: Any) -> SendGridProvider:
+def a_sendgrid(transport: Transport = UNREACHABLE, **options: Any) -> SendGridProvider:
     return SendGridProvider(transport, **{"api_key": "SG.key", "from_email": "orders@example.com", **options})
 
 
@@ -116,7 +116,7 @@ def test_custom_arguments_identify_the_attempt_and_the_key_is_not_shown() -> Non
         "homing_notification_id": ID,
         "homing_attempt": "2",
     }
-    assert "SG.key" not in repr(request) + repr(provider) + str(vars(NOBODY))
+    assert "SG.key" not in repr(request) + repr(provider) + str(vars(UNREACHABLE))
 
 
 @pytest.mark.parametrize(

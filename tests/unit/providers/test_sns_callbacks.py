@@ -42,7 +42,7 @@ def certificate(key: Any = KEY, *, days: int = 30) -> bytes:
     return made.public_bytes(Encoding.PEM)
 
 
-class Amazon:
+class FakeSns:
     """A transport with SNS's certificate that records confirmations."""
 
     def __init__(self, pem: bytes = b"", *, status: int = 200) -> None:
@@ -89,8 +89,8 @@ def confirmation(**fields: Any) -> Callback:
     return posted(**given)
 
 
-async def hear(callback: Callback, amazon: Amazon | None = None, now_ms: int = NOW_MS) -> Heard:
-    provider = an_sns(amazon or Amazon(), callback_topics=[TOPIC])
+async def hear(callback: Callback, amazon: FakeSns | None = None, now_ms: int = NOW_MS) -> Heard:
+    provider = an_sns(amazon or FakeSns(), callback_topics=[TOPIC])
     await provider.prepare(callback, now_ms)
     return provider.hear(callback, now_ms)
 
@@ -140,12 +140,12 @@ async def test_a_signature_by_another_key_is_refused() -> None:
     with pytest.raises(CallbackRefused):
         await hear(posted(OTHER))
     with pytest.raises(CallbackRefused):
-        await hear(posted(), Amazon(certificate(ec.generate_private_key(ec.SECP256R1()))))
+        await hear(posted(), FakeSns(certificate(ec.generate_private_key(ec.SECP256R1()))))
 
 
 async def test_an_expired_certificate_is_refused() -> None:
     with pytest.raises(CallbackRefused, match="not valid now"):
-        await hear(posted(), Amazon(certificate(days=-1)))
+        await hear(posted(), FakeSns(certificate(days=-1)))
 
 
 @pytest.mark.parametrize(
@@ -164,21 +164,21 @@ async def test_an_expired_certificate_is_refused() -> None:
     ],
 )
 async def test_a_certificate_from_another_host_is_not_even_fetched(url: str) -> None:
-    amazon = Amazon()
+    amazon = FakeSns()
     with pytest.raises(CallbackRefused):
         await hear(posted(SigningCertURL=url), amazon)
     assert amazon.asked == []
 
 
 async def test_a_foreign_topic_is_refused_despite_a_valid_signature() -> None:
-    amazon = Amazon()
+    amazon = FakeSns()
     with pytest.raises(CallbackRefused, match="callback_topics"):
         await hear(posted(TopicArn=TOPIC.replace("123456789012", "999999999999")), amazon)
     assert amazon.asked == []
 
 
 async def test_the_certificate_is_fetched_once_through_the_address_guard() -> None:
-    amazon = Amazon()
+    amazon = FakeSns()
     provider = an_sns(amazon, callback_topics=TOPIC)
     for _ in range(3):
         await provider.prepare(posted(), NOW_MS)
@@ -186,14 +186,14 @@ async def test_the_certificate_is_fetched_once_through_the_address_guard() -> No
     assert [(one.method, one.url, one.guarded) for one in amazon.asked] == [("GET", CERTIFICATE_URL, True)]
 
 
-@pytest.mark.parametrize("amazon", [Amazon(status=0), Amazon(status=500), Amazon(b"<html>")])
-async def test_without_the_certificate_everything_is_refused(amazon: Amazon) -> None:
+@pytest.mark.parametrize("amazon", [FakeSns(status=0), FakeSns(status=500), FakeSns(b"<html>")])
+async def test_without_the_certificate_everything_is_refused(amazon: FakeSns) -> None:
     with pytest.raises(CallbackRefused, match="could not be fetched"):
         await hear(posted(), amazon)
 
 
 async def test_the_number_of_cached_certificates_is_limited() -> None:
-    provider = an_sns(Amazon(), callback_topics=[TOPIC])
+    provider = an_sns(FakeSns(), callback_topics=[TOPIC])
     for number in range(40):
         url = CERTIFICATE_URL.replace("0123abcd", f"{number:08x}")
         await provider.prepare(posted(SigningCertURL=url), NOW_MS)
@@ -204,7 +204,7 @@ async def test_the_number_of_cached_certificates_is_limited() -> None:
 
 
 async def test_a_subscription_to_our_topic_is_confirmed() -> None:
-    amazon = Amazon()
+    amazon = FakeSns()
     assert await hear(confirmation(), amazon) == Heard(ignored=1)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL, SUBSCRIBE_URL]
     assert all(one.guarded and one.method == "GET" for one in amazon.asked)
@@ -214,13 +214,13 @@ async def test_a_subscription_to_our_topic_is_confirmed() -> None:
     "url", ["https://evil.org/?Action=ConfirmSubscription", "http://sns.us-east-1.amazonaws.com/?a", ""]
 )
 async def test_a_confirmation_url_of_another_host_is_not_called(url: str) -> None:
-    amazon = Amazon()
+    amazon = FakeSns()
     assert await hear(confirmation(SubscribeURL=url), amazon) == Heard(ignored=1)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL]
 
 
 async def test_an_unsigned_confirmation_is_not_answered() -> None:
-    amazon = Amazon()
+    amazon = FakeSns()
     with pytest.raises(CallbackRefused):
         await hear(confirmation(tamper={"Token": "other"}), amazon)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL]
@@ -228,7 +228,7 @@ async def test_an_unsigned_confirmation_is_not_answered() -> None:
 
 async def test_an_unsubscribe_confirmation_is_accepted_without_effect() -> None:
     farewell = posted(Type="UnsubscribeConfirmation", Token="abc", SubscribeURL=SUBSCRIBE_URL)
-    amazon = Amazon()
+    amazon = FakeSns()
     assert await hear(farewell, amazon) == Heard(ignored=1)
     assert len(amazon.asked) == 1
 
