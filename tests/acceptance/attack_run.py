@@ -561,7 +561,7 @@ def _late(rng: random.Random, key: str) -> tuple[str, bytes]:
             return "a long extension", probe + b"1;" + b"x" * size + b"\r\nx\r\n0\r\n\r\n"
 
 
-# Connections that are held ----------------------------------------------------------------------------
+# Connections held open --------------------------------------------------------------------------------
 
 _ASK = b"GET /healthz HTTP/1.1\r\nHost: homing\r\n\r\n"
 _LATE_BODY = (

@@ -70,7 +70,7 @@ def test_importing_homing_loads_very_little() -> None:
     assert done.stdout.strip() == "['homing']"
 
 
-# The async front ---------------------------------------------------------------------------------------
+# The async class ---------------------------------------------------------------------------------------
 
 
 async def test_the_first_example_works(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +141,7 @@ async def test_environment_variables_are_used(monkeypatch: pytest.MonkeyPatch) -
     assert Homing().tenant == "acme"
 
 
-# For threads -------------------------------------------------------------------------------------------
+# The synchronous class ---------------------------------------------------------------------------------
 
 
 def test_the_synchronous_class_sends_reads_and_commands(sync: SyncHoming) -> None:

@@ -214,7 +214,7 @@ async def test_a_request_that_expired_in_the_spool_is_not_sent(
     assert (await engine.get(sent.id)).status is Status.EXPIRED
 
 
-# Handing over ------------------------------------------------------------------------------------------
+# Hand-over ---------------------------------------------------------------------------------------------
 
 
 async def filled(file: Path, number: int) -> Spool:

@@ -64,7 +64,7 @@ def test_the_migrations_of_a_release_are_complete_and_numbered(dialect: str) -> 
     assert [one.version for one in known] == list(range(1, len(known) + 1))
 
 
-# Receipts that the program before has kept --------------------------------------------------------------
+# Receipts stored by the previous release ----------------------------------------------------------------
 
 KEPT_BEFORE = {
     "m-dead": {"recipient_at_fault": True, "address_dead": True},

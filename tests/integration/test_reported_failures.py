@@ -213,7 +213,7 @@ async def test_a_forced_provider_is_kept_and_its_fault_is_final() -> None:
         assert await see(line, waits) == (Status.SENT, "twilio")
 
 
-# A rule by type holds for receipts -----------------------------------------------------------------------
+# Rules by type and receipts ------------------------------------------------------------------------------
 
 
 async def test_a_rule_by_type_decides_whether_a_bounce_fails_over_and_how_long_it_waits() -> None:

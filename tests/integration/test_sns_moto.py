@@ -157,7 +157,7 @@ async def test_signatures_are_verified(
     await transport.close()
 
 
-# Who has opted out --------------------------------------------------------------------------------------
+# Opted-out recipients -----------------------------------------------------------------------------------
 
 OPTED_OUT = "+15550199"  # for moto, as every number with this ending
 

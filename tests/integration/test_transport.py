@@ -60,7 +60,7 @@ async def answered(transport: CurlTransport, asked: Request, timeout_ms: int = 6
     return answer
 
 
-# What goes out and comes in --------------------------------------------------------------------
+# Requests and responses ------------------------------------------------------------------------
 
 
 async def test_a_request_arrives_as_it_was_built(server: FaultServer, transport: CurlTransport) -> None:
@@ -181,7 +181,7 @@ async def test_a_request_that_has_just_started_ends_when_the_transport_closes_or
     assert len(server.received) == 1
 
 
-# Too much, too slow, nonsense ------------------------------------------------------------------
+# Limits and invalid input ----------------------------------------------------------------------
 
 
 async def test_a_response_is_truncated_at_its_limit(server: FaultServer, transport: CurlTransport) -> None:
@@ -259,7 +259,7 @@ async def test_endless_headers_are_aborted(server: FaultServer, transport: CurlT
     assert (await failure(transport, request(server.url))).written
 
 
-# Written, or not -------------------------------------------------------------------------------
+# Whether the request was written ---------------------------------------------------------------
 
 
 async def test_a_refused_connection_wrote_nothing(transport: CurlTransport) -> None:
@@ -354,7 +354,7 @@ async def test_a_pooled_connection_that_breaks_during_a_request_is_replaced_once
     assert (len(server.refused), len(server.received)) == (3, 2)
 
 
-# Refused before anything is written ------------------------------------------------------------
+# Refused before writing ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ async def test_over_tls_it_is_known_too_whether_the_request_was_written(
         assert len(server.received) == 1 + written
 
 
-# Life ------------------------------------------------------------------------------------------
+# Lifetime --------------------------------------------------------------------------------------
 
 
 async def test_cancelling_ends_the_transfer(server: FaultServer, transport: CurlTransport) -> None:

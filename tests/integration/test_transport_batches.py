@@ -123,7 +123,7 @@ async def test_a_callback_that_raises_does_not_affect_the_others(
     assert "1 requests brought could not be taken note of" in caplog.text
 
 
-# A provider over it --------------------------------------------------------------------------------
+# A provider on top --------------------------------------------------------------------------------
 
 
 class SampleProvider(HttpProvider):

@@ -214,7 +214,7 @@ class FakeVendors:
             "fcm": FcmProvider(self, service_account=key_file(), callback_secret=APP_SECRET),
         }
 
-    # What is sent to them ---------------------------------------------------------------------------
+    # Messages to the vendors ------------------------------------------------------------------------
 
     def _twilio(self, request: Request) -> Answer:
         form = dict(parse_qsl(request.body.decode()))
@@ -250,7 +250,7 @@ class FakeVendors:
         return id
 
 
-# What they post ------------------------------------------------------------------------------------------
+# Callbacks to the service --------------------------------------------------------------------------------
 
 
 def posts(reports: Sequence[Report]) -> list[Post]:

@@ -163,7 +163,7 @@ def test_a_missing_function_is_refused(call: Any) -> None:
         rule_from({"name": "mine", "backoff": "callable", "call": call}, "rules[0]")
 
 
-# What is wrong -----------------------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------------------
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("a misspelt key", {"presett": "simple"}, "presett", "did you mean preset?"),

@@ -321,7 +321,7 @@ def test_a_key_above_its_rate_is_told_when_to_retry(guarded: Callable[..., Guard
     assert api("GET", "/keys").status == 200, "others are not touched"
 
 
-# The rate, in a clock's own time ---------------------------------------------------------------------
+# Rate limits of keys, on a controlled clock ----------------------------------------------------------------
 
 
 class CountingStore(MemoryStore):

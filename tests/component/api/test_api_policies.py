@@ -140,7 +140,7 @@ def test_a_rule_s_name_is_a_single_line(service: RunningService) -> None:
     assert list(rules(service)) == ["bills"]
 
 
-# Rehearsing ---------------------------------------------------------------------------------------------
+# Simulated outages --------------------------------------------------------------------------------------
 
 
 def simulating(service: RunningService, simulate: Any) -> None:

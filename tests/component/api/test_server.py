@@ -267,7 +267,7 @@ async def test_a_body_in_the_smallest_chunks_is_complete() -> None:
         assert app.received == b"b" * 50_000
 
 
-# Heads that can be read in two ways -------------------------------------------------------------------
+# Ambiguous request heads ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ async def test_a_request_after_an_unanswered_one_is_not_answered_in_its_place() 
         assert app.paths == ["/"]
 
 
-# Connections that are held ----------------------------------------------------------------------------
+# Connections held open --------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("look_often")

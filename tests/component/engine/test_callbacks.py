@@ -333,7 +333,7 @@ async def test_a_large_callback_reaches_the_store_in_limited_steps(world: World)
     assert sizes == [200, 200, 50]
 
 
-# Any order, any repeats, any losses that are made up for ----------------------------------------------
+# Any order, repeats and delays ------------------------------------------------------------------------
 
 STORIES = (E.QUEUED, E.SENT, E.DELIVERED, E.SPAM_REPORT, E.OPEN, E.CLICK)
 

@@ -32,7 +32,7 @@ async def every(steps: AsyncIterator[BulkProgress]) -> list[BulkProgress]:
     return [step async for step in steps]
 
 
-# One at a time -----------------------------------------------------------------------------------------
+# Single notifications ----------------------------------------------------------------------------------
 
 
 async def test_a_retry_gives_one_more_attempt_now(world: World) -> None:
@@ -190,7 +190,7 @@ async def test_an_impossible_command_is_refused_with_the_status(
         assert "synchronous" not in caught.value.message
 
 
-# In bulk -----------------------------------------------------------------------------------------------
+# Bulk commands -----------------------------------------------------------------------------------------
 
 
 async def test_a_dry_run_counts_and_changes_nothing(world: World) -> None:

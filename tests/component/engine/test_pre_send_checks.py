@@ -135,7 +135,7 @@ async def test_a_recipient_that_opted_out_or_is_gone_gets_nothing_more(world: Wo
     assert len(provider.sent) == 1
 
 
-# A user's own service ----------------------------------------------------------------------------------
+# A user's recipient service ----------------------------------------------------------------------------
 
 
 async def test_a_hook_s_facts_decide(world: World) -> None:

@@ -347,7 +347,7 @@ async def test_waiting_for_a_rate_limit_does_not_count_towards_the_age(world: Wo
     assert [await status(engine, id) for id in ids] == [Status.SENT] * 3
 
 
-# Hooks that answer nonsense -------------------------------------------------------------------------
+# Hooks that return invalid facts --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

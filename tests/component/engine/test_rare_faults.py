@@ -33,7 +33,7 @@ async def outcomes(world: World, id: str) -> list[str]:
     return [attempt.outcome.value for attempt in history.attempts]
 
 
-# At the worst moment -----------------------------------------------------------------------------------
+# Store errors at the worst moment ----------------------------------------------------------------------
 
 
 async def test_a_failover_that_cannot_be_recorded_waits_and_costs_no_attempt(world: World) -> None:
@@ -200,7 +200,7 @@ async def test_a_jump_of_the_wall_clock_sends_nothing_twice(world: World) -> Non
     assert len(provider.times) == 7
 
 
-# Parts that are gone -----------------------------------------------------------------------------------
+# Removed providers -------------------------------------------------------------------------------------
 
 
 async def test_a_notification_of_a_removed_provider_moves_to_another(world: World) -> None:
@@ -256,7 +256,7 @@ async def test_a_synchronous_idempotency_key_that_outlives_its_notification_says
     assert (again.id, again.status, again.duplicate) == (first.id, "purged", True)
 
 
-# Two things at once ------------------------------------------------------------------------------------
+# Concurrency -------------------------------------------------------------------------------------------
 
 
 async def test_processing_next_to_a_worker_neither_duplicates_nor_fails(world: World) -> None:

@@ -199,7 +199,7 @@ async def test_a_closing_engine_publishes_its_events(world: World) -> None:
     assert [e.name for e in world.events if e.name != STATUS_CHANGED] == [NOTIFICATION_FAILED]
 
 
-# The sinks themselves ----------------------------------------------------------------------------------
+# Built-in sinks ----------------------------------------------------------------------------------------
 
 
 async def test_a_callback_may_be_plain_or_async() -> None:

@@ -185,7 +185,7 @@ async def test_many_sends_share_few_threads(server: FaultServer) -> None:
     await provider.close()
 
 
-# What is said ------------------------------------------------------------------------------------------
+# Log contents ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

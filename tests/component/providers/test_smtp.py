@@ -164,7 +164,7 @@ async def test_lines_that_start_with_dots_arrive_unchanged() -> None:
     assert body == b".\r\n..\r\n.x\r\n\r\n.\r\n"
 
 
-# Broken lines ----------------------------------------------------------------------------------------
+# Broken connections ----------------------------------------------------------------------------------
 
 
 def at(step: str, told: SmtpReply) -> Callable[[int, str], SmtpReply | None]:

@@ -71,7 +71,7 @@ async def test_a_health_check_publishes_nothing() -> None:
         await transport.close()
 
 
-# Who has opted out --------------------------------------------------------------------------------------
+# Opted-out recipients -----------------------------------------------------------------------------------
 
 
 def opted_out(answer_: str) -> Act:

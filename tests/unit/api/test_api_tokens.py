@@ -94,7 +94,7 @@ def _b64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-# What is let in --------------------------------------------------------------------------------------
+# Accepted tokens -------------------------------------------------------------------------------------
 
 
 def test_a_token_stands_for_its_subject_with_the_tenant_and_scopes_of_the_settings() -> None:
@@ -151,7 +151,7 @@ def test_time_comes_from_the_given_clock_with_a_little_leeway() -> None:
         assert tokens(clock=ManualClock(START_MS + 671_000)).caller(token) is not None
 
 
-# What is not -----------------------------------------------------------------------------------------
+# Refused tokens --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

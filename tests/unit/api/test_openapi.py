@@ -93,7 +93,7 @@ def test_every_error_code_has_the_status_of_the_table() -> None:
                 assert CODES[code].status == int(status), path
 
 
-# For people -----------------------------------------------------------------------------------------
+# The page -------------------------------------------------------------------------------------------
 
 
 def test_the_page_shows_every_operation_schema_and_error_and_loads_nothing_from_elsewhere() -> None:

@@ -198,7 +198,7 @@ def test_a_health_check_changes_nothing_unless_the_breaker_is_open() -> None:
         assert healthy(breaker, NOW) is breaker
 
 
-# The operator ----------------------------------------------------------------------------------------
+# Forced states ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("automatic", [Breaker(), OPEN, trying()])

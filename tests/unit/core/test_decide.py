@@ -79,7 +79,7 @@ def test_every_settlement_carries_the_policy_s_age_limit() -> None:
     assert {settle(kind, policy=policy).max_age_ms for kind in K} == {HOUR}
 
 
-# What an ending does besides ------------------------------------------------------------------------
+# Effects of an ending -------------------------------------------------------------------------------
 
 
 def test_a_dead_push_token_deactivates_its_device() -> None:
@@ -229,7 +229,7 @@ def test_faults_of_all_providers_do_not_cause_a_loop_without_waits(route: Route)
     assert waits.count(0) == sum(1 for n in range(1, 12) if n % len(route))
 
 
-# Ambiguous and lost ----------------------------------------------------------------------------------
+# Ambiguous and lost attempts -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [K.AMBIGUOUS, K.LOST])

@@ -35,7 +35,7 @@ def refused(field: str, problem: str = "") -> Any:
     return pytest.raises(InvalidRequest, match=f"^{field}: .*{problem}")
 
 
-# The wire --------------------------------------------------------------------------------------------
+# Wire names ------------------------------------------------------------------------------------------
 
 
 def test_wire_names_are_camel_case_and_a_misspelt_field_is_refused() -> None:

@@ -118,7 +118,7 @@ class Life(RuleBasedStateMachine):
         assert change.cause is not None
         assert (change.cause.before, change.cause.after) == (before, after)
 
-    # What can happen -----------------------------------------------------------------------------
+    # Possible events -----------------------------------------------------------------------------
 
     @rule(ms=st.sampled_from([SECOND, MINUTE, HOUR, DAY]))
     def time_passes(self, ms: int) -> None:
@@ -245,7 +245,7 @@ class Life(RuleBasedStateMachine):
             self.granted += verdict.reopened
             self.note(receive(self.row, verdict, receipt, self.now))
 
-    # What is always so ---------------------------------------------------------------------------
+    # Invariants ----------------------------------------------------------------------------------
 
     @invariant()
     def it_is_due_exactly_while_it_waits(self) -> None:

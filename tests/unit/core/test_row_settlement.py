@@ -138,7 +138,7 @@ def test_a_provider_with_retry_after_is_put_on_hold_and_expired_holds_are_droppe
     assert (row.provider, row.outlet) == ("sns", "sns")
 
 
-# Cancelled while under way ---------------------------------------------------------------------------
+# Cancelled during an attempt -------------------------------------------------------------------------
 
 
 def cancelled_while_sending() -> tuple[Row, Claim]:

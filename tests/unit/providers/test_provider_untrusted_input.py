@@ -252,7 +252,7 @@ def test_a_replay_has_the_same_event_ids(signs: Signs) -> None:
     assert provider.hear(callback, NOW_MS) == provider.hear(callback, NOW_MS)
 
 
-# What is ours to put right ------------------------------------------------------------------------------
+# Provider faults ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["twilio", "sns", "sendgrid", "acs"])

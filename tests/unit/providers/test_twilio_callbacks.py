@@ -209,7 +209,7 @@ def test_a_request_with_very_many_fields_is_refused() -> None:
         a_twilio().hear(a_form(URL, [("a", "b")] * 501), NOW_MS)
 
 
-# What they say ------------------------------------------------------------------------------------------
+# Contents -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_signed_callback_without_a_status_is_counted() -> None:
     assert a_twilio().hear(callback, NOW_MS) == Heard(unreadable=1)
 
 
-# Bounds -------------------------------------------------------------------------------------------------
+# Limits -------------------------------------------------------------------------------------------------
 
 
 def test_a_body_above_64_kib_is_refused_even_if_signed() -> None:
