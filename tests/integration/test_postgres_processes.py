@@ -30,7 +30,7 @@ from homing.testing.builders import (
     sent,
 )
 from support.event_loops import LoopKind
-from support.postgres_servers import missing
+from support.postgres_servers import skip_or_fail
 from support.private_postgres import NoServer, PrivatePostgres
 
 _WORKER = """
@@ -225,7 +225,7 @@ async def test_a_restart_of_the_server_is_a_temporary_outage() -> None:
     try:
         server = PrivatePostgres()
     except NoServer:
-        missing("programs of PostgreSQL to start a server of our own")
+        skip_or_fail("programs of PostgreSQL to start a server of our own")
     with server:
         store = PostgresStore(server.url)
         await store.open()

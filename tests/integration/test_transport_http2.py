@@ -13,7 +13,7 @@ import trustme
 
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.transport import CurlTransport
-from support.postgres_servers import missing
+from support.postgres_servers import skip_or_fail
 
 NODE = shutil.which("node")
 
@@ -37,7 +37,7 @@ class Peer(NamedTuple):
 @pytest.fixture
 async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
     if NODE is None:
-        missing("Node.js for an HTTP/2 server")
+        skip_or_fail("Node.js for an HTTP/2 server")
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))

@@ -206,13 +206,13 @@ class TimedProvider(ScriptedProvider):
 
 
 class FailingProvider(TimedProvider):
-    """Fails until `mend` is called."""
+    """Fails until `repair` is called."""
 
     def __init__(self, name: str = "failing", **options: Any) -> None:
         super().__init__(name, usual=K.TRANSIENT, **options)
         self.up = False
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self.usual = K.ACCEPTED
         self.up = True
 

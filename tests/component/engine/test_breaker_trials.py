@@ -62,7 +62,7 @@ async def test_a_trial_of_a_dead_worker_is_granted_to_another(world: World) -> N
     await seconds(13)
     assert await phase(world) is Phase.HALF_OPEN
     await one.stop_worker(hard=True)
-    provider.mend()
+    provider.repair()
     two = await world.open({"mail": provider}, rules=steady(max_attempts=99, timeout_ms="5s"))
     await seconds(90)
     assert await phase(world) is Phase.CLOSED
@@ -213,7 +213,7 @@ async def test_a_process_that_runs_now_and_then_gets_through_after_a_recovery_to
     for _ in range(3):
         await engine.process()
         await seconds(11)
-    provider.mend()
+    provider.repair()
     await seconds(60)
     succeeded = 0
     for _ in range(6):

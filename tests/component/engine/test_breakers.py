@@ -190,7 +190,7 @@ async def test_a_good_health_check_ends_the_pause_early(world: World) -> None:
         await mail(engine)
     await seconds(12)
     assert await phase(world) is Phase.OPEN
-    provider.mend()
+    provider.repair()
     await seconds(35)
     assert await phase(world) is Phase.CLOSED
 
@@ -357,7 +357,7 @@ async def test_a_provider_on_hold_leaves_another_one_s_trial_to_the_notification
     id = await mail(engine)
     await seconds(30)
     assert (await engine.get(id)).provider_names == ("one", "two")
-    two.mend()
+    two.repair()
     await seconds(200)
     done = await engine.get(id)
     assert (done.status, done.provider_names) == (Status.SENT, ("one", "two", "two"))

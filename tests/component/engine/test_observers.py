@@ -132,7 +132,7 @@ async def test_every_change_of_a_breaker_is_reported(world: World) -> None:
     await mail(engine)
     await seconds(60)
     assert diary.phases == [Phase.OPEN]
-    provider.mend()
+    provider.repair()
     await seconds(120)
     assert diary.phases == [Phase.OPEN, Phase.HALF_OPEN, Phase.CLOSED]
 
