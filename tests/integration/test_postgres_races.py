@@ -157,7 +157,7 @@ async def test_a_request_that_waits_for_its_key_delays_no_other(store: PostgresS
     assert not answer.duplicates
 
 
-# Batches that wait for an earlier one --------------------------------------------------------------------------------------
+# Batches that wait for an earlier one -----------------------------------------------------------------
 
 
 class _Turn:
