@@ -42,7 +42,7 @@ async def test_a_provider_is_listed_with_its_position_on_every_route(world: Worl
         routes={"email": ["b", "a"]},
     )
     a, b = await engine.providers()
-    assert (a.id, a.kind, a.channels, a.weight) == ("a", "Timed", (Channel.EMAIL,), 3)
+    assert (a.id, a.kind, a.channels, a.weight) == ("a", "TimedProvider", (Channel.EMAIL,), 3)
     assert (a.routes, b.routes) == ({Channel.EMAIL: 2}, {Channel.EMAIL: 1, Channel.SMS: 1})
     assert (a.max_in_flight, a.rate_per_second, a.rate_burst) == (5, 2.5, 4)
     assert (b.rate_per_second, b.breaker.phase, b.breaker.forced) == (None, Phase.CLOSED, False)
