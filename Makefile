@@ -13,9 +13,9 @@ STAMP := $(VENV)/.installed
 COMPILE = $(UV) pip compile --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-emit-index-url --quiet --upgrade
 
-# Tests run in parallel; JOBS=0 runs them one after another in one process.
+# Number of test processes; JOBS=0 runs the tests one after another in a single process.
 JOBS ?= auto
-# For `make test`: SUITES="unit acceptance" runs only these suites; ARGS is passed to pytest.
+# For `make test`: SUITES="unit component" runs only these suites; ARGS goes to pytest.
 SUITES ?=
 # The tests' databases are in /dev/shm if it has 2 GB free: waiting for a disk at every commit takes minutes.
 SCRATCH := $(or $(TMPDIR),$(shell df -Pk /dev/shm 2>/dev/null | awk 'END { if ($$4 > 2000000) print "/dev/shm" }'))
@@ -61,7 +61,7 @@ demo: $(STAMP) ## Show Homing at work: an outage, retries, failover, a dead lett
 serve: $(STAMP) ## Run the REST API and a worker until Ctrl-C (ARGS="--listen 127.0.0.1:8080 --workers 2")
 	@$(BIN)/homing serve $(ARGS)
 
-test: $(STAMP) ## Run all test suites; core and engine need 95 % branch coverage (SUITES="unit" ARGS="-k name")
+test: $(STAMP) ## Run all suites and print a summary; core and engine need 95 % branch coverage (SUITES="unit" ARGS="-k name")
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/python tools/run_tests.py --jobs $(JOBS) \
 		$(if $(SUITES),--suites $(SUITES)) -- $(ARGS)
 
@@ -103,7 +103,7 @@ client: $(STAMP) ## Regenerate the Python client and the REST reference tables f
 simulate: $(STAMP) ## Run simulations with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one run)
 	@$(BIN)/python -m homing.sim --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)
 
-coverage: test ## Run the tests, then report uncovered lines of core and engine, also in htmlcov/
+coverage: test ## Run the tests, list the lines of core and engine that unit and component tests miss, write htmlcov/
 	@$(BIN)/coverage report
 	@$(BIN)/coverage html --quiet
 

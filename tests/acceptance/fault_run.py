@@ -1,9 +1,9 @@
-"""Sends webhooks to endpoints that misbehave in every way, over real sockets, and checks the books.
+"""Sends webhooks over real sockets to endpoints with every kind of fault, and checks what they received.
 
     python tests/acceptance/fault_run.py --notifications 10000
 
-Each notification has a fate, which its URL names. Under `on_timeout = "hold"` nothing may be taken twice,
-nothing may be lost, and every fate has one right end.
+Each notification has a fate, which its URL names. With `on_timeout = "hold"` nothing may be accepted twice,
+nothing may be lost, and every fate has one correct end.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ on_timeout = "hold"
 
 
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
-    """What the endpoint does with each attempt, and how it must end."""
+    """The endpoint's behavior at each attempt, and the status in which it must end."""
 
     acts: tuple[Callable[[], Act], ...]
-    """By attempt; the last one goes on."""
+    """Behavior by attempt. The last one is repeated."""
     ends: Status
     attempts: int
     taken: int
-    """How often the endpoint has taken it, by its own books: never more than once."""
+    """How often the endpoint has accepted it, by its own count: never more than once."""
     share: int = 4
     races: bool = False
-    """Its endpoint closes connections that look open: what is written just then is in doubt, not taken."""
+    """The endpoint closes connections that look open. A request written then is in doubt, not accepted."""
 
     def met_by(self, status: Status, attempts: int, taken: int) -> bool:
         raced = self.races and (status, attempts, taken) == (Status.IN_DOUBT, 1, 0)
@@ -148,7 +148,7 @@ _NOT_TAKEN = (b"HTTP/1.1 3", b"HTTP/1.1 4", b"HTTP/1.1 5")
 
 
 class Endpoints:
-    """The servers, and their own books of what they took."""
+    """The servers, and their own count of accepted requests."""
 
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
@@ -168,7 +168,9 @@ class Endpoints:
     def url(self, name: str, number: int) -> str:
         base = self.servers[number % len(self.servers)].url
         if FATES[name].races:
-            base = base.replace("127.0.0.1", "localhost")  # connections of its own: no other fate is hit
+            base = base.replace(
+                "127.0.0.1", "localhost"
+            )  # its own connections, so that no other fate is affected
         elif name == "nobody listens":
             base = self.refusing
         elif name == "no TLS where there should be":
@@ -181,15 +183,15 @@ def _named(path: str) -> str:
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a run found."""
+    """The result of a run."""
 
     accepted: int
     ended: dict[str, int]
     taken_twice: int
     lost: int
-    """Accepted, and neither ended nor in doubt."""
+    """Accepted, but neither ended nor in doubt."""
     wrong: dict[str, list[str]]
-    """Fate → what became of those that ended otherwise than it says."""
+    """Fate → statuses of notifications that ended differently."""
     connections: int
     seconds: float
 
@@ -199,7 +201,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 async def run(folder: Path, notifications: int, seed: int = 1, *, progress: bool = False) -> Report:
-    """One run. Bounded: it ends ten minutes after the last was accepted."""
+    """Runs once, and ends at most ten minutes after the last acceptance."""
     config = folder / "homing.toml"
     config.write_text(
         CONFIG.format(folder=folder, secret=SECRET, attempts=MAX_ATTEMPTS, timeout_ms=TIMEOUT_MS)
@@ -217,7 +219,7 @@ async def run(folder: Path, notifications: int, seed: int = 1, *, progress: bool
 
 
 def _deal(notifications: int, chance: random.Random) -> list[str]:
-    """Every fate at least once, where there are enough notifications."""
+    """Distributes the fates, each at least once if there are enough notifications."""
     names = [*FATES]
     some = chance.choices(names, [fate.share for fate in FATES.values()], k=notifications)
     some[: len(names)] = names[: len(some)]

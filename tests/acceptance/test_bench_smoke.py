@@ -1,4 +1,4 @@
-"""The benchmark runs, and no figure leaves it whose books do not balance."""
+"""The benchmark runs, and reports no figure if notifications are missing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sink() -> Iterator[Sink]:
 
 
 @pytest.mark.slow
-async def test_every_part_gives_its_figures_and_the_report_can_be_read_drawn_and_printed() -> None:
+async def test_every_part_gives_figures_and_the_report_can_be_read_drawn_and_printed() -> None:
     said: list[tuple[int, int]] = []
     report = await measure(["sqlite:"], TINY, tell=lambda done, total, what: said.append((done, total)))
     parts = {figure.part for figure in report.figures}
@@ -64,7 +64,7 @@ async def test_every_part_gives_its_figures_and_the_report_can_be_read_drawn_and
     assert all(figure.name in table for figure in report.figures)
 
 
-async def test_what_the_sink_refuses_at_first_is_delivered_all_the_same(sink: Sink) -> None:
+async def test_notifications_that_the_sink_refuses_at_first_are_delivered_later(sink: Sink) -> None:
     round_ = await deliver("sqlite:", sink, 40, failing=0.5)
     assert sink.report().refused > 0
     assert round_.attempts == 40 + sink.report().refused
@@ -80,14 +80,14 @@ async def test_a_lost_row_fails_the_run() -> None:
             await holds(homing, place, pending=5)
 
 
-async def test_a_notification_in_another_status_than_it_should_have_fails_the_run() -> None:
+async def test_a_notification_in_an_unexpected_status_fails_the_run() -> None:
     async with arena("sqlite:") as place, Homing(loaded_settings=place.settings()) as homing:
         await accept(homing, requests(5, "https://example.org/hook"))
         with pytest.raises(Unsound, match=r"the store counts \{'pending': 5\}"):
             await holds(homing, place, delivered=5)
 
 
-def test_what_never_arrives_and_what_arrives_twice_fail_the_run(sink: Sink) -> None:
+def test_missing_and_repeated_deliveries_fail_the_run(sink: Sink) -> None:
     for number in (0, 1, 2):
         _post(sink, number)
     check_sink(sink, 3)
@@ -98,7 +98,7 @@ def test_what_never_arrives_and_what_arrives_twice_fail_the_run(sink: Sink) -> N
         check_sink(sink, 3)
 
 
-def test_the_sink_answers_requests_that_come_in_pieces_and_several_at_once(sink: Sink) -> None:
+def test_the_sink_answers_split_and_pipelined_requests(sink: Sink) -> None:
     body = b'{"n":7}'
     request = b"POST /hook HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
     with socket.create_connection(("127.0.0.1", sink.port)) as connection:
@@ -112,7 +112,7 @@ def test_the_sink_answers_requests_that_come_in_pieces_and_several_at_once(sink:
     assert (seen.requests, seen.taken, seen.repeated) == (2, 1, 1)
 
 
-def test_a_ratio_is_that_of_rounds_that_took_turns_and_is_held_against_its_bar() -> None:
+def test_a_ratio_is_that_of_alternating_rounds_and_is_compared_with_its_threshold() -> None:
     limit = Figure(part="deliver", name="limit", store="SQLite", unit="/s", rounds=(100, 200, 400))
     ours = replace(limit, name="ours", rounds=(50, 140, 200), beside="limit", at_least=0.6)
     report = Report(machine=NOWHERE, form="quick", began_at="", seconds=0, figures=(limit, ours))
@@ -129,7 +129,7 @@ def _post(sink: Sink, number: int) -> None:
     connection.close()
 
 
-def test_a_limit_that_cannot_be_told_from_nothing_gives_no_ratio() -> None:
+def test_a_limit_that_cannot_be_measured_gives_no_ratio() -> None:
     limit = Figure(part="schedule", name="limit", store="SQLite", unit="ms", rounds=(0, 0))
     mine = Figure(part="schedule", name="mine", store="SQLite", unit="ms", rounds=(1, 2), beside="limit")
     report = Report(

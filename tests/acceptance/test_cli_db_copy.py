@@ -1,4 +1,4 @@
-"""`homing db copy`: a SQLite file moves to PostgreSQL whole, whatever happens on the way."""
+"""`homing db copy`: a SQLite file is copied to PostgreSQL completely, even after interruptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import asyncpg
 import pytest
-from cli_driver import Cli
 
 from homing.core.breaker import Breaker
 from homing.core.model import CommandName, Entry, Filter, ReceiptEvent, Retention, Status
@@ -31,6 +30,7 @@ from homing.testing.builders import (
     sent,
 )
 from homing.testing.store_suite.steps import everyone, order, status_of
+from support.cli_driver import Cli
 
 R = TypeVar("R")
 PARTS = (
@@ -47,7 +47,7 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def in_store(store: Backend, work: Callable[[Backend], Awaitable[R]]) -> R:
-    """Works with a store that is opened for it."""
+    """Opens a store, runs a function with it, and closes it."""
 
     async def run() -> R:
         await store.open()
@@ -60,7 +60,7 @@ def in_store(store: Backend, work: Callable[[Backend], Awaitable[R]]) -> R:
 
 
 def make(folder: Path, number: int = 12) -> Path:
-    """A file with notifications of every status, and of everything else something."""
+    """Fills a file with notifications of every status, and with all other kinds of data."""
     path = folder / "homing.db"
     in_store(SqliteStore(path), lambda store: _fill(store, number))
     return path
@@ -86,7 +86,7 @@ async def _fill(store: Backend, number: int) -> None:
 
 
 async def snapshot(store: Backend) -> dict[str, Any]:
-    """Everything that the ports can tell of a store."""
+    """Returns everything that can be read from a store."""
     whose = await store.tenants()
     items = {tenant: await everyone(store, tenant) for tenant in whose}
     return {
@@ -103,7 +103,7 @@ async def snapshot(store: Backend) -> dict[str, Any]:
     }
 
 
-def test_a_copy_has_everything_that_the_file_has(cli: Cli, postgres_url: str) -> None:
+def test_a_copy_contains_everything_in_the_file(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     before = in_store(SqliteStore(path), snapshot)
     assert all(before.values())
@@ -114,7 +114,7 @@ def test_a_copy_has_everything_that_the_file_has(cli: Cli, postgres_url: str) ->
     assert in_store(PostgresStore(postgres_url), snapshot) == before
 
 
-def test_the_copy_goes_on_where_the_file_stopped(cli: Cli, postgres_url: str) -> None:
+def test_the_copy_continues_where_the_file_stopped(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     cli.ok("db", "copy", str(path), postgres_url)
 
@@ -139,7 +139,7 @@ def test_the_copy_goes_on_where_the_file_stopped(cli: Cli, postgres_url: str) ->
 
 
 @pytest.mark.slow
-def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_url: str) -> None:
+def test_a_killed_copy_continues_and_duplicates_nothing(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder, 1500)
     before = in_store(SqliteStore(path), snapshot)
     command = ("db", "copy", str(path), postgres_url, "--page", "20")
@@ -158,7 +158,7 @@ def test_a_copy_that_is_killed_goes_on_and_doubles_nothing(cli: Cli, postgres_ur
 
 
 def _kill_after(cli: Cli, command: tuple[str, ...], url: str, least: int) -> int:
-    """Kills the copy when so many records are there; how many there are then."""
+    """Kills the copy once it has this many records, and returns how many there are."""
     process = cli.start(*command)
     try:
         asyncio.run(_until_copied(process, url, least))
@@ -168,12 +168,12 @@ def _kill_after(cli: Cli, command: tuple[str, ...], url: str, least: int) -> int
         process.kill()
         process.wait()
     assert process.returncode == -signal.SIGKILL
-    # The server may still be about to commit what it was sent last.
+    # The server may still be about to commit the last page.
     return asyncio.run(_at_rest(url))
 
 
 async def _until_copied(process: subprocess.Popen[str], url: str, least: int) -> None:
-    """Waits until that many records are copied. The copy is suspended while they are counted."""
+    """Waits until this many records are copied. The copy is suspended while they are counted."""
     async with asyncio.timeout(240):
         while True:
             process.send_signal(signal.SIGSTOP)
@@ -197,13 +197,13 @@ async def _copied(url: str) -> int:
 
 async def _at_rest(url: str) -> int:
     connection = await asyncpg.connect(url)
-    # Waits for the lock of a page that is being committed; nobody else writes there.
+    # Waits for the lock of a page that is being committed; there is no other writer.
     await connection.execute("BEGIN; LOCK TABLE homing.copied_parts IN EXCLUSIVE MODE; COMMIT")
     await connection.close()
     return await _copied(url)
 
 
-def test_a_store_that_has_data_of_its_own_is_left_alone(cli: Cli, postgres_url: str) -> None:
+def test_a_store_with_data_of_its_own_is_refused(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     cli.ok("db", "migrate", "--store", postgres_url)
     mine = a_submission(a_notification())
@@ -214,7 +214,7 @@ def test_a_store_that_has_data_of_its_own_is_left_alone(cli: Cli, postgres_url: 
     assert len(in_store(PostgresStore(postgres_url), everyone)) == 1
 
 
-def test_a_half_copy_of_another_file_is_left_alone(cli: Cli, postgres_url: str) -> None:
+def test_a_partial_copy_of_another_file_is_refused(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder, 400)
     _kill_after(cli, ("db", "copy", str(path), postgres_url, "--page", "10"), postgres_url, 50)
     in_store(SqliteStore(path), lambda store: store.accept([a_submission(a_notification())]))
@@ -232,7 +232,7 @@ def test_a_file_in_use_is_not_copied(cli: Cli, postgres_url: str) -> None:
     assert "Stop all workers" in result.err
 
 
-def test_a_lease_that_was_lost_is_copied_as_it_is(cli: Cli, postgres_url: str) -> None:
+def test_a_lost_lease_is_copied_unchanged(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     in_store(SqliteStore(path), lambda store: store.claim(everything(worker="gone")))
     with sqlite3.connect(path) as connection:
@@ -249,7 +249,7 @@ def test_a_lease_that_was_lost_is_copied_as_it_is(cli: Cli, postgres_url: str) -
     assert held == lost > 0
 
 
-def test_wrong_addresses_are_named(cli: Cli, postgres_url: str) -> None:
+def test_wrong_store_urls_are_named(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
     missing, memory, file = cli.many(
         ["db", "copy", "no-such.db", postgres_url],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_driver import Cli
+
+from support.cli_driver import Cli
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`homing policy`: what applies, what it amounts to, changing it, and trying it out."""
+"""`homing policy`: effective rules, their delays, changes, and simulations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_driver import Cli
+
+from support.cli_driver import Cli
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "backoff.json"
 
@@ -17,7 +18,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def test_the_table_has_every_delay_of_every_preset_exactly(cli: Cli) -> None:
+def test_the_table_has_the_exact_delays_of_every_preset(cli: Cli) -> None:
     everything, simple, fixed, human, wrong = cli.many(
         ["policy", "table", "--json"],
         ["policy", "table", "simple", "--json"],
@@ -54,7 +55,7 @@ def test_the_table_has_every_delay_of_every_preset_exactly(cli: Cli) -> None:
     assert wrong.err == f"error: preset: is 'daily'; it must be one of {names}\n"
 
 
-def test_a_rule_is_set_changed_and_unset_while_running_and_its_history_is_kept(cli: Cli) -> None:
+def test_a_rule_is_set_changed_and_removed_at_run_time_with_its_history(cli: Cli) -> None:
     first = ["policy", "set", "nights", "--type", "incident", "--max-attempts", "7", "--base", "10m"]
     added, changed, shown, shown_json, other, removed, again, history, history_json = cli.many(
         [*first, "--cap", "2h", "--who", "eva", "--why", "long nights", "--json"],
@@ -95,7 +96,7 @@ def test_a_rule_is_set_changed_and_unset_while_running_and_its_history_is_kept(c
     assert len(history.out.splitlines()) == 4
 
 
-def test_a_policy_that_contradicts_itself_changes_nothing(cli: Cli) -> None:
+def test_a_contradictory_policy_changes_nothing(cli: Cli) -> None:
     cases = {
         "cap_ms: is 60000, below base_ms 3600000": ["--base", "1h", "--cap", "1m"],
         "max_attempts: is 0; it must be from 1 to 1000": ["--max-attempts", "0"],
@@ -117,7 +118,7 @@ def test_a_policy_that_contradicts_itself_changes_nothing(cli: Cli) -> None:
     assert results[-1].json == []
 
 
-def test_simulate_rehearses_an_outage_and_draws_it(cli: Cli) -> None:
+def test_simulate_runs_an_outage_and_draws_it(cli: Cli) -> None:
     small = ["policy", "simulate", "--rate", "1/s", "--for", "5m", "--outage", "3m", "--outage-at", "1m"]
     page, json, short, expired, kind, rate, share, which, file = cli.many(
         [*small, "--svg", "out.svg"],

@@ -1,11 +1,12 @@
-"""`status`, `list`, `waiting`, `retry-info`, `explain`, `stats`, `health`: what is asked changes nothing."""
+"""`status`, `list`, `waiting`, `retry-info`, `explain`, `stats`, `health`: reading changes nothing."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli, Ids, history
+
+from support.cli_driver import SETTINGS, Cli, Ids, history
 
 RULES = """
 [[rules]]
@@ -18,22 +19,22 @@ jitter = "none"
 """
 
 
-class Past(Cli):
-    """A folder whose store has one of everything in it."""
+class CliWithHistory(Cli):
+    """A folder whose store has a notification of every status."""
 
     ids: Ids
 
 
 @pytest.fixture(scope="module")
-def past(tmp_path_factory: pytest.TempPathFactory) -> Past:
+def past(tmp_path_factory: pytest.TempPathFactory) -> CliWithHistory:
     folder: Path = tmp_path_factory.mktemp("past")
-    past = Past(folder)
+    past = CliWithHistory(folder)
     past.ids = history(folder)
     (folder / "homing.toml").write_text(SETTINGS + RULES)
     return past
 
 
-def test_status_says_where_one_stands_and_masks_whom_it_goes_to(past: Past) -> None:
+def test_status_shows_the_state_with_a_masked_recipient(past: CliWithHistory) -> None:
     sent, dead, shown, json, unknown = past.many(
         ["status", past.ids["sent0"]],
         ["status", past.ids["bad1"]],
@@ -55,7 +56,7 @@ def test_status_says_where_one_stands_and_masks_whom_it_goes_to(past: Past) -> N
     assert unknown.err.startswith("error: there is no notification 01890000-")
 
 
-def test_list_filters_and_pages(past: Past) -> None:
+def test_list_filters_and_pages(past: CliWithHistory) -> None:
     everything, failed, slow, first, pushes, table = past.many(
         ["list", "--json"],
         ["list", "--json", "--status", "failed", "--reason", "bad_recipient"],
@@ -79,7 +80,7 @@ def test_list_filters_and_pages(past: Past) -> None:
     assert "later@" not in table.out + everything.out
 
 
-def test_waiting_and_retry_info_compute_with_other_settings_and_change_nothing(past: Past) -> None:
+def test_waiting_and_retry_info_accept_other_settings_and_change_nothing(past: CliWithHistory) -> None:
     id = past.ids["waiting"]
     waiting, table, ready, info, other, shown, bad = past.many(
         ["waiting", "--json"],
@@ -118,7 +119,7 @@ def test_waiting_and_retry_info_compute_with_other_settings_and_change_nothing(p
     assert "--delay: is -5m" in bad.err
 
 
-def test_explain_tells_what_happened_by_which_policy_and_what_comes_next(past: Past) -> None:
+def test_explain_shows_the_past_the_policy_and_the_next_step(past: CliWithHistory) -> None:
     page, json, recovered, doubt, unknown = past.many(
         ["explain", past.ids["waiting"]],
         ["explain", past.ids["waiting"], "--json"],
@@ -152,7 +153,7 @@ def test_explain_tells_what_happened_by_which_policy_and_what_comes_next(past: P
     assert unknown.code == 3
 
 
-def test_stats_count_by_status_attempt_and_hour(past: Past) -> None:
+def test_stats_count_by_status_attempt_and_hour(past: CliWithHistory) -> None:
     json, page = past.many(["stats", "--json"], ["stats"])
     stats = json.json
     counts = stats["queueCounts"]
@@ -170,7 +171,9 @@ def test_stats_count_by_status_attempt_and_hour(past: Past) -> None:
     assert "Success by attempt" in page.out
 
 
-def test_health_marks_the_thresholds_and_its_exit_code_says_whether_one_is_passed(past: Past) -> None:
+def test_health_marks_exceeded_thresholds_and_its_exit_code_shows_whether_there_are_any(
+    past: CliWithHistory,
+) -> None:
     fine, json = past.many(["health"], ["health", "--json"])
     (past.folder / "strict.toml").write_text(
         SETTINGS + "[thresholds]\nretry_backlog = 0\nfailure_rate_of = 1\n"

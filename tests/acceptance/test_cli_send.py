@@ -1,4 +1,4 @@
-"""`homing send`: one request, its answers and everything that is refused."""
+"""`homing send`: one request, its results, and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cli_driver import SETTINGS, Cli
+
+from support.cli_driver import SETTINGS, Cli
 
 TO = ("--to", "ada@example.org", "--channel", "email")
 
@@ -17,7 +18,7 @@ def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-def test_what_is_sent_is_stored_with_all_its_fields(cli: Cli) -> None:
+def test_a_request_is_stored_with_all_its_fields(cli: Cli) -> None:
     said = cli.ok("send", *TO, "--subject", "Hi", "--body", "Hello")
     status, id, _, queue = said.out.split()
     assert (status, queue) == ("queued", "homing-standard")
@@ -57,7 +58,7 @@ def test_what_is_sent_is_stored_with_all_its_fields(cli: Cli) -> None:
     assert timedelta(minutes=9) < wait <= timedelta(minutes=10)
 
 
-def test_the_same_key_is_sent_once_and_another_body_is_refused(cli: Cli) -> None:
+def test_a_repeated_key_sends_once_and_another_body_is_refused(cli: Cli) -> None:
     first, again, other = cli.many(
         ["send", *TO, "--body", "x", "--idempotency-key", "k"],
         ["send", *TO, "--body", "x", "--idempotency-key", "k", "--json"],
@@ -69,7 +70,7 @@ def test_the_same_key_is_sent_once_and_another_body_is_refused(cli: Cli) -> None
     assert "idempotencyKey: 'k' already belongs to a different request" in other.err
 
 
-def test_a_synchronous_send_answers_what_became_of_it(cli: Cli) -> None:
+def test_a_synchronous_send_prints_the_result(cli: Cli) -> None:
     sent = cli.ok("send", *TO, "--body", "x", "--synchronous", "--json").json
     assert sent["status"] == "sent"
     assert (cli.folder / "pigeon.jsonl").read_text().count("\n") == 1
@@ -85,7 +86,7 @@ def test_a_synchronous_send_answers_what_became_of_it(cli: Cli) -> None:
     assert otp.out.startswith("sent "), "its type says that it is synchronous"
 
 
-def test_what_cannot_be_meant_is_refused_with_its_field_and_nothing_is_stored(cli: Cli) -> None:
+def test_an_invalid_request_is_refused_with_its_field_and_nothing_is_stored(cli: Cli) -> None:
     (cli.folder / "large.txt").write_text("x" * 1_048_576)
     (cli.folder / "nul.txt").write_bytes(b"a\x00b")
     (cli.folder / "bell.txt").write_bytes(b"a\x07b")

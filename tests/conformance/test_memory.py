@@ -1,4 +1,4 @@
-"""The memory store keeps the promises of the port."""
+"""The memory store passes the store suite."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from homing.testing.store_suite.walker import Walker
 
 
 class MemoryHarness:
-    """A memory store on a manual clock; a second instance over the same data is the store itself."""
+    """A memory store on a manual clock. A second instance on the same data is the store itself."""
 
     def __init__(self) -> None:
         self._clock = ManualClock()
@@ -35,7 +35,7 @@ class MemoryHarness:
 
 
 class TestMemoryStore(StoreSuite):
-    """The suite, against the memory store."""
+    """Runs the suite on the memory store."""
 
     @pytest.fixture
     def harness(self) -> MemoryHarness:
@@ -49,8 +49,8 @@ async def test_a_foreign_transaction_is_refused() -> None:
     assert await store.tallies(None) == ()
 
 
-def test_the_same_steps_lead_to_the_same_events_in_every_process() -> None:
-    """A simulation is its seed: nothing may depend on the order of sets or on hashes."""
+def test_the_same_steps_give_the_same_events_in_every_process() -> None:
+    """A simulation must depend only on its seed, not on the order of sets or on hashes."""
     walks = [
         subprocess.run(
             [sys.executable, __file__],

@@ -1,4 +1,4 @@
-"""The Apprise provider runs the parts of the provider suite that fit what answers yes or no."""
+"""The Apprise provider runs the parts of the provider suite that apply to a success-or-failure result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homing.providers.http import Transport
 from homing.testing import faults
 from homing.testing.provider_suite import AnsweringTests, KeepingTests, ProviderCase, Told, a_delivery
 
-# Apprise loads all of its plugins, and some of those load old libraries.
+# Apprise loads all its plugins, and some of them load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 K = OutcomeKind

@@ -1,4 +1,4 @@
-"""The FCM provider runs the provider suite, with the answers of the vectors."""
+"""The FCM provider runs the provider suite, with the responses of the vectors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(base_url: str, transport: Transport, now_ms: Callable[[], int]) -> Prov
 
 
 def told(name: str, kind: OutcomeKind, code: str) -> Told:
-    """An error of the vectors."""
+    """Returns an error of the vectors."""
     found = next(error for error in VECTORS["errors"] if error["id"] == name)
     body = found.get("raw_body", "") or json.dumps(found["body"])
     return Told(act=faults.answer(found["status"], body.encode(), found.get("headers")), kind=kind, code=code)

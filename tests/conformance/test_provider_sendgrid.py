@@ -32,7 +32,7 @@ def error(status: int, field: str | None = None) -> faults.Act:
 class TestSendGridProvider(ProviderSuite):
     @pytest.fixture
     def case(self) -> ProviderCase:
-        reset = str(NOW_MS // 1000 + 31)  # the clock has gone on by a second when the answer is read
+        reset = str(NOW_MS // 1000 + 31)  # the clock has advanced by a second when the response is read
         return ProviderCase(
             make=make,
             delivery=a_delivery(Channel.EMAIL, "ada@example.org"),
@@ -57,5 +57,5 @@ class TestSendGridProvider(ProviderSuite):
                 retry_after_ms=30_000,
             ),
             secrets=(KEY,),
-            key=lambda received: None,  # SendGrid takes none
+            key=lambda received: None,  # SendGrid supports none
         )

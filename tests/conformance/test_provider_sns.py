@@ -66,6 +66,6 @@ class TestSnsProvider(ProviderSuite):
                 act=error(400, "Throttling", x_amz_retry_after="1500"), kind=K.THROTTLED, retry_after_ms=1_500
             ),
             secrets=(SECRET, SESSION),
-            key=lambda received: None,  # SNS takes none
+            key=lambda received: None,  # SNS supports none
             signature=lambda received: received.headers["authorization"],
         )

@@ -59,5 +59,5 @@ class TestTwilioProvider(ProviderSuite):
             },
             throttle=Told(act=faults.throttle("7"), kind=K.THROTTLED, retry_after_ms=7_000),
             secrets=(TOKEN, b64encode(f"{ACCOUNT}:{TOKEN}".encode()).decode()),
-            key=lambda received: None,  # Twilio takes none
+            key=lambda received: None,  # Twilio supports none
         )

@@ -1,4 +1,4 @@
-"""What is set on a connection, and on whose."""
+"""Settings of connections, and connections through a pooler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from homing.testing.builders import a_notification, a_submission, everything, se
 
 @pytest.fixture
 async def lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections through a pooler: it tells a number of its own, not that of the server's process."""
+    """Connections through a pooler, which reports its own process id instead of the server's."""
     monkeypatch.setattr(asyncpg.Connection, "get_server_pid", lambda _: 0)
 
 
@@ -35,7 +35,7 @@ async def _scans(tx: Tx) -> str:
 
 
 async def _committed_setting(database: Database) -> str:
-    """What the next one to get the connection finds."""
+    """Returns the settings that the next user of the connection finds."""
 
     async def after(tx: Tx) -> str:
         await tx.script("COMMIT")
@@ -46,14 +46,14 @@ async def _committed_setting(database: Database) -> str:
     return await database.do(after, timed=False)
 
 
-async def test_a_connection_of_our_own_is_told_once_how_to_plan(database: Database) -> None:
+async def test_a_connection_of_our_own_gets_its_planner_settings_once(database: Database) -> None:
     assert await database.do(_scans, timed=False) == "off"
     assert await database.look(_scans) == "off"
     assert await _committed_setting(database) == "off"
 
 
 @pytest.mark.usefixtures("lent")
-async def test_what_a_pooler_lends_is_given_back_as_it_was(database: Database) -> None:
+async def test_a_connection_lent_by_a_pooler_is_returned_unchanged(database: Database) -> None:
     assert await database.do(_scans, timed=False) == "off"
     assert await database.look(_scans) == "off"
     assert await _committed_setting(database) == "on"
@@ -64,7 +64,7 @@ async def _who(tx: Tx) -> int:
     return number
 
 
-async def test_more_calls_than_connections_take_turns_and_nobody_is_left_waiting(postgres_url: str) -> None:
+async def test_more_calls_than_connections_take_turns_and_all_are_served(postgres_url: str) -> None:
     several = "&" if "?" in postgres_url else "?"
     database = Database(read_address(f"{postgres_url}{several}pool_size=3"), timeout_s=60)
     await database.open()
@@ -80,7 +80,7 @@ async def test_more_calls_than_connections_take_turns_and_nobody_is_left_waiting
         await database.close()
 
 
-async def test_what_lay_idle_for_long_is_not_used_again(
+async def test_a_connection_that_was_idle_for_long_is_not_reused(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await database.do(_who, timed=False)
@@ -89,7 +89,7 @@ async def test_what_lay_idle_for_long_is_not_used_again(
     assert await database.do(_who, timed=False) != first
 
 
-async def test_what_died_at_hand_is_replaced(database: Database, postgres_url: str) -> None:
+async def test_a_dead_idle_connection_is_replaced(database: Database, postgres_url: str) -> None:
     first = await asyncio.gather(*(database.do(_who, timed=False) for _ in range(4)))
     other = await asyncpg.connect(postgres_url)
     try:
@@ -102,7 +102,7 @@ async def test_what_died_at_hand_is_replaced(database: Database, postgres_url: s
 
 
 @pytest.mark.usefixtures("lent")
-async def test_a_notification_goes_its_way_through_a_pooler(postgres_url: str) -> None:
+async def test_a_notification_is_delivered_through_a_pooler(postgres_url: str) -> None:
     store = PostgresStore(f"{postgres_url}?cached_statements=0&listen=false")
     await store.open()
     try:

@@ -1,4 +1,4 @@
-"""`examine`: what would keep Homing from working with a server is found before it is relied on."""
+"""`examine` finds what would keep Homing from working with a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from homing.core.examining import Finding
 from homing.stores.postgres import PostgresStore
 
 ROLE = f"homing_test_{os.getpid()}_runner"
-"""Roles belong to the whole server, and tests may run in several processes."""
+"""Role names are unique per process: roles belong to the server, and tests run in several processes."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def _findings(url: str, *, skew_ms: int = 0) -> dict[str, Finding]:
     return {finding.name: finding for finding in found}
 
 
-async def test_the_owner_of_a_migrated_schema_finds_all_well(postgres_url: str, url: str) -> None:
+async def test_the_owner_of_a_migrated_schema_gets_no_findings(postgres_url: str, url: str) -> None:
     findings = await _findings(postgres_url)
     assert set(findings) == {"server", "schema", "role", "clock"}
     assert all(finding.ok and not finding.advice for finding in findings.values())
@@ -60,7 +60,7 @@ async def test_a_role_without_grants_is_told_what_to_grant(postgres_url: str, ur
     assert "may not migrate" in role.detail
 
 
-async def test_a_role_that_would_see_empty_tables_is_told_so(postgres_url: str, url: str) -> None:
+async def test_a_role_that_would_see_empty_tables_is_reported(postgres_url: str, url: str) -> None:
     granted = f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA homing TO {ROLE}"
     await _execute(postgres_url, f"GRANT USAGE ON SCHEMA homing TO {ROLE}", granted)
     role = (await _findings(url))["role"]
@@ -70,7 +70,7 @@ async def test_a_role_that_would_see_empty_tables_is_told_so(postgres_url: str, 
     assert (await _findings(url))["role"].ok
 
 
-async def test_a_clock_that_is_off_is_told(postgres_url: str, url: str) -> None:
+async def test_a_wrong_clock_is_reported(postgres_url: str, url: str) -> None:
     clock = (await _findings(postgres_url, skew_ms=600_000))["clock"]
     assert not clock.ok
     assert clock.detail.startswith(("-600", "-599"))

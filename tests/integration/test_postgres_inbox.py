@@ -1,4 +1,4 @@
-"""What other programs write in SQL: taken in once, whatever it is, and never at the writer's cost."""
+"""Requests that other programs write in SQL: taken once, and never blocking the writer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAIL = 'channel => \'email\', recipient => \'{"email": "a@example.org"}\', conte
 
 
 def quiet(delivery: object) -> None:
-    """A provider that takes everything."""
+    """A provider that accepts everything."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def inbox_of(homing: Homing) -> Inbox:
     return backend
 
 
-async def test_a_request_in_sql_is_sent_under_the_id_that_it_was_told(
+async def test_a_request_in_sql_is_sent_under_its_returned_id(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:
     id_ = await db.fetchval(f"SELECT homing.enqueue({MAIL}, type => 'order', metadata => '{{\"n\": 1}}')")
@@ -57,7 +57,7 @@ async def test_several_channels_become_one_batch(homing: Homing, db: asyncpg.Con
     assert {one.batch_id for one in page.items} == {str(id_)}
 
 
-async def test_what_was_rolled_back_was_never_asked(homing: Homing, db: asyncpg.Connection[Any]) -> None:
+async def test_a_rolled_back_request_is_not_sent(homing: Homing, db: asyncpg.Connection[Any]) -> None:
     transaction = db.transaction()
     await transaction.start()
     await db.execute(f"SELECT homing.enqueue({MAIL})")
@@ -77,7 +77,7 @@ async def test_what_was_rolled_back_was_never_asked(homing: Homing, db: asyncpg.
         (f"{MAIL}, max_retries => -5", "maxAttempts"),
     ],
 )
-async def test_what_cannot_be_read_becomes_a_dead_letter_that_says_why(
+async def test_an_unreadable_request_becomes_a_dead_letter_with_the_reason(
     homing: Homing, db: asyncpg.Connection[Any], arguments: str, field: str
 ) -> None:
     id_ = await db.fetchval(f"SELECT homing.enqueue({arguments})")
@@ -103,7 +103,7 @@ async def test_a_key_with_another_body_becomes_a_dead_letter(
     assert await db.fetchval("SELECT count(*) FROM homing.messages WHERE id = $1", again) == 0
 
 
-async def test_a_broken_schema_never_makes_the_writers_statement_fail(
+async def test_a_broken_schema_never_fails_the_writer_s_statement(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:
     warnings: list[str] = []
@@ -113,8 +113,8 @@ async def test_a_broken_schema_never_makes_the_writers_statement_fail(
     assert "was not taken" in warnings[0]
 
 
-async def test_two_workers_take_an_entry_in_once(homing: Homing, db: asyncpg.Connection[Any]) -> None:
-    """The lease of the first ran out while it was busy; the second takes over; the first comes too late."""
+async def test_two_workers_take_an_entry_only_once(homing: Homing, db: asyncpg.Connection[Any]) -> None:
+    """The first one's lease expires while it is busy, the second takes over, and the first is too late."""
     inbox = inbox_of(homing)
     await db.execute(f"SELECT homing.enqueue({MAIL})")
     (slow,) = await inbox.take_inbox(10, 0)
@@ -126,7 +126,7 @@ async def test_two_workers_take_an_entry_in_once(homing: Homing, db: asyncpg.Con
     assert await db.fetchval("SELECT count(*) FROM homing.messages") == 1
 
 
-async def test_entries_are_taken_by_one_at_a_time(homing: Homing, db: asyncpg.Connection[Any]) -> None:
+async def test_entries_are_taken_by_one_worker_at_a_time(homing: Homing, db: asyncpg.Connection[Any]) -> None:
     inbox = inbox_of(homing)
     await db.execute(f"SELECT homing.enqueue({MAIL}) FROM generate_series(1, 40)")
     taken = await asyncio.gather(*(inbox.take_inbox(10, 60_000) for _ in range(8)))
@@ -134,16 +134,14 @@ async def test_entries_are_taken_by_one_at_a_time(homing: Homing, db: asyncpg.Co
     assert len(numbers) == len(set(numbers)) == 40
 
 
-async def test_a_command_for_what_is_not_there_is_refused_at_once(
+async def test_a_command_for_an_unknown_notification_is_refused_at_once(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:
     with pytest.raises(asyncpg.RaiseError, match="there is no notification"):
         await db.execute("SELECT homing.retry_now('018f0000-0000-7000-8000-000000000000')")
 
 
-async def test_a_command_that_is_not_possible_changes_nothing(
-    homing: Homing, db: asyncpg.Connection[Any]
-) -> None:
+async def test_an_impossible_command_changes_nothing(homing: Homing, db: asyncpg.Connection[Any]) -> None:
     sent = await homing.send("a@example.org", channel="email", body="x")
     await homing.process()
     await db.execute("SELECT homing.acknowledge($1, 'ann')", sent.id)
@@ -152,7 +150,7 @@ async def test_a_command_that_is_not_possible_changes_nothing(
     assert await db.fetchval("SELECT count(*) FROM homing.inbox") == 0
 
 
-async def test_a_running_worker_takes_in_what_is_written(postgres_url: str) -> None:
+async def test_a_running_worker_takes_new_entries(postgres_url: str) -> None:
     sent = asyncio.Event()
 
     def landed(delivery: object) -> None:
@@ -174,7 +172,7 @@ async def test_a_running_worker_takes_in_what_is_written(postgres_url: str) -> N
         ("expires_at => '9999-12-31T23:59:59-12:00'", "expiresAt"),
     ],
 )
-async def test_a_time_outside_the_bounds_becomes_a_dead_letter_that_names_it(
+async def test_a_time_outside_the_limits_becomes_a_dead_letter_that_names_it(
     homing: Homing, db: asyncpg.Connection[Any], extra: str, field: str
 ) -> None:
     bad = await db.fetchval(f"SELECT homing.enqueue({MAIL}, {extra})")
@@ -187,7 +185,7 @@ async def test_a_time_outside_the_bounds_becomes_a_dead_letter_that_names_it(
     assert len((await homing.list()).items) == 2
 
 
-async def test_json_that_is_nested_too_deeply_holds_up_no_other_entry(
+async def test_excessively_nested_json_delays_no_other_entry(
     homing: Homing, db: asyncpg.Connection[Any]
 ) -> None:
     deep = "[" * 3000 + "]" * 3000

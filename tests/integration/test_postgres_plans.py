@@ -1,4 +1,4 @@
-"""What the hot statements touch: an index, and no more of it than the rows they are about."""
+"""Query plans of the hot statements: they use an index, and read only the rows they need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def connection(store: PostgresStore, postgres_url: str) -> AsyncIterator[C
 async def old_snapshot(
     store: PostgresStore, postgres_url: str
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Takes one, and holds it until the test is over."""
+    """Claims one row, and holds it until the end of the test."""
     reader = await asyncpg.connect(postgres_url)
 
     async def take() -> None:
@@ -50,7 +50,7 @@ async def test_no_hot_statement_scans_a_table(store: PostgresStore, connection: 
     await connection.execute("ROLLBACK")
 
 
-async def test_a_claim_touches_as_much_behind_a_long_backlog_as_behind_a_short_one(
+async def test_a_claim_reads_as_much_with_a_long_backlog_as_with_a_short_one(
     store: PostgresStore, connection: Connection
 ) -> None:
     touched = []
@@ -61,7 +61,7 @@ async def test_a_claim_touches_as_much_behind_a_long_backlog_as_behind_a_short_o
     assert touched[1] <= 1.5 * touched[0]
 
 
-async def test_what_an_old_snapshot_keeps_is_not_walked_over_by_every_claim(
+async def test_rows_kept_by_an_old_snapshot_are_not_read_by_every_claim(
     store: PostgresStore, connection: Connection, old_snapshot: Callable[[], Awaitable[None]]
 ) -> None:
     await _accept(store, 6_000)
@@ -73,7 +73,7 @@ async def test_what_an_old_snapshot_keeps_is_not_walked_over_by_every_claim(
     first = await connection.fetchval("SELECT min(due_at) FROM homing.live")
     from_start = await _touched(connection, claim.SWEEP)
     from_mark = await _touched(connection, claim.LOOK, [queue], [first], now)
-    assert from_start > 100  # the dead are still there
+    assert from_start > 100  # the dead rows are still there
     assert from_mark < from_start / 5
 
 
@@ -94,7 +94,7 @@ async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batc
 
 
 async def _touched(connection: Connection, sql: str, *parameters: Any) -> int:
-    """Buffers, in a transaction that is taken back."""
+    """Returns the buffers read, in a transaction that is rolled back."""
     await connection.execute(f"BEGIN; {PLANNING}")
     explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *parameters)
     await connection.execute("ROLLBACK")

@@ -1,4 +1,4 @@
-"""Receipts and settlements at the same moment: whichever commits first, no receipt is lost."""
+"""Concurrent receipts and settlements: whichever commits first, no receipt is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS, AT_ONCE = 15, 12
 
 @pytest.fixture
 async def stores(postgres_url: str) -> AsyncIterator[tuple[PostgresStore, PostgresStore]]:
-    """Two processes' worth of one store."""
+    """Two stores on one database, like two processes."""
     one, other = PostgresStore(postgres_url), PostgresStore(postgres_url)
     await one.open()
     await one.migrate()
@@ -32,7 +32,7 @@ async def _claims(store: PostgresStore, number: int) -> tuple[Claim, ...]:
     return (await store.claim(everything())).claims
 
 
-async def test_a_receipt_that_races_its_settlement_is_applied(
+async def test_a_receipt_concurrent_with_its_settlement_is_applied(
     stores: tuple[PostgresStore, PostgresStore],
 ) -> None:
     one, other = stores
@@ -45,10 +45,10 @@ async def test_a_receipt_that_races_its_settlement_is_applied(
     assert await counts(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
 
 
-async def test_a_receipt_that_races_the_one_that_names_its_message_is_applied(
+async def test_a_receipt_concurrent_with_the_one_that_names_its_message_is_applied(
     stores: tuple[PostgresStore, PostgresStore],
 ) -> None:
-    """One brings the message id that the send never came back with, another is about that message."""
+    """One receipt brings the message id that the send never returned, another is about that message."""
     one, other = stores
     for _ in range(ROUNDS):
         claims = await _claims(one, AT_ONCE)
@@ -62,7 +62,7 @@ async def test_a_receipt_that_races_the_one_that_names_its_message_is_applied(
     assert await counts(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
 
 
-async def test_an_event_that_comes_twice_at_once_counts_once(
+async def test_an_event_received_twice_at_once_counts_once(
     stores: tuple[PostgresStore, PostgresStore],
 ) -> None:
     one, other = stores

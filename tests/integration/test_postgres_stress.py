@@ -1,7 +1,7 @@
-"""Everything at once on PostgreSQL, with connections that die under it; then the books must be right.
+"""Concurrent operations on PostgreSQL with dying connections; afterwards all counts must be correct.
 
-Three stores, each with its own connections and its own memory of what it saw, as three processes would be.
-Whoever gets no answer asks again with the same: what was done must be found done, and never done twice.
+Three stores, each with its own connections and its own cache, stand for three processes. A call without an
+answer is repeated with the same arguments: finished work must be found, and never be done twice.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ ROUNDS = 25
 TENANTS = ("ada", "bob", "default")
 PROVIDERS = ("acs", "sendgrid", "smtp")
 AT_ONCE = (0, 0)
-"""A reported failure waits for no backoff, so that nothing is left waiting at the end."""
+"""A reported failure has no backoff, so that nothing is left waiting at the end."""
 CUTS = 0.06
-"""How often a call is preceded by the death of some connection."""
+"""The share of calls before which a connection is killed."""
 _VICTIMS = """
 SELECT pid FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = 'homing' ORDER BY pid
@@ -105,7 +105,7 @@ WRONG = {
 
 
 class Chaos:
-    """Actors that share stores, chance and what they know."""
+    """Concurrent actors that share stores, randomness and known ids."""
 
     def __init__(self, stores: list[PostgresStore], admin: asyncpg.Connection[Any], seed: int) -> None:
         self.stores = stores
@@ -125,7 +125,7 @@ class Chaos:
         return self.chance.choice(self.stores)
 
     async def call(self, what: Callable[[], Awaitable[R]]) -> R:
-        """Asks until there is an answer."""
+        """Repeats a call until it is answered."""
         for _ in range(100):
             if self.chance.random() < CUTS:
                 await self.cut()
@@ -190,7 +190,7 @@ class Chaos:
             self.applied.update((id, tokens[id]) for id in result.applied)
 
     def outcome(self, claim: Claim) -> Settlement | None:
-        """None: whoever has it dies."""
+        """None if the worker dies instead."""
         if claim.overdue:
             return postponed(claim, 0)
         message_id = f"m-{claim.id}-{claim.attempt}"
@@ -247,7 +247,7 @@ class Chaos:
             await self.call(lambda: self.store.prune(kept, 5))
 
     async def end_everything(self) -> None:
-        """Nothing may stay behind: what is live can be claimed or reclaimed, and ends."""
+        """Claims or reclaims everything until all notifications have ended."""
         await self.admin.execute("UPDATE homing.live SET lease_until = 1 WHERE lease_until IS NOT NULL")
         for _ in range(200):
             claims = [
@@ -259,13 +259,13 @@ class Chaos:
             await self.store.settle(
                 [postponed(c, 0) if c.overdue else sent(c, bounce_ms=AT_ONCE) for c in claims]
             )
-            # What is past its deadline would be taken by that for ever.
+            # Rows past their deadline would otherwise be claimed for ever.
             await self.admin.execute(
                 "UPDATE homing.live SET deadline_at = 9e15 WHERE deadline_at IS NOT NULL"
             )
 
     async def wrong(self) -> dict[str, int]:
-        """What is not as it must be, and how often."""
+        """Returns what is wrong, and how often."""
         found = {name: await self.admin.fetchval(sql) for name, sql in WRONG.items()}
         return {name: number for name, number in found.items() if number}
 
@@ -291,7 +291,7 @@ async def stores(postgres_url: str) -> AsyncIterator[list[PostgresStore]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_the_books_balance_whatever_happens_at_once(
+async def test_all_counts_are_correct_after_any_concurrent_operations(
     stores: list[PostgresStore], admin: asyncpg.Connection[Any], seed: int
 ) -> None:
     chaos = Chaos(stores, admin, seed)

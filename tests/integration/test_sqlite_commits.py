@@ -34,8 +34,8 @@ def writer_of(store: SqliteStore) -> Writer:
     return store._writer
 
 
-class Gate:
-    """Holds the writer inside a call of its own, so that what comes meanwhile has to queue up."""
+class WriterBlock:
+    """Blocks the writer inside a call, so that later calls queue up."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class Gate:
         self._entered.set()
         assert self._open.wait(30), "nobody opened the gate"
 
-    async def __aenter__(self) -> Gate:
+    async def __aenter__(self) -> WriterBlock:
         self._held = asyncio.ensure_future(writer_of(self._store).do(Call(self._wait)))
         assert await asyncio.to_thread(self._entered.wait, 30), "the writer did not come"
         return self
@@ -61,7 +61,7 @@ class Gate:
 
 @contextmanager
 def commits(store: SqliteStore) -> Iterator[list[str]]:
-    """The COMMITs that the writer runs meanwhile, as SQLite itself reports them."""
+    """Counts the writer's COMMITs meanwhile, as SQLite reports them."""
     seen: list[str] = []
 
     def trace(statement: str) -> None:
@@ -75,27 +75,27 @@ def commits(store: SqliteStore) -> Iterator[list[str]]:
 
 
 async def queued(*calls: asyncio.Future[Any]) -> None:
-    """Lets the calls reach the queue of the writer."""
+    """Lets the calls reach the writer's queue."""
     for _ in range(3):
         await asyncio.sleep(0)
     assert not any(call.done() for call in calls)
 
 
-async def test_calls_that_wait_together_are_committed_together(store: SqliteStore) -> None:
+async def test_queued_calls_are_committed_together(store: SqliteStore) -> None:
     submissions = [a_submission() for _ in range(40)]
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [asyncio.ensure_future(store.accept([submission])) for submission in submissions]
             await queued(*waiting)
         answers = await asyncio.gather(*waiting)
-    assert len(seen) == 2  # the gate's own, and one for all the others
+    assert len(seen) == 2  # the blocking call's own, and one for all the others
     assert [answer.ids for (answer,) in answers] == [(s.notifications[0].id,) for s in submissions]
     assert await counts(store) == {Status.PENDING: 40}
 
 
-async def test_acceptances_that_wait_together_are_written_by_the_same_statements(store: SqliteStore) -> None:
+async def test_queued_acceptances_are_written_by_the_same_statements(store: SqliteStore) -> None:
     statements: list[str] = []
-    async with Gate(store):
+    async with WriterBlock(store):
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(32)]
         await queued(*waiting)
         writer_of(store)._connection.set_trace_callback(statements.append)
@@ -113,23 +113,23 @@ async def test_a_store_opened_twice_at_once_has_one_writer(tmp_path: Path) -> No
     assert not any(thread.name.startswith("homing-sqlite") for thread in threading.enumerate())
 
 
-async def test_a_group_is_bounded(store: SqliteStore) -> None:
+async def test_the_size_of_a_commit_group_is_limited(store: SqliteStore) -> None:
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(600)]
             await queued(*waiting)
         await asyncio.gather(*waiting)
     assert len(seen) == 1 + 3
 
 
-async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_answers(
+async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_results(
     store: SqliteStore,
 ) -> None:
     await store.accept([a_submission(a_notification(), a_notification(), a_notification())])
     first, second, third = await claim_all(store)
     await store.settle([sent(third)])
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting = [
                 asyncio.ensure_future(store.settle([sent(first), sent(third)])),
                 asyncio.ensure_future(store.settle([sent(second)])),
@@ -146,12 +146,12 @@ async def test_settlements_of_many_callers_share_a_commit_and_keep_their_own_ans
 CANCEL = Command(name=CommandName.CANCEL, who="ada")
 
 
-async def test_a_settlement_that_remembers_an_older_row_is_made_again_with_the_stored_one(
+async def test_a_settlement_based_on_an_outdated_row_is_repeated_with_the_stored_one(
     store: SqliteStore,
 ) -> None:
     await store.accept([a_submission(a_notification(), a_notification())])
     first, second = await claim_all(store)
-    await store.amend("default", [second.id], CANCEL)  # asked for while it is sent
+    await store.amend("default", [second.id], CANCEL)  # requested during the attempt
     result = await store.settle([retry_in(first, 60_000), retry_in(second, 60_000)])
     assert (result.applied, result.stale) == ((first.id, second.id), ())
     assert await counts(store) == {Status.RETRYING: 1, Status.CANCELLED: 1}
@@ -161,11 +161,11 @@ async def test_a_settlement_that_remembers_an_older_row_is_made_again_with_the_s
         assert [attempt.number for attempt in history.attempts] == [1]
 
 
-async def test_so_are_those_that_share_a_commit_with_what_made_them_outdated(store: SqliteStore) -> None:
+async def test_settlements_outdated_by_their_own_commit_group_are_repeated_too(store: SqliteStore) -> None:
     await store.accept([a_submission(*(a_notification() for _ in range(4)))])
     first, second, third, fourth = await claim_all(store)
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             waiting: list[asyncio.Future[Any]] = [
                 asyncio.ensure_future(store.amend("default", [first.id, fourth.id], CANCEL)),
                 asyncio.ensure_future(store.settle([retry_in(first, 60_000), sent(second)])),
@@ -181,7 +181,7 @@ async def test_so_are_those_that_share_a_commit_with_what_made_them_outdated(sto
     assert await counts(store) == {Status.CANCELLED: 2, Status.SENT: 2}
 
 
-async def test_a_lease_that_another_process_took_over_is_stale_although_it_is_remembered(
+async def test_a_lease_taken_over_by_another_process_is_stale_although_it_is_cached(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     await store.accept([a_submission()])
@@ -196,7 +196,7 @@ async def test_a_lease_that_another_process_took_over_is_stale_although_it_is_re
 
 
 @pytest.mark.parametrize("alike", [True, False])
-async def test_any_message_id_is_kept_as_it_was_given(store: SqliteStore, alike: bool) -> None:
+async def test_any_message_id_is_stored_unchanged(store: SqliteStore, alike: bool) -> None:
     given = ["\x00 nul", 'a "quoted" \\ one', "🦊 \u2028", "12", "null"]
     await store.accept([a_submission(*(a_notification() for _ in given))])
     claims = await claim_all(store)
@@ -211,13 +211,13 @@ async def test_any_message_id_is_kept_as_it_was_given(store: SqliteStore, alike:
         assert [attempt.provider_message_id for attempt in history.attempts] == [text]
 
 
-async def test_one_call_of_many_kinds_that_fails_is_undone_alone(store: SqliteStore) -> None:
+async def test_a_failing_call_among_calls_of_many_kinds_is_undone_alone(store: SqliteStore) -> None:
     await store.accept([a_submission()])
     [claim] = await claim_all(store)
     await store.settle([dead(claim)])
     before, after = a_submission(), a_submission()
     with commits(store) as seen:
-        async with Gate(store):
+        async with WriterBlock(store):
             accepted = asyncio.ensure_future(store.accept([before]))
             resend = Command(name=CommandName.RESEND, who="ada")  # without an id for the new one
             refused = asyncio.ensure_future(store.amend("default", [claim.id], resend))
@@ -238,8 +238,8 @@ def write_and_fail(cursor: sqlite3.Cursor) -> None:
     raise RuntimeError("in the middle of it")
 
 
-async def test_what_a_failing_call_had_written_is_undone(store: SqliteStore, tmp_path: Path) -> None:
-    async with Gate(store):
+async def test_writes_of_a_failing_call_are_undone(store: SqliteStore, tmp_path: Path) -> None:
+    async with WriterBlock(store):
         before = asyncio.ensure_future(store.accept([a_submission()]))
         failing = asyncio.ensure_future(writer_of(store).do(Call(write_and_fail)))
         after = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))
@@ -248,7 +248,7 @@ async def test_what_a_failing_call_had_written_is_undone(store: SqliteStore, tmp
         await failing
     assert (await before)[0].ids
     assert await after
-    with pytest.raises(RuntimeError, match="in the middle"):  # and the same without neighbours
+    with pytest.raises(RuntimeError, match="in the middle"):  # and the same without other calls
         await writer_of(store).do(Call(write_and_fail))
     connection = sqlite3.connect(tmp_path / "homing.db")
     assert connection.execute("SELECT * FROM homing_counters WHERE name = 'half done'").fetchall() == []
@@ -256,15 +256,17 @@ async def test_what_a_failing_call_had_written_is_undone(store: SqliteStore, tmp
 
 
 def lose_the_transaction(cursor: sqlite3.Cursor) -> None:
-    """What SQLite does by itself after some errors of the disk."""
+    """Rolls the transaction back, as SQLite does after some disk errors."""
     cursor.execute("ROLLBACK")
     raise sqlite3.OperationalError("disk I/O error")
 
 
-async def test_a_call_that_breaks_the_whole_transaction_costs_the_others_nothing(store: SqliteStore) -> None:
+async def test_a_call_that_breaks_the_whole_transaction_does_not_affect_the_others(
+    store: SqliteStore,
+) -> None:
     await store.accept([a_submission()])
     [claim] = await claim_all(store)
-    async with Gate(store):
+    async with WriterBlock(store):
         settled = asyncio.ensure_future(store.settle([sent(claim)]))
         broken = asyncio.ensure_future(writer_of(store).do(Call(lose_the_transaction)))
         accepted = asyncio.ensure_future(store.accept([a_submission()]))
@@ -276,13 +278,13 @@ async def test_a_call_that_breaks_the_whole_transaction_costs_the_others_nothing
     assert await counts(store) == {Status.SENT: 1, Status.PENDING: 1}
 
 
-async def test_one_acceptance_that_fails_does_not_take_its_neighbours_with_it(store: SqliteStore) -> None:
+async def test_a_failing_acceptance_does_not_affect_the_others(store: SqliteStore) -> None:
     taken = a_submission()
     await store.accept([taken])
     stolen = a_submission(a_notification(id=taken.notifications[0].id))
     unspeakable = a_submission(a_notification(message=a_message(what=object())))
     good = [a_submission() for _ in range(3)]
-    async with Gate(store):
+    async with WriterBlock(store):
         batches: list[list[Submission]] = [[good[0]], [stolen], [good[1]], [unspeakable], [good[2]]]
         waiting = [asyncio.ensure_future(store.accept(batch)) for batch in batches]
         await queued(*waiting)
@@ -293,7 +295,7 @@ async def test_one_acceptance_that_fails_does_not_take_its_neighbours_with_it(st
     assert await counts(store) == {Status.PENDING: 4}
 
 
-async def test_a_commit_that_fails_fails_for_everyone_and_changes_nothing(store: SqliteStore) -> None:
+async def test_a_failed_commit_fails_for_every_caller_and_changes_nothing(store: SqliteStore) -> None:
     await store.accept([a_submission()])
 
     def no_commit(action: int, what: str | None, *_: object) -> int:
@@ -310,7 +312,7 @@ async def test_a_commit_that_fails_fails_for_everyone_and_changes_nothing(store:
     assert len(await claim_all(store)) == 2
 
 
-async def test_an_answer_means_that_others_can_see_it(store: SqliteStore, tmp_path: Path) -> None:
+async def test_after_a_call_returns_others_can_see_its_changes(store: SqliteStore, tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "homing.db")
     for number in range(1, 20):
         await store.accept([a_submission()])
@@ -318,7 +320,7 @@ async def test_an_answer_means_that_others_can_see_it(store: SqliteStore, tmp_pa
     connection.close()
 
 
-async def test_a_repeated_call_is_known_by_its_ids_even_where_dedup_kept_the_first_one_out(
+async def test_a_repeated_call_is_recognized_by_its_ids_even_if_dedup_skipped_the_first_one(
     store: SqliteStore,
 ) -> None:
     def once() -> NewNotification:
@@ -335,13 +337,13 @@ async def test_a_repeated_call_is_known_by_its_ids_even_where_dedup_kept_the_fir
 
 async def test_reads_do_not_wait_for_the_writer(store: SqliteStore) -> None:
     await store.accept([a_submission()])
-    async with Gate(store):  # the writer is inside a transaction now
+    async with WriterBlock(store):  # the writer is inside a transaction now
         assert len((await store.list("default", Filter())).items) == 1
         assert await counts(store) == {Status.PENDING: 1}
 
 
-async def test_a_cancelled_caller_disturbs_nobody(store: SqliteStore) -> None:
-    async with Gate(store):
+async def test_a_cancelled_caller_does_not_affect_others(store: SqliteStore) -> None:
+    async with WriterBlock(store):
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(3)]
         await queued(*waiting)
         waiting[1].cancel()
@@ -352,8 +354,8 @@ async def test_a_cancelled_caller_disturbs_nobody(store: SqliteStore) -> None:
     assert (await counts(store))[Status.PENDING] >= 3
 
 
-async def test_closing_finishes_what_is_queued(store: SqliteStore, tmp_path: Path) -> None:
-    async with Gate(store) as gate:
+async def test_closing_finishes_queued_calls(store: SqliteStore, tmp_path: Path) -> None:
+    async with WriterBlock(store) as gate:
         waiting = [asyncio.ensure_future(store.accept([a_submission()])) for _ in range(5)]
         await queued(*waiting)
         closing = asyncio.ensure_future(store.close())
@@ -379,7 +381,7 @@ async def test_a_closed_store_can_be_opened_again(store: SqliteStore) -> None:
 
 
 async def limit_pages(store: SqliteStore, pages: int | None) -> None:
-    """A disk that is full: SQLite answers the same as for a real one."""
+    """A full disk: SQLite raises the same error as for a real one."""
 
     def action(cursor: sqlite3.Cursor) -> None:
         used = cursor.execute("PRAGMA page_count").fetchone()[0]
@@ -388,7 +390,7 @@ async def limit_pages(store: SqliteStore, pages: int | None) -> None:
     await writer_of(store).do(Call(action))
 
 
-async def test_a_full_disk_changes_nothing_and_passes(store: SqliteStore) -> None:
+async def test_a_full_disk_changes_nothing_and_later_calls_succeed(store: SqliteStore) -> None:
     await store.accept([a_submission()])
     await limit_pages(store, 4)
     large = a_submission(*(a_notification(message=a_message("x" * 5000)) for _ in range(50)))
@@ -406,7 +408,7 @@ async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteSt
     [claim] = await claim_all(store)
     await limit_pages(store, 8)
     large = a_submission(*(a_notification(message=a_message("x" * 5000)) for _ in range(50)))
-    async with Gate(store):
+    async with WriterBlock(store):
         settled = asyncio.ensure_future(store.settle([sent(claim)]))
         refused = asyncio.ensure_future(store.accept([large]))
         led = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))

@@ -1,4 +1,4 @@
-"""Every hot statement finds its rows by an index; none looks at all of them."""
+"""Query plans of the hot statements: each uses an index, and none scans a table."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_check_would_notice_a_scan(connection: sqlite3.Connection) -> 
         (Filter(batch_id="b", statuses=(Status.FAILED,)), "homing_batch (batch_id=?)"),
     ],
 )
-async def test_a_list_uses_the_index_that_leads_to_the_fewest_rows(
+async def test_a_list_uses_the_most_selective_index(
     filter: Filter, index: str, connection: sqlite3.Connection
 ) -> None:
     found = query(Tx(connection.cursor(), 0), "default", filter, filter.statuses)
@@ -72,7 +72,7 @@ async def test_a_list_uses_the_index_that_leads_to_the_fewest_rows(
     assert any(index in line for line in plan), plan
 
 
-async def test_what_still_waits_is_found_without_passing_over_all_that_went_well(tmp_path: Path) -> None:
+async def test_waiting_rows_are_found_without_reading_all_sent_ones(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "many.db")
     await store.open()
     await store.migrate()

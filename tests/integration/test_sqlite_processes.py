@@ -16,7 +16,7 @@ from homing.core.model import Status
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_notification, a_submission
 from homing.testing.store_suite.steps import claim_all, counts, everyone
-from loops import LoopKind
+from support.event_loops import LoopKind
 
 CLAIMER = """
 import asyncio, sys
@@ -102,7 +102,7 @@ def _go(worker: subprocess.Popen[str]) -> None:
     worker.stdin.flush()
 
 
-async def test_processes_that_claim_at_once_get_different_rows(path: Path, loop_kind: LoopKind) -> None:
+async def test_concurrently_claiming_processes_get_different_rows(path: Path, loop_kind: LoopKind) -> None:
     store = SqliteStore(path)
     await store.open()
     answers = await store.accept([a_submission(*(a_notification() for _ in range(300)))])
@@ -124,7 +124,7 @@ async def test_processes_that_claim_at_once_get_different_rows(path: Path, loop_
     await store.close()
 
 
-async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answered(
+async def test_a_process_killed_while_it_writes_loses_nothing_acknowledged(
     path: Path, loop_kind: LoopKind
 ) -> None:
     chance = random.Random(11)
@@ -138,7 +138,7 @@ async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answer
         out = await asyncio.to_thread(process.stdout.read)  # with what `readline` has buffered
         await asyncio.to_thread(process.communicate)
         lines = out.split("\n")
-        answered.update(lines[:-1])  # what follows the last line break was cut off
+        answered.update(lines[:-1])  # the text after the last line break is incomplete
     store = SqliteStore(path)
     await store.open()
     stored = {notification.id for notification in await everyone(store)}
@@ -152,7 +152,7 @@ async def test_a_process_killed_while_it_writes_loses_nothing_that_it_was_answer
 
 
 @pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1)])
-async def test_a_program_that_forgets_to_close_ends_all_the_same(
+async def test_a_program_that_forgets_to_close_the_store_ends_anyway(
     path: Path, how: str, code: int, loop_kind: LoopKind
 ) -> None:
     process = started(loop_kind, CARELESS, str(path), how)
@@ -164,7 +164,7 @@ async def test_a_program_that_forgets_to_close_ends_all_the_same(
     await store.close()
 
 
-def test_a_store_serves_one_event_loop_after_another(path: Path, loop_kind: LoopKind) -> None:
+def test_a_store_can_be_used_by_one_event_loop_after_another(path: Path, loop_kind: LoopKind) -> None:
     store = SqliteStore(path)
     loop_kind.run(store.open())
     loop_kind.run(_accept(store))

@@ -1,4 +1,4 @@
-"""The HTTP client against a server that misbehaves, over real sockets."""
+"""The HTTP client with a misbehaving server, over real sockets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from homing.providers.transfer import ANSWER_CAP
 from homing.providers.transport import CurlTransport
 from homing.testing import faults
 from homing.testing.faults import Act, FaultServer
-from loops import LoopKind
+from support.event_loops import LoopKind
 
 BIG = b"x" * 20_000_000
-"""More than the buffers of both kernels take."""
+"""More than the buffers of both kernels hold."""
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ async def answered(transport: CurlTransport, asked: Request, timeout_ms: int = 6
     return answer
 
 
-# What goes out and comes in --------------------------------------------------------------------
+# Requests and responses ------------------------------------------------------------------------
 
 
 async def test_a_request_arrives_as_it_was_built(server: FaultServer, transport: CurlTransport) -> None:
@@ -77,18 +77,18 @@ async def test_a_request_arrives_as_it_was_built(server: FaultServer, transport:
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH"])
-async def test_every_method_goes_out_by_its_name(
+async def test_every_method_is_sent_by_its_name(
     server: FaultServer, transport: CurlTransport, method: str
 ) -> None:
     server.play(faults.answer(204), faults.answer(204))
-    for one in (method, "POST"):  # and leaves nothing behind on the handle
+    for one in (method, "POST"):  # and nothing remains on the curl handle
         body = b"" if one in ("GET", "HEAD") else b"b"
         assert (await answered(transport, request(server.url, body, method=one))).status == 204
     assert [got.method for got in server.received] == [method, "POST"]
     assert server.received[-1].body == b"b"
 
 
-async def test_headers_have_small_names_and_of_repeated_ones_the_last_counts(
+async def test_header_names_are_lower_case_and_the_last_of_repeated_ones_counts(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(Act(writes=b"HTTP/1.1 202 Yes\r\nX-Id: a\r\nX-ID: b\xe9\r\nContent-Length: 0\r\n\r\n"))
@@ -96,7 +96,7 @@ async def test_headers_have_small_names_and_of_repeated_ones_the_last_counts(
     assert (answer.status, answer.headers["x-id"]) == (202, "bé")
 
 
-async def test_an_answer_after_a_provisional_one_is_the_answer(
+async def test_a_response_after_a_provisional_one_is_returned(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(faults.after_continue(faults.answer(201, b"made", {"x-a": "1"})))
@@ -104,15 +104,13 @@ async def test_an_answer_after_a_provisional_one_is_the_answer(
     assert (answer.status, answer.body, answer.headers["x-a"]) == (201, b"made", "1")
 
 
-async def test_a_redirect_is_an_answer_and_is_not_followed(
-    server: FaultServer, transport: CurlTransport
-) -> None:
+async def test_a_redirect_is_returned_and_not_followed(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.answer(302, headers={"location": f"{server.url}/elsewhere"}))
     assert (await answered(transport, request(server.url))).status == 302
     assert len(server.received) == 1
 
 
-async def test_the_environment_has_no_say(
+async def test_proxy_variables_of_the_environment_are_ignored(
     server: FaultServer, transport: CurlTransport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
@@ -125,16 +123,16 @@ async def test_the_environment_has_no_say(
     assert all({"authorization", "cookie"}.isdisjoint(got.headers) for got in server.received)
 
 
-async def test_connections_are_used_again(server: FaultServer, transport: CurlTransport) -> None:
+async def test_connections_are_reused(server: FaultServer, transport: CurlTransport) -> None:
     for _ in range(20):
         await answered(transport, request(server.url))
     assert server.connections == 1
 
 
-async def test_who_sends_one_after_another_beside_others_gets_each_answer(
+async def test_sequential_senders_next_to_others_each_get_their_own_response(
     server: FaultServer, transport: CurlTransport
 ) -> None:
-    """A handle goes from hand to hand: what one is told must never be another's."""
+    """Curl handles are reused: a response must never reach another request."""
 
     async def send_some(who: int) -> None:
         for number in range(60):
@@ -146,7 +144,7 @@ async def test_who_sends_one_after_another_beside_others_gets_each_answer(
     assert len({got.path for got in server.received}) == len(server.received) == 480
 
 
-async def test_connections_to_one_host_are_bounded(server: FaultServer) -> None:
+async def test_the_number_of_connections_to_a_host_is_limited(server: FaultServer) -> None:
     transport = CurlTransport(max_host_connections=3)
     await asyncio.gather(*(answered(transport, request(server.url)) for _ in range(50)))
     await transport.close()
@@ -154,7 +152,7 @@ async def test_connections_to_one_host_are_bounded(server: FaultServer) -> None:
     assert len(server.received) == 50
 
 
-async def test_who_waits_for_a_connection_does_not_wait_beyond_his_time(server: FaultServer) -> None:
+async def test_waiting_for_a_connection_counts_towards_the_timeout(server: FaultServer) -> None:
     transport = CurlTransport(max_host_connections=1)
     server.play(faults.HANG_AFTER_READING)
     first = asyncio.create_task(transport.send(request(server.url), timeout_ms=60_000))
@@ -165,7 +163,7 @@ async def test_who_waits_for_a_connection_does_not_wait_beyond_his_time(server: 
     assert (missed.code, missed.written) == ("timeout", False)
 
 
-async def test_what_was_only_just_begun_when_the_transport_closes_or_its_caller_leaves(
+async def test_a_request_that_has_just_started_ends_when_the_transport_closes_or_its_caller_leaves(
     server: FaultServer,
 ) -> None:
     transport = CurlTransport()
@@ -183,10 +181,10 @@ async def test_what_was_only_just_begun_when_the_transport_closes_or_its_caller_
     assert len(server.received) == 1
 
 
-# Too much, too slow, nonsense ------------------------------------------------------------------
+# Limits and invalid input ----------------------------------------------------------------------
 
 
-async def test_an_answer_is_cut_at_its_cap(server: FaultServer, transport: CurlTransport) -> None:
+async def test_a_response_is_truncated_at_its_limit(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.huge())
     answer = await answered(transport, request(server.url))
     assert (answer.status, len(answer.body), answer.truncated) == (200, ANSWER_CAP, True)
@@ -195,24 +193,28 @@ async def test_an_answer_is_cut_at_its_cap(server: FaultServer, transport: CurlT
     assert (len(answer.body), answer.truncated) == (ANSWER_CAP, False)
 
 
-async def test_compressed_answers_are_not_unpacked(server: FaultServer, transport: CurlTransport) -> None:
+async def test_compressed_responses_are_not_decompressed(
+    server: FaultServer, transport: CurlTransport
+) -> None:
     server.play(faults.answer(200, b"\x1f\x8b\x08 bomb", {"content-encoding": "gzip"}))
     assert (await answered(transport, request(server.url))).body == b"\x1f\x8b\x08 bomb"
 
 
-async def test_a_body_that_is_cut_leaves_the_status(server: FaultServer, transport: CurlTransport) -> None:
+async def test_a_truncated_body_keeps_the_status(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.lying(202, b"half", length=100))
     answer = await answered(transport, request(server.url))
     assert (answer.status, answer.body, answer.truncated) == (202, b"half", True)
 
 
-async def test_more_body_than_announced_is_left_out(server: FaultServer, transport: CurlTransport) -> None:
+async def test_a_body_beyond_its_content_length_is_ignored(
+    server: FaultServer, transport: CurlTransport
+) -> None:
     server.play(faults.lying(200, b"ok and more", length=2))
     assert (await answered(transport, request(server.url))).body == b"ok"
     assert (await answered(transport, request(server.url))).body == b"ok"
 
 
-async def test_a_dripping_body_ends_with_the_time_and_leaves_the_status(
+async def test_a_slow_body_ends_at_the_timeout_and_keeps_the_status(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     head = b"HTTP/1.1 503 Busy\r\nContent-Length: 1000\r\n\r\n"
@@ -221,7 +223,7 @@ async def test_a_dripping_body_ends_with_the_time_and_leaves_the_status(
     assert (answer.status, answer.body, answer.truncated) == (503, b"a", True)
 
 
-async def test_a_dripping_head_is_no_answer(server: FaultServer, transport: CurlTransport) -> None:
+async def test_a_slow_head_is_not_a_response(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.dripping(faults.OK, pause_ms=1_000))
     missed = await failure(transport, request(server.url), timeout_ms=3_000)
     assert (missed.code, missed.written) == ("timeout", True)
@@ -238,7 +240,7 @@ async def test_a_dripping_head_is_no_answer(server: FaultServer, transport: Curl
         (Act(writes=b"HTTP/9.9 999999 x\r\n\r\n", then="close"), "protocol"),
     ],
 )
-async def test_nonsense_after_the_request_was_written_leaves_doubt(
+async def test_an_invalid_response_after_the_request_was_written_is_ambiguous(
     server: FaultServer, transport: CurlTransport, act: Act, code: str
 ) -> None:
     server.play(act)
@@ -246,18 +248,18 @@ async def test_nonsense_after_the_request_was_written_leaves_doubt(
     assert (missed.code, missed.written) == (code, True)
 
 
-async def test_chunked_nonsense_leaves_the_status(server: FaultServer, transport: CurlTransport) -> None:
+async def test_invalid_chunks_keep_the_status(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.CHUNKED_NONSENSE)
     answer = await answered(transport, request(server.url))
     assert (answer.status, answer.truncated) == (200, True)
 
 
-async def test_endless_headers_are_cut_off(server: FaultServer, transport: CurlTransport) -> None:
+async def test_endless_headers_are_aborted(server: FaultServer, transport: CurlTransport) -> None:
     server.play(Act(writes=b"HTTP/1.1 200 OK\r\n" + b"X-A: " + b"a" * 2_000_000, then="close"))
     assert (await failure(transport, request(server.url))).written
 
 
-# Written, or not -------------------------------------------------------------------------------
+# Whether the request was written ---------------------------------------------------------------
 
 
 async def test_a_refused_connection_wrote_nothing(transport: CurlTransport) -> None:
@@ -286,14 +288,14 @@ async def test_a_plain_server_behind_https_wrote_nothing(
     assert (missed.code, missed.written) == ("tls", False)
 
 
-async def test_a_silent_server_leaves_doubt(server: FaultServer, transport: CurlTransport) -> None:
+async def test_a_silent_server_is_ambiguous(server: FaultServer, transport: CurlTransport) -> None:
     server.play(faults.HANG_AFTER_READING)
     missed = await failure(transport, request(server.url), timeout_ms=3_000)
     assert (missed.code, missed.written) == ("timeout", True)
     assert len(server.received) == 1
 
 
-async def test_a_request_that_was_half_written_when_time_was_up_was_not_written(
+async def test_a_request_half_written_at_the_timeout_counts_as_not_written(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(faults.HANG_BEFORE_READING)
@@ -301,7 +303,7 @@ async def test_a_request_that_was_half_written_when_time_was_up_was_not_written(
     assert (missed.code, missed.written) == ("timeout", False)
 
 
-async def test_a_request_that_was_half_written_when_the_connection_broke_was_not_written(
+async def test_a_request_half_written_when_the_connection_broke_counts_as_not_written(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(faults.RESET_BEFORE_READING)
@@ -309,14 +311,14 @@ async def test_a_request_that_was_half_written_when_the_connection_broke_was_not
     assert (missed.code, missed.written) == ("dropped", False)
 
 
-async def test_an_early_answer_to_a_half_written_request_is_its_answer(
+async def test_an_early_response_to_a_half_written_request_is_returned(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(Act(reads=False, writes=b"HTTP/1.1 413 Large\r\nContent-Length: 0\r\n\r\n", then="hang"))
     assert (await answered(transport, request(server.url, BIG))).status == 413
 
 
-async def test_a_pooled_connection_that_breaks_after_the_request_is_not_written_to_again(
+async def test_after_a_pooled_connection_breaks_a_written_request_is_not_repeated(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(faults.OK, faults.RESET_AFTER_READING)
@@ -330,17 +332,17 @@ async def test_a_pooled_connection_that_breaks_after_the_request_is_not_written_
     assert len(server.received) == 4
 
 
-async def test_a_pooled_connection_that_was_closed_in_between_is_left_alone(
+async def test_a_pooled_connection_that_was_closed_meanwhile_is_not_used(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(*[faults.CLOSE_AFTER_ANSWER] * 5)
     for _ in range(5):
         await answered(transport, request(server.url))
-        await asyncio.sleep(0.01)  # the server's FIN is under way
+        await asyncio.sleep(0.01)  # the server's FIN is on its way
     assert len(server.received) == server.connections == 5
 
 
-async def test_a_pooled_connection_that_breaks_under_half_a_request_is_replaced_once(
+async def test_a_pooled_connection_that_breaks_during_a_request_is_replaced_once(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     server.play(faults.OK, faults.RESET_BEFORE_READING)
@@ -352,7 +354,7 @@ async def test_a_pooled_connection_that_breaks_under_half_a_request_is_replaced_
     assert (len(server.refused), len(server.received)) == (3, 2)
 
 
-# Refused before anything is written ------------------------------------------------------------
+# Refused before writing ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -373,7 +375,7 @@ async def test_a_pooled_connection_that_breaks_under_half_a_request_is_replaced_
         "gopher://127.0.0.1/",
     ],
 )
-async def test_what_is_no_http_url_is_refused(transport: CurlTransport, url: str) -> None:
+async def test_a_url_that_is_not_http_is_refused(transport: CurlTransport, url: str) -> None:
     missed = await failure(transport, request(url))
     assert (missed.code, missed.written) == ("bad_request", False)
 
@@ -391,7 +393,7 @@ async def test_what_is_no_http_url_is_refused(transport: CurlTransport, url: str
         ("X-A:", "b"),
     ],
 )
-async def test_headers_that_would_smuggle_are_refused(
+async def test_headers_with_line_breaks_are_refused(
     server: FaultServer, transport: CurlTransport, header: tuple[str, str]
 ) -> None:
     missed = await failure(transport, Request(url=server.url, headers=(header,)))
@@ -399,12 +401,12 @@ async def test_headers_that_would_smuggle_are_refused(
     assert server.connections == 0
 
 
-async def test_a_method_that_would_smuggle_is_refused(server: FaultServer, transport: CurlTransport) -> None:
+async def test_a_method_with_line_breaks_is_refused(server: FaultServer, transport: CurlTransport) -> None:
     missed = await failure(transport, Request(url=server.url, method="GET / HTTP/1.1\r\nX: y"))
     assert (missed.code, missed.written) == ("bad_request", False)
 
 
-async def test_failures_do_not_say_where_to(transport: CurlTransport) -> None:
+async def test_failures_do_not_contain_the_url(transport: CurlTransport) -> None:
     for url in (f"{faults.refusing_url()}/services/T0/SECRET", "http://secret.invalid/", "x://secret"):
         missed = await failure(transport, request(url))
         assert "secret" not in repr(missed).lower()
@@ -448,7 +450,7 @@ async def test_a_certificate_for_another_name_is_refused(authority: trustme.CA, 
         (faults.RESET_BEFORE_READING, BIG, False),
     ],
 )
-async def test_over_tls_it_is_known_too_what_was_written(
+async def test_over_tls_it_is_known_too_whether_the_request_was_written(
     authority: trustme.CA, ca_file: str, act: Act, body: bytes, written: bool
 ) -> None:
     async with FaultServer(tls=tls_for(authority, "localhost")) as server:
@@ -460,7 +462,7 @@ async def test_over_tls_it_is_known_too_what_was_written(
         assert len(server.received) == 1 + written
 
 
-# Life ------------------------------------------------------------------------------------------
+# Lifetime --------------------------------------------------------------------------------------
 
 
 async def test_cancelling_ends_the_transfer(server: FaultServer, transport: CurlTransport) -> None:
@@ -473,7 +475,7 @@ async def test_cancelling_ends_the_transfer(server: FaultServer, transport: Curl
     assert (await answered(transport, request(server.url))).body == b"ok"
 
 
-async def test_closing_ends_what_is_under_way_and_leaves_nothing_open(server: FaultServer) -> None:
+async def test_closing_ends_running_requests_and_leaves_nothing_open(server: FaultServer) -> None:
     gc.collect()
     before = open_files()
     transport = CurlTransport()
@@ -491,7 +493,9 @@ async def test_closing_ends_what_is_under_way_and_leaves_nothing_open(server: Fa
     assert open_files() < before  # the server's own socket is gone too
 
 
-async def test_a_large_body_is_let_go_once_it_is_sent(server: FaultServer, transport: CurlTransport) -> None:
+async def test_the_memory_of_a_large_body_is_released_once_it_is_sent(
+    server: FaultServer, transport: CurlTransport
+) -> None:
     body = bytes(200_000)
     held = sys.getrefcount(body)
     asked = request(server.url, body)

@@ -25,7 +25,7 @@ def refused(answer: Answer | Failure) -> bool:
     return isinstance(answer, Failure) and answer.code == "refused_address" and not answer.written
 
 
-async def test_a_name_that_leads_to_this_machine_is_not_even_connected_to(server: FaultServer) -> None:
+async def test_a_name_that_resolves_to_this_machine_is_not_even_connected_to(server: FaultServer) -> None:
     transport = CurlTransport(guard=guard())
     assert refused(await ask(transport, f"http://localhost:{server.port}/"))
     await transport.close()
@@ -33,7 +33,7 @@ async def test_a_name_that_leads_to_this_machine_is_not_even_connected_to(server
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "10.0.0.1", "169.254.169.254"])
-async def test_a_name_is_refused_by_what_it_resolves_to(server: FaultServer, address: str) -> None:
+async def test_a_name_is_refused_by_its_addresses(server: FaultServer, address: str) -> None:
     place = f"innocent.example:{server.port}"
     transport = CurlTransport(guard=guard(), resolve={place: f"[{address}]" if ":" in address else address})
     assert refused(await ask(transport, f"http://{place}/"))
@@ -41,18 +41,20 @@ async def test_a_name_is_refused_by_what_it_resolves_to(server: FaultServer, add
     assert server.connections == 0
 
 
-async def test_a_name_that_resolves_differently_the_second_time_gains_nothing(server: FaultServer) -> None:
+async def test_a_name_that_resolves_differently_the_second_time_is_refused_too(server: FaultServer) -> None:
     place = f"rebind.example:{server.port}"
     resolves = {place: "127.0.0.1"}
     transport = CurlTransport(guard=guard("127.0.0.1/32"), resolve=resolves)
     server.play(faults.CLOSE_AFTER_ANSWER)
     assert isinstance(await ask(transport, f"http://{place}/"), Answer)
-    resolves[place] = "127.0.0.2"  # the server listens on 127.0.0.1 alone, but that is not what refuses it
+    resolves[place] = (
+        "127.0.0.2"  # the server listens only on 127.0.0.1, but that is not the reason for the refusal
+    )
     assert refused(await ask(transport, f"http://{place}/"))
     await transport.close()
 
 
-async def test_a_guarded_request_does_not_ride_on_a_connection_that_an_unguarded_one_made(
+async def test_a_guarded_request_does_not_use_a_connection_of_an_unguarded_one(
     server: FaultServer,
 ) -> None:
     place = f"shared.example:{server.port}"
@@ -64,7 +66,7 @@ async def test_a_guarded_request_does_not_ride_on_a_connection_that_an_unguarded
     assert len(server.received) == 2
 
 
-async def test_a_redirect_into_our_own_network_leads_nowhere(server: FaultServer) -> None:
+async def test_a_redirect_into_our_own_network_is_not_followed(server: FaultServer) -> None:
     async with FaultServer() as inside:
         server.play(faults.answer(302, headers={"location": f"{inside.url}/secret"}))
         transport = CurlTransport(guard=guard("127.0.0.0/8"))
@@ -75,8 +77,8 @@ async def test_a_redirect_into_our_own_network_leads_nowhere(server: FaultServer
         assert inside.connections == 0
 
 
-async def test_a_name_with_one_address_that_is_refused_fails_as_the_other_does(server: FaultServer) -> None:
-    """A private address among public ones is passed over; it does not make the recipient a bad one."""
+async def test_a_name_with_one_refused_address_fails_like_the_other_address(server: FaultServer) -> None:
+    """A private address among public ones is skipped; it does not make the recipient a bad one."""
     place = f"two.example:{server.port}"
     transport = CurlTransport(guard=guard("127.0.0.1/32"), resolve={place: "[::1],127.0.0.1"})
     assert isinstance(await ask(transport, f"http://{place}/"), Answer)
@@ -87,14 +89,14 @@ async def test_a_name_with_one_address_that_is_refused_fails_as_the_other_does(s
     assert missed.code == "connect"
 
 
-async def test_ports_are_looked_at_when_connecting_too(server: FaultServer) -> None:
+async def test_ports_are_checked_when_connecting_too(server: FaultServer) -> None:
     transport = CurlTransport(guard=Guard(networks=guard("127.0.0.1/32").networks, http=True, ports=(443,)))
     assert refused(await ask(transport, f"http://127.0.0.1:{server.port}/"))
     await transport.close()
     assert server.connections == 0
 
 
-async def test_what_is_allowed_works_and_is_pooled(server: FaultServer) -> None:
+async def test_allowed_addresses_work_and_are_pooled(server: FaultServer) -> None:
     transport = CurlTransport(guard=guard("127.0.0.0/8"))
     answers = [await ask(transport, f"http://localhost:{server.port}/") for _ in range(5)]
     await asyncio.gather(*(ask(transport, f"http://localhost:{server.port}/") for _ in range(20)))

@@ -1,4 +1,4 @@
-"""HTTP/2 over TLS, against Node's own server: one connection for many requests, and what was written."""
+"""HTTP/2 over TLS with Node's server: one connection for many requests, and whether they were written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trustme
 
 from homing.providers.http import Answer, Failure, Request
 from homing.providers.transport import CurlTransport
-from servers import missing
+from support.postgres_servers import skip_or_fail
 
 NODE = shutil.which("node")
 
@@ -29,7 +29,7 @@ class Peer(NamedTuple):
         return await self.transport.send(Request(url=self.url + path, body=body), timeout_ms=timeout_ms)
 
     async def heard(self, count: int) -> list[str]:
-        """What the server has read whole: path and size of the body."""
+        """Returns what the server has read completely: path and size of the body."""
         assert self.process.stdout is not None
         return [(await self.process.stdout.readline()).decode().strip() for _ in range(count)]
 
@@ -37,12 +37,12 @@ class Peer(NamedTuple):
 @pytest.fixture
 async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
     if NODE is None:
-        missing("Node.js for an HTTP/2 server")
+        skip_or_fail("Node.js for an HTTP/2 server")
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost")
     certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    script = Path(__file__).with_name("http2_server.js")
+    script = Path(__file__).parents[1] / "support" / "http2_server.js"
     process = await asyncio.create_subprocess_exec(
         str(NODE), str(script), str(tmp_path / "server.pem"), stdout=asyncio.subprocess.PIPE
     )
@@ -62,7 +62,7 @@ async def test_many_requests_share_one_connection(peer: Peer) -> None:
     assert sorted(await peer.heard(60)) == sorted(f"/ok {n}" for n in range(60))
 
 
-async def test_a_stream_that_is_reset_after_reading_leaves_doubt(peer: Peer) -> None:
+async def test_a_stream_reset_after_reading_is_ambiguous(peer: Peer) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/reset")
     assert isinstance(missed, Failure)
@@ -70,7 +70,7 @@ async def test_a_stream_that_is_reset_after_reading_leaves_doubt(peer: Peer) -> 
     assert await peer.heard(2) == ["/ok 5", "/reset 5"]
 
 
-async def test_a_connection_that_breaks_after_reading_leaves_doubt_and_nothing_is_sent_twice(
+async def test_a_connection_that_breaks_after_reading_is_ambiguous_and_nothing_is_sent_twice(
     peer: Peer,
 ) -> None:
     await peer.ask("/ok")
@@ -81,21 +81,21 @@ async def test_a_connection_that_breaks_after_reading_leaves_doubt_and_nothing_i
     assert await peer.heard(3) == ["/ok 5", "/drop 5", "/ok 5"]
 
 
-async def test_time_that_runs_out_after_writing_leaves_doubt(peer: Peer) -> None:
+async def test_a_timeout_after_writing_is_ambiguous(peer: Peer) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/hang", timeout_ms=3_000)
     assert isinstance(missed, Failure)
     assert (missed.code, missed.written) == ("timeout", True)
 
 
-async def test_a_request_that_is_stuck_half_way_was_not_written(peer: Peer) -> None:
+async def test_a_request_that_is_stuck_halfway_was_not_written(peer: Peer) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/unread", b"x" * 20_000_000, timeout_ms=500)
     assert isinstance(missed, Failure)
     assert (missed.code, missed.written) == ("timeout", False)
 
 
-async def test_a_stream_that_was_refused_is_never_taken_for_an_answer(peer: Peer) -> None:
+async def test_a_refused_stream_is_never_taken_for_a_response(peer: Peer) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/refuse")
     assert isinstance(missed, Failure)

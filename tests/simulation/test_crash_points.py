@@ -1,4 +1,4 @@
-"""A process dies at every point of its way: whatever it was about to do, nothing is lost or done twice."""
+"""A process dies at every point of its work: nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FIRST = "p1"
 
 
 def few(seed: int) -> WorldPlan:
-    """A handful of notifications, two processes, no other faults."""
+    """A few notifications, two processes, no other faults."""
     return replace(calm(seed, 6), spread_ms=50, faults_ms=1_000, processes=2, cron=False)
 
 
 def crash_at_call(number: int) -> tuple[WorldReport, bool]:
-    """The world in which the first process dies on its n-th way to or from the store."""
+    """A simulation in which the first process dies at its n-th call to the store, before or after it."""
     travels = 0
     real = ProcessBoundary._travel
 
@@ -41,7 +41,7 @@ def crash_at_call(number: int) -> tuple[WorldReport, bool]:
         return run_world(few(1)), travels >= number
 
 
-def test_a_crash_before_and_after_every_call_of_the_store_loses_nothing() -> None:
+def test_a_crash_before_or_after_every_store_call_loses_nothing() -> None:
     for number in range(1, 120):
         report, crashed = crash_at_call(number)
         assert report.lifetimes >= 1
@@ -68,8 +68,8 @@ def test_a_crash_in_any_millisecond_loses_nothing(offset_ms: int) -> None:
             assert run_world(few(2)).crashes == 1
 
 
-def test_a_dead_process_reaches_nothing_any_more() -> None:
-    """Its tasks clean up after themselves as they end; none of it may arrive."""
+def test_a_dead_process_has_no_further_effect() -> None:
+    """Its tasks run their cleanup as they end, which must have no effect."""
     reached: list[str] = []
     real = ProcessBoundary._call
 

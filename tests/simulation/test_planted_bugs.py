@@ -1,4 +1,4 @@
-"""A simulator that finds nothing proves little: each of these bugs, planted on purpose, must be found."""
+"""Each of these bugs, planted on purpose, must be found by the simulator."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BUGS = all_bugs()
 
 @cache
 def control(plan: Plan, seed: int) -> WorldReport:
-    """The same world without the bug."""
+    """Runs the same simulation without the bug."""
     return run_world(plan(seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_is_caught_and_the_same_world_without_it_holds(bug: Planted) -> None:
+def test_a_planted_bug_is_found_and_the_same_simulation_without_it_passes(bug: Planted) -> None:
     caught = hunt(bug, range(FIRST_SEED, FIRST_SEED + SEEDS))
     assert caught is not None, f"{bug.what}: not found in {SEEDS} worlds"
     print(f"{bug.name}: invariant {caught.violation.invariant}, seed {caught.seed}: {caught.violation.text}")
@@ -29,17 +29,17 @@ def test_a_planted_bug_is_caught_and_the_same_world_without_it_holds(bug: Plante
     assert control(bug.plan, caught.seed).lifetimes > 0
 
 
-def test_there_are_enough_of_them_and_all_are_different() -> None:
+def test_there_are_enough_planted_bugs_and_all_differ() -> None:
     assert len(BUGS) >= 24
     assert len({bug.name for bug in BUGS}) == len(BUGS)
 
 
-def test_together_they_break_every_invariant() -> None:
+def test_together_the_bugs_violate_every_invariant() -> None:
     broken = {invariant for bug in BUGS for invariant in bug.invariants}
     assert broken == {str(number) for number in range(1, 16)}
 
 
-def test_a_bug_is_gone_when_its_hunt_is_over() -> None:
+def test_a_bug_is_removed_after_its_run() -> None:
     bug = BUGS[0]
     owner, name, _ = bug.patches[0]
     before = vars(owner)[name]

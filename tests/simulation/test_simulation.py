@@ -1,4 +1,4 @@
-"""Ten thousand notifications live and end in worlds full of faults, and every invariant holds."""
+"""Ten thousand notifications in simulations full of faults: every invariant holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 LIFETIMES = 1_000
 STARTS = tuple(range(10_000, 20_000, 1_000))
-"""Ten campaigns of a thousand lifetimes each, every one with seeds of its own."""
+"""Ten campaigns of a thousand notifications each, all with different seeds."""
 
 REGRESSIONS = (
     (4, 200, "a synchronous send that ran out of time was recorded for the provider it had left"),
@@ -36,12 +36,13 @@ REGRESSIONS = (
     (16_002, 250, "a reported failure ended the hold on a provider that had refused the notification"),
     (17_001, 250, "a provider on hold for a claim kept the trial of another one's breaker from it"),
 )
-"""(seed, requests, what it found). A world changes with the code that runs in it, so a seed is no proof
-that what it found once is gone; it is cheap, and has been in interesting places."""
+"""(seed, requests, what it found). A simulation changes with the code, so a seed does not prove that its bug
+is fixed. It is cheap, though, and covers unusual situations.
+"""
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_thousand_lifetimes_keep_every_invariant(start: int) -> None:
+def test_a_thousand_notifications_keep_every_invariant(start: int) -> None:
     totals = campaign(LIFETIMES, seed=start)
     assert not totals.failures, totals.failures[0].text
     assert totals.lifetimes >= LIFETIMES
@@ -49,7 +50,7 @@ def test_a_thousand_lifetimes_keep_every_invariant(start: int) -> None:
 
 
 @pytest.mark.parametrize(("seed", "requests", "what"), REGRESSIONS)
-def test_a_seed_that_found_something_once_finds_nothing_now(seed: int, requests: int, what: str) -> None:
+def test_a_seed_that_once_found_a_bug_finds_nothing_now(seed: int, requests: int, what: str) -> None:
     run_world(plan_of(seed, requests))
 
 
@@ -73,7 +74,7 @@ def test_the_faults_really_happen() -> None:
     assert endings <= totals.statuses.keys()
 
 
-def test_providers_are_asked_about_what_is_silent() -> None:
+def test_providers_are_asked_about_notifications_without_receipts() -> None:
     trace = Trace(None)
     run_world(plan_of(2, 150), trace)
     assert any("is asked about" in line for line in trace.lines)
@@ -94,8 +95,8 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     assert first.length > 300
 
 
-def test_the_trace_depends_on_nothing_but_the_seed() -> None:
-    """Not on hashes, which differ from process to process, and not on what ran before."""
+def test_the_trace_depends_only_on_the_seed() -> None:
+    """Not on hashes, which differ between processes, and not on earlier runs."""
     outputs = []
     for hash_seed in ("0", "1", "4711"):
         done = subprocess.run(
@@ -115,7 +116,7 @@ def test_another_seed_gives_another_trace() -> None:
 
 
 def test_a_tenant_with_less_to_send_waits_less() -> None:
-    """A flood of one tenant must not hold up the others: in a crowd, each gets its turn."""
+    """A flood of one tenant must not delay the others: each gets its turn."""
     plan = calm(8, 400)
     carriers = tuple(replace(carrier, rate=None, max_in_flight=2) for carrier in plan.carriers)
     crowd = replace(plan, tenants=("t0", "t1", "t2"), carriers=carriers, spread_ms=2_000, faults_ms=10_000)

@@ -1,4 +1,4 @@
-"""Settings: default.toml < homing.toml < HOMING_* < flags; what is wrong is named, with what is allowed."""
+"""Settings: default.toml < homing.toml < HOMING_* < flags; errors name the setting and what is allowed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def written(text: str) -> Path:
 
 
 def squared(attempt: int) -> float:
-    """Named by a rule below."""
+    """A backoff function that a rule below names."""
     return attempt**2 * 1000.0
 
 
 # Where settings come from ------------------------------------------------------------------------------
 
 
-def test_the_default_file_is_the_default() -> None:
+def test_without_other_sources_the_default_file_applies() -> None:
     raw = tomllib.loads(default_text())
     settings = load()
     assert set(raw) <= set(Settings.__struct_fields__)
@@ -43,14 +43,14 @@ def test_the_default_file_is_the_default() -> None:
     assert settings.sinks == {"log": {"kind": "log", "events": ["NotificationFailed", "Alert"]}}
 
 
-def test_each_source_wins_over_the_one_before() -> None:
+def test_each_source_overrides_the_previous_one() -> None:
     file = written('tenant = "file"\nstore = "file.db"\nspool = "file.spool"\n')
     env = {"HOMING_STORE": "env.db", "HOMING_SPOOL": "env.spool", "PATH": "/bin"}
     settings = load(file, env=env, flags={"spool": "flag.spool", "tenant": None})
     assert (settings.tenant, settings.store, settings.spool) == ("file", "env.db", "flag.spool")
 
 
-def test_a_homing_toml_in_the_folder_is_read_by_itself() -> None:
+def test_a_homing_toml_in_the_current_folder_is_read_automatically() -> None:
     Path("homing.toml").write_text('tenant = "here"\n', encoding="utf-8")
     assert load().tenant == "here"
 
@@ -63,7 +63,7 @@ def test_tables_are_merged_key_by_key() -> None:
     assert settings.providers == {"out": {"kind": "file", "path": "b"}}
 
 
-def test_the_environment_holds_numbers_lists_and_text() -> None:
+def test_variables_may_contain_numbers_lists_and_text() -> None:
     env = {
         "HOMING_SYNCHRONOUS_TYPES": '["alarm"]',
         "HOMING_THRESHOLDS__FAILURE_RATE": "2.5",
@@ -78,7 +78,7 @@ def test_the_environment_holds_numbers_lists_and_text() -> None:
     assert (settings.tenant, settings.store) == ("42", "true")
 
 
-def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('tenant = "acme"\n')
     assert load(env={"HOMING_CONFIG": str(file)}).tenant == "acme"
@@ -113,7 +113,7 @@ def test_a_duration_is_a_number_or_text(given: Any, ms: int) -> None:
 @pytest.mark.parametrize(
     "given", ["", "soon", "5 minutes", "1h and 5m", "-5s", True, None, [5], float("nan"), float("inf"), "1e3"]
 )
-def test_what_is_no_duration_is_refused(given: Any) -> None:
+def test_an_invalid_duration_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"where: is .*; give milliseconds or text like 30s, 5m, 1h30m"):
         duration_ms(given, "where")
 
@@ -146,7 +146,7 @@ def test_a_rule_is_one_flat_table() -> None:
     }
 
 
-def test_a_rule_from_python_is_taken_as_it_is() -> None:
+def test_a_rule_given_in_python_is_used_unchanged() -> None:
     rule = Rule(name="x")
     assert load(flags={"rules": [rule]}).rules == (rule,)
 
@@ -158,12 +158,12 @@ def test_a_rule_may_name_a_function(call: Any) -> None:
 
 
 @pytest.mark.parametrize("call", ["nowhere.at:all", "math", "math:pi", f"{__name__}:nothing", 5])
-def test_a_function_that_is_not_there_is_refused(call: Any) -> None:
+def test_a_missing_function_is_refused(call: Any) -> None:
     with pytest.raises(ConfigError, match=r"rules\[0\]\.call"):
         rule_from({"name": "mine", "backoff": "callable", "call": call}, "rules[0]")
 
 
-# What is wrong -----------------------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------------------
 
 WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("a misspelt key", {"presett": "simple"}, "presett", "did you mean preset?"),
@@ -218,7 +218,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("flags", "field", "says"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
-def test_what_is_wrong_is_named_with_what_is_allowed(flags: dict[str, Any], field: str, says: str) -> None:
+def test_a_wrong_setting_is_named_with_what_is_allowed(flags: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(flags=flags)
     assert caught.value.field.startswith(field)
@@ -228,7 +228,7 @@ def test_what_is_wrong_is_named_with_what_is_allowed(flags: dict[str, Any], fiel
 @pytest.mark.parametrize(
     ("source", "said"), [("file", "test.toml"), ("env", "the environment"), ("flags", "the command line")]
 )
-def test_a_misspelt_setting_says_where_it_stands(source: str, said: str) -> None:
+def test_a_misspelt_setting_is_reported_with_its_place(source: str, said: str) -> None:
     sources: dict[str, dict[str, Any]] = {
         "file": {"path": written('presset = "simple"')},
         "env": {"env": {"HOMING_PRESSET": "simple"}},
@@ -238,20 +238,20 @@ def test_a_misspelt_setting_says_where_it_stands(source: str, said: str) -> None
         load(**sources[source])
 
 
-def test_a_variable_for_a_table_and_one_for_its_part_exclude_each_other() -> None:
+def test_a_variable_for_a_table_and_one_for_its_part_are_mutually_exclusive() -> None:
     for names in (("HOMING_SLOTS", "HOMING_SLOTS__BULK"), ("HOMING_SLOTS__BULK", "HOMING_SLOTS")):
         with pytest.raises(ConfigError, match="both set"):
             load(env=dict.fromkeys(names, "5"))
 
 
-def test_a_file_that_is_named_must_be_there() -> None:
+def test_a_named_file_must_exist() -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
         load("missing.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load(Path.cwd())
 
 
-def test_a_file_that_is_no_toml_says_where_it_breaks() -> None:
+def test_invalid_toml_is_reported_with_its_position() -> None:
     with pytest.raises(ConfigError, match=r"test\.toml: is not valid TOML: .*line 2"):
         load(written('store = "x"\ntenant = \n'))
     Path("test.toml").write_bytes(b'store = "\xff"')
@@ -259,7 +259,7 @@ def test_a_file_that_is_no_toml_says_where_it_breaks() -> None:
         load("test.toml")
 
 
-def test_loading_twice_does_not_mix_settings() -> None:
+def test_loading_twice_keeps_settings_separate() -> None:
     load(flags={"slots": {"bulk": 1}, "providers": {"a": {"kind": "console"}}})
     assert load().slots.bulk == 64
     assert load().providers == {}

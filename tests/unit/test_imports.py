@@ -1,4 +1,4 @@
-"""The import directions of the package, as one table and the test that keeps them."""
+"""The allowed import directions of the package, as a table with a test."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 """Part of the package → other parts it may import. `homing` is the package's own `__init__`.
 
-The client is for programs far from any engine: it shares the vocabulary, and nothing that does the work.
-`sim`, `testing` and `benching` may import everything; nobody imports them but those commands that are trials
-themselves: the demo, the simulation and the benchmark.
+The client is for programs without an engine: it shares the vocabulary but none of the working code.
+`sim`, `testing` and `benching` may import everything. Only the commands for the demo, the simulation and the
+benchmark import them.
 """
 
 MAY_USE_TRIALS = re.compile(r"homing\.cli\.(\w+\.)*\w*(demo|simulat|bench)\w*(\.\w+)*")
@@ -46,13 +46,13 @@ CORE_AVOIDS = (
     *("os", "io", "sys", "pathlib", "tempfile", "shutil", "subprocess", "socket", "ssl", "select", "sqlite3"),
     *("http", "urllib.request", "smtplib", "signal", "locale", "platform", "getpass", "contextvars"),
 )
-"""Standard modules with a clock, chance, state of the machine or I/O in them."""
+"""Standard modules that read a clock, randomness or the machine's state, or do I/O."""
 
 CORE_NEVER_CALLS = ("now", "utcnow", "today", "open", "print", "input", "eval", "exec", "__import__")
 
 
 class Found(NamedTuple):
-    """One import or call, and where it stands."""
+    """An import or a call, with its position."""
 
     where: str
     target: str
@@ -65,7 +65,7 @@ def modules(package: Path) -> Iterator[tuple[str, Path]]:
 
 
 def imports(module: str, path: Path) -> Iterator[Found]:
-    """Everything that a module imports, wherever in it: at the top, in functions, for types only."""
+    """Returns everything that a module imports: at the top, in functions, and for types only."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_text())):
         where = f"{path}:{getattr(node, 'lineno', 0)}"
@@ -89,7 +89,7 @@ def calls(path: Path) -> Iterator[Found]:
 
 
 def part_of(dotted: str) -> str:
-    """`homing.core.model` → `core`; what is not a part of its own belongs to the package itself."""
+    """Maps `homing.core.model` to `core`. Modules outside of a part belong to the package itself."""
     _, _, below = dotted.partition(".")
     first = below.partition(".")[0]
     return first if first in RULES or first in FOR_TRIALS else "homing"
@@ -134,16 +134,16 @@ def test_every_module_imports_only_what_its_part_may() -> None:
     assert wrong_directions(PACKAGE) == []
 
 
-def test_the_core_has_no_clock_no_chance_no_log_and_no_input_or_output() -> None:
+def test_the_core_uses_no_clock_randomness_log_or_io() -> None:
     assert impurities(PACKAGE) == []
 
 
-def test_the_core_is_there_and_was_looked_at() -> None:
+def test_the_core_exists_and_was_checked() -> None:
     seen = {module for module, _ in modules(PACKAGE) if part_of(module) == "core"}
     assert {"homing.core", "homing.core.decide", "homing.core.rows"} <= seen
 
 
-def test_no_part_may_import_one_that_may_import_it() -> None:
+def test_no_two_parts_may_import_each_other() -> None:
     for part, allowed in RULES.items():
         assert not [other for other in allowed if part in RULES[other]]
 
@@ -152,7 +152,7 @@ def test_no_part_may_import_one_that_may_import_it() -> None:
 
 
 def plant(tmp_path: Path, module: str, source: str) -> Path:
-    """A package with this one module in it."""
+    """Writes a package with this single module."""
     package = tmp_path / "homing"
     path = package.joinpath(*module.split("/")).with_suffix(".py")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("novelty", "from homing.core.model import Claim"),
     ],
 )
-def test_a_wrong_import_is_caught_wherever_it_hides(tmp_path: Path, module: str, source: str) -> None:
+def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: str, source: str) -> None:
     (complaint,) = wrong_directions(plant(tmp_path, module, source))
     assert f"homing/{module}.py" in complaint
 
@@ -228,7 +228,7 @@ def test_a_wrong_import_is_caught_wherever_it_hides(tmp_path: Path, module: str,
         ("sim/run", "from homing.testing.clock import VirtualClock\nfrom homing.compose import compose"),
     ],
 )
-def test_a_right_import_is_let_pass(tmp_path: Path, module: str, source: str) -> None:
+def test_an_allowed_import_is_accepted(tmp_path: Path, module: str, source: str) -> None:
     assert wrong_directions(plant(tmp_path, module, source)) == []
 
 
@@ -257,11 +257,11 @@ def test_a_right_import_is_let_pass(tmp_path: Path, module: str, source: str) ->
         "x = __import__('time')",
     ],
 )
-def test_an_impure_core_is_caught(tmp_path: Path, source: str) -> None:
+def test_an_impure_core_is_found(tmp_path: Path, source: str) -> None:
     assert impurities(plant(tmp_path, "core/model", source))
 
 
-def test_a_pure_core_is_let_pass_and_others_may_be_impure(tmp_path: Path) -> None:
+def test_a_pure_core_is_accepted_and_other_parts_may_be_impure(tmp_path: Path) -> None:
     pure = "import re\nfrom urllib.parse import urlsplit\nimport msgspec\nfrom datetime import UTC, datetime"
     plant(tmp_path, "core/model", f"{pure}\nx = datetime.fromtimestamp(0, UTC)")
     assert impurities(plant(tmp_path, "engine/clock", "import time\nimport random")) == []

@@ -1,4 +1,4 @@
-"""The chain of the audit trail: whatever is done to it afterwards is found, and where."""
+"""The audit trail's hash chain: every later change to it is detected and located."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chain(count: int, tenant: str = "acme") -> list[AuditEntry]:
 
 
 def filed(entry: AuditEntry, number: int | None = None) -> Entry:
-    """As a store gives it back."""
+    """Returns the entry as a store would return it."""
     value = msgspec.json.decode(msgspec.json.encode(entry))
     key = key_of(entry.number if number is None else number)
     return Entry(tenant=entry.tenant, kind=AUDIT, key=key, value=value, version=1)
@@ -60,7 +60,7 @@ def faults(stored: list[Entry], head: Head, tenant: str = "acme", page: int = 3)
 
 
 @given(st.lists(DEEDS, max_size=8))
-def test_a_chain_that_nobody_touched_is_sound_whatever_was_noted(deeds: list[Any]) -> None:
+def test_an_untouched_chain_is_valid_for_any_entries(deeds: list[Any]) -> None:
     entries = list(written("acme", Head(), deeds))
     assert faults([filed(entry) for entry in entries], head_of(entries)) == []
     assert [entry.previous for entry in entries] == [GENESIS, *(entry.hash for entry in entries)][
@@ -69,7 +69,7 @@ def test_a_chain_that_nobody_touched_is_sound_whatever_was_noted(deeds: list[Any
 
 
 @given(st.integers(1, 12), st.data())
-def test_any_change_of_any_field_is_found_at_its_place(count: int, data: st.DataObject) -> None:
+def test_a_changed_field_is_detected_at_its_entry(count: int, data: st.DataObject) -> None:
     entries = chain(count)
     at = data.draw(st.integers(0, count - 1))
     name = data.draw(st.sampled_from(["at", "who", "action", "target", "detail", "previous", "hash"]))
@@ -81,7 +81,9 @@ def test_any_change_of_any_field_is_found_at_its_place(count: int, data: st.Data
 
 
 @given(st.integers(1, 12), st.data())
-def test_a_change_with_its_hash_made_anew_is_found_at_its_place(count: int, data: st.DataObject) -> None:
+def test_a_changed_entry_with_a_recomputed_hash_is_detected_at_its_entry(
+    count: int, data: st.DataObject
+) -> None:
     entries = chain(count)
     at = data.draw(st.integers(0, count - 1))
     forged = replace(entries[at], who="eve")
@@ -92,7 +94,7 @@ def test_a_change_with_its_hash_made_anew_is_found_at_its_place(count: int, data
 
 
 @given(st.integers(1, 12), st.data())
-def test_removed_entries_are_found_and_counted(count: int, data: st.DataObject) -> None:
+def test_removed_entries_are_detected_and_counted(count: int, data: st.DataObject) -> None:
     entries = chain(count)
     gone = data.draw(st.sets(st.integers(1, count), min_size=1))
     found = faults([filed(entry) for entry in entries if entry.number not in gone], head_of(entries))
@@ -102,7 +104,7 @@ def test_removed_entries_are_found_and_counted(count: int, data: st.DataObject) 
 
 
 @given(st.integers(2, 12), st.data())
-def test_entries_that_changed_places_are_both_found(count: int, data: st.DataObject) -> None:
+def test_swapped_entries_are_both_detected(count: int, data: st.DataObject) -> None:
     entries = chain(count)
     a, b = data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
     stored = [filed(entry) for entry in entries]
@@ -115,8 +117,8 @@ def test_entries_that_changed_places_are_both_found(count: int, data: st.DataObj
 
 
 @given(st.integers(0, 12), st.data())
-def test_an_inserted_entry_is_found_wherever_it_is_put(count: int, data: st.DataObject) -> None:
-    """Those after it move up by one, as an attacker would have to do it; their hashes made anew or not."""
+def test_an_inserted_entry_is_detected_at_any_position(count: int, data: st.DataObject) -> None:
+    """Later entries move up by one, as an attacker would have to do, with or without recomputed hashes."""
     entries = chain(count)
     at = data.draw(st.integers(0, count))
     before = entries[at - 1].hash if at else GENESIS
@@ -130,7 +132,7 @@ def test_an_inserted_entry_is_found_wherever_it_is_put(count: int, data: st.Data
     assert faults([filed(one) for one in [*entries[:at], extra, *moved]], head_of(entries))
 
 
-def test_one_beyond_the_head_and_one_without_a_number_were_inserted() -> None:
+def test_entries_beyond_the_head_or_without_a_number_count_as_inserted() -> None:
     entries = chain(3)
     stored = [filed(entry) for entry in entries]
     [beyond] = faults(stored, head_of(entries[:2]))
@@ -139,14 +141,14 @@ def test_one_beyond_the_head_and_one_without_a_number_were_inserted() -> None:
     assert [fault.kind for fault in faults([*stored, *strange], head_of(entries))] == [FaultKind.INSERTED] * 2
 
 
-def test_an_entry_of_another_chain_is_not_taken_for_one_of_this() -> None:
+def test_an_entry_of_another_chain_is_not_accepted_in_this_one() -> None:
     mine, theirs = chain(3), chain(3, "other")
     stored = [filed(mine[0]), filed(theirs[1]), filed(mine[2])]
     [fault] = faults(stored, head_of(mine))
     assert (fault.kind, fault.number) == (FaultKind.REORDERED, 2)
 
 
-def test_a_chain_that_was_written_anew_is_told_by_a_hash_that_was_kept_elsewhere() -> None:
+def test_a_completely_rewritten_chain_is_detected_by_a_hash_kept_elsewhere() -> None:
     entries, forged = chain(5), chain(5)
     forged = list(written("acme", Head(), [deed(1, "eve", "x.y", "", {})] * 5))
     walk = Walk("acme", head_of(entries))
@@ -160,14 +162,14 @@ def test_a_chain_that_was_written_anew_is_told_by_a_hash_that_was_kept_elsewhere
 
 
 @given(DEEDS)
-def test_what_was_noted_reads_back_the_same_from_any_store(noted: Any) -> None:
+def test_an_entry_reads_back_the_same_from_any_store(noted: Any) -> None:
     [entry] = written("acme", Head(), [noted])
     for codec in (msgspec.json, msgspec.msgpack):
         back = codec.decode(codec.encode(entry), type=AuditEntry)
         assert back.computed() == entry.hash == back.hash
 
 
-def test_addresses_secrets_and_endless_details_are_not_kept() -> None:
+def test_addresses_secrets_and_very_long_details_are_not_stored() -> None:
     noted = deed(
         1, "jwt:ada@example.org", "recipient.put", "ada", {"to": "bob@example.org", "list": ["+15550100200"]}
     )

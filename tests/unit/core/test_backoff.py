@@ -1,4 +1,4 @@
-"""The arithmetic of waiting: growth, cap, jitter and their bounds."""
+"""Backoff arithmetic: growth, cap, jitter and their bounds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from homing.core.backoff import LONGEST_DELAY_MS, base_delay_ms, bounds_ms, delay_ms
 from homing.core.policy import Backoff, Jitter, RetryPolicy
-
-from .build import DAY, MINUTE, SECOND
+from support.core_builders import DAY, MINUTE, SECOND
 
 ALMOST_ONE = math.nextafter(1.0, 0.0)
 
@@ -24,7 +23,7 @@ growths = st.sampled_from([Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACC
 
 @st.composite
 def policies(draw: st.DrawFn, backoff: Backoff | None = None, jitter: Jitter | None = None) -> RetryPolicy:
-    """Any policy that the checks let pass (but none with a callable)."""
+    """Any valid policy without a callable."""
     kind = backoff or draw(growths)
     base_ms = draw(st.integers(1, 2 * DAY))
     cap_ms = draw(st.one_of(st.just(0), st.integers(base_ms, 10 * DAY)))
@@ -53,7 +52,7 @@ def test_every_delay_is_within_its_bounds(
 
 
 @given(policies(), attempts, st.integers(0, 10 * DAY))
-def test_chance_reaches_both_ends_of_the_bounds(
+def test_jitter_reaches_both_ends_of_its_bounds(
     policy: RetryPolicy, attempt: int, last_delay_ms: int
 ) -> None:
     low, high = bounds_ms(policy, attempt, last_delay_ms)
@@ -62,12 +61,14 @@ def test_chance_reaches_both_ends_of_the_bounds(
 
 
 @given(policies(), attempts, chance, chance)
-def test_more_chance_never_means_less_delay(policy: RetryPolicy, attempt: int, u: float, v: float) -> None:
+def test_a_larger_random_number_never_shortens_the_delay(
+    policy: RetryPolicy, attempt: int, u: float, v: float
+) -> None:
     assert delay_ms(policy, attempt, min(u, v)) <= delay_ms(policy, attempt, max(u, v))
 
 
 @given(policies(), attempts)
-def test_no_base_delay_is_above_the_cap_or_seven_days(policy: RetryPolicy, attempt: int) -> None:
+def test_no_base_delay_exceeds_the_cap_or_seven_days(policy: RetryPolicy, attempt: int) -> None:
     assert 0 <= base_delay_ms(policy, attempt) <= ceiling_ms(policy)
 
 
@@ -75,12 +76,14 @@ def test_no_base_delay_is_above_the_cap_or_seven_days(policy: RetryPolicy, attem
     st.sampled_from([Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACCI]).flatmap(policies),
     st.integers(1, 1_500),
 )
-def test_the_base_delay_never_falls_from_one_attempt_to_the_next(policy: RetryPolicy, attempt: int) -> None:
+def test_the_base_delay_never_decreases_from_one_attempt_to_the_next(
+    policy: RetryPolicy, attempt: int
+) -> None:
     assert base_delay_ms(policy, attempt) <= base_delay_ms(policy, attempt + 1)
 
 
 @given(policies(jitter=Jitter.PROPORTIONAL), attempts, chance)
-def test_proportional_jitter_comes_on_top_of_the_capped_delay(
+def test_proportional_jitter_is_added_to_the_capped_delay(
     policy: RetryPolicy, attempt: int, u: float
 ) -> None:
     base = base_delay_ms(policy, attempt)
@@ -88,15 +91,13 @@ def test_proportional_jitter_comes_on_top_of_the_capped_delay(
 
 
 @given(policies(jitter=Jitter.ADDITIVE), attempts, chance)
-def test_additive_jitter_comes_on_top_of_the_capped_delay(
-    policy: RetryPolicy, attempt: int, u: float
-) -> None:
+def test_additive_jitter_is_added_to_the_capped_delay(policy: RetryPolicy, attempt: int, u: float) -> None:
     base = base_delay_ms(policy, attempt)
     assert base <= delay_ms(policy, attempt, u) <= base + policy.jitter_ms
 
 
 @given(policies(jitter=Jitter.FULL), attempts, chance)
-def test_full_jitter_takes_anything_up_to_the_capped_delay(
+def test_full_jitter_is_anything_between_zero_and_the_capped_delay(
     policy: RetryPolicy, attempt: int, u: float
 ) -> None:
     assert 0 <= delay_ms(policy, attempt, u) <= base_delay_ms(policy, attempt)
@@ -109,7 +110,7 @@ def test_equal_jitter_keeps_at_least_half_of_the_delay(policy: RetryPolicy, atte
 
 
 @given(policies(jitter=Jitter.DECORRELATED), attempts, chance, st.integers(0, 10 * DAY))
-def test_decorrelated_jitter_grows_from_the_last_delay_and_stays_under_the_cap(
+def test_decorrelated_jitter_grows_from_the_previous_delay_and_stays_below_the_cap(
     policy: RetryPolicy, attempt: int, u: float, last_delay_ms: int
 ) -> None:
     first = base_delay_ms(policy, 1)
@@ -152,7 +153,7 @@ def test_each_growth_has_its_own_curve() -> None:
     assert curve(backoff=Backoff.FIXED, steps_ms=(7, 8, 9)) == [7, 8, 9, 9, 9, 9, 9, 9]
 
 
-def test_a_callable_gives_its_own_delay_within_the_cap_and_never_below_zero() -> None:
+def test_the_delay_of_a_callable_is_limited_to_zero_and_the_cap() -> None:
     def square(attempt: int) -> float:
         return 100.9 * attempt**2 if attempt < 9 else -5.0
 
@@ -160,13 +161,13 @@ def test_a_callable_gives_its_own_delay_within_the_cap_and_never_below_zero() ->
     assert [base_delay_ms(policy, n) for n in (1, 2, 3, 4, 9)] == [100, 403, 908, 1_000, 0]
 
 
-def test_a_callable_that_answers_infinity_gets_the_cap() -> None:
+def test_a_callable_that_returns_infinity_gets_the_cap() -> None:
     policy = RetryPolicy(backoff=Backoff.CALLABLE, call=lambda attempt: math.inf, cap_ms=MINUTE)
     assert base_delay_ms(policy, 1) == MINUTE
 
 
 @pytest.mark.parametrize("answer", [None, "soon", [], ZeroDivisionError])
-def test_a_callable_that_fails_does_not_stop_the_delivery(answer: Any) -> None:
+def test_a_callable_that_raises_does_not_stop_the_delivery(answer: Any) -> None:
     def broken(attempt: int) -> float:
         if isinstance(answer, type):
             raise answer
@@ -178,14 +179,16 @@ def test_a_callable_that_fails_does_not_stop_the_delivery(answer: Any) -> None:
 
 @pytest.mark.parametrize("backoff", [b for b in Backoff if b is not Backoff.CALLABLE])
 @pytest.mark.parametrize("attempt", [1_000_000, 10**12, sys.maxsize])
-def test_a_huge_attempt_number_takes_the_longest_delay_and_no_time(backoff: Backoff, attempt: int) -> None:
+def test_a_huge_attempt_number_gets_the_longest_delay_and_is_computed_quickly(
+    backoff: Backoff, attempt: int
+) -> None:
     policy = RetryPolicy(backoff=backoff, base_ms=MINUTE, steps_ms=(MINUTE, 2 * MINUTE))
     expected = {Backoff.FIBONACCI: 13 * MINUTE, Backoff.FIXED: 2 * MINUTE}
     assert base_delay_ms(policy, attempt) == expected.get(backoff, LONGEST_DELAY_MS)
 
 
 @given(st.floats(1, 100), attempts)
-def test_a_base_of_zero_never_waits_however_often_it_grows(factor: float, attempt: int) -> None:
+def test_a_base_of_zero_never_waits(factor: float, attempt: int) -> None:
     assert base_delay_ms(RetryPolicy(base_ms=0, factor=factor), attempt) == 0
 
 
@@ -196,7 +199,7 @@ def test_a_factor_of_one_waits_the_same_every_time() -> None:
 
 @pytest.mark.parametrize("jitter", list(Jitter))
 @pytest.mark.parametrize("attempt", [0, -1])
-def test_before_the_first_attempt_there_is_nothing_to_wait_for(jitter: Jitter, attempt: int) -> None:
+def test_there_is_no_delay_before_the_first_attempt(jitter: Jitter, attempt: int) -> None:
     policy = RetryPolicy(base_ms=MINUTE, jitter=jitter, jitter_ms=SECOND)
     assert base_delay_ms(policy, attempt) == 0
     assert delay_ms(policy, attempt, ALMOST_ONE) == 0

@@ -1,4 +1,4 @@
-"""Every row of the exact tables, for all five presets."""
+"""Exact delays of all five presets, row by row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from homing.core.backoff import base_delay_ms, bounds_ms
 from homing.core.model import Channel, Mode, Priority
 from homing.core.policy import Backoff, PolicyBook, RetryPolicy
 from homing.core.presets import BROKER, CHANNEL, FIXED, PRIORITY, SIMPLE
-
-from .build import MINUTE, make_keys, vectors
+from support.core_builders import MINUTE, make_keys
+from support.vector_files import vectors
 
 TABLES = vectors("backoff")["formulas"]
 A, B, C, D, E = (TABLES[k] for k in ("a_priority", "b_minutes", "c_origin_channel", "d_fixed", "e_broker"))
@@ -45,7 +45,7 @@ def rows(classes: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "row"), rows(A["classes"]))
-def test_priority_waits_as_its_table_says(name: str, row: dict[str, int]) -> None:
+def test_the_delays_of_priority_are_those_of_its_table(name: str, row: dict[str, int]) -> None:
     policy = by_priority(name)
     assert base_delay_ms(policy, row["n"]) == row["base_delay_ms"]
     assert bounds_ms(policy, row["n"]) == (row["min_ms"], row["max_ms"])
@@ -82,7 +82,7 @@ MINUTES_ROWS = [
         (Backoff.FIBONACCI, "fibonacci_list_index_ms"),
     ],
 )
-def test_minutes_wait_as_their_table_says(
+def test_delays_in_minutes_are_those_of_their_table(
     minutes: int, row: dict[str, int], backoff: Backoff, column: str
 ) -> None:
     policy = by_minutes(minutes, backoff)
@@ -91,23 +91,23 @@ def test_minutes_wait_as_their_table_says(
 
 
 @pytest.mark.parametrize("row", B["tables"]["delayMinutes=5"], ids=lambda r: f"attempts-{r['attempts']}")
-def test_simple_is_the_table_for_five_minutes_and_three_attempts(row: dict[str, Any]) -> None:
+def test_simple_has_the_five_minute_table_and_three_attempts(row: dict[str, Any]) -> None:
     policy = PolicyBook(SIMPLE).policy(make_keys(), Mode.STANDARD)
     assert base_delay_ms(policy, row["attempts"]) == row["exponential_ms"]
     assert (row["attempts"] >= policy.max_attempts) == row["exhausted_at_default_max_3"]
 
 
 @pytest.mark.parametrize(("name", "row"), rows(C["classes"]))
-def test_channel_waits_as_its_table_says(name: str, row: dict[str, Any]) -> None:
+def test_the_delays_of_channel_are_those_of_its_table(name: str, row: dict[str, Any]) -> None:
     policy = by_channel(name)
-    attempt = row["n"] + 1  # its retries count from 0
+    attempt = row["n"] + 1  # this preset numbers its retries from 0
     assert base_delay_ms(policy, attempt) == row["base_delay_ms"]
     assert bounds_ms(policy, attempt) == (row["min_ms"], row["max_ms"])
     assert (attempt < policy.max_attempts) == row["used"]
 
 
 @pytest.mark.parametrize("name", C["classes"])
-def test_channel_takes_no_longer_than_its_table_says(name: str) -> None:
+def test_the_delays_of_channel_add_up_to_no_more_than_its_table_says(name: str) -> None:
     entry, policy = C["classes"][name], by_channel(name)
     bounds = [bounds_ms(policy, n) for n in range(1, policy.max_attempts)]
     assert sum(low for low, _ in bounds) == entry["used_total_min_ms"]
@@ -121,7 +121,7 @@ def test_channel_stays_at_its_cap_for_huge_attempt_numbers(case: dict[str, Any])
     assert base_delay_ms(by_channel(case["class"]), case["n"] + 1) == case["base_delay_ms"]
 
 
-def test_fixed_waits_as_its_list_says_and_then_ends() -> None:
+def test_the_delays_of_fixed_are_those_of_its_list_and_then_it_ends() -> None:
     assert fixed.max_attempts == D["attempts_total"]
     total_ms = 0
     for row in D["rows"]:
@@ -134,14 +134,14 @@ def test_fixed_waits_as_its_list_says_and_then_ends() -> None:
 
 
 @pytest.mark.parametrize("row", E["rows"], ids=lambda r: f"retryCount-{r['retry_count']}")
-def test_broker_waits_as_its_table_says(row: dict[str, Any]) -> None:
+def test_the_delays_of_broker_are_those_of_its_table(row: dict[str, Any]) -> None:
     attempt = row["retry_count"] + 1
     assert base_delay_ms(broker, attempt) == row["base_delay_ms"]
     assert bounds_ms(broker, attempt) == (row["min_ms"], row["max_ms"])
     assert (attempt < broker.max_attempts) == (row["action"] == "retry")
 
 
-def test_broker_waits_in_all_as_long_as_its_table_says() -> None:
+def test_the_delays_of_broker_add_up_to_the_sum_in_its_table() -> None:
     bounds = [bounds_ms(broker, n) for n in range(1, broker.max_attempts)]
     assert sum(low for low, _ in bounds) == E["used_total_min_ms"]
     assert sum(high for _, high in bounds) == E["used_total_max_ms"]

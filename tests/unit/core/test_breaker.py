@@ -1,4 +1,4 @@
-"""The breaker: when it opens, how it comes back, who may try, and what the operator says."""
+"""The circuit breaker: when it opens, how it recovers, who may try, and what operators can force."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from homing.core.breaker import (
     reopens_at,
 )
 from homing.core.model import Channel, OutcomeKind
-
-from .build import MINUTE, NOW, SECOND
+from support.core_builders import MINUTE, NOW, SECOND
 
 POLICY = BreakerPolicy()
 TRIAL_MS = 35 * SECOND
@@ -48,7 +47,7 @@ def trying(worker: str = "worker-1", now: int = DUE) -> Breaker:
 # Opening ---------------------------------------------------------------------------------------------
 
 
-def test_five_failures_in_a_row_open_it_for_a_minute_and_for_push_ten_for_two() -> None:
+def test_five_consecutive_failures_open_it_for_a_minute_and_for_push_ten_for_two_minutes() -> None:
     assert (POLICY.failures, POLICY.open_ms, POLICY.health_every_ms) == (5, MINUTE, 30 * SECOND)
     assert (PUSH_BREAKER.failures, PUSH_BREAKER.open_ms) == (10, 2 * MINUTE)
     assert default_policy(Channel.PUSH) is PUSH_BREAKER
@@ -56,7 +55,7 @@ def test_five_failures_in_a_row_open_it_for_a_minute_and_for_push_ten_for_two() 
 
 
 @pytest.mark.parametrize("channel", list(Channel))
-def test_it_opens_at_exactly_that_many_failures(channel: Channel) -> None:
+def test_it_opens_at_exactly_the_configured_number_of_failures(channel: Channel) -> None:
     policy, breaker = default_policy(channel), Breaker()
     for count in range(1, policy.failures + 1):
         assert gate(breaker, NOW) is Gate.GO
@@ -66,22 +65,22 @@ def test_it_opens_at_exactly_that_many_failures(channel: Channel) -> None:
     assert breaker.changed_at == NOW
 
 
-def test_one_success_in_between_starts_the_count_again() -> None:
+def test_one_success_in_between_restarts_the_count() -> None:
     assert after(Breaker(), *[True] * 4, False, *[True] * 4).phase is Phase.CLOSED
     assert after(Breaker(), *[True] * 4, False, *[True] * 5).phase is Phase.OPEN
 
 
-def test_what_says_nothing_about_the_provider_neither_counts_nor_clears() -> None:
+def test_an_outcome_that_does_not_concern_the_provider_neither_counts_nor_clears() -> None:
     assert after(Breaker(), *[True] * 4, None, None, True).phase is Phase.OPEN
     assert after(OPEN, None) is OPEN
 
 
-def test_a_success_without_failures_before_changes_nothing_at_all() -> None:
+def test_a_success_without_earlier_failures_changes_nothing() -> None:
     untouched = Breaker()
     assert after(untouched, False) is untouched
 
 
-def test_the_recipient_s_errors_never_open_it() -> None:
+def test_errors_of_the_recipient_never_open_it() -> None:
     theirs = [
         OutcomeKind.BAD_CONTENT,
         OutcomeKind.BAD_RECIPIENT,
@@ -107,38 +106,36 @@ def test_the_recipient_s_errors_never_open_it() -> None:
         (OutcomeKind.LOST, None),
     ],
 )
-def test_every_outcome_blames_the_provider_or_clears_it_or_says_nothing(
-    kind: OutcomeKind, blame: bool | None
-) -> None:
+def test_every_outcome_counts_as_failure_or_success_or_neither(kind: OutcomeKind, blame: bool | None) -> None:
     assert blames_provider(kind) is blame
 
 
 # Open, the trial, and back ---------------------------------------------------------------------------
 
 
-def test_open_it_stops_everything_until_its_time_is_up() -> None:
+def test_an_open_breaker_blocks_everything_until_its_time_is_up() -> None:
     assert gate(OPEN, DUE - 1) is Gate.STOP
     assert gate(OPEN, DUE) is Gate.TRIAL
     assert reopens_at(OPEN) == DUE
 
 
-def test_failures_that_come_in_late_do_not_keep_it_open_for_longer() -> None:
+def test_late_failures_do_not_keep_it_open_longer() -> None:
     late = after(OPEN, True, True, now=NOW + 30 * SECOND)
     assert (late.phase, late.open_until) == (Phase.OPEN, DUE)
 
 
-def test_successes_that_come_in_late_do_not_close_it() -> None:
+def test_late_successes_do_not_close_it() -> None:
     assert gate(after(OPEN, False, now=NOW + SECOND), NOW + SECOND) is Gate.STOP
 
 
-def test_while_one_trial_is_under_way_there_is_no_other() -> None:
+def test_there_is_only_one_trial_at_a_time() -> None:
     half = trying()
     assert (half.phase, half.trial_by, half.changed_at) == (Phase.HALF_OPEN, "worker-1", DUE)
     assert gate(half, DUE) is Gate.STOP
     assert gate(half, DUE + TRIAL_MS - 1) is Gate.STOP
 
 
-def test_of_two_workers_that_begin_the_trial_at_once_the_store_lets_one_win() -> None:
+def test_if_two_workers_start_the_trial_at_once_the_store_lets_one_win() -> None:
     stored = replace(OPEN, version=7)
 
     def put(candidate: Breaker) -> bool:
@@ -153,7 +150,7 @@ def test_of_two_workers_that_begin_the_trial_at_once_the_store_lets_one_win() ->
     assert (stored.trial_by, stored.version) == ("two", 8)
 
 
-def test_a_trial_whose_owner_died_is_offered_again_after_its_time() -> None:
+def test_a_trial_of_a_dead_worker_is_offered_again_after_its_time() -> None:
     half = trying()
     again_at = DUE + TRIAL_MS
     assert reopens_at(half) == again_at
@@ -161,31 +158,31 @@ def test_a_trial_whose_owner_died_is_offered_again_after_its_time() -> None:
     assert begin_trial(half, "worker-2", again_at, TRIAL_MS).trial_by == "worker-2"
 
 
-def test_a_good_trial_closes_it_and_begins_the_ramp() -> None:
+def test_a_successful_trial_closes_it_and_starts_the_ramp() -> None:
     closed = after(trying(), False, now=DUE + SECOND)
     assert gate(closed, DUE + SECOND) is Gate.GO
     assert (closed.phase, closed.failures, closed.trial_by) == (Phase.CLOSED, 0, "")
     assert (closed.ramp_from, closed.changed_at) == (DUE + SECOND, DUE + SECOND)
 
 
-def test_one_bad_trial_opens_it_for_the_whole_time_again() -> None:
+def test_one_failed_trial_opens_it_for_the_whole_time_again() -> None:
     reopened = after(trying(), True, now=DUE + SECOND)
     assert (reopened.phase, reopened.open_until) == (Phase.OPEN, DUE + SECOND + MINUTE)
     assert (reopened.trial_by, reopened.trial_until) == ("", 0)
 
 
-def test_a_trial_that_says_nothing_leaves_it_half_open() -> None:
+def test_a_trial_that_does_not_concern_the_provider_leaves_it_half_open() -> None:
     assert after(trying(), None) == trying()
 
 
-def test_after_it_has_closed_it_takes_the_full_number_of_failures_to_open_again() -> None:
+def test_once_closed_it_takes_the_full_number_of_failures_to_open_again() -> None:
     closed = after(trying(), False, now=DUE)
     assert after(closed, *[True] * 4).phase is Phase.CLOSED
     assert after(closed, *[True] * 5).phase is Phase.OPEN
 
 
 @pytest.mark.parametrize("breaker", [Breaker(), OPEN, trying(), force(OPEN, Phase.OPEN, "ada", NOW)])
-def test_a_trial_begins_only_where_the_gate_offers_one(breaker: Breaker) -> None:
+def test_a_trial_starts_only_if_the_gate_offers_one(breaker: Breaker) -> None:
     with pytest.raises(AssertionError, match="only if the gate permits one"):
         begin_trial(breaker, "worker-1", NOW, TRIAL_MS)
 
@@ -196,17 +193,17 @@ def test_a_good_health_check_offers_the_trial_early() -> None:
     assert better.changed_at == NOW + 30 * SECOND
 
 
-def test_a_health_check_changes_nothing_where_nothing_is_to_be_gained() -> None:
+def test_a_health_check_changes_nothing_unless_the_breaker_is_open() -> None:
     for breaker in (Breaker(), trying(), replace(OPEN, open_until=NOW - 1)):
         assert healthy(breaker, NOW) is breaker
 
 
-# The operator ----------------------------------------------------------------------------------------
+# Forced states ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("automatic", [Breaker(), OPEN, trying()])
 @pytest.mark.parametrize(("choice", "expected"), [(Phase.OPEN, Gate.STOP), (Phase.CLOSED, Gate.GO)])
-def test_the_operator_s_choice_wins_over_the_automatic_one(
+def test_a_forced_state_overrides_the_automatic_one(
     automatic: Breaker, choice: Phase, expected: Gate
 ) -> None:
     forced = force(automatic, choice, "ada", NOW)
@@ -217,13 +214,13 @@ def test_the_operator_s_choice_wins_over_the_automatic_one(
 
 
 @pytest.mark.parametrize(("choice", "expected"), [(Phase.OPEN, Gate.STOP), (Phase.CLOSED, Gate.GO)])
-def test_no_outcome_and_no_health_check_undoes_the_operator_s_choice(choice: Phase, expected: Gate) -> None:
+def test_neither_outcomes_nor_health_checks_undo_a_forced_state(choice: Phase, expected: Gate) -> None:
     forced = force(OPEN, choice, "ada", NOW)
     assert gate(after(forced, *[True] * 20, False, None), NOW) is expected
     assert gate(healthy(forced, NOW), NOW) is expected
 
 
-def test_given_back_it_starts_closed_with_a_ramp() -> None:
+def test_a_breaker_returned_to_automatic_control_starts_closed_with_a_ramp() -> None:
     stored = replace(force(OPEN, Phase.OPEN, "ada", NOW), version=4)
     assert force(stored, None, "ada", NOW + SECOND) == Breaker(
         changed_at=NOW + SECOND, ramp_from=NOW + SECOND, version=4
@@ -237,21 +234,21 @@ def test_given_back_it_starts_closed_with_a_ramp() -> None:
     ("since_ms", "rate"),
     [(0, 10), (7_500, 20), (15_000, 40), (30_000, 160), (52_500, 1_280), (60_000, None), (99_000, None)],
 )
-def test_recovery_doubles_eight_times_and_then_there_is_no_limit(since_ms: int, rate: float | None) -> None:
+def test_the_ramp_doubles_eight_times_and_then_ends(since_ms: int, rate: float | None) -> None:
     assert ramp_per_second(Breaker(ramp_from=NOW), POLICY, NOW + since_ms) == rate
 
 
-def test_a_provider_that_never_was_open_has_no_ramp() -> None:
+def test_a_provider_that_was_never_open_has_no_ramp() -> None:
     assert ramp_per_second(Breaker(), POLICY, NOW) is None
 
 
-def test_one_that_opens_again_has_no_ramp_until_it_recovers_again() -> None:
+def test_a_breaker_that_opens_again_has_no_ramp_until_it_recovers_again() -> None:
     closed = after(trying(), False, now=DUE)
     assert ramp_per_second(after(closed, *[True] * 5), POLICY, DUE) is None
 
 
 @given(st.integers(0, 59_999), st.integers(0, 59_999))
-def test_the_ramp_never_falls_and_begins_at_its_lowest(one: int, other: int) -> None:
+def test_the_ramp_starts_at_its_lowest_value_and_never_falls(one: int, other: int) -> None:
     breaker = Breaker(ramp_from=NOW)
     low, high = (ramp_per_second(breaker, POLICY, NOW + ms) for ms in sorted((one, other)))
     assert low is not None
@@ -259,10 +256,10 @@ def test_the_ramp_never_falls_and_begins_at_its_lowest(one: int, other: int) -> 
     assert POLICY.ramp_per_second <= low <= high < POLICY.ramp_per_second * 2**8
 
 
-def test_a_clock_that_is_behind_sees_the_beginning_of_the_ramp() -> None:
+def test_a_clock_that_is_behind_sees_the_start_of_the_ramp() -> None:
     assert ramp_per_second(Breaker(ramp_from=NOW), POLICY, NOW - MINUTE) == POLICY.ramp_per_second
 
 
 @pytest.mark.parametrize("now", [NOW - 1, NOW, NOW + 1])
-def test_a_ramp_of_no_length_limits_nothing(now: int) -> None:
+def test_a_ramp_of_zero_length_limits_nothing(now: int) -> None:
     assert ramp_per_second(Breaker(ramp_from=NOW), BreakerPolicy(ramp_ms=0), now) is None

@@ -1,4 +1,4 @@
-"""The breaker against a model of it, written from the specification's sentences, on random walks."""
+"""The breaker on random walks, compared with a model that is written from the specification."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from homing.core.breaker import (
     reopens_at,
 )
 from homing.core.model import OutcomeKind
-
-from .build import NOW
+from support.core_builders import NOW
 
 POLICY = BreakerPolicy(failures=3, open_ms=1_000, ramp_ms=800)
 TRIAL_MS = 300
@@ -32,7 +31,7 @@ SILENT = [OutcomeKind.THROTTLED, OutcomeKind.LOST]
 
 
 class Walk(RuleBasedStateMachine):
-    """Remembers what happened, not what state it led to: the verdict is worked out from the memory."""
+    """Remembers events instead of states, and derives the expected state from them."""
 
     @initialize()
     def begin(self) -> None:
@@ -61,7 +60,7 @@ class Walk(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(list(OutcomeKind)))
     def an_attempt_ends(self, kind: OutcomeKind) -> None:
-        """While half open this is the trial's attempt; while open it is one from before."""
+        """While half open this is the trial's attempt; while open it is an earlier attempt."""
         self.breaker = record(self.breaker, POLICY, blames_provider(kind), self.now)
         if kind in SILENT:
             return

@@ -1,4 +1,4 @@
-"""The one decision, case by case: endings, effects, failover, Retry-After and expiry."""
+"""Decisions after an attempt, case by case: endings, effects, failover, Retry-After and expiry."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ from homing.core.effects import suppression_key
 from homing.core.failover import REFUSAL_MS, Route, Stop, has_refused
 from homing.core.model import AttemptRecord, Channel, Claim, Mode, OutcomeKind, Reason, Settlement, Status
 from homing.core.policy import Jitter, OnTimeout, RetryPolicy
-
-from .build import DAY, HOUR, MINUTE, NOW, ONE, SECOND, STEADY, THREE, TWO, make_claim, make_outcome
+from support.core_builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW,
+    ONE,
+    SECOND,
+    STEADY,
+    THREE,
+    TWO,
+    make_claim,
+    make_outcome,
+)
 
 K = OutcomeKind
 
@@ -35,7 +46,7 @@ def settle(
     )
 
 
-def test_the_attempt_is_recorded_as_it_was() -> None:
+def test_the_attempt_is_recorded_with_all_its_data() -> None:
     claim = make_claim(attempt=3, provider="sns", outlet="sns")
     settled = settle(K.TRANSIENT, claim, error_code="503", error="try later", provider_message_id="m-1")
     assert settled.attempt == AttemptRecord(
@@ -52,13 +63,13 @@ def test_the_attempt_is_recorded_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("kind", list(OutcomeKind))
-def test_every_outcome_leaves_the_record_of_its_attempt(kind: OutcomeKind) -> None:
+def test_every_outcome_records_its_attempt(kind: OutcomeKind) -> None:
     record = settle(kind).attempt
     assert record is not None
     assert (record.outcome, record.number) == (kind, 1)
 
 
-def test_an_accepted_attempt_is_sent_and_one_known_to_have_arrived_is_delivered() -> None:
+def test_an_accepted_attempt_is_sent_and_a_confirmed_one_is_delivered() -> None:
     assert settle(K.ACCEPTED).status is Status.SENT
     assert settle(K.ACCEPTED, delivered=True).status is Status.DELIVERED
 
@@ -68,7 +79,7 @@ def test_every_settlement_carries_the_policy_s_age_limit() -> None:
     assert {settle(kind, policy=policy).max_age_ms for kind in K} == {HOUR}
 
 
-# What an ending does besides ------------------------------------------------------------------------
+# Effects of an ending -------------------------------------------------------------------------------
 
 
 def test_a_dead_push_token_deactivates_its_device() -> None:
@@ -82,9 +93,7 @@ def test_a_dead_push_token_deactivates_its_device() -> None:
     ("kind", "channel"),
     [(K.DEAD_ADDRESS, Channel.EMAIL), (K.OPTED_OUT, Channel.SMS), (K.OPTED_OUT, Channel.PUSH)],
 )
-def test_a_dead_address_or_an_opt_out_is_suppressed_for_every_category(
-    kind: OutcomeKind, channel: Channel
-) -> None:
+def test_a_dead_address_or_an_opt_out_suppresses_every_category(kind: OutcomeKind, channel: Channel) -> None:
     (put,) = settle(kind, make_claim(channel=channel, address="a-1")).puts
     assert (put.tenant, put.kind) == ("acme", "suppression")
     assert put.key == suppression_key(channel, "a-1", "*") == f"{channel.value}:a-1:*"
@@ -92,7 +101,7 @@ def test_a_dead_address_or_an_opt_out_is_suppressed_for_every_category(
 
 
 @pytest.mark.parametrize("kind", sorted(set(K) - {K.DEAD_ADDRESS, K.OPTED_OUT}))
-def test_no_other_outcome_touches_the_recipient(kind: OutcomeKind) -> None:
+def test_no_other_outcome_changes_the_recipient(kind: OutcomeKind) -> None:
     assert settle(kind).puts == ()
 
 
@@ -101,13 +110,13 @@ def test_no_other_outcome_touches_the_recipient(kind: OutcomeKind) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(K) - {K.ACCEPTED}))
 @pytest.mark.parametrize("on_timeout", list(OnTimeout))
-def test_a_synchronous_send_that_fails_is_over(kind: OutcomeKind, on_timeout: OnTimeout) -> None:
+def test_a_failed_synchronous_send_is_final(kind: OutcomeKind, on_timeout: OnTimeout) -> None:
     claim = make_claim(mode=Mode.SYNCHRONOUS)
     settled = settle(kind, claim, replace(STEADY, on_timeout=on_timeout), retry_after_ms=5)
     assert (settled.status, settled.delay_ms) == (Status.FAILED, 0)
 
 
-def test_a_synchronous_send_that_timed_out_before_it_was_written_says_so_too() -> None:
+def test_a_synchronous_send_that_timed_out_before_it_was_written_is_final_too() -> None:
     claim = make_claim(mode=Mode.SYNCHRONOUS)
     assert settle(K.TRANSIENT, claim, error_code="timeout").reason is Reason.DELIVERY_TIMEOUT
     assert settle(K.TRANSIENT, claim, error_code="503").reason is Reason.DELIVERY_FAILED
@@ -127,13 +136,13 @@ def test_a_synchronous_send_that_timed_out_before_it_was_written_says_so_too() -
         (4, 2, Status.RETRYING),
     ],
 )
-def test_the_last_attempt_is_the_policy_s_or_the_one_that_was_granted(
+def test_the_last_attempt_is_the_policy_s_maximum_or_the_granted_one(
     attempt: int, floor: int, status: Status
 ) -> None:
     assert settle(K.TRANSIENT, make_claim(attempt=attempt, attempt_floor=floor)).status is status
 
 
-def test_the_number_is_that_of_the_policy_now_not_of_the_policy_then() -> None:
+def test_the_maximum_is_that_of_the_current_policy_not_of_the_one_at_acceptance() -> None:
     claim = make_claim(attempt=3)
     assert settle(K.TRANSIENT, claim, replace(STEADY, max_attempts=3)).reason is Reason.RETRIES_EXHAUSTED
 
@@ -142,7 +151,7 @@ def test_the_number_is_that_of_the_policy_now_not_of_the_policy_then() -> None:
 
 
 @pytest.mark.parametrize("failover_after", [1, 2, 3, 4])
-def test_the_provider_changes_after_so_many_failures_there(failover_after: int) -> None:
+def test_the_provider_changes_after_the_configured_number_of_failures(failover_after: int) -> None:
     policy = replace(STEADY, failover_after=failover_after, max_attempts=20)
     providers, claim = [], make_claim()
     for attempt in range(1, 10):
@@ -159,7 +168,7 @@ def test_the_provider_changes_after_so_many_failures_there(failover_after: int) 
     assert providers == [names[n // failover_after % 2] for n in range(9)]
 
 
-def test_after_the_last_provider_comes_the_first_again() -> None:
+def test_the_provider_after_the_last_one_is_the_first() -> None:
     claim = make_claim(provider="spare", outlet="spare", failures_here=1)
     assert settle(K.TRANSIENT, claim, route=THREE).provider == "twilio"
 
@@ -169,18 +178,18 @@ def test_a_failover_waits_for_the_backoff_like_any_retry() -> None:
     assert (settled.provider, settled.delay_ms, settled.failures_here) == ("sns", 20 * SECOND, 0)
 
 
-def test_a_pinned_notification_stays_where_it_was_put() -> None:
+def test_a_pinned_notification_stays_at_its_provider() -> None:
     settled = settle(K.PROVIDER_FAULT, make_claim(pinned=True, failures_here=7))
     assert (settled.provider, settled.delay_ms, settled.failures_here) == ("twilio", 10 * SECOND, 8)
 
 
-def test_a_provider_that_left_the_route_is_left_for_the_first_of_it() -> None:
+def test_a_provider_that_was_removed_from_the_route_is_replaced_by_the_first_one() -> None:
     claim = make_claim(provider="gone", outlet="gone", failures_here=1)
     assert settle(K.TRANSIENT, claim).provider == "twilio"
     assert settle(K.TRANSIENT, replace(claim, failures_here=0)).provider == "gone"
 
 
-def test_with_no_route_at_all_it_retries_where_it_was() -> None:
+def test_without_a_route_the_same_provider_is_retried() -> None:
     settled = settle(K.TRANSIENT, make_claim(failures_here=9), route=())
     assert (settled.status, settled.provider) == (Status.RETRYING, "twilio")
 
@@ -196,13 +205,13 @@ def test_the_outlet_follows_the_provider_and_the_address() -> None:
     assert stayed.outlet == "hook@kept"
 
 
-def test_a_fault_of_the_provider_moves_on_at_once() -> None:
+def test_a_provider_fault_fails_over_at_once() -> None:
     settled = settle(K.PROVIDER_FAULT)
     assert (settled.provider, settled.delay_ms) == ("sns", 0)
 
 
 @pytest.mark.parametrize("route", [ONE, TWO, THREE])
-def test_faults_everywhere_do_not_go_round_and_round_without_waiting(route: Route) -> None:
+def test_faults_of_all_providers_do_not_cause_a_loop_without_waits(route: Route) -> None:
     policy, claim, waits = replace(STEADY, max_attempts=12), make_claim(), []
     for attempt in range(1, 12):
         settled = settle(K.PROVIDER_FAULT, claim, policy, route)
@@ -220,11 +229,11 @@ def test_faults_everywhere_do_not_go_round_and_round_without_waiting(route: Rout
     assert waits.count(0) == sum(1 for n in range(1, 12) if n % len(route))
 
 
-# Ambiguous and lost ----------------------------------------------------------------------------------
+# Ambiguous and lost attempts -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [K.AMBIGUOUS, K.LOST])
-def test_what_may_have_been_taken_stays_at_its_provider_unless_the_policy_says_otherwise(
+def test_an_ambiguous_attempt_stays_at_its_provider_unless_the_policy_says_otherwise(
     kind: OutcomeKind,
 ) -> None:
     claim = make_claim(attempt=4, failures_here=3)
@@ -235,12 +244,12 @@ def test_what_may_have_been_taken_stays_at_its_provider_unless_the_policy_says_o
     assert (held.status, held.reason) == (Status.IN_DOUBT, Reason.UNCONFIRMED)
 
 
-def test_a_last_attempt_that_may_have_been_taken_is_held_too() -> None:
+def test_an_ambiguous_last_attempt_is_held_too() -> None:
     hold = replace(STEADY, on_timeout=OnTimeout.HOLD)
     assert settle(K.AMBIGUOUS, make_claim(attempt=5), hold).status is Status.IN_DOUBT
 
 
-def test_an_unsure_attempt_counts_towards_the_failover_that_a_sure_one_makes() -> None:
+def test_an_ambiguous_attempt_counts_towards_the_failover_after_a_definite_failure() -> None:
     first = settle(K.AMBIGUOUS)
     assert (first.provider, first.failures_here) == ("twilio", 1)
     second = settle(K.TRANSIENT, make_claim(attempt=2, failures_here=1))
@@ -270,7 +279,7 @@ def test_retry_after_raises_the_delay_up_to_a_day_and_never_lowers_it(
 
 
 @pytest.mark.parametrize("kind", [K.THROTTLED, K.TRANSIENT, K.PROVIDER_FAULT])
-def test_retry_after_is_heard_with_whatever_outcome_it_comes(kind: OutcomeKind) -> None:
+def test_retry_after_is_respected_with_any_outcome(kind: OutcomeKind) -> None:
     assert settle(kind, route=ONE, retry_after_ms=HOUR).delay_ms == HOUR
 
 
@@ -290,7 +299,7 @@ def test_jitter_is_added_to_retry_after(jitter: Jitter, u: float, retry_after_ms
     assert delay_ms == max(plain_ms, asked_ms + plain_ms - floor_ms)
 
 
-def test_leaving_a_provider_that_asked_for_time_puts_it_on_hold_and_does_not_wait_for_it() -> None:
+def test_failing_over_from_a_provider_with_retry_after_puts_it_on_hold_without_waiting() -> None:
     settled = settle(K.THROTTLED, make_claim(failures_here=1), retry_after_ms=HOUR)
     assert (settled.provider, settled.delay_ms, settled.hold_ms) == ("sns", 10 * SECOND, HOUR)
     assert settle(K.THROTTLED, make_claim(failures_here=1), retry_after_ms=9 * DAY).hold_ms == DAY
@@ -300,14 +309,14 @@ def test_leaving_a_provider_that_asked_for_time_puts_it_on_hold_and_does_not_wai
     assert settle(K.THROTTLED, retry_after_ms=HOUR).hold_ms == 0, "it stays, so the delay says it"
 
 
-def test_retry_after_does_not_feed_the_decorrelated_jitter() -> None:
+def test_retry_after_does_not_influence_the_decorrelated_jitter() -> None:
     assert settle(K.THROTTLED, retry_after_ms=HOUR).last_delay_ms == 10 * SECOND
 
 
 # Expiry ----------------------------------------------------------------------------------------------
 
 
-def test_a_retry_after_past_the_expiry_fails_over_now() -> None:
+def test_a_retry_after_beyond_the_expiry_fails_over_at_once() -> None:
     claim = make_claim(expires_at=NOW + MINUTE)
     settled = settle(K.THROTTLED, claim, retry_after_ms=HOUR)
     assert (settled.status, settled.provider, settled.delay_ms) == (Status.RETRYING, "sns", 0)
@@ -315,19 +324,21 @@ def test_a_retry_after_past_the_expiry_fails_over_now() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"pinned": True}, {}])
-def test_a_retry_after_past_the_expiry_expires_where_there_is_nowhere_else(changes: dict[str, Any]) -> None:
+def test_a_retry_after_beyond_the_expiry_expires_if_there_is_no_other_provider(
+    changes: dict[str, Any],
+) -> None:
     claim = make_claim(expires_at=NOW + MINUTE, **changes)
     settled = settle(K.THROTTLED, claim, route=TWO if changes else ONE, retry_after_ms=HOUR)
     assert (settled.status, settled.reason) == (Status.EXPIRED, Reason.EXPIRED)
 
 
-def test_time_that_passed_since_the_claim_counts_towards_the_expiry() -> None:
+def test_time_since_the_claim_counts_towards_the_expiry() -> None:
     claim = make_claim(expires_at=NOW + 15 * SECOND)
     assert settle(K.TRANSIENT, claim, route=ONE, elapsed_ms=4_999).status is Status.RETRYING
     assert settle(K.TRANSIENT, claim, route=ONE, elapsed_ms=5_000).status is Status.EXPIRED
 
 
-def test_what_has_expired_does_not_fail_over_any_more() -> None:
+def test_an_expired_notification_does_not_fail_over() -> None:
     settled = settle(K.PROVIDER_FAULT, make_claim(expires_at=NOW + SECOND), elapsed_ms=SECOND)
     assert settled.status is Status.EXPIRED
 
@@ -339,7 +350,7 @@ def unlisted(claim: Claim, route: Route, kind: OutcomeKind = K.BAD_CONTENT) -> O
     return attributed(claim, make_outcome(kind, unlisted=True), route, elapsed_ms=SECOND).kind
 
 
-def test_an_unlisted_error_is_a_fault_of_the_provider_if_another_one_can_be_tried() -> None:
+def test_an_unlisted_error_is_a_provider_fault_if_another_provider_can_be_tried() -> None:
     assert unlisted(make_claim(), TWO) is K.PROVIDER_FAULT
     assert unlisted(make_claim(provider="sns", outlet="sns"), TWO) is K.PROVIDER_FAULT
 
@@ -355,17 +366,19 @@ def test_an_unlisted_error_is_a_fault_of_the_provider_if_another_one_can_be_trie
     ],
     ids=["alone", "pinned", "synchronous", "refused by the other", "refused by both others"],
 )
-def test_an_unlisted_error_is_content_if_no_other_provider_can_be_tried(claim: Claim, route: Route) -> None:
+def test_an_unlisted_error_is_bad_content_if_no_other_provider_can_be_tried(
+    claim: Claim, route: Route
+) -> None:
     assert unlisted(claim, route) is K.BAD_CONTENT
 
 
 @pytest.mark.parametrize("hold_ms", [SECOND, HOUR, LONGEST_RETRY_AFTER_MS, 9 * DAY])
-def test_a_provider_that_is_held_for_another_reason_can_still_be_tried(hold_ms: int) -> None:
-    """A second provider's account fault must not end what waits for the first one's bad day to pass."""
+def test_a_provider_on_hold_for_another_reason_can_still_be_tried(hold_ms: int) -> None:
+    """An account fault of the second provider must not end a notification that waits for the first."""
     assert unlisted(make_claim(holds={"sns": NOW + hold_ms}), TWO) is K.PROVIDER_FAULT
 
 
-def test_one_of_three_that_has_not_refused_it_can_still_be_tried() -> None:
+def test_one_of_three_providers_that_has_not_refused_yet_can_still_be_tried() -> None:
     assert unlisted(make_claim(holds={"sns": NOW + REFUSAL_MS}), THREE) is K.PROVIDER_FAULT
 
 
@@ -376,7 +389,7 @@ def test_only_bad_content_is_reconsidered(kind: OutcomeKind) -> None:
     assert attributed(make_claim(), listed, TWO, elapsed_ms=SECOND) is listed
 
 
-def test_an_unlisted_error_moves_on_at_once_and_its_provider_is_not_asked_again() -> None:
+def test_an_unlisted_error_fails_over_at_once_and_its_provider_is_not_tried_again() -> None:
     settled = settle(K.PROVIDER_FAULT, unlisted=True)
     assert (settled.status, settled.provider, settled.delay_ms) == (Status.RETRYING, "sns", 0)
     assert has_refused({"twilio": NOW + settled.hold_ms}, "twilio", NOW + 365 * DAY)

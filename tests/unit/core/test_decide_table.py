@@ -1,4 +1,4 @@
-"""Every outcome under every circumstance, against the rules of the specification read one after another."""
+"""Every outcome in every circumstance, compared with the specification's rules applied one by one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from homing.core.decide import decide
 from homing.core.model import Mode, Outcome, OutcomeKind, Reason, Status
 from homing.core.policy import OnTimeout
-
-from .build import DAY, MINUTE, NOW, ONE, SECOND, STEADY, TWO, make_claim
+from support.core_builders import DAY, MINUTE, NOW, ONE, SECOND, STEADY, TWO, make_claim
 
 ELAPSED_MS = 3 * SECOND
 BACKOFF_MS = 20 * SECOND
-"""What the policy waits after attempt 2."""
+"""The policy's delay after attempt 2."""
 
 PERMANENT = {
     OutcomeKind.BAD_CONTENT: Reason.BAD_CONTENT,
@@ -102,7 +101,7 @@ def again(kind: OutcomeKind, case: Case) -> Verdict:
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["queued", "synchronous"])
 @pytest.mark.parametrize("kind", list(OutcomeKind))
-def test_the_settlement_is_what_the_rules_say(kind: OutcomeKind, synchronous: bool) -> None:
+def test_the_settlement_follows_the_rules(kind: OutcomeKind, synchronous: bool) -> None:
     for case in CASES:
         claim = make_claim(
             attempt=5 if case.last_attempt else 2,
@@ -135,7 +134,7 @@ def test_the_settlement_is_what_the_rules_say(kind: OutcomeKind, synchronous: bo
         assert settled.outlet == settled.provider
 
 
-def test_the_table_has_cases_of_every_kind_of_ending() -> None:
+def test_the_table_covers_every_kind_of_ending() -> None:
     found = [
         verdict(kind, case, synchronous=synchronous)
         for kind, case, synchronous in itertools.product(OutcomeKind, CASES, (False, True))

@@ -1,4 +1,4 @@
-"""What an email may carry: nothing that could become a header, a path or a second address passes."""
+"""Checks of email content: nothing that could become a header, a path or a second address is accepted."""
 
 from __future__ import annotations
 
@@ -110,18 +110,18 @@ def test_every_attempt_to_smuggle_a_header_through_an_address_is_refused() -> No
         "a@x.org.",
     ],
 )
-def test_an_address_that_a_header_would_have_to_quote_is_refused(address: str) -> None:
+def test_an_address_that_would_need_quotes_in_a_header_is_refused(address: str) -> None:
     with pytest.raises(InvalidRequest, match=r"recipient\.email"):
         address_of(Recipient(email=address), Channel.EMAIL)
 
 
 @pytest.mark.parametrize("address", ["ö@example.org", "a@bücher.example", "a+b=c@x.org", "o'neil@x.org"])
-def test_unusual_addresses_that_are_some_pass(address: str) -> None:
+def test_unusual_but_valid_addresses_are_accepted(address: str) -> None:
     assert address_of(Recipient(email=address), Channel.EMAIL) == address
 
 
 @given(st.text(max_size=200))
-def test_a_subject_that_passes_is_one_line_without_encoded_words(text: str) -> None:
+def test_an_accepted_subject_is_one_line_without_encoded_words(text: str) -> None:
     try:
         check_content(replace(MAIL, subject=text), Channel.EMAIL, LIMITS)
     except InvalidRequest:
@@ -130,7 +130,7 @@ def test_a_subject_that_passes_is_one_line_without_encoded_words(text: str) -> N
     assert not ("=?" in text and "?=" in text.partition("=?")[2])
 
 
-def test_an_encoded_word_is_harmless_where_no_mail_is_made() -> None:
+def test_an_encoded_word_is_allowed_on_channels_other_than_email() -> None:
     check_content(replace(MAIL, subject="=?utf-8?q?a?=", data={"a": 1}), Channel.WEBHOOK, LIMITS)
 
 
@@ -138,42 +138,42 @@ def test_an_encoded_word_is_harmless_where_no_mail_is_made() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED_HEADERS) + [f"{p}anything" for p in RESERVED_PREFIXES])
-def test_a_header_that_is_written_for_you_is_refused_in_any_case(name: str) -> None:
+def test_a_header_that_homing_writes_itself_is_refused_in_any_case(name: str) -> None:
     for spelled in (name, name.upper(), name.title()):
         error = refused(replace(MAIL, headers={spelled: "x"}))
         assert (error.field, "reserved" in error.message) == (f"content.headers.{spelled}", True)
 
 
 @pytest.mark.parametrize("name", ["", " X", "X ", "X:", "X Y", "Ü", "X\u00a0", "-X", "X" * 65, "X@Y"])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_an_invalid_header_name_is_refused(name: str) -> None:
     assert refused(replace(MAIL, headers={name: "x"})).field == "content.headers"
 
 
 @pytest.mark.parametrize("value", ["", " x", "x ", "é", "x\ty", "v" * 901])
-def test_a_value_that_would_not_arrive_as_it_is_is_refused(value: str) -> None:
+def test_a_header_value_that_would_be_altered_in_transit_is_refused(value: str) -> None:
     assert refused(replace(MAIL, headers={"X-A": value})).field == "content.headers.X-A"
 
 
-def test_headers_are_few_different_and_count_as_content() -> None:
+def test_headers_are_limited_in_number_unique_and_count_towards_the_content_size() -> None:
     assert refused(replace(MAIL, headers={f"X-{n}": "v" for n in range(33)})).field == "content.headers"
     assert refused(replace(MAIL, headers={"X-A": "v", "x-a": "w"})).field == "content.headers.x-a"
     with pytest.raises(InvalidRequest, match="at most 500 are allowed"):
         check_content(replace(MAIL, headers={"X-A": "v" * 600}), Channel.EMAIL, SendLimits(content_bytes=500))
 
 
-def test_the_docs_name_every_header_that_is_reserved() -> None:
+def test_the_docs_list_every_reserved_header() -> None:
     page = (Path(__file__).parents[3] / "docs/reference/email-content.md").read_text()
     paragraph = page.partition("These headers are written for you")[2].partition("\n\n")[0]
     named = {name.lower() for name in re.findall(r"`([\w-]+)`", paragraph)}
     assert named == RESERVED_HEADERS | set(RESERVED_PREFIXES)
 
 
-def test_usual_headers_pass() -> None:
+def test_common_headers_are_accepted() -> None:
     headers = {"X-Entity-Ref-ID": "17", "Auto-Submitted": "auto-generated", "References": "<a@b> <c@d>"}
     check_content(replace(MAIL, headers=headers), Channel.EMAIL, LIMITS)
 
 
-def test_a_subject_has_a_limit_in_a_mail() -> None:
+def test_an_email_subject_has_a_length_limit() -> None:
     assert refused(replace(MAIL, subject="x" * 901)).field == "content.subject"
 
 
@@ -197,7 +197,7 @@ def test_the_unsubscribe_headers_are_those_of_rfc_8058() -> None:
         "https://[::1/u", "https://example.org/" + "x" * 900, "HTTPS://example.org/\n",
     ],
 )  # fmt: skip
-def test_only_a_plain_https_address_unsubscribes(url: str) -> None:
+def test_only_a_plain_https_url_is_accepted_for_unsubscribing(url: str) -> None:
     assert refused(replace(MAIL, unsubscribe_url=url)).field == "content.unsubscribeUrl"
 
 
@@ -221,7 +221,7 @@ def test_only_a_plain_https_address_unsubscribes(url: str) -> None:
         "a\nb",
     ],
 )
-def test_a_file_name_that_is_none_or_misleads_is_refused(name: str) -> None:
+def test_an_invalid_or_misleading_file_name_is_refused(name: str) -> None:
     assert refused(attached(filename=name)).field == "content.attachments.filename"
 
 
@@ -229,22 +229,22 @@ def test_a_file_name_that_is_none_or_misleads_is_refused(name: str) -> None:
     "kind",
     ["", "pdf", "text/plain; charset=utf-8", "text/", "/plain", "message/rfc822", "Multipart/mixed", "a/b/c"],
 )
-def test_a_content_type_is_a_type_of_file_without_parameters(kind: str) -> None:
+def test_a_content_type_is_a_media_type_without_parameters(kind: str) -> None:
     assert refused(attached(content_type=kind)).field == "content.attachments.contentType"
 
 
 @pytest.mark.parametrize(
     "content", ["", "\r\n", "Q", "QQ", "QQ=", "QQ==Q", "Q===", "=QQ=", "Q-_=", "QQ==\x00", " QQ=="]
 )
-def test_content_that_is_not_whole_base64_is_refused(content: str) -> None:
+def test_incomplete_base64_is_refused(content: str) -> None:
     assert refused(attached(content=content)).field == "content.attachments.content"
 
 
 @pytest.mark.parametrize("content", ["QQ==", "QUE=", "QUFB", "QUFB\r\nQUFB\r\n", "QU\nFB"])
-def test_base64_may_be_broken_into_lines(content: str) -> None:
+def test_base64_may_contain_line_breaks(content: str) -> None:
     check_content(attached(content=content), Channel.EMAIL, LIMITS)
 
 
-def test_attachments_are_not_too_many() -> None:
+def test_the_number_of_attachments_is_limited() -> None:
     many = replace(MAIL, attachments=(Attachment("f", "QQ=="),) * 101)
     assert refused(many).field == "content.attachments"

@@ -1,4 +1,4 @@
-"""What leaves the core for people and other programs: event payloads and the read model."""
+"""Data that leaves the core: event payloads and the read model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from homing.core import events
 from homing.core.model import AttemptRecord, Channel, Message, OutcomeKind, Reason, Recipient, Status
 from homing.core.rows import CauseRecord
 from homing.core.views import history, notification, when
-
-from .build import DAY, HOUR, MESSAGE, NOW, SECOND, make_row
+from support.core_builders import DAY, HOUR, MESSAGE, NOW, SECOND, make_row
 
 SEED_002 = {
     "eventType": "NotificationFailed",
@@ -31,7 +30,7 @@ SEED_002 = {
         {"provider": "sns", "messageId": "sns-456", "error": "invalid_number"},
     ],
 }
-"""The alert of source 002, with provider ids as they are spelt here."""
+"""The alert of source 002, with Homing's own provider ids."""
 
 
 YEAR_2200 = 7_258_118_400_000
@@ -74,7 +73,7 @@ def test_the_alert_of_a_dead_letter_has_the_fields_of_source_002() -> None:
     assert datetime.fromisoformat(found["failedAt"]) == datetime.fromisoformat("2025-01-20T15:30:00Z")
 
 
-def test_an_alert_about_somebody_unknown_says_so() -> None:
+def test_an_alert_about_an_unknown_recipient_says_so() -> None:
     message = Message(recipient=Recipient(phone="+15550100"), content=MESSAGE.content)
     found = events.notification_failed(
         notification_id="n-1",
@@ -92,7 +91,7 @@ def test_an_alert_about_somebody_unknown_says_so() -> None:
     assert "+15550100" not in str(found), "no address leaves with an alert"
 
 
-def test_a_change_of_status_says_from_where_to_where_and_why() -> None:
+def test_a_status_change_has_both_statuses_and_the_reason() -> None:
     found = events.status_changed(
         notification_id="n-1",
         batch_id="b-1",
@@ -135,11 +134,11 @@ def test_the_read_model_s_times_are_exact_and_in_utc(at: int) -> None:
     assert found.utcoffset() == timedelta(0)
 
 
-def test_no_time_is_no_time() -> None:
+def test_an_absent_time_stays_absent() -> None:
     assert when(None) is None
 
 
-def test_a_notification_is_read_with_the_names_people_use() -> None:
+def test_the_read_model_uses_the_public_names() -> None:
     row = make_row(
         status=Status.FAILED,
         attempts=2,
@@ -169,13 +168,13 @@ def test_a_notification_is_read_with_the_names_people_use() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.PENDING, Status.RETRYING])
-def test_what_waits_shows_when_it_is_next_tried(status: Status) -> None:
+def test_a_waiting_notification_shows_its_next_attempt(status: Status) -> None:
     found = notification(make_row(status=status), MESSAGE)
     assert found.next_retry_at == when(NOW)
     assert (found.provider_names, found.provider_message_ids) == ((), ())
 
 
-def test_every_field_of_the_row_that_people_may_read_is_in_the_read_model() -> None:
+def test_every_public_field_of_the_row_is_in_the_read_model() -> None:
     hidden = {
         "lane",
         "outlet",
@@ -204,7 +203,7 @@ def test_every_field_of_the_row_that_people_may_read_is_in_the_read_model() -> N
     assert set(row.__struct_fields__) - set(shown.__struct_fields__) == hidden
 
 
-def test_the_history_has_every_attempt_and_every_other_cause() -> None:
+def test_the_history_has_every_attempt_and_every_other_change() -> None:
     cause = CauseRecord(
         kind="command",
         name="retry",

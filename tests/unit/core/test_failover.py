@@ -1,4 +1,4 @@
-"""Which provider the next attempt goes to, and what has capacity of its own."""
+"""Choice of the provider for the next attempt, and names of outlets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.failover import Choice, Route, Stop, choose, next_stop, rotation
-
-from .build import NOW, ONE, SECOND, THREE, TWO
+from support.core_builders import NOW, ONE, SECOND, THREE, TWO
 
 NAMES = [stop.provider for stop in THREE]
 
@@ -32,7 +31,7 @@ def pick(
 # The order -------------------------------------------------------------------------------------------
 
 
-def test_the_route_turns_to_begin_where_it_is_told() -> None:
+def test_a_route_is_rotated_to_start_at_the_given_provider() -> None:
     assert rotation(THREE, "sns") == (Stop("sns"), Stop("spare"), Stop("twilio"))
     assert rotation(THREE, "twilio") == THREE
     assert rotation(THREE, "elsewhere") == THREE
@@ -40,7 +39,7 @@ def test_the_route_turns_to_begin_where_it_is_told() -> None:
 
 
 @given(routes, st.sampled_from([*NAMES, "elsewhere"]))
-def test_turning_a_route_loses_and_doubles_no_stop(route: Route, start: str) -> None:
+def test_rotating_a_route_neither_loses_nor_repeats_a_step(route: Route, start: str) -> None:
     turned = rotation(route, start)
     assert sorted(stop.provider for stop in turned) == sorted(stop.provider for stop in route)
     if any(stop.provider == start for stop in route):
@@ -60,14 +59,12 @@ def test_turning_a_route_loses_and_doubles_no_stop(route: Route, start: str) -> 
         ((), "twilio", None),
     ],
 )
-def test_the_stop_after_a_provider_is_the_next_and_after_the_last_the_first(
-    route: Route, provider: str, following: str | None
-) -> None:
+def test_the_step_after_the_last_one_is_the_first(route: Route, provider: str, following: str | None) -> None:
     assert next_stop(route, provider) == (Stop(following) if following else None)
 
 
 @given(routes)
-def test_following_the_stops_visits_all_of_them_in_every_round(route: Route) -> None:
+def test_following_the_steps_visits_all_of_them_in_every_round(route: Route) -> None:
     at, seen = route[0].provider, []
     for _ in range(2 * len(route)):
         seen.append(at)
@@ -82,37 +79,37 @@ def test_following_the_stops_visits_all_of_them_in_every_round(route: Route) -> 
 # The choice ------------------------------------------------------------------------------------------
 
 
-def test_the_first_choice_is_where_it_is() -> None:
+def test_the_first_choice_is_the_current_provider() -> None:
     assert pick(TWO, "sns") == Choice(Stop("sns"))
 
 
-def test_an_open_breaker_moves_on_to_the_next_one_and_round_to_the_first() -> None:
+def test_with_an_open_breaker_the_next_provider_is_chosen_and_after_the_last_the_first() -> None:
     assert pick(THREE, "twilio", shut=frozenset({"twilio"})).stop == Stop("sns")
     assert pick(THREE, "sns", shut=frozenset({"sns", "spare"})).stop == Stop("twilio")
 
 
-def test_a_provider_that_left_the_route_is_replaced_by_the_first_usable_one() -> None:
+def test_a_provider_that_was_removed_from_the_route_is_replaced_by_the_first_usable_one() -> None:
     assert pick(TWO, "gone").stop == Stop("twilio")
     assert pick(TWO, "gone", shut=frozenset({"twilio"})).stop == Stop("sns")
 
 
-def test_a_hold_is_respected_until_its_very_end() -> None:
+def test_a_hold_lasts_until_its_exact_end() -> None:
     assert pick(ONE, "twilio", holds={"twilio": NOW + 1}) == Choice(None, 1)
     assert pick(ONE, "twilio", holds={"twilio": NOW}) == Choice(Stop("twilio"))
     assert pick(TWO, "twilio", holds={"twilio": NOW + SECOND}).stop == Stop("sns")
 
 
-def test_where_all_are_on_hold_it_waits_for_the_first_to_come_back() -> None:
+def test_if_all_are_on_hold_it_waits_for_the_first_hold_to_end() -> None:
     found = pick(THREE, "twilio", holds={"twilio": NOW + 9, "sns": NOW + 3, "spare": NOW + 5})
     assert found == Choice(None, 3)
 
 
-def test_a_hold_at_a_shut_provider_says_nothing_about_when_to_try_again() -> None:
+def test_a_hold_at_a_blocked_provider_does_not_determine_the_next_try() -> None:
     found = pick(TWO, "twilio", shut=frozenset({"sns"}), holds={"twilio": NOW + 9, "sns": NOW + 3})
     assert found == Choice(None, 9)
 
 
-def test_with_every_provider_shut_there_is_none_and_no_time_either() -> None:
+def test_if_every_provider_is_blocked_there_is_no_choice_and_no_time() -> None:
     assert pick(TWO, "twilio", shut=frozenset({"twilio", "sns"})) == Choice(None, None)
     assert pick((), "twilio") == Choice(None, None)
 
@@ -125,7 +122,7 @@ def test_a_pinned_notification_goes_to_its_provider_or_waits() -> None:
 
 
 @given(routes, st.sampled_from(NAMES), st.booleans(), st.frozensets(st.sampled_from(NAMES)), holds)
-def test_a_choice_is_always_usable_and_not_on_hold_and_there_is_one_if_there_can_be(
+def test_a_choice_is_always_usable_and_made_whenever_one_exists(
     route: Route, start: str, pinned: bool, shut: frozenset[str], holds: dict[str, int]
 ) -> None:
     found = pick(route, start, pinned=pinned, shut=shut, holds=holds)
@@ -164,9 +161,9 @@ def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
         ("https://shop.example", "shop.example"),
     ],
 )
-def test_each_host_is_an_outlet_of_its_own_whoever_calls_and_however_it_is_spelt(url: str, host: str) -> None:
+def test_each_host_is_its_own_outlet_however_its_url_is_written(url: str, host: str) -> None:
     assert Stop("webhook", per_host=True).outlet(url) == f"webhook@{host}"
 
 
-def test_no_password_gets_into_the_name_of_an_outlet() -> None:
+def test_no_password_is_part_of_an_outlet_s_name() -> None:
     assert "secret" not in Stop("webhook", per_host=True).outlet("https://user:secret@shop.example/in")

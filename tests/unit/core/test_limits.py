@@ -1,4 +1,4 @@
-"""The token bucket: never more than its rate and burst, and a wait that is neither too short nor too long."""
+"""The token bucket: never more than its rate and burst, and exact waiting times."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from homing.core.errors import ConfigError
 from homing.core.limits import Bucket, RateLimit, full, refill, take
-
-from .build import DAY, NOW, SECOND
+from support.core_builders import DAY, NOW, SECOND
 
 rates = st.floats(0.001, 10_000)
 limits = st.builds(RateLimit, rates, st.integers(1, 1_000))
@@ -22,7 +21,7 @@ jumps = st.lists(
 
 
 def grants(limit: RateLimit, steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(when by the highest clock seen, how many) for each visit."""
+    """For each visit: the highest clock value so far, and the number of tokens taken."""
     bucket, now, latest, found = full(limit, NOW), NOW, NOW, []
     for step_ms, want in steps:
         now += step_ms
@@ -34,7 +33,7 @@ def grants(limit: RateLimit, steps: list[tuple[int, int]]) -> list[tuple[int, in
 
 
 @given(limits, visits)
-def test_no_window_sees_more_than_the_burst_and_the_rate_over_it(
+def test_no_time_window_grants_more_than_the_burst_plus_the_rate(
     limit: RateLimit, steps: list[tuple[int, int]]
 ) -> None:
     found = grants(limit, steps)
@@ -46,7 +45,7 @@ def test_no_window_sees_more_than_the_burst_and_the_rate_over_it(
 
 
 @given(limits, jumps)
-def test_a_clock_that_goes_back_grants_nothing_twice(limit: RateLimit, steps: list[tuple[int, int]]) -> None:
+def test_a_clock_that_goes_back_grants_no_token_twice(limit: RateLimit, steps: list[tuple[int, int]]) -> None:
     found = grants(limit, steps)
     passed_ms = found[-1][0] - NOW
     total = sum(granted for _, granted in found)
@@ -54,19 +53,21 @@ def test_a_clock_that_goes_back_grants_nothing_twice(limit: RateLimit, steps: li
 
 
 @given(limits, st.integers(1, DAY))
-def test_a_clock_that_goes_back_takes_nothing_away(limit: RateLimit, back_ms: int) -> None:
+def test_a_clock_that_goes_back_takes_no_token_away(limit: RateLimit, back_ms: int) -> None:
     bucket = Bucket(limit.burst / 2, NOW)
     assert refill(bucket, limit, NOW - back_ms) == bucket
 
 
 @given(limits, st.integers(1, 10 * DAY))
-def test_a_full_bucket_stays_at_its_burst_however_long_it_rests(limit: RateLimit, rest_ms: int) -> None:
+def test_a_full_bucket_never_exceeds_its_burst(limit: RateLimit, rest_ms: int) -> None:
     rested = refill(full(limit, NOW), limit, NOW + rest_ms)
     assert (rested.tokens, rested.at) == (limit.burst, NOW + rest_ms)
 
 
 @given(limits, visits)
-def test_the_wait_is_long_enough_for_one_more(limit: RateLimit, steps: list[tuple[int, int]]) -> None:
+def test_after_the_returned_wait_one_more_token_is_available(
+    limit: RateLimit, steps: list[tuple[int, int]]
+) -> None:
     bucket, now = full(limit, NOW), NOW
     for step_ms, want in steps:
         now += step_ms
@@ -76,7 +77,7 @@ def test_the_wait_is_long_enough_for_one_more(limit: RateLimit, steps: list[tupl
 
 
 @given(limits, visits)
-def test_the_wait_is_not_a_millisecond_longer_than_it_must_be(
+def test_the_returned_wait_is_not_a_millisecond_too_long(
     limit: RateLimit, steps: list[tuple[int, int]]
 ) -> None:
     bucket, now = full(limit, NOW), NOW
@@ -100,7 +101,7 @@ def test_the_wait_is_not_a_millisecond_longer_than_it_must_be(
         (RateLimit(10, 5), -3, 0, 0),
     ],
 )
-def test_a_full_bucket_grants_and_says_how_long_until_the_next(
+def test_a_full_bucket_grants_and_returns_the_wait_for_the_next_token(
     limit: RateLimit, want: int, granted: int, wait_ms: int
 ) -> None:
     _, found, wait = take(full(limit, NOW), limit, NOW, want)
@@ -108,16 +109,14 @@ def test_a_full_bucket_grants_and_says_how_long_until_the_next(
 
 
 @given(limits, st.integers(1, 10 * SECOND))
-def test_the_wait_holds_by_the_clock_that_asked_also_when_it_went_back(
-    limit: RateLimit, back_ms: int
-) -> None:
+def test_the_returned_wait_is_correct_for_a_clock_that_went_back(limit: RateLimit, back_ms: int) -> None:
     bucket, _, _ = take(full(limit, NOW), limit, NOW, limit.burst)
     behind = NOW - back_ms
     bucket, _, wait_ms = take(bucket, limit, behind, 1)
     assert take(bucket, limit, behind + wait_ms, 1)[1] == 1
 
 
-def test_what_is_left_over_counts_for_the_next_time() -> None:
+def test_fractions_of_a_token_count_next_time() -> None:
     limit = RateLimit(1, 3)
     bucket, granted, _ = take(full(limit, NOW), limit, NOW, 3)
     bucket, more, wait_ms = take(bucket, limit, NOW + 700, 1)
@@ -135,7 +134,7 @@ def test_what_is_left_over_counts_for_the_next_time() -> None:
         (1, -2, "burst"),
     ],
 )
-def test_a_limit_that_lets_nothing_through_is_refused(per_second: float, burst: int, field: str) -> None:
+def test_a_limit_that_grants_nothing_is_refused(per_second: float, burst: int, field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RateLimit(per_second, burst)
     assert caught.value.field == field

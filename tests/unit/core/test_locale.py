@@ -1,4 +1,4 @@
-"""Which locale a message is written in."""
+"""Choice of the locale that a message is written in."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STRICT = LocalePolicy(declared=("en-US", "de"), reject_unmatched=True)
 
 
 @pytest.mark.parametrize("case", VECTORS, ids=lambda case: case["note"] or case["header"])
-def test_a_header_finds_what_the_vectors_say(case: dict[str, Any]) -> None:
+def test_a_header_selects_the_locale_of_the_vectors(case: dict[str, Any]) -> None:
     policy = LocalePolicy(declared=tuple(case["available"]), default=case["default"])
     assert policy.resolve("t", None, case["header"]) == case["expected"]
 
 
-def test_all_vectors_are_there() -> None:
+def test_all_vectors_are_present() -> None:
     assert len(VECTORS) == 31
 
 
@@ -46,14 +46,14 @@ def test_all_vectors_are_there() -> None:
         ("other", "pt", "pt", "en-US"),
     ],
 )
-def test_preference_then_header_then_tenant_then_default(
+def test_the_order_is_preference_header_tenant_default(
     tenant: str, preferred: str | None, header: str | None, expected: str
 ) -> None:
     assert PROJECT.resolve(tenant, preferred, header) == expected
 
 
 @pytest.mark.parametrize("header", ["fr", "fr;q=0.1, it", "en-US;q=0, fr", "en-US;q=0", "*;q=0"])
-def test_where_it_is_strict_a_header_that_finds_nothing_is_refused(header: str) -> None:
+def test_in_strict_mode_a_header_without_a_match_is_refused(header: str) -> None:
     with pytest.raises(InvalidRequest, match=r"none of the available locales, which are en-US, de") as caught:
         STRICT.resolve("t", None, header)
     assert caught.value.field == "acceptLanguage"
@@ -61,30 +61,30 @@ def test_where_it_is_strict_a_header_that_finds_nothing_is_refused(header: str) 
 
 
 @pytest.mark.parametrize("header", [None, "", "*", "fr, *;q=0.1", "not_a_range", ";;,,", "de-CH, fr"])
-def test_where_it_is_strict_a_header_that_asks_for_nothing_in_particular_is_not_refused(
+def test_in_strict_mode_a_header_without_a_specific_language_is_accepted(
     header: str | None,
 ) -> None:
     assert STRICT.resolve("t", None, header) in ("en-US", "de")
 
 
-def test_a_preference_that_is_found_needs_no_header_that_is() -> None:
+def test_a_preference_that_matches_makes_the_header_irrelevant() -> None:
     assert STRICT.resolve("t", "de_DE", "fr") == "de"
 
 
-def test_what_is_not_wanted_is_not_reached_by_cutting_a_longer_range() -> None:
+def test_an_excluded_locale_is_not_matched_by_shortening_a_longer_range() -> None:
     ranges = [name for name, weight in weighted("en-GB, en;q=0") if weight]
     assert lookup(ranges, ["en"], ["en"]) is None
     assert lookup(ranges, ["en"]) == "en"
 
 
-def test_stored_locales_become_tags() -> None:
+def test_stored_locales_become_language_tags() -> None:
     assert normal(" zh_Hant_TW ") == "zh-Hant-TW"
     assert is_tag("zh-Hant-TW")
     assert not any(map(is_tag, ("*", "", "en_US", "../x", "toolongsubtag", "en-", "1x")))
 
 
 @given(st.text(alphabet="abenUS-;=q.,* _01\t", max_size=60))
-def test_no_header_is_an_error_and_what_it_finds_is_declared(header: str) -> None:
+def test_no_header_raises_an_unexpected_error_and_every_match_is_a_declared_locale(header: str) -> None:
     assert PROJECT.resolve("other", None, header) in PROJECT.declared
     weights = [weight for _, weight in weighted(header)]
     assert weights == sorted(weights, reverse=True)

@@ -1,4 +1,4 @@
-"""What cannot be meant is refused when it is written, and the message names the field."""
+"""Contradictory policies are refused when they are written, with the field's name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from homing.core.policy import (
     problems,
 )
 from homing.core.presets import FIXED, PRIORITY, SIMPLE
-
-from .build import DAY, SECOND, make_keys
+from support.core_builders import DAY, SECOND, make_keys
 
 CONTRADICTIONS: list[tuple[str, dict[str, Any]]] = [
     ("max_attempts", {"max_attempts": 0}),
@@ -50,7 +49,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("field", "fields"), CONTRADICTIONS)
-def test_a_contradiction_is_refused_and_its_field_is_named(field: str, fields: dict[str, Any]) -> None:
+def test_a_contradiction_is_refused_with_its_field(field: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         RetryPolicy(**fields)
     assert caught.value.field == field
@@ -58,20 +57,20 @@ def test_a_contradiction_is_refused_and_its_field_is_named(field: str, fields: d
 
 
 @pytest.mark.parametrize(("field", "fields"), CONTRADICTIONS)
-def test_a_rule_with_a_contradiction_is_refused_by_the_book(field: str, fields: dict[str, Any]) -> None:
+def test_the_policy_book_refuses_a_contradictory_rule(field: str, fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         PolicyBook(SIMPLE, [Rule(name="bad", tenant="acme", policy=PolicyPatch(**fields))])
     assert caught.value.field == f"policy.bad.{field}"
     assert caught.value.message.count(f"{field}: ") == 1, "the field is named once, with its rule"
 
 
-def test_a_rule_is_checked_together_with_what_the_preset_adds() -> None:
+def test_a_rule_is_checked_together_with_the_preset() -> None:
     with pytest.raises(ConfigError, match="below base_ms 300000") as caught:
         PolicyBook(SIMPLE, [Rule(name="short", policy=PolicyPatch(cap_ms=60 * SECOND))])
     assert caught.value.field == "policy.short.cap_ms"
 
 
-def test_a_rule_is_checked_together_with_what_the_mode_adds() -> None:
+def test_a_rule_is_checked_together_with_the_mode() -> None:
     with pytest.raises(ConfigError, match="below timeout_ms 15000") as caught:
         PolicyBook(SIMPLE, [Rule(name="brief", policy=PolicyPatch(max_age_ms=10 * SECOND))])
     assert caught.value.field == "policy.brief.max_age_ms"
@@ -89,17 +88,17 @@ def test_a_rule_is_checked_together_with_what_the_mode_adds() -> None:
         {"jitter": Jitter.ADDITIVE, "jitter_ms": 0},
     ],
 )
-def test_the_edges_of_what_is_allowed_are_allowed(fields: dict[str, Any]) -> None:
+def test_the_limits_themselves_are_allowed(fields: dict[str, Any]) -> None:
     assert problems(RetryPolicy(**fields)) == []
 
 
-def test_a_cap_below_the_base_means_nothing_to_a_callable() -> None:
+def test_a_cap_below_the_base_is_irrelevant_for_a_callable() -> None:
     own = PolicyPatch(backoff=Backoff.CALLABLE, call=lambda attempt: 500.0, cap_ms=SECOND)
     policy = PolicyBook(PRIORITY, [Rule(name="own", policy=own)]).policy(make_keys(), Mode.STANDARD)
     assert (policy.backoff, policy.cap_ms) == (Backoff.CALLABLE, SECOND)
 
 
-def test_a_fixed_preset_can_be_turned_into_another_growth_by_a_rule() -> None:
+def test_a_rule_can_replace_the_growth_of_a_fixed_preset() -> None:
     linear = PolicyPatch(backoff=Backoff.LINEAR, base_ms=SECOND)
     policy = PolicyBook(FIXED, [Rule(name="linear", policy=linear)]).policy(make_keys(), Mode.STANDARD)
     assert (policy.backoff, policy.base_ms) == (Backoff.LINEAR, SECOND)

@@ -1,4 +1,4 @@
-"""Which rule wins, and where each field of the policy comes from."""
+"""Which rule applies, and where each field of the policy comes from."""
 
 from __future__ import annotations
 
@@ -24,30 +24,29 @@ from homing.core.policy import (
     decode_rule,
 )
 from homing.core.presets import CHANNEL, PRIORITY, SIMPLE
-
-from .build import HOUR, MINUTE, SECOND, make_keys
+from support.core_builders import HOUR, MINUTE, SECOND, make_keys
 
 KEYS = ("tenant", "type", "origin", "channel", "priority")
 BARE = Preset(name="bare", rules=(Rule(name="none"),), fallback="none")
-"""A preset that says nothing: what is left is the mode and the defaults."""
+"""An empty preset, so that only the mode and the defaults apply."""
 
 
 def rule(name: str, **fields: Any) -> Rule:
-    """A rule by match keys and policy fields alike."""
+    """Builds a rule from match keys and policy fields together."""
     keys = {key: value for key, value in fields.items() if key in KEYS}
     patch = {key: value for key, value in fields.items() if key not in KEYS}
     return Rule(name=name, policy=PolicyPatch(**patch), **keys)
 
 
 def naming(named: tuple[str, ...], keys: Keys) -> Rule:
-    """A rule that names exactly these keys of the notification."""
+    """Builds a rule that matches exactly these keys of the notification."""
     return replace(Rule(name="+".join(named) or "all"), **{key: str(getattr(keys, key)) for key in named})
 
 
 ALL_RULES = [naming(named, make_keys()) for n in range(6) for named in itertools.combinations(KEYS, n)]
 
 
-def test_a_rule_matches_only_where_every_key_it_names_agrees() -> None:
+def test_a_rule_matches_only_if_all_its_keys_agree() -> None:
     everything = naming(KEYS, make_keys())
     assert everything.matches(make_keys())
     others: dict[str, Any] = {
@@ -63,7 +62,7 @@ def test_a_rule_matches_only_where_every_key_it_names_agrees() -> None:
 
 
 @pytest.mark.parametrize(("better", "worse"), list(itertools.pairwise(KEYS)))
-def test_of_two_rules_with_one_key_the_earlier_key_wins(better: str, worse: str) -> None:
+def test_of_two_rules_with_one_key_each_the_earlier_key_wins(better: str, worse: str) -> None:
     keys = make_keys()
     book = PolicyBook(BARE, [naming((worse,), keys), naming((better,), keys)])
     found = book.resolve(keys, Mode.STANDARD)
@@ -71,7 +70,7 @@ def test_of_two_rules_with_one_key_the_earlier_key_wins(better: str, worse: str)
 
 
 @given(st.lists(st.sampled_from(ALL_RULES), min_size=1, max_size=8, unique=True))
-def test_the_most_specific_rule_wins_and_ties_go_in_the_order_of_the_keys(rules: list[Rule]) -> None:
+def test_the_most_specific_rule_wins_and_ties_follow_the_order_of_the_keys(rules: list[Rule]) -> None:
     def worth(candidate: Rule) -> tuple[int, list[int]]:
         named = [key for key in KEYS if getattr(candidate, key) != "*"]
         return -len(named), [KEYS.index(key) for key in named]
@@ -82,7 +81,7 @@ def test_the_most_specific_rule_wins_and_ties_go_in_the_order_of_the_keys(rules:
     assert set(found.passed_over) == {one.name for one in expected[1:]}
 
 
-def test_three_late_keys_win_over_the_two_first() -> None:
+def test_three_later_keys_win_over_the_first_two() -> None:
     rules = [
         naming(("tenant", "type"), make_keys()),
         naming(("origin", "channel", "priority"), make_keys()),
@@ -90,13 +89,13 @@ def test_three_late_keys_win_over_the_two_first() -> None:
     assert PolicyBook(BARE, rules).resolve(make_keys(), Mode.STANDARD).rule == "origin+channel+priority"
 
 
-def test_of_two_rules_that_name_the_same_keys_the_first_wins() -> None:
+def test_of_two_rules_with_the_same_keys_the_first_wins() -> None:
     rules = [rule("first", tenant="default", max_attempts=2), rule("second", tenant="default")]
     found = PolicyBook(BARE, rules).resolve(make_keys(), Mode.STANDARD)
     assert (found.rule, found.passed_over, found.policy.max_attempts) == ("first", ("second",), 2)
 
 
-def test_a_rule_that_does_not_match_is_not_passed_over_but_left_out() -> None:
+def test_a_rule_that_does_not_match_contributes_nothing() -> None:
     book = PolicyBook(BARE, [rule("theirs", tenant="other"), rule("ours", tenant="default")])
     assert book.resolve(make_keys(), Mode.STANDARD).passed_over == ()
     nobody = book.resolve(make_keys(tenant="third"), Mode.STANDARD)
@@ -137,14 +136,14 @@ def test_a_longer_base_raises_the_cap_that_the_rule_did_not_set() -> None:
     assert found.sources["cap_ms"] == "rule slow"
 
 
-def test_a_rule_of_the_user_wins_even_where_the_preset_rule_is_more_specific() -> None:
+def test_a_user_s_rule_wins_over_a_more_specific_preset_rule() -> None:
     book = PolicyBook(CHANNEL, [rule("patient", max_attempts=9)])
     found = book.resolve(make_keys(origin="auth", channel=Channel.SMS), Mode.STANDARD)
     assert (found.preset_rule, found.policy.max_attempts, found.policy.base_ms) == ("sms/auth", 9, 3 * SECOND)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_what_neither_rule_nor_preset_says_comes_from_the_mode(mode: Mode) -> None:
+def test_fields_set_by_neither_rule_nor_preset_come_from_the_mode(mode: Mode) -> None:
     found = PolicyBook(BARE).resolve(make_keys(), mode)
     assert found.sources["max_attempts"] == found.sources["timeout_ms"] == f"mode {mode.value}"
     assert found.policy == replace(RetryPolicy(), **MODES[mode])
@@ -159,14 +158,14 @@ def test_modes_contribute_the_numbers_of_their_table() -> None:
     }
 
 
-def test_the_same_question_gets_the_same_answer_and_policy_is_its_short_form() -> None:
+def test_the_same_lookup_returns_the_same_result_and_policy_is_its_short_form() -> None:
     book = PolicyBook(SIMPLE)
     first = book.resolve(make_keys(), Mode.BULK)
     assert book.resolve(make_keys(), Mode.BULK) is first
     assert book.policy(make_keys(), Mode.BULK) is first.policy
 
 
-def test_a_changed_book_is_a_new_book_and_the_old_one_stays_as_it_was() -> None:
+def test_changing_a_book_returns_a_new_book_and_leaves_the_old_one_unchanged() -> None:
     before = PolicyBook(SIMPLE)
     after = PolicyBook(SIMPLE, [rule("more", max_attempts=7)])
     assert before.policy(make_keys(), Mode.BULK).max_attempts == 3
@@ -179,13 +178,13 @@ def test_a_rule_for_normal_priority_is_a_rule_for_medium() -> None:
     assert book.resolve(make_keys(priority=Priority.MEDIUM), Mode.STANDARD).rule == "n"
 
 
-def test_a_rule_is_checked_only_against_preset_rules_that_it_can_meet() -> None:
+def test_a_rule_is_checked_only_against_preset_rules_that_can_match_together() -> None:
     tight = rule("tight", priority="critical", cap_ms=60 * SECOND)
     book = PolicyBook(PRIORITY, [tight])
     assert book.policy(make_keys(priority=Priority.CRITICAL), Mode.PRIORITY).cap_ms == 60 * SECOND
 
 
-def test_a_rule_that_leaves_the_preset_s_rules_is_checked_against_the_fallback() -> None:
+def test_a_rule_outside_the_preset_s_rules_is_checked_against_the_fallback() -> None:
     short = rule("short", channel="webhook", cap_ms=4 * SECOND)
     with pytest.raises(ConfigError, match="below base_ms 5000"):
         PolicyBook(CHANNEL, [short])
@@ -201,7 +200,7 @@ def test_a_rule_that_leaves_the_preset_s_rules_is_checked_against_the_fallback()
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(ALL_RULES), max_size=4, unique=True), st.sampled_from(ALL_RULES))
-def test_a_book_that_was_accepted_has_a_policy_for_everything(rules: list[Rule], one: Rule) -> None:
+def test_an_accepted_book_has_a_policy_for_every_notification(rules: list[Rule], one: Rule) -> None:
     capped = replace(one, name="capped", policy=PolicyPatch(cap_ms=5 * SECOND))
     try:
         book = PolicyBook(CHANNEL, [*rules, capped])
@@ -213,7 +212,7 @@ def test_a_book_that_was_accepted_has_a_policy_for_everything(rules: list[Rule],
             assert policy.cap_ms >= policy.base_ms
 
 
-def test_the_longest_timeout_is_that_of_any_mode_or_rule() -> None:
+def test_the_longest_timeout_covers_every_mode_and_rule() -> None:
     assert PolicyBook(PRIORITY).longest_timeout_ms == 30 * SECOND
     assert PolicyBook(CHANNEL).longest_timeout_ms == 30 * SECOND
     slow = rule("slow", tenant="x", timeout_ms=90 * SECOND)
@@ -222,7 +221,7 @@ def test_the_longest_timeout_is_that_of_any_mode_or_rule() -> None:
     assert PolicyBook(patient, [rule("quick", timeout_ms=SECOND)]).longest_timeout_ms == 45 * SECOND
 
 
-def test_two_rules_of_one_name_are_refused() -> None:
+def test_two_rules_with_the_same_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="appears twice") as caught:
         PolicyBook(BARE, [rule("twin", tenant="a"), rule("twin", tenant="b")])
     assert caught.value.field == "policy.twin"
@@ -234,7 +233,7 @@ def test_a_rule_may_have_the_name_of_a_preset_rule() -> None:
     assert found.sources["max_attempts"] == "rule medium"
 
 
-def test_a_patch_tells_which_fields_it_sets() -> None:
+def test_a_patch_lists_the_fields_it_sets() -> None:
     assert PolicyPatch().given() == {}
     patch = PolicyPatch(max_attempts=3, cap_ms=0, on_timeout=OnTimeout.HOLD)
     assert patch.given() == {"max_attempts": 3, "cap_ms": 0, "on_timeout": OnTimeout.HOLD}

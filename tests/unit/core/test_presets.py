@@ -1,4 +1,4 @@
-"""The five presets say what the table in the specification says, and what modes add to them."""
+"""The five presets match the specification's table, and modes fill in the rest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from homing.core.errors import ConfigError
 from homing.core.model import Channel, Mode, Priority
 from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyBook, RetryPolicy
 from homing.core.presets import PRESETS, preset
-
-from .build import DAY, HOUR, MINUTE, SECOND, make_keys
+from support.core_builders import DAY, HOUR, MINUTE, SECOND, make_keys
 
 QUEUED = [Mode.PRIORITY, Mode.STANDARD, Mode.BULK]
 MODE_TIMEOUTS = {Mode.SYNCHRONOUS: 2_000, Mode.PRIORITY: 15_000, Mode.STANDARD: 30_000, Mode.BULK: 30_000}
@@ -43,7 +42,7 @@ def test_an_unknown_preset_is_refused_with_the_names_that_exist() -> None:
         (Priority.LOW, 3, 5 * MINUTE, 2 * HOUR),
     ],
 )
-def test_priority_counts_its_retries_by_priority_whatever_the_mode_says(
+def test_priority_limits_retries_by_priority_in_every_mode(
     mode: Mode, priority: Priority, retries: int, base_ms: int, cap_ms: int
 ) -> None:
     assert resolved("priority", mode, priority=priority) == RetryPolicy(
@@ -63,7 +62,7 @@ def test_priority_counts_its_retries_by_priority_whatever_the_mode_says(
     ("type_", "attempts", "minutes"),
     [("incident", 5, 10), ("checkIn", 3, 5), ("photo", 2, 15), ("anything", 3, 5)],
 )
-def test_simple_counts_by_type_and_takes_its_timeout_from_the_mode(
+def test_simple_limits_retries_by_type_and_takes_its_timeout_from_the_mode(
     mode: Mode, type_: str, attempts: int, minutes: int
 ) -> None:
     assert resolved("simple", mode, type=type_) == RetryPolicy(
@@ -94,7 +93,7 @@ ORDERS_PUSH = (3, 2, 300, 500, 15)
         ("orders", Channel.WEBHOOK, EMAIL, "email/*"),
     ],
 )
-def test_channel_goes_by_origin_and_channel_and_else_takes_the_email_row(
+def test_channel_selects_by_origin_and_channel_and_falls_back_to_the_email_row(
     mode: Mode, origin: str, channel: Channel, row: tuple[int, int, int, int, int], rule: str
 ) -> None:
     attempts, base_s, cap_s, jitter_ms, timeout_s = row
@@ -158,7 +157,7 @@ def test_every_preset_keeps_the_general_defaults(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_no_mode_gives_its_number_of_attempts_where_the_preset_has_one(name: str) -> None:
+def test_a_mode_s_number_of_attempts_is_ignored_if_the_preset_has_one(name: str) -> None:
     book = PolicyBook(preset(name))
     for channel, priority, mode in itertools.product(Channel, Priority, Mode):
         found = book.resolve(make_keys(channel=channel, priority=priority), mode)
@@ -172,7 +171,7 @@ def test_no_mode_gives_its_number_of_attempts_where_the_preset_has_one(name: str
 
 @pytest.mark.parametrize("name", ["priority", "simple", "fixed", "broker"])
 @pytest.mark.parametrize("mode", list(Mode))
-def test_where_a_preset_names_no_timeout_the_mode_does(name: str, mode: Mode) -> None:
+def test_without_a_timeout_in_the_preset_the_mode_s_applies(name: str, mode: Mode) -> None:
     found = PolicyBook(preset(name)).resolve(make_keys(), mode)
     assert found.sources["timeout_ms"] == f"mode {mode.value}"
     assert found.policy.timeout_ms == MODE_TIMEOUTS[mode]

@@ -1,4 +1,4 @@
-"""Quiet hours by the recipient's clock, in every zone of the tz database and at every change of offset."""
+"""Quiet hours in the recipient's time zone, in every zone of the tz database and at every clock change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def window(start: str, end: str) -> Window:
 
 
 def at(zone: str, text: str, *, fold: int = 0) -> int:
-    """The moment at which clocks there show this."""
+    """Returns the moment at which clocks in this zone show the given time."""
     return ms(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold))
 
 
@@ -40,7 +40,7 @@ def clock(zone: str, moment: int) -> str:
 
 
 def shown_ms(zone: ZoneInfo, moment: int) -> int:
-    """What a clock on the wall there shows, told without our own arithmetic."""
+    """Returns the local time in this zone, computed without the code under test."""
     local = (EPOCH + timedelta(milliseconds=moment)).astimezone(zone)
     return ((local.hour * 60 + local.minute) * 60 + local.second) * 1000 + local.microsecond // 1000
 
@@ -63,19 +63,19 @@ def is_quiet(hours: Window, zone: ZoneInfo, moment: int) -> bool:
         ("2026-01-11T12:00", 0),
     ],
 )
-def test_a_window_over_midnight_ends_in_the_morning(now: str, wait: int) -> None:
+def test_a_window_across_midnight_ends_in_the_morning(now: str, wait: int) -> None:
     zone = "Europe/Berlin"
     assert quiet_ms(window("22:00", "07:00"), ZoneInfo(zone), at(zone, now)) == wait
 
 
-def test_a_window_within_a_day_is_one_too() -> None:
+def test_a_window_within_one_day_is_allowed() -> None:
     zone = "Asia/Kolkata"
     nap = window("13:00", "15:30")
     assert quiet_ms(nap, ZoneInfo(zone), at(zone, "2026-01-10T13:15")) == 2 * HOUR + 15 * MINUTE
     assert quiet_ms(nap, ZoneInfo(zone), at(zone, "2026-01-10T15:30")) == 0
 
 
-def test_the_same_time_twice_is_no_window() -> None:
+def test_a_window_that_starts_and_ends_at_the_same_time_is_empty() -> None:
     for minute in range(0, 24 * 60, 7):
         assert quiet_ms(window("22:00", "22:00"), ZoneInfo("UTC"), minute * MINUTE) == 0
 
@@ -83,30 +83,30 @@ def test_the_same_time_twice_is_no_window() -> None:
 @pytest.mark.parametrize(
     ("zone", "hours", "now", "until"),
     [
-        # The night of a change is an hour shorter, or longer.
+        # The night of a clock change is an hour shorter or longer.
         ("Europe/Berlin", ("22:00", "07:00"), "2026-03-28T23:00", "2026-03-29T07:00+02:00"),
         ("Europe/Berlin", ("22:00", "07:00"), "2026-10-24T23:00", "2026-10-25T07:00+01:00"),
-        # An end that does not exist: over at the change, when clocks show a later time at once.
+        # An end that does not exist: the window ends at the change, when clocks skip to a later time.
         ("Europe/Berlin", ("22:00", "02:30"), "2026-03-28T23:00", "2026-03-29T03:00+02:00"),
-        # A start that does not exist: quiet from the first moment that shows a time in the window.
+        # A start that does not exist: the window starts with the first existing time in it.
         ("Europe/Berlin", ("02:30", "05:00"), "2026-03-29T03:00", "2026-03-29T05:00+02:00"),
         # An end that exists twice: the first one counts.
         ("Europe/Berlin", ("22:00", "02:30"), "2026-10-24T23:00", "2026-10-25T02:30+02:00"),
-        # Half an hour of daylight saving, and an offset of three quarters.
+        # Half an hour of daylight saving, and an offset of three quarters of an hour.
         ("Australia/Lord_Howe", ("22:00", "07:00"), "2026-10-03T23:00", "2026-10-04T07:00+11:00"),
         ("Asia/Kathmandu", ("22:00", "07:00"), "2026-05-01T01:15", "2026-05-01T07:00+05:45"),
-        # A change at midnight: that day begins at one.
+        # A change at midnight: the day starts at one o'clock.
         ("America/Asuncion", ("20:00", "00:30"), "2023-09-30T22:00", "2023-10-01T01:00-03:00"),
-        # A day that never was.
+        # A day that was skipped.
         ("Pacific/Apia", ("22:00", "07:00"), "2011-12-29T23:00", "2011-12-31T07:00+14:00"),
     ],
 )
-def test_the_changes_of_a_zone(zone: str, hours: tuple[str, str], now: str, until: str) -> None:
+def test_quiet_hours_around_clock_changes(zone: str, hours: tuple[str, str], now: str, until: str) -> None:
     moment = at(zone, now)
     assert clock(zone, moment + quiet_ms(window(*hours), ZoneInfo(zone), moment)) == until
 
 
-def test_what_exists_twice_is_quiet_twice() -> None:
+def test_an_hour_that_exists_twice_is_quiet_twice() -> None:
     zone = "Europe/Berlin"
     hours = window("22:00", "02:30")
     between, again = at(zone, "2026-10-25T02:45"), at(zone, "2026-10-25T02:15", fold=1)
@@ -114,8 +114,8 @@ def test_what_exists_twice_is_quiet_twice() -> None:
     assert quiet_ms(hours, ZoneInfo(zone), again) == 15 * MINUTE
 
 
-def test_in_every_zone_it_ends_as_soon_as_the_clock_shows_another_time() -> None:
-    """All zones, moments from 1970 to 2037, many of them in the days around a change."""
+def test_in_every_zone_quiet_hours_end_as_soon_as_the_local_time_leaves_the_window() -> None:
+    """All zones and moments from 1970 to 2037, many of them within days of a clock change."""
     chance = Random(7)
     for name in ZONES:
         zone = ZoneInfo(name)
@@ -133,7 +133,7 @@ def test_in_every_zone_it_ends_as_soon_as_the_clock_shows_another_time() -> None
 
 
 def _near_a_change(zone: ZoneInfo, chance: Random) -> int:
-    """Within 14 hours of a change of the zone's offset, if a few looks find one."""
+    """Returns a moment within 14 hours of a change of the zone's offset, if a few tries find one."""
     for _ in range(5):
         day = chance.randrange(67 * 365) * DAY
         for month in range(12):
@@ -152,7 +152,7 @@ def _offset(zone: ZoneInfo, moment: int) -> timedelta | None:
 
 
 @given(st.integers(0, 1439), st.integers(0, 1439), st.integers(0, 4_000_000_000_000), st.sampled_from(ZONES))
-def test_waiting_as_told_is_enough_and_not_too_long(start: int, end: int, now: int, name: str) -> None:
+def test_the_returned_wait_is_long_enough_and_not_too_long(start: int, end: int, now: int, name: str) -> None:
     hours, zone = Window(start * MINUTE, end * MINUTE), ZoneInfo(name)
     wait = quiet_ms(hours, zone, now)
     assert quiet_ms(hours, zone, now + wait) == 0
@@ -162,9 +162,9 @@ def test_waiting_as_told_is_enough_and_not_too_long(start: int, end: int, now: i
 @pytest.mark.parametrize(
     "text", ["", "7:00", "24:00", "07:60", "0700", "07:00:00", "-1:00", "٠٧:٠٠", "07:00\n"]
 )
-def test_what_is_no_time_of_day_is_none(text: str) -> None:
+def test_an_invalid_time_of_day_is_refused(text: str) -> None:
     assert time_of_day_ms(text) is None
 
 
-def test_times_of_day_are_read() -> None:
+def test_times_of_day_are_parsed() -> None:
     assert [time_of_day_ms(text) for text in ("00:00", "07:30", "23:59")] == [0, 450 * MINUTE, 1439 * MINUTE]

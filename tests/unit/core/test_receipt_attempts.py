@@ -1,4 +1,4 @@
-"""Which attempt a receipt is about, and what it writes into the reference data."""
+"""Which attempt a receipt belongs to, and what it writes into the reference data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from homing.core.effects import has_effects, receipt_effects
 from homing.core.model import AttemptRecord, Channel, OutcomeKind, ReceiptEvent, Recipient
 from homing.core.receipts import attempt_of, same_message
 from homing.core.rows import standing_of
-
-from .build import NOW, make_receipt, make_row
+from support.core_builders import NOW, make_receipt, make_row
 
 E = ReceiptEvent
 
@@ -55,7 +54,7 @@ def about(message_id: str = "SM9", id: str | None = "n-1", attempt: int = 0, **c
         (about(id=None, attempt=1), [made(1)], None),
     ],
 )
-def test_the_attempt_is_found_by_number_then_message_then_what_is_nameless(
+def test_the_attempt_is_found_by_number_then_by_message_id_then_among_attempts_without_an_id(
     receipt: Any, attempts: list[AttemptRecord], index: int | None
 ) -> None:
     assert attempt_of(receipt, attempts) == index
@@ -72,7 +71,7 @@ attempts_made = st.lists(
     st.sampled_from([None, "n-1"]),
     st.integers(0, 6),
 )
-def test_it_is_always_one_of_the_receipt_s_own_provider(
+def test_the_attempt_always_belongs_to_the_receipt_s_provider(
     attempts: list[AttemptRecord], message_id: str, id: str | None, attempt: int
 ) -> None:
     found = attempt_of(about(message_id, id, attempt), attempts)
@@ -82,7 +81,7 @@ def test_it_is_always_one_of_the_receipt_s_own_provider(
             assert attempts[found].provider_message_id == message_id
 
 
-def test_attempts_with_one_message_share_what_was_heard_of_it() -> None:
+def test_attempts_with_the_same_message_id_share_its_receipts() -> None:
     attempts = [made(1, "SM1"), made(2), made(3, "SM1")]
     assert same_message(attempts, 0) == [0, 2]
     assert same_message(attempts, 1) == [1]
@@ -105,13 +104,13 @@ def test_most_events_write_nothing(event: ReceiptEvent) -> None:
     ("channel", "kind", "key"),
     [(Channel.SMS, "suppression", "sms:+15550100:*"), (Channel.PUSH, "device", "+15550100")],
 )
-def test_a_dead_address_is_filed_by_its_channel(channel: Channel, kind: str, key: str) -> None:
+def test_a_dead_address_is_stored_for_its_channel(channel: Channel, kind: str, key: str) -> None:
     receipt = make_receipt(E.FAILED, outcome=OutcomeKind.DEAD_ADDRESS)
     [put] = receipt_effects(make_row(channel=channel), ADA, receipt)
     assert (put.tenant, put.kind, put.key) == ("acme", kind, key)
 
 
-def test_an_address_that_is_to_be_tried_elsewhere_is_not_dead_yet() -> None:
+def test_an_address_that_will_be_tried_elsewhere_is_not_dead_yet() -> None:
     receipt = make_receipt(E.FAILED, outcome=OutcomeKind.DEAD_ADDRESS)
     assert has_effects(receipt)
     assert receipt_effects(make_row(bounce_always=True), ADA, receipt) == ()
@@ -119,7 +118,7 @@ def test_an_address_that_is_to_be_tried_elsewhere_is_not_dead_yet() -> None:
     assert receipt_effects(make_row(bounce_always=False), ADA, replace(receipt, always_failover=True)) != ()
 
 
-def test_an_unsubscribe_is_filed_for_the_address_and_for_the_person() -> None:
+def test_an_unsubscribe_is_stored_for_the_address_and_for_the_recipient() -> None:
     receipt = make_receipt(E.UNSUBSCRIBE)
     suppressed, preference = receipt_effects(make_row(category="news"), ADA, receipt)
     assert (suppressed.key, suppressed.value["why"]) == ("sms:+15550100:news", "unsubscribe")

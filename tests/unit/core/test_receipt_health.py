@@ -1,4 +1,4 @@
-"""When receipts open a breaker, and when a provider is asked."""
+"""When receipts open a breaker, and when a provider is asked for a missing receipt."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from homing.core.breaker import (
 )
 from homing.core.looking_up import moments_ms
 from homing.core.receipt_health import ReceiptPolicy, Traffic, stopped, turned_bad
-
-from .build import MINUTE, NOW, SECOND
+from support.core_builders import MINUTE, NOW, SECOND
 
 POLICY = ReceiptPolicy(bad_of=20, stopped_of=50)
 counts = st.integers(0, 1_000)
@@ -31,7 +30,7 @@ counts = st.integers(0, 1_000)
     ("delivered", "bounced", "bad"),
     [(10, 10, True), (0, 20, True), (11, 9, False), (0, 19, False), (1_000, 10, False), (0, 0, False)],
 )
-def test_receipts_are_bad_when_enough_of_them_say_so(delivered: int, bounced: int, bad: bool) -> None:
+def test_receipts_are_bad_if_enough_of_them_report_failures(delivered: int, bounced: int, bad: bool) -> None:
     assert (turned_bad(Traffic(5_000, delivered, bounced), POLICY) is not None) is bad
 
 
@@ -48,19 +47,19 @@ def test_receipts_are_bad_when_enough_of_them_say_so(delivered: int, bounced: in
         (Traffic(50), Traffic(), False),
     ],
 )
-def test_receipts_have_stopped_when_they_used_to_come(window: Traffic, before: Traffic, missed: bool) -> None:
+def test_receipts_have_stopped_if_they_arrived_before(window: Traffic, before: Traffic, missed: bool) -> None:
     assert (stopped(window, before, POLICY) is not None) is missed
 
 
 @given(counts, counts, counts)
-def test_a_reason_is_given_only_where_something_was_sent_or_heard(sent: int, good: int, bad: int) -> None:
+def test_a_reason_is_given_only_if_something_was_sent_or_received(sent: int, good: int, bad: int) -> None:
     window = Traffic(sent, good, bad)
     assert window.plus(window).minus(window) == window
     if turned_bad(window, ReceiptPolicy(bad_share=0.0, bad_of=0)):
         assert window.heard > 0
 
 
-def test_a_tripped_breaker_stops_until_its_time_whatever_a_health_check_says() -> None:
+def test_a_tripped_breaker_stays_open_for_its_time_despite_good_health_checks() -> None:
     tripped = trip(Breaker(failures=2), "bad receipts", 10 * MINUTE, NOW)
     assert (tripped.phase, tripped.why, tripped.open_until) == (Phase.OPEN, "bad receipts", NOW + 10 * MINUTE)
     assert healthy(tripped, NOW + SECOND) is tripped
@@ -69,14 +68,14 @@ def test_a_tripped_breaker_stops_until_its_time_whatever_a_health_check_says() -
 
 
 @pytest.mark.parametrize("blame", [True, False])
-def test_after_its_trial_it_is_a_breaker_like_any_other(blame: bool) -> None:
+def test_after_its_trial_a_tripped_breaker_behaves_like_any_other(blame: bool) -> None:
     later = NOW + 10 * MINUTE
     tripped = trip(Breaker(), "bad receipts", 10 * MINUTE, NOW)
     after = record(begin_trial(tripped, "w", later, MINUTE), BreakerPolicy(), blame, later)
     assert (after.why, after.phase) == ("", Phase.OPEN if blame else Phase.CLOSED)
 
 
-def test_one_that_is_not_closed_or_was_forced_is_not_tripped() -> None:
+def test_a_breaker_that_is_not_closed_or_was_forced_is_not_tripped() -> None:
     opened = Breaker(phase=Phase.OPEN, open_until=NOW + 1)
     forced = force(Breaker(), Phase.CLOSED, "ada", NOW)
     for breaker in (opened, forced, begin_trial(opened, "w", NOW + 1, MINUTE)):
@@ -84,7 +83,7 @@ def test_one_that_is_not_closed_or_was_forced_is_not_tripped() -> None:
 
 
 @given(st.integers(1, 10_000_000), st.integers(0, 100_000_000))
-def test_the_moments_of_asking_double_and_end(after_ms: int, until_ms: int) -> None:
+def test_the_intervals_between_lookups_double_and_end(after_ms: int, until_ms: int) -> None:
     moments = list(moments_ms(after_ms, until_ms))
     assert moments == [after_ms * 2**n for n in range(len(moments))]
     assert all(moment <= until_ms for moment in moments)

@@ -1,4 +1,4 @@
-"""Callbacks: any order, any repeats, the same end."""
+"""Receipts lead to the same end in any order and with any repeats."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from homing.core.failover import REFUSAL_MS, Route, Stop
 from homing.core.model import Channel, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
 from homing.core.receipts import Standing, Verdict, absorb
 from homing.core.states import FINAL_FAILURE_RANK, RECEIPT_RANK
-
-from .build import DAY, HOUR, MINUTE, NOW, THREE, make_receipt
+from support.core_builders import DAY, HOUR, MINUTE, NOW, THREE, make_receipt
 
 E, K, S = ReceiptEvent, OutcomeKind, Status
 
@@ -38,7 +37,7 @@ def make_standing(status: Status = S.SENT, **changes: Any) -> Standing:
 
 
 def hear(standing: Standing, receipts: list[Receipt]) -> Standing:
-    """Where the notification stands after all of them, as a store applies them."""
+    """Returns the notification's state after all receipts, applied as a store applies them."""
     for receipt in receipts:
         verdict = absorb(standing, receipt)
         if verdict is not None:
@@ -57,7 +56,7 @@ def hear(standing: Standing, receipts: list[Receipt]) -> Standing:
 
 @pytest.mark.parametrize("status", sorted(set(Status) - {S.SENDING}))
 @pytest.mark.parametrize("event", list(ReceiptEvent))
-def test_each_event_in_each_status_leads_where_it_should(status: Status, event: ReceiptEvent) -> None:
+def test_each_event_leads_each_status_to_the_expected_one(status: Status, event: ReceiptEvent) -> None:
     verdict = absorb(make_standing(status), make_receipt(event))
     assert verdict is not None
     expected = {
@@ -72,7 +71,7 @@ def test_each_event_in_each_status_leads_where_it_should(status: Status, event: 
 
 
 @pytest.mark.parametrize("event", [E.QUEUED, E.SENT, E.FAILED, E.DELIVERED, E.SPAM_REPORT])
-def test_what_was_heard_before_or_ranks_lower_changes_nothing(event: ReceiptEvent) -> None:
+def test_a_repeated_or_lower_ranked_receipt_changes_nothing(event: ReceiptEvent) -> None:
     rank = RECEIPT_RANK[event]
     assert absorb(make_standing(rank=rank), make_receipt(event)) is None
     assert absorb(make_standing(rank=rank + 1), make_receipt(event)) is None
@@ -80,7 +79,7 @@ def test_what_was_heard_before_or_ranks_lower_changes_nothing(event: ReceiptEven
 
 @pytest.mark.parametrize("event", [E.OPEN, E.CLICK, E.UNSUBSCRIBE])
 @pytest.mark.parametrize("rank", [0, 3, 5])
-def test_engagement_and_unsubscribing_are_always_noted_and_never_move_it(
+def test_opens_clicks_and_unsubscribes_are_recorded_but_never_change_the_status(
     event: ReceiptEvent, rank: int
 ) -> None:
     assert absorb(make_standing(rank=rank), make_receipt(event)) == Verdict(
@@ -88,7 +87,7 @@ def test_engagement_and_unsubscribing_are_always_noted_and_never_move_it(
     )
 
 
-def test_a_failure_goes_at_once_to_the_next_provider() -> None:
+def test_a_failure_moves_at_once_to_the_next_provider() -> None:
     verdict = absorb(make_standing(), make_receipt(E.FAILED))
     assert verdict == Verdict(
         status_after=S.RETRYING,
@@ -101,14 +100,14 @@ def test_a_failure_goes_at_once_to_the_next_provider() -> None:
     )
 
 
-def test_after_the_last_provider_a_failure_goes_to_the_first() -> None:
+def test_after_the_last_provider_a_failure_moves_to_the_first() -> None:
     verdict = absorb(make_standing(provider="sns", outlet="sns"), make_receipt(E.FAILED, provider="sns"))
     assert verdict is not None
     assert (verdict.provider, verdict.reopened) == ("twilio", True)
 
 
 @pytest.mark.parametrize("routes", [{Channel.SMS: (Stop("fcm"),)}, {}])
-def test_with_one_provider_or_none_known_a_failure_goes_to_the_same_again_after_its_backoff(
+def test_with_at_most_one_known_provider_a_failure_retries_it_after_its_backoff(
     routes: dict[Channel, Route],
 ) -> None:
     receipt = make_receipt(E.FAILED, provider="fcm", routes=routes)
@@ -118,7 +117,7 @@ def test_with_one_provider_or_none_known_a_failure_goes_to_the_same_again_after_
     assert verdict.delay_ms == MINUTE
 
 
-def test_a_failure_at_a_provider_that_was_taken_off_the_route_goes_to_the_route() -> None:
+def test_a_failure_at_a_provider_removed_from_the_route_moves_to_the_route() -> None:
     receipt = make_receipt(E.FAILED, provider="fcm")
     verdict = absorb(make_standing(provider="fcm", outlet="fcm"), receipt)
     assert verdict is not None
@@ -136,7 +135,7 @@ def test_a_failure_at_a_provider_that_was_taken_off_the_route_goes_to_the_route(
         ({"sns": NOW + REFUSAL_MS, "spare": NOW + REFUSAL_MS}, "twilio", MINUTE),
     ],
 )
-def test_a_failure_goes_to_the_first_provider_that_is_free(
+def test_a_failure_moves_to_the_first_provider_that_is_not_on_hold(
     holds: dict[str, int], provider: str, delay_ms: int
 ) -> None:
     receipt = make_receipt(E.FAILED, outcome=K.THROTTLED, routes={Channel.SMS: THREE})
@@ -145,7 +144,7 @@ def test_a_failure_goes_to_the_first_provider_that_is_free(
     assert (verdict.provider, verdict.delay_ms, verdict.hold_ms) == (provider, delay_ms, MINUTE)
 
 
-def test_a_fault_of_the_provider_waits_for_another_one_however_long_that_takes() -> None:
+def test_a_provider_fault_waits_for_another_provider_however_long_that_takes() -> None:
     receipt = make_receipt(E.FAILED, outcome=K.PROVIDER_FAULT)
     verdict = absorb(make_standing(holds={"sns": NOW + HOUR}), receipt)
     assert verdict is not None
@@ -155,7 +154,7 @@ def test_a_fault_of_the_provider_waits_for_another_one_however_long_that_takes()
 @pytest.mark.parametrize(
     "changes", [{"pinned": True}, {"channel": Channel.EMAIL}, {"holds": {"sns": NOW + REFUSAL_MS}}]
 )
-def test_a_fault_of_the_provider_without_another_one_is_the_end(changes: dict[str, Any]) -> None:
+def test_a_provider_fault_without_another_provider_is_final(changes: dict[str, Any]) -> None:
     verdict = absorb(make_standing(**changes), make_receipt(E.FAILED, outcome=K.PROVIDER_FAULT))
     assert verdict is not None
     assert (verdict.status_after, verdict.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
@@ -164,7 +163,7 @@ def test_a_fault_of_the_provider_without_another_one_is_the_end(changes: dict[st
 @pytest.mark.parametrize(
     ("retry_after_ms", "waits_ms"), [(None, MINUTE), (1, MINUTE), (HOUR, HOUR), (30 * DAY, DAY)]
 )
-def test_the_wait_of_the_error_table_lengthens_the_backoff_and_never_shortens_it(
+def test_the_delay_of_the_error_table_lengthens_the_backoff_and_never_shortens_it(
     retry_after_ms: int | None, waits_ms: int
 ) -> None:
     receipt = make_receipt(E.FAILED, outcome=K.TRANSIENT, retry_after_ms=retry_after_ms)
@@ -174,7 +173,7 @@ def test_the_wait_of_the_error_table_lengthens_the_backoff_and_never_shortens_it
 
 
 @given(st.integers(0, DAY), st.integers(0, DAY), st.integers(0, DAY), st.text())
-def test_the_wait_lies_within_its_bounds_and_is_the_same_each_time(
+def test_the_delay_is_within_its_bounds_and_deterministic(
     low: int, more: int, asked: int, event_id: str
 ) -> None:
     standing = make_standing(pinned=True, bounce_min_ms=low, bounce_max_ms=low + more)
@@ -186,14 +185,14 @@ def test_the_wait_lies_within_its_bounds_and_is_the_same_each_time(
     assert low <= one.last_delay_ms <= low + more
 
 
-def test_waits_of_different_events_are_spread() -> None:
+def test_delays_of_different_events_differ() -> None:
     standing = make_standing(pinned=True, bounce_min_ms=0, bounce_max_ms=HOUR)
     receipts = [make_receipt(E.FAILED, event_id=f"SM{number}:failed") for number in range(200)]
     waits = [verdict.delay_ms for receipt in receipts if (verdict := absorb(standing, receipt))]
     assert min(waits) < 0.1 * HOUR < 0.9 * HOUR < max(waits)
 
 
-def test_a_row_that_does_not_say_waits_the_backoff_of_the_receipt() -> None:
+def test_a_row_without_a_backoff_uses_the_receipt_s() -> None:
     standing = make_standing(pinned=True, bounce_min_ms=None, bounce_max_ms=None)
     verdict = absorb(standing, make_receipt(E.FAILED, backoff_ms=7_000))
     assert verdict is not None
@@ -202,19 +201,19 @@ def test_a_row_that_does_not_say_waits_the_backoff_of_the_receipt() -> None:
 
 @pytest.mark.parametrize("kind", [K.BAD_CONTENT, K.BAD_RECIPIENT, K.DEAD_ADDRESS, K.OPTED_OUT])
 @pytest.mark.parametrize("status", [S.SENT, S.IN_DOUBT, S.RETRYING])
-def test_a_failure_that_no_provider_can_help_is_the_end(kind: OutcomeKind, status: Status) -> None:
+def test_a_failure_that_no_provider_can_fix_is_final(kind: OutcomeKind, status: Status) -> None:
     verdict = absorb(make_standing(status), make_receipt(E.FAILED, outcome=kind))
     assert verdict is not None
     assert (verdict.status_after, verdict.rank) == (S.FAILED, FINAL_FAILURE_RANK)
 
 
-def test_content_is_the_end_also_where_bounces_always_fail_over() -> None:
+def test_bad_content_is_final_even_if_bounces_always_fail_over() -> None:
     verdict = absorb(make_standing(bounce_always=True), make_receipt(E.FAILED, outcome=K.BAD_CONTENT))
     assert verdict is not None
     assert verdict.status_after is S.FAILED
 
 
-def test_the_second_message_that_fails_for_an_unknown_reason_is_the_end() -> None:
+def test_the_second_failure_for_an_unknown_reason_is_final() -> None:
     verdict = absorb(make_standing(unknown_before=True), make_receipt(E.FAILED))
     assert verdict is not None
     assert (verdict.status_after, verdict.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
@@ -223,7 +222,7 @@ def test_the_second_message_that_fails_for_an_unknown_reason_is_the_end() -> Non
     assert known.status_after is S.RETRYING
 
 
-def test_a_failure_that_is_the_recipient_s_fault_is_the_end() -> None:
+def test_a_failure_caused_by_the_recipient_is_final() -> None:
     verdict = absorb(make_standing(), make_receipt(E.FAILED, outcome=K.BAD_RECIPIENT))
     assert verdict is not None
     assert (verdict.status_after, verdict.reason) == (S.FAILED, Reason.RECEIPT_FAILED)
@@ -234,7 +233,7 @@ def test_a_failure_that_is_the_recipient_s_fault_is_the_end() -> None:
     ("row_says", "receipt_says", "ends"),
     [(True, False, S.RETRYING), (False, True, S.FAILED), (None, True, S.RETRYING), (None, False, S.FAILED)],
 )
-def test_unless_bounces_always_fail_over_by_the_rule_of_the_notification(
+def test_a_failure_caused_by_the_recipient_fails_over_if_the_rule_says_so(
     row_says: bool | None, receipt_says: bool, ends: Status
 ) -> None:
     receipt = make_receipt(E.FAILED, outcome=K.BAD_RECIPIENT, always_failover=receipt_says)
@@ -243,20 +242,20 @@ def test_unless_bounces_always_fail_over_by_the_rule_of_the_notification(
     assert verdict.status_after is ends
 
 
-def test_a_failure_of_an_earlier_message_does_not_reopen_what_a_later_one_sent() -> None:
+def test_a_failure_of_an_earlier_message_does_not_reopen_a_later_success() -> None:
     verdict = absorb(make_standing(newest=False), make_receipt(E.FAILED))
     assert verdict is not None
     assert (verdict.status_after, verdict.rank, verdict.reopened) == (S.SENT, RECEIPT_RANK[E.FAILED], False)
 
 
 @pytest.mark.parametrize("status", [S.RETRYING, S.FAILED, S.SENT, S.IN_DOUBT, S.CANCELLED, S.EXPIRED])
-def test_an_arrival_ends_it_well_whichever_message_arrived(status: Status) -> None:
+def test_a_delivery_ends_it_well_whichever_message_was_delivered(status: Status) -> None:
     verdict = absorb(make_standing(status, newest=False), make_receipt(E.DELIVERED))
     assert verdict is not None
     assert (verdict.status_after, verdict.reason) == (S.DELIVERED, None)
 
 
-def test_spam_is_the_end_even_after_an_arrival() -> None:
+def test_a_spam_report_is_final_even_after_a_delivery() -> None:
     verdict = absorb(make_standing(S.DELIVERED, rank=RECEIPT_RANK[E.DELIVERED]), make_receipt(E.SPAM_REPORT))
     assert verdict is not None
     assert (verdict.status_after, verdict.reason) == (S.FAILED, Reason.SPAM_REPORT)
@@ -272,7 +271,7 @@ beginnings = st.sampled_from([S.SENT, S.IN_DOUBT, S.RETRYING, S.FAILED, S.CANCEL
 def two_orders(
     draw: st.DrawFn, receipts: st.SearchStrategy[list[Receipt]]
 ) -> tuple[list[Receipt], list[Receipt]]:
-    """The same receipts twice, each time in some order and with some repeats."""
+    """Returns the same receipts twice, each time in random order and with random repeats."""
     heard = draw(receipts)
     repeats = draw(st.lists(st.sampled_from(heard), max_size=4))
     return heard, list(draw(st.permutations(heard + repeats)))
@@ -309,7 +308,7 @@ def test_any_order_and_any_repeats_end_in_the_same_status(
 
 @given(st.sampled_from([S.SENT, S.IN_DOUBT]), two_orders(mixed), st.booleans(), st.booleans())
 @example(S.SENT, ([BLAMED, UNBLAMED], [UNBLAMED, BLAMED]), False, False)
-def test_failures_of_different_classes_end_in_the_same_status_too(
+def test_failures_of_different_classes_end_in_the_same_status_in_any_order(
     status: Status, orders: tuple[list[Receipt], list[Receipt]], pinned: bool, unknown_before: bool
 ) -> None:
     standing = make_standing(status, pinned=pinned, unknown_before=unknown_before)
@@ -318,7 +317,7 @@ def test_failures_of_different_classes_end_in_the_same_status_too(
 
 
 @given(beginnings, plain)
-def test_the_worst_that_was_heard_decides(status: Status, receipts: list[Receipt]) -> None:
+def test_the_highest_ranked_receipt_decides(status: Status, receipts: list[Receipt]) -> None:
     found = hear(make_standing(status), receipts)
     heard = {receipt.event for receipt in receipts}
     if E.SPAM_REPORT in heard:

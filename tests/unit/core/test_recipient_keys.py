@@ -1,4 +1,4 @@
-"""Where preferences, suppressions and buckets are filed: two different things never share a place."""
+"""Keys of preferences, suppressions and buckets: two different things never share a key."""
 
 from __future__ import annotations
 
@@ -10,34 +10,32 @@ from homing.core.limits import Bucket, RateLimit, take
 from homing.core.model import Channel, Entry
 from homing.core.recipient_entries import preference_of, suppression_of
 
-# Few letters, so that different parts make the same text often if nothing keeps them apart.
+# Few letters, so that different parts often give the same text unless they are separated.
 TEXT = st.text(alphabet="a:%3A25*", min_size=1, max_size=6)
 
 
 @given(TEXT)
-def test_a_part_reads_back(text: str) -> None:
+def test_a_part_of_a_key_reads_back(text: str) -> None:
     assert part_text(key_part(text)) == text
     assert ":" not in key_part(text)
 
 
 @given(TEXT, TEXT, st.sampled_from([*(c.value for c in Channel), "*"]))
-def test_a_preference_is_read_from_its_key_as_it_was_filed(id: str, category: str, channel: str) -> None:
+def test_a_preference_reads_back_from_its_key(id: str, category: str, channel: str) -> None:
     entry = Entry(tenant="t", kind="preference", key=preference_key(id, category, channel), value={})
     found = preference_of(entry)
     assert (found.recipient_id, found.category, found.channel) == (id, category, channel)
 
 
 @given(st.sampled_from(Channel), TEXT, TEXT)
-def test_a_suppression_is_read_from_its_key_as_it_was_filed(
-    channel: Channel, address: str, category: str
-) -> None:
+def test_a_suppression_reads_back_from_its_key(channel: Channel, address: str, category: str) -> None:
     entry = Entry(tenant="t", kind="suppression", key=suppression_key(channel, address, category), value={})
     found = suppression_of(entry)
     assert (found.channel, found.address, found.category) == (channel, address, category)
 
 
 @given(st.floats(0, 10), st.integers(-20, 20), st.integers(0, 100_000))
-def test_taking_and_giving_back_stays_between_nothing_and_the_burst(
+def test_taking_and_returning_tokens_stays_between_zero_and_the_burst(
     tokens: float, want: int, passed_ms: int
 ) -> None:
     limit = RateLimit(0.1, 10)

@@ -1,4 +1,4 @@
-"""No recipient reaches a log through text that others wrote."""
+"""Redaction of other people's text before it is logged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from homing.core.ids import uuid7
 from homing.core.redact import HIDDEN, redact
-
-from .build import NOW
+from support.core_builders import NOW
 
 TOKEN = "fGk3:APA91b" + "xY_-9" * 8
 
@@ -32,7 +31,7 @@ TOKEN = "fGk3:APA91b" + "xY_-9" * 8
         ("postgresql://homing:p,w:1@db/x is away", "postgresql://db/x is away"),
     ],
 )
-def test_addresses_numbers_paths_and_tokens_are_taken_out(text: str, redacted: str) -> None:
+def test_addresses_numbers_paths_and_tokens_are_removed(text: str, redacted: str) -> None:
     assert redact(text) == redacted
 
 
@@ -47,12 +46,12 @@ def test_addresses_numbers_paths_and_tokens_are_taken_out(text: str, redacted: s
         "attempt 3 of 6 after 12000 ms",
     ],
 )
-def test_what_names_nobody_stays_as_it_is(text: str) -> None:
+def test_text_that_identifies_nobody_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
 @given(st.integers(0, 2**74 - 1))
-def test_our_own_ids_stay(bits: int) -> None:
+def test_homing_s_own_ids_are_unchanged(bits: int) -> None:
     text = f"notification {uuid7(NOW, bits)} failed"
     assert redact(text) == text
 
@@ -62,7 +61,7 @@ secrets = st.sampled_from(["ada.lovelace@example.org", "+15550100123", TOKEN, "s
 
 
 @given(words, secrets, words)
-def test_no_recipient_survives_whatever_stands_around_it(before: str, secret: str, after: str) -> None:
+def test_no_recipient_remains_whatever_text_surrounds_it(before: str, secret: str, after: str) -> None:
     shown = f"https://shop.example/{secret}" if "path" in secret else secret
     found = redact(f"{before} {shown} {after}")
     assert secret not in found
@@ -70,12 +69,12 @@ def test_no_recipient_survives_whatever_stands_around_it(before: str, secret: st
 
 
 @given(st.text())
-def test_any_text_is_redacted_without_an_error_and_twice_is_the_same_as_once(text: str) -> None:
+def test_any_text_can_be_redacted_and_redacting_twice_changes_nothing_more(text: str) -> None:
     once = redact(text)
     assert "\x00" not in once
     assert redact(once) == once
 
 
 @pytest.mark.parametrize("unit", ["a", "1", "@", "a@", "http://", "+1 ", "https://a@", "1-", "\x00", "a:"])
-def test_long_nonsense_costs_no_time_and_has_an_end(unit: str) -> None:
+def test_long_nonsense_is_redacted_quickly_and_truncated(unit: str) -> None:
     assert len(redact(unit * 50_000)) <= 60_000

@@ -1,4 +1,4 @@
-"""The send request: what is taken, in which form, and what is refused with the field named."""
+"""The send request: accepted forms, and refusals with the field's name."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ADA = Recipient(email="ada@example.org")
 
 
 def refused(field: str, problem: str = "") -> Any:
-    """A context that expects the request to be refused for this field."""
+    """Expects the request to be refused because of this field."""
     return pytest.raises(InvalidRequest, match=f"^{field}: .*{problem}")
 
 
-# The wire --------------------------------------------------------------------------------------------
+# Wire names ------------------------------------------------------------------------------------------
 
 
-def test_the_wire_is_camel_case_and_a_misspelt_field_is_refused() -> None:
+def test_wire_names_are_camel_case_and_a_misspelt_field_is_refused() -> None:
     found = msgspec.json.decode(
         b'{"templateKey": "t", "idempotencyKey": "k", "sendAt": "2026-01-31T09:00:00Z",'
         b' "recipient": {"deviceToken": "d", "timeZone": "Europe/Berlin"}}',
@@ -65,19 +65,19 @@ def test_the_wire_is_camel_case_and_a_misspelt_field_is_refused() -> None:
         ("push", ("both",), (Channel.PUSH, Channel.EMAIL)),
     ],
 )
-def test_channels_are_taken_each_once_and_in_order(
+def test_repeated_channels_count_once_and_keep_their_order(
     channel: str | None, channels: tuple[str, ...], found: tuple[Channel, ...]
 ) -> None:
     assert channels_of(SendRequest(channel=channel, channels=channels)) == found
 
 
-def test_a_missing_or_unknown_channel_is_refused_with_those_that_exist() -> None:
+def test_a_missing_or_unknown_channel_is_refused_with_the_known_ones() -> None:
     for request in (SendRequest(), SendRequest(channel="fax"), SendRequest(channels=("sms", "fax"))):
         with refused("channel", "sms, email, push, webhook, chat, queue or both"):
             channels_of(request)
 
 
-def test_recipients_come_as_one_or_as_many_but_not_as_both() -> None:
+def test_one_recipient_or_a_list_is_accepted_but_not_both() -> None:
     other = Recipient(id="u-2")
     assert recipients_of(SendRequest(recipient=ADA), LIMITS) == (ADA,)
     assert recipients_of(SendRequest(recipients=(ADA, other)), LIMITS) == (ADA, other)
@@ -87,7 +87,7 @@ def test_recipients_come_as_one_or_as_many_but_not_as_both() -> None:
         recipients_of(SendRequest(), LIMITS)
 
 
-def test_no_more_recipients_are_taken_than_allowed() -> None:
+def test_the_number_of_recipients_is_limited() -> None:
     limits = SendLimits(fan_out=2)
     assert len(recipients_of(SendRequest(recipients=(ADA, ADA)), limits)) == 2
     with refused("recipients", "at most 2 are allowed"):
@@ -96,13 +96,13 @@ def test_no_more_recipients_are_taken_than_allowed() -> None:
 
 @pytest.mark.parametrize("name", Recipient.__struct_fields__)
 @pytest.mark.parametrize("bad", ["a\x00b", "a\nb", "a\ud800b", "x" * 5_000])
-def test_no_field_of_a_recipient_may_carry_what_no_store_can_keep(name: str, bad: str) -> None:
+def test_no_field_of_a_recipient_may_contain_text_that_a_store_cannot_keep(name: str, bad: str) -> None:
     request = SendRequest(recipients=(ADA, replace(ADA, **{name: bad})))
     with refused(r"recipient\.(id|email|phone|deviceToken|url|locale|timeZone)"):
         recipients_of(request, LIMITS)
 
 
-def test_normal_is_medium_and_case_does_not_matter() -> None:
+def test_normal_means_medium_priority_and_case_does_not_matter() -> None:
     assert {priority_of(name) for name in ("medium", "normal", "NORMAL", "Medium")} == {Priority.MEDIUM}
     assert [priority_of(p.value.upper()) for p in Priority] == list(Priority)
     with refused("priority", "critical, high, medium, low"):
@@ -120,7 +120,7 @@ def test_normal_is_medium_and_case_does_not_matter() -> None:
         ("FCM", "fcm"),
     ],
 )
-def test_provider_names_are_understood_as_the_sources_spell_them(given_name: str, found: str) -> None:
+def test_provider_names_are_accepted_as_the_sources_spell_them(given_name: str, found: str) -> None:
     assert provider_id(given_name) == found
 
 
@@ -145,7 +145,7 @@ def test_provider_names_are_understood_as_the_sources_spell_them(given_name: str
         (Channel.QUEUE, Recipient(url="orders.created"), "orders.created"),
     ],
 )
-def test_an_address_is_taken_in_its_usual_form(channel: Channel, recipient: Recipient, address: str) -> None:
+def test_an_address_is_normalized(channel: Channel, recipient: Recipient, address: str) -> None:
     assert address_of(recipient, channel) == address
 
 
@@ -180,14 +180,14 @@ def test_an_address_is_taken_in_its_usual_form(channel: Channel, recipient: Reci
         (Channel.PUSH, "deviceToken", "   "),
     ],
 )
-def test_an_address_that_is_none_is_refused(channel: Channel, field: str, raw: str) -> None:
+def test_an_invalid_address_is_refused(channel: Channel, field: str, raw: str) -> None:
     names = {"deviceToken": "device_token"}
     with refused(rf"recipient\.{field}"):
         address_of(Recipient(**{names.get(field, field): raw}), channel)
 
 
 @pytest.mark.parametrize("channel", list(Channel))
-def test_a_missing_address_is_named_and_for_a_known_recipient_so_is_the_id(channel: Channel) -> None:
+def test_a_missing_address_is_named_together_with_a_known_recipient_s_id(channel: Channel) -> None:
     with refused(r"recipient\.(email|phone|deviceToken|url)", "is empty"):
         address_of(Recipient(), channel)
     with refused(r"recipient\.id", f"'u-1' has no .* which {channel.value} needs"):
@@ -210,19 +210,19 @@ def test_a_missing_address_is_named_and_for_a_known_recipient_so_is_the_id(chann
         (Channel.WEBHOOK, Content(html="<p>")),
     ],
 )
-def test_content_that_says_nothing_on_its_channel_is_refused(channel: Channel, content: Content) -> None:
+def test_content_that_is_empty_for_its_channel_is_refused(channel: Channel, content: Content) -> None:
     with refused("content", f"empty for {channel.value}"):
         check_content(content, channel, LIMITS)
 
 
 @pytest.mark.parametrize("channel", list(Channel))
-def test_a_body_is_enough_everywhere(channel: Channel) -> None:
+def test_a_body_is_enough_on_every_channel(channel: Channel) -> None:
     check_content(Content(body="Grüße,\n\tAda 🐦"), channel, LIMITS)
 
 
 @pytest.mark.parametrize("part", ["subject", "title"])
 @pytest.mark.parametrize("bad", ["a\nb", "a\r\nBcc: x", "a\x00b", "a\u2028b", "a\ud800b"])
-def test_a_line_that_is_more_than_a_line_is_refused(part: str, bad: str) -> None:
+def test_a_line_break_in_a_single_line_field_is_refused(part: str, bad: str) -> None:
     with refused(rf"content\.{part}"):
         check_content(replace(Content(body="b"), **{part: bad}), Channel.EMAIL, LIMITS)
 
@@ -234,7 +234,7 @@ def test_text_with_hidden_characters_is_refused(part: str, bad: str) -> None:
         check_content(replace(Content(body="b"), **{part: bad}), Channel.EMAIL, LIMITS)
 
 
-def test_content_is_measured_in_bytes_and_together() -> None:
+def test_the_size_of_the_content_is_its_total_in_bytes() -> None:
     limits = SendLimits(content_bytes=10)
     check_content(Content(body="ü" * 5), Channel.SMS, limits)
     with refused("content", "has 12 bytes; at most 10 are allowed"):
@@ -243,7 +243,7 @@ def test_content_is_measured_in_bytes_and_together() -> None:
         check_content(Content(data={"k": "123456"}), Channel.PUSH, limits)
 
 
-def test_attachments_have_a_limit_of_their_own_and_plain_names() -> None:
+def test_attachments_have_their_own_limit_and_plain_names() -> None:
     def attached(**fields: str) -> Content:
         return Content(body="b", attachments=(Attachment(**{"filename": "f", "content": "QQ==", **fields}),))
 
@@ -261,7 +261,7 @@ def test_attachments_have_a_limit_of_their_own_and_plain_names() -> None:
 # Names and free JSON ---------------------------------------------------------------------------------
 
 
-def test_names_and_keys_of_the_usual_kind_are_taken() -> None:
+def test_common_names_and_keys_are_accepted() -> None:
     usual = SendRequest(
         type="order.confirmed/v2",
         category="a-b:c",
@@ -289,7 +289,7 @@ def test_names_and_keys_of_the_usual_kind_are_taken() -> None:
         ("dedup_key", "dedupKey", "a\tb"),
     ],
 )
-def test_a_name_or_key_of_another_kind_is_refused(field: str, name: str, bad: str) -> None:
+def test_an_invalid_name_or_key_is_refused(field: str, name: str, bad: str) -> None:
     with refused(name):
         check_names(replace(SendRequest(), **{field: bad}))
         check_keys(replace(SendRequest(), **{field: bad}))
@@ -302,7 +302,7 @@ def nested(levels: int) -> Any:
     return value
 
 
-def test_free_json_has_a_depth_and_a_size() -> None:
+def test_free_json_is_limited_in_depth_and_size() -> None:
     check_json(None, "metadata", LIMITS)
     check_json(nested(32), "metadata", LIMITS)
     with refused(r"metadata\.k\[0\]\..*", "nested too deeply"):
@@ -328,7 +328,7 @@ def test_free_json_has_a_depth_and_a_size() -> None:
         ({"k": float("-inf")}, "metadata.k"),
     ],
 )
-def test_what_no_store_can_keep_is_refused_with_its_path(bad: Any, path: str) -> None:
+def test_json_that_a_store_cannot_keep_is_refused_with_its_path(bad: Any, path: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_json(bad, "metadata", LIMITS)
     assert caught.value.field == path
@@ -342,7 +342,7 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.text("abc"), json_values))
-def test_free_json_that_passes_can_be_written_and_read_back(value: dict[str, Any]) -> None:
+def test_accepted_free_json_can_be_written_and_read_back(value: dict[str, Any]) -> None:
     try:
         check_json(value, "metadata", LIMITS)
     except InvalidRequest:
@@ -356,11 +356,11 @@ def test_free_json_that_passes_can_be_written_and_read_back(value: dict[str, Any
         st.text(st.characters(codec="utf-8", exclude_characters="\x00")), st.floats() | json_values
     )
 )
-def test_free_json_is_refused_exactly_where_it_is_too_large(value: dict[str, Any]) -> None:
+def test_free_json_is_refused_exactly_above_its_size_limit(value: dict[str, Any]) -> None:
     try:
         check_json(value, "metadata", LIMITS)
     except InvalidRequest:
-        return  # for another reason
+        return  # refused for another reason
     size = len(msgspec.json.encode(value))
     check_json(value, "metadata", LIMITS, size)
     if value:

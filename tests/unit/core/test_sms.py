@@ -1,4 +1,4 @@
-"""SMS length and segments, known before sending."""
+"""Length and segments of an SMS, known before sending."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GSM, UCS = SmsEncoding.GSM_7, SmsEncoding.UCS_2
         ("€" * 81, GSM, 162, 2),
         ("{}[]~^|\\€\f", GSM, 20, 1),
         ("à@£\n\rÅΔΩ¿§", GSM, 10, 1),
-        ("ç", UCS, 1, 1),  # the alphabet has only the capital
+        ("ç", UCS, 1, 1),  # the alphabet has only the capital letter
         ("`", UCS, 1, 1),
         ("\t", UCS, 1, 1),
         ("é" * 160, GSM, 160, 1),
@@ -35,23 +35,25 @@ GSM, UCS = SmsEncoding.GSM_7, SmsEncoding.UCS_2
         ("👍" * 36, UCS, 72, 2),
     ],
 )
-def test_the_size_of_a_text(text: str, encoding: SmsEncoding, units: int, segments: int) -> None:
+def test_the_length_of_a_text_is_counted_in_its_encoding(
+    text: str, encoding: SmsEncoding, units: int, segments: int
+) -> None:
     assert sms_size(text) == SmsSize(encoding, units, segments)
 
 
-def test_an_escaped_character_is_never_cut_in_two() -> None:
+def test_an_escaped_character_is_never_split_between_segments() -> None:
     fits = "a" * 152 + "b" + "€" * 76 + "c"
     assert sms_size(fits) == SmsSize(GSM, 306, 2)
     moved = "a" * 152 + "€" + "c" * 152  # 306 septets too, but the 153rd and 154th belong together
     assert sms_size(moved) == SmsSize(GSM, 306, 3)
 
 
-def test_a_surrogate_pair_is_never_cut_in_two() -> None:
+def test_a_surrogate_pair_is_never_split_between_segments() -> None:
     assert sms_size("ê" * 67 + "👍" * 33 + "ê") == SmsSize(UCS, 134, 2)
     assert sms_size("ê" * 66 + "👍" + "ê" * 66) == SmsSize(UCS, 134, 3)
 
 
-def test_the_alphabet_has_128_places_but_the_escape_and_ten_more_behind_it() -> None:
+def test_the_alphabet_has_127_characters_and_ten_escaped_ones() -> None:
     every = [chr(point) for point in range(0x3000)]
     plain = [one for one in every if sms_size(one) == SmsSize(GSM, 1, 1)]
     escaped = [one for one in every if sms_size(one) == SmsSize(GSM, 2, 1)]
@@ -60,7 +62,7 @@ def test_the_alphabet_has_128_places_but_the_escape_and_ten_more_behind_it() -> 
 
 
 @given(st.text(alphabet=st.sampled_from("abc€[]ê👍é"), max_size=700))
-def test_segments_are_those_of_a_plain_count(text: str) -> None:
+def test_segments_match_a_straightforward_count(text: str) -> None:
     size = sms_size(text)
     seven_bit = not set(text) & set("ê👍")
     widths = [(2 if one in "€[]" else 1) if seven_bit else (2 if one == "👍" else 1) for one in text]

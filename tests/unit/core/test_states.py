@@ -1,4 +1,4 @@
-"""The table of legal transitions: what may follow what, and who may ask for it."""
+"""The table of legal transitions: which status may follow which, and by whose request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from homing.core.states import (
     after_command,
     may_settle,
 )
-
-from .build import make_command
+from support.core_builders import make_command
 
 S, C = Status, CommandName
 QUEUED = [Mode.PRIORITY, Mode.STANDARD, Mode.BULK]
@@ -59,18 +58,18 @@ def test_every_status_is_waiting_sending_final_or_in_doubt() -> None:
     assert S.IN_DOUBT not in FINAL | LIVE
 
 
-def test_only_what_waits_is_claimed() -> None:
+def test_only_waiting_rows_are_claimed() -> None:
     assert dict.fromkeys(WAITING, S.SENDING) == CLAIM
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(Status, Status)))
-def test_only_what_is_being_sent_is_settled_and_never_as_still_sending(before: Status, after: Status) -> None:
+def test_only_rows_in_sending_are_settled_and_never_as_sending(before: Status, after: Status) -> None:
     assert may_settle(before, after) == (before is S.SENDING and after is not S.SENDING)
 
 
 @pytest.mark.parametrize("mode", QUEUED)
 @pytest.mark.parametrize(("name", "before"), list(itertools.product(CommandName, Status)))
-def test_a_command_leads_where_the_table_says_or_is_refused(
+def test_a_command_leads_to_the_status_in_the_table_or_is_refused(
     mode: Mode, name: CommandName, before: Status
 ) -> None:
     command = make_command(name, resolution=S.SENT if name is C.RESOLVE else None)
@@ -78,7 +77,7 @@ def test_a_command_leads_where_the_table_says_or_is_refused(
 
 
 @pytest.mark.parametrize(("name", "before"), list(itertools.product(CommandName, Status)))
-def test_nothing_sends_a_synchronous_notification_later(name: CommandName, before: Status) -> None:
+def test_no_transition_sends_a_synchronous_notification_later(name: CommandName, before: Status) -> None:
     command = make_command(name, resolution=S.SENT if name is C.RESOLVE else None)
     found = after_command(command, before, mode=Mode.SYNCHRONOUS)
     assert found is (None if name in (C.RETRY, C.RESEND) else ALLOWED[name].get(before))
@@ -86,24 +85,24 @@ def test_nothing_sends_a_synchronous_notification_later(name: CommandName, befor
 
 @pytest.mark.parametrize("name", [C.RETRY, C.RESEND])
 @pytest.mark.parametrize("before", list(Status))
-def test_what_was_resent_is_not_sent_a_second_time(name: CommandName, before: Status) -> None:
+def test_a_resent_notification_is_not_sent_again(name: CommandName, before: Status) -> None:
     assert after_command(make_command(name), before, mode=Mode.STANDARD, resent=True) is None
 
 
-def test_what_was_resent_can_still_be_acknowledged() -> None:
+def test_a_resent_notification_can_still_be_acknowledged() -> None:
     acknowledge = make_command(C.ACKNOWLEDGE)
     assert after_command(acknowledge, S.FAILED, mode=Mode.STANDARD, resent=True) is S.FAILED
 
 
 @pytest.mark.parametrize("resolution", [*Status, None])
-def test_a_doubt_is_resolved_as_sent_or_failed_and_nothing_else(resolution: Status | None) -> None:
+def test_an_in_doubt_notification_is_resolved_only_as_sent_or_failed(resolution: Status | None) -> None:
     command = make_command(C.RESOLVE, resolution=resolution)
     expected = resolution if resolution in (S.SENT, S.FAILED) else None
     assert after_command(command, S.IN_DOUBT, mode=Mode.STANDARD) is expected
     assert after_command(command, S.FAILED, mode=Mode.STANDARD) is None
 
 
-def test_no_command_touches_what_a_provider_took() -> None:
+def test_no_command_applies_to_a_notification_that_a_provider_accepted() -> None:
     for name, before in itertools.product(CommandName, (S.SENT, S.DELIVERED)):
         assert before not in COMMANDS[name]
 

@@ -1,4 +1,4 @@
-"""The tokens of unsubscribe links: they open to what was sealed, or to nothing."""
+"""Tokens of unsubscribe links: they decrypt to the sealed subscription, or to nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ subscriptions = st.builds(
 
 
 @given(subscriptions)
-def test_a_token_opens_to_what_was_sealed_and_is_always_the_same(what: Subscription) -> None:
+def test_a_token_decrypts_to_its_subscription_and_is_deterministic(what: Subscription) -> None:
     token = SEAL.token(what)
     assert SEAL.opened(token) == what
     assert SEAL.token(what) == token
@@ -28,7 +28,7 @@ def test_a_token_opens_to_what_was_sealed_and_is_always_the_same(what: Subscript
 
 
 @given(subscriptions, st.data())
-def test_a_token_that_was_changed_anywhere_opens_to_nothing(what: Subscription, data: st.DataObject) -> None:
+def test_a_modified_token_decrypts_to_nothing(what: Subscription, data: st.DataObject) -> None:
     token = SEAL.token(what)
     at = data.draw(st.integers(0, len(token) - 1))
     other = data.draw(st.sampled_from([one for one in ALPHABET if one != token[at]]))
@@ -38,16 +38,16 @@ def test_a_token_that_was_changed_anywhere_opens_to_nothing(what: Subscription, 
 
 
 @given(st.text(max_size=100))
-def test_what_is_no_token_opens_to_nothing(text: str) -> None:
+def test_text_that_is_not_a_token_decrypts_to_nothing(text: str) -> None:
     assert SEAL.opened(text) is None
 
 
 @pytest.mark.parametrize("text", ["", "1", "1A", "1AAAA", "2" + "A" * 60, "1" + "A" * LONGEST_TOKEN, "1é"])
-def test_odd_lengths_and_forms_open_to_nothing(text: str) -> None:
+def test_odd_lengths_and_formats_decrypt_to_nothing(text: str) -> None:
     assert SEAL.opened(text) is None
 
 
-def test_nothing_of_the_recipient_can_be_read_in_a_token() -> None:
+def test_a_token_reveals_nothing_about_the_recipient() -> None:
     from base64 import urlsafe_b64decode
 
     token = SEAL.token(ADA)
@@ -57,7 +57,7 @@ def test_nothing_of_the_recipient_can_be_read_in_a_token() -> None:
         assert word not in token.encode()
 
 
-def test_another_secret_opens_nothing_and_makes_another_token() -> None:
+def test_another_secret_cannot_decrypt_it_and_gives_another_token() -> None:
     other = Seal(b"another secret of thirty-two chars")
     assert other.opened(SEAL.token(ADA)) is None
     assert other.token(ADA) != SEAL.token(ADA)

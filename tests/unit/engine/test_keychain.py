@@ -1,4 +1,4 @@
-"""Keys over their life: made, used, rotated, ended; and how seldom the store is asked about them."""
+"""The life of API keys: created, used, rotated, expired; and few reads of the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
 class CountedStore(MemoryStore):
-    """Counts what it is asked, and gives way once like a store with a disk."""
+    """Counts its calls, and yields once per call like a store with a disk."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__(clock)
@@ -46,8 +46,8 @@ class CountedStore(MemoryStore):
             raise StoreUnavailable
 
 
-class Office:
-    """One process: its keychain and tenants over a store that others may share."""
+class KeychainProcess:
+    """A process: its keychain and tenants on a store that others may share."""
 
     def __init__(self, clock: ManualClock, store: CountedStore, seed: int = 1) -> None:
         self.clock, self.store = clock, store
@@ -70,17 +70,17 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def office(clock: ManualClock) -> Office:
-    return Office(clock, CountedStore(clock))
+def office(clock: ManualClock) -> KeychainProcess:
+    return KeychainProcess(clock, CountedStore(clock))
 
 
-def elsewhere(office: Office) -> Office:
-    """Another process over the same store."""
-    return Office(office.clock, office.store, seed=2)
+def elsewhere(office: KeychainProcess) -> KeychainProcess:
+    """Returns another process on the same store."""
+    return KeychainProcess(office.clock, office.store, seed=2)
 
 
-async def test_a_key_is_its_tenants_with_its_scopes_and_nothing_of_it_is_stored_but_a_hash(
-    office: Office,
+async def test_a_key_belongs_to_its_tenant_with_its_scopes_and_only_a_hash_is_stored(
+    office: KeychainProcess,
 ) -> None:
     new = await office.keys.create("default", "shop", ["read", "send"], who="cli:ada", rate_per_second=5)
     caller = await office.keys.verify(new.text)
@@ -98,7 +98,7 @@ async def test_a_key_is_its_tenants_with_its_scopes_and_nothing_of_it_is_stored_
     assert found.created_at == datetime.fromtimestamp(START_MS / 1000, UTC)
 
 
-async def test_another_secret_with_a_known_id_is_refused_without_asking_the_store(office: Office) -> None:
+async def test_a_wrong_secret_for_a_known_id_is_refused_without_a_read(office: KeychainProcess) -> None:
     new = await office.make()
     assert await office.lets_in(new)
     office.store.asked.clear()
@@ -108,7 +108,7 @@ async def test_another_secret_with_a_known_id_is_refused_without_asking_the_stor
     assert not office.store.asked
 
 
-async def test_a_key_that_is_used_often_is_read_once_in_five_seconds(office: Office) -> None:
+async def test_a_frequently_used_key_is_read_once_in_five_seconds(office: KeychainProcess) -> None:
     new = await office.make()
     for _ in range(100):
         assert await office.lets_in(new)
@@ -118,7 +118,7 @@ async def test_a_key_that_is_used_often_is_read_once_in_five_seconds(office: Off
     assert office.store.asked["get api_key"] == 2
 
 
-async def test_a_thousand_guesses_at_once_are_few_questions_to_the_store(office: Office) -> None:
+async def test_a_thousand_simultaneous_guesses_cause_few_reads(office: KeychainProcess) -> None:
     new = await office.make()
     guesses = [minted(1000 + n, n).text for n in range(1000)]
     office.store.asked.clear()
@@ -130,7 +130,7 @@ async def test_a_thousand_guesses_at_once_are_few_questions_to_the_store(office:
     assert office.store.asked["get api_key"] <= 3, "that there is no such key is remembered too"
 
 
-async def test_guesses_take_no_memory_without_end_and_push_out_no_key(office: Office) -> None:
+async def test_guesses_use_limited_memory_and_evict_no_key(office: KeychainProcess) -> None:
     new = await office.make()
     assert await office.lets_in(new)
     await asyncio.gather(*(office.keys.verify(minted(1000 + n, n).text) for n in range(12_000)))
@@ -140,7 +140,7 @@ async def test_guesses_take_no_memory_without_end_and_push_out_no_key(office: Of
 
 
 async def test_a_revoked_key_is_refused_at_once_here_and_within_five_seconds_elsewhere(
-    office: Office,
+    office: KeychainProcess,
 ) -> None:
     other = elsewhere(office)
     new = await office.make()
@@ -156,7 +156,7 @@ async def test_a_revoked_key_is_refused_at_once_here_and_within_five_seconds_els
     assert (again.revoked_by, again.revoked_at) == ("cli:ada", revoked.revoked_at)
 
 
-async def test_a_read_that_was_under_way_while_a_key_was_revoked_is_not_remembered(office: Office) -> None:
+async def test_a_read_in_progress_while_a_key_is_revoked_is_not_cached(office: KeychainProcess) -> None:
     new = await office.make()
     early = asyncio.create_task(office.lets_in(new))
     await asyncio.sleep(0)
@@ -165,7 +165,7 @@ async def test_a_read_that_was_under_way_while_a_key_was_revoked_is_not_remember
     assert not await office.lets_in(new)
 
 
-async def test_a_key_ends_at_its_time_without_anybody_doing_anything(office: Office) -> None:
+async def test_a_key_expires_by_itself(office: KeychainProcess) -> None:
     new = await office.make(expires_in_ms=2_000)
     office.clock.advance(1_999)
     assert await office.lets_in(new)
@@ -174,7 +174,7 @@ async def test_a_key_ends_at_its_time_without_anybody_doing_anything(office: Off
     assert (await office.keys.get(new.key.id)).status is KeyStatus.EXPIRED
 
 
-async def test_after_a_rotation_both_keys_are_good_until_the_overlap_ends(office: Office) -> None:
+async def test_after_a_rotation_both_keys_are_valid_until_the_overlap_ends(office: KeychainProcess) -> None:
     old = await office.keys.create("default", "shop", ["send"], who="ada", rate_per_second=7)
     new = await office.keys.rotate(old.key.id, who="bob")
     assert new.text != old.text
@@ -189,7 +189,7 @@ async def test_after_a_rotation_both_keys_are_good_until_the_overlap_ends(office
     assert await office.lets_in(new)
 
 
-async def test_an_overlap_never_prolongs_a_key_and_may_be_none(office: Office) -> None:
+async def test_an_overlap_never_extends_a_key_and_may_be_zero(office: KeychainProcess) -> None:
     old = await office.make(expires_in_ms=HOUR_MS)
     new = await office.keys.rotate(old.key.id, who="ada")
     assert (await office.keys.get(old.key.id)).expires_at == old.key.expires_at
@@ -199,7 +199,7 @@ async def test_an_overlap_never_prolongs_a_key_and_may_be_none(office: Office) -
     assert await office.lets_in(newest)
 
 
-async def test_a_key_that_has_ended_or_was_rotated_cannot_be_rotated(office: Office) -> None:
+async def test_an_expired_or_rotated_key_cannot_be_rotated(office: KeychainProcess) -> None:
     old = await office.make()
     new = await office.keys.rotate(old.key.id, who="ada")
     with pytest.raises(CommandRefused, match=f"rotated to {new.key.id}"):
@@ -213,7 +213,7 @@ async def test_a_key_that_has_ended_or_was_rotated_cannot_be_rotated(office: Off
         await office.keys.rotate(new.key.id, who="ada", overlap_ms=-1)
 
 
-async def test_of_two_rotations_at_once_one_wins(office: Office) -> None:
+async def test_of_two_simultaneous_rotations_one_wins(office: KeychainProcess) -> None:
     old = await office.make()
     both = await asyncio.gather(
         office.keys.rotate(old.key.id, who="a"),
@@ -224,7 +224,7 @@ async def test_of_two_rotations_at_once_one_wins(office: Office) -> None:
     assert len(await office.keys.list()) == 2
 
 
-async def test_the_last_use_is_written_once_a_minute_and_beside_the_requests(office: Office) -> None:
+async def test_the_last_use_is_written_once_a_minute_in_the_background(office: KeychainProcess) -> None:
     new = await office.make()
     assert (await office.keys.get(new.key.id)).last_used_at is None
     for _ in range(10):
@@ -238,7 +238,7 @@ async def test_the_last_use_is_written_once_a_minute_and_beside_the_requests(off
     assert used == datetime.fromtimestamp(office.clock.now_ms() / 1000, UTC)
 
 
-async def test_that_the_last_use_cannot_be_written_stops_nobody(office: Office) -> None:
+async def test_a_failed_write_of_the_last_use_blocks_no_request(office: KeychainProcess) -> None:
     new = await office.make()
     assert await office.lets_in(new)
     office.store.away = True
@@ -247,7 +247,9 @@ async def test_that_the_last_use_cannot_be_written_stops_nobody(office: Office) 
     assert await office.lets_in(new)
 
 
-async def test_while_the_store_is_away_nobody_is_let_in_or_refused_for_good(office: Office) -> None:
+async def test_while_the_store_is_unavailable_requests_are_neither_accepted_nor_refused_for_good(
+    office: KeychainProcess,
+) -> None:
     new = await office.make()
     office.store.away = True
     with pytest.raises(StoreUnavailable):
@@ -256,7 +258,7 @@ async def test_while_the_store_is_away_nobody_is_let_in_or_refused_for_good(offi
     assert await office.lets_in(new)
 
 
-async def test_the_keys_of_a_tenant_are_listed_and_counted_by_themselves(office: Office) -> None:
+async def test_the_keys_of_a_tenant_are_listed_and_limited_separately(office: KeychainProcess) -> None:
     await office.tenants.create("acme", who="ada")
     mine = [await office.make("acme") for _ in range(3)]
     await office.make("default")
@@ -270,7 +272,7 @@ async def test_the_keys_of_a_tenant_are_listed_and_counted_by_themselves(office:
     assert await office.keys.list("nobody") == ()
 
 
-async def test_there_is_a_first_key_once(office: Office) -> None:
+async def test_the_first_key_is_created_only_once(office: KeychainProcess) -> None:
     assert await office.keys.is_empty()
     await office.make()
     assert not await office.keys.is_empty()
@@ -290,8 +292,8 @@ async def test_there_is_a_first_key_once(office: Office) -> None:
         ({"expires_at": datetime(2100, 1, 1)}, "expiresAt"),
     ],
 )
-async def test_a_field_that_is_not_acceptable_is_named_and_nothing_is_made(
-    office: Office, wrong: dict[str, object], field: str
+async def test_an_invalid_field_is_named_and_nothing_is_created(
+    office: KeychainProcess, wrong: dict[str, object], field: str
 ) -> None:
     fields: dict[str, object] = {"name": "shop", "scopes": ["send"], **wrong}
     with pytest.raises(InvalidRequest) as refused:
@@ -300,7 +302,7 @@ async def test_a_field_that_is_not_acceptable_is_named_and_nothing_is_made(
     assert await office.keys.is_empty()
 
 
-async def test_a_key_for_a_tenant_that_is_not_there_is_not_made(office: Office) -> None:
+async def test_no_key_is_created_for_an_unknown_tenant(office: KeychainProcess) -> None:
     for tenant in ("acme", "*", ""):
         with pytest.raises(NotFound):
             await office.make(tenant)
@@ -310,7 +312,7 @@ async def test_a_key_for_a_tenant_that_is_not_there_is_not_made(office: Office) 
 # Tenants ---------------------------------------------------------------------------------------------
 
 
-async def test_the_keys_of_a_disabled_tenant_are_refused_until_it_is_enabled(office: Office) -> None:
+async def test_the_keys_of_a_disabled_tenant_are_refused_until_it_is_enabled(office: KeychainProcess) -> None:
     other = elsewhere(office)
     await office.tenants.create("acme", who="ada")
     new = await office.make("acme")
@@ -324,7 +326,7 @@ async def test_the_keys_of_a_disabled_tenant_are_refused_until_it_is_enabled(off
     assert await office.lets_in(new)
 
 
-async def test_tenants_are_listed_by_name_with_those_that_nobody_made(office: Office) -> None:
+async def test_tenants_are_listed_by_name_including_those_created_implicitly(office: KeychainProcess) -> None:
     await office.tenants.create("zebra", who="ada")
     await office.tenants.create("acme", who="ada")
     listed = await office.tenants.list()
@@ -333,7 +335,7 @@ async def test_tenants_are_listed_by_name_with_those_that_nobody_made(office: Of
     assert [one.name for one in await office.tenants.list(after="acme", limit=1)] == ["default"]
 
 
-async def test_a_tenant_is_made_once_and_under_a_name_that_cannot_be_mistaken(office: Office) -> None:
+async def test_a_tenant_is_created_once_under_an_unambiguous_name(office: KeychainProcess) -> None:
     await office.tenants.create("acme", who="ada")
     for name in ("acme", "default"):
         with pytest.raises(VersionConflict):
@@ -346,7 +348,7 @@ async def test_a_tenant_is_made_once_and_under_a_name_that_cannot_be_mistaken(of
         await office.tenants.get("nobody")
 
 
-async def test_the_default_tenant_can_be_disabled_like_any_other(office: Office) -> None:
+async def test_the_default_tenant_can_be_disabled_like_any_other(office: KeychainProcess) -> None:
     new = await office.make("default")
     await office.tenants.disable("default", who="ada")
     assert not await office.lets_in(new)

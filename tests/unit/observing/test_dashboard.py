@@ -1,4 +1,4 @@
-"""The dashboard and the pages about metrics speak of those that there are."""
+"""The dashboard and the docs about metrics mention only existing metrics, and all of them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SERIES = {
         for ending in ("bucket", "sum", "count")
     },
 }
-"""By the name that a query uses."""
+"""Metrics by the name that a query uses."""
 
 FOREIGN_LABELS = {"job", "instance", "le"}
-"""Prometheus' own."""
+"""Labels that Prometheus adds."""
 
 _SELECTED = re.compile(r"\b((?:homing|retry|retries)_\w+)(?:\{([^}]*)\})?")
 
@@ -47,7 +47,7 @@ def queries() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("query", sorted(set(queries())))
-def test_a_query_asks_for_metrics_and_labels_that_exist(query: str) -> None:
+def test_a_query_uses_only_existing_metrics_and_labels(query: str) -> None:
     selected = _SELECTED.findall(query)
     assert selected, query
     labels = FOREIGN_LABELS.union(*(SERIES[name].labels for name, _ in selected))
@@ -59,11 +59,11 @@ def test_a_query_asks_for_metrics_and_labels_that_exist(query: str) -> None:
 
 
 @pytest.mark.parametrize("query", sorted(set(queries())))
-def test_a_query_is_whole(query: str) -> None:
+def test_the_syntax_of_a_query_is_complete(query: str) -> None:
     for opened, closed in ("()", "[]", "{}"):
         assert query.count(opened) == query.count(closed), query
     for name, _ in _SELECTED.findall(query):
-        if SERIES[name].kind != "gauge":  # a bare counter says nothing
+        if SERIES[name].kind != "gauge":  # a counter without rate() is meaningless
             assert re.search(rf"(?:rate|increase)\({name}[^\[]*\[", query), query
         elif SERIES[name].labels or "retry" in name:
             assert re.search(
@@ -76,7 +76,7 @@ def test_every_metric_is_on_the_dashboard() -> None:
     assert shown == set(BY_NAME)
 
 
-def test_it_has_what_grafana_needs_to_load_it() -> None:
+def test_it_has_the_fields_that_grafana_requires() -> None:
     assert DASHBOARD["title"] == "Homing"
     assert DASHBOARD["schemaVersion"] >= 36
     assert "id" not in DASHBOARD, "an id belongs to one installation"
@@ -91,7 +91,7 @@ def test_it_has_what_grafana_needs_to_load_it() -> None:
         assert len(set(refs)) == len(refs)
 
 
-def test_no_two_panels_overlap_and_none_leaves_the_grid() -> None:
+def test_no_two_panels_overlap_and_all_are_inside_the_grid() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -122,7 +122,7 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_the_reference_is_the_catalogue() -> None:
+def test_the_reference_matches_the_catalogue() -> None:
     told = [
         Metric(name.strip("` "), kind, tuple(re.findall(r"`(\w+)`", labels)), help)  # type: ignore[arg-type]
         for name, kind, labels, help in rows("All of them")
@@ -130,11 +130,11 @@ def test_the_reference_is_the_catalogue() -> None:
     assert told == [Metric(m.name, m.kind, m.labels, m.help) for m in CATALOGUE]
 
 
-def test_every_label_is_described_and_no_other() -> None:
+def test_exactly_the_existing_labels_are_described() -> None:
     assert {row[0].strip("` ") for row in rows("Labels")} == {label for m in CATALOGUE for label in m.labels}
 
 
-def test_the_names_of_metrics_follow_the_customs_of_prometheus() -> None:
+def test_the_names_of_metrics_follow_the_conventions_of_prometheus() -> None:
     for metric in CATALOGUE:
         assert re.fullmatch(r"(homing|retry|retries)_[a-z_]+", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name

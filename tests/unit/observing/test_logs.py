@@ -1,4 +1,4 @@
-"""Log lines of a process: readable by machines or people, and with nobody's address in them."""
+"""Log lines: readable by machines or people, without recipients' addresses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ secrets = st.one_of(emails, phones, device_tokens, urls)
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """The process's logging is everybody's."""
+    """Restores the process-wide logging configuration."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -45,11 +45,11 @@ def lines(format: str, level: str = "info") -> io.StringIO:
 
 
 def private_part(secret: str) -> str:
-    """What must not be seen of it: hosts may be."""
+    """Parts of the text that must not be logged. Hosts may be."""
     return secret.partition("@")[0] if "@" in secret else secret.rpartition("/")[2].lstrip("+")
 
 
-def test_a_line_of_json_says_when_how_bad_who_and_what() -> None:
+def test_a_json_line_has_time_level_logger_and_message() -> None:
     stream = lines("json")
     logging.getLogger("homing.breakers").warning("breaker of %s: %s → %s", "pigeon", "closed", "open")
     line = json.loads(stream.getvalue())
@@ -58,7 +58,7 @@ def test_a_line_of_json_says_when_how_bad_who_and_what() -> None:
     assert line == {"level": "warning", "logger": "homing.breakers", "event": event}
 
 
-def test_a_line_of_text_says_the_same() -> None:
+def test_a_text_line_has_the_same_parts() -> None:
     stream = lines("text")
     logging.getLogger("homing.worker").info("%d leases", 3)
     assert stream.getvalue().endswith(" INFO homing.worker 3 leases\n")
@@ -75,7 +75,7 @@ def test_every_record_is_one_line_of_json() -> None:
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
-def test_the_level_decides_what_is_said(format: str) -> None:
+def test_the_level_filters_messages(format: str) -> None:
     stream = lines(format, "error")
     logging.getLogger("homing.worker").warning("not this")
     logging.getLogger("homing.worker").error("but this")
@@ -83,13 +83,13 @@ def test_the_level_decides_what_is_said(format: str) -> None:
     assert "but this" in stream.getvalue()
 
 
-def test_configuring_again_replaces_what_was_there() -> None:
+def test_configuring_again_replaces_the_earlier_configuration() -> None:
     first, second = lines("text"), lines("json")
     logging.getLogger("homing").warning("once")
     assert (first.getvalue(), len(second.getvalue().splitlines())) == ("", 1)
 
 
-def test_an_id_of_ours_stays() -> None:
+def test_homing_s_own_ids_are_kept() -> None:
     id = uuid7(1_794_000_000_000, 4711)
     stream = lines("json")
     logging.getLogger("homing.settler").error("settlement of %s cannot be written", id)
@@ -99,7 +99,7 @@ def test_an_id_of_ours_stays() -> None:
 @pytest.mark.parametrize("format", ["text", "json"])
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(secret=secrets, words=st.sampled_from(["no mailbox %s here", "<%s>: 550", "%s", "to=%s;", "('%s',)"]))
-def test_no_recipient_gets_into_a_line(format: str, secret: str, words: str) -> None:
+def test_no_recipient_is_logged(format: str, secret: str, words: str) -> None:
     stream = lines(format)
     logging.getLogger("homing.deliverer").warning(words, secret)
     assert private_part(secret) not in stream.getvalue()
@@ -120,7 +120,7 @@ def test_no_recipient_gets_into_a_line(format: str, secret: str, words: str) -> 
         ]
     ),
 )
-def test_no_named_secret_gets_into_a_line(format: str, secret: str, words: str) -> None:
+def test_no_named_secret_is_logged(format: str, secret: str, words: str) -> None:
     stream = lines(format)
     logging.getLogger("asyncpg").error(words, f"{secret}Zq9")
     assert f"{secret}Zq9" not in stream.getvalue()
@@ -129,7 +129,7 @@ def test_no_named_secret_gets_into_a_line(format: str, secret: str, words: str) 
 @pytest.mark.parametrize("format", ["text", "json"])
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(secret=secrets)
-def test_a_traceback_has_neither_values_nor_recipients(format: str, secret: str) -> None:
+def test_a_traceback_contains_neither_values_nor_recipients(format: str, secret: str) -> None:
     def fails(recipient: str) -> None:
         kept_in_a_variable = recipient.upper()
         raise ValueError(f"cannot reach {recipient}") from KeyError(kept_in_a_variable)
@@ -144,12 +144,12 @@ def test_a_traceback_has_neither_values_nor_recipients(format: str, secret: str)
     assert private_part(secret).upper() not in written
     assert "ValueError: cannot reach" in written
     assert "in fails" in written
-    assert "in test_a_traceback_has_neither_values_nor_recipients" in written, "code is no secret"
+    assert "in test_a_traceback_contains_neither_values_nor_recipients" in written, "code is no secret"
     if format == "json":
         assert "Traceback" in json.loads(written)["exception"]
 
 
-def test_a_group_of_errors_is_told_with_those_in_it() -> None:
+def test_an_exception_group_is_logged_with_its_members() -> None:
     stream = lines("json")
     inner = [ValueError("to ada@example.org"), ExceptionGroup("more", [KeyError("bob@example.org")])]
     logging.getLogger("homing").error("broke off", exc_info=ExceptionGroup("several", inner))
@@ -162,7 +162,7 @@ def test_a_group_of_errors_is_told_with_those_in_it() -> None:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(secret=secrets)
-def test_what_is_given_along_is_redacted_however_deep(secret: str) -> None:
+def test_extra_fields_are_redacted_at_any_depth(secret: str) -> None:
     stream = lines("json")
     given_along: dict[str, Any] = {"to": secret, "seen": [{"by": (secret, 1)}, {secret: None}], "attempt": 3}
     logging.getLogger("homing.events").warning("told", extra=given_along)
@@ -170,7 +170,7 @@ def test_what_is_given_along_is_redacted_however_deep(secret: str) -> None:
     assert json.loads(stream.getvalue())["attempt"] == 3
 
 
-def test_what_is_given_along_cannot_pass_for_ours() -> None:
+def test_extra_fields_cannot_replace_standard_ones() -> None:
     stream = lines("json")
     private = "ada@example.org"
     along = {
@@ -185,7 +185,7 @@ def test_what_is_given_along_cannot_pass_for_ours() -> None:
     assert json.loads(stream.getvalue())["level"] == "warning"
 
 
-def test_a_number_that_may_be_a_telephone_is_hidden_too() -> None:
+def test_a_number_that_may_be_a_phone_number_is_hidden_too() -> None:
     stream = lines("json")
     logging.getLogger("homing").warning("told", extra={"to": 15550100123, "ratio": 0.5, "on": True})
     line = json.loads(stream.getvalue())

@@ -1,4 +1,4 @@
-"""The pages of the push providers and Apprise name every setting, and no other."""
+"""The docs pages of the push providers and Apprise list exactly the existing settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an SMTP reply means: the vectors, and where in the conversation it came."""
+"""The meaning of SMTP replies: the vectors, and the stage of the conversation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from homing.core.model import OutcomeKind
 from homing.providers.smtp_replies import Reply, Stage, classify, happened
-
-from .mailing import vectors
+from support.vector_files import vectors
 
 K = OutcomeKind
 REPLIES: dict[str, Any] = vectors("smtp_replies")
@@ -26,7 +25,7 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("case", REPLIES["cases"], ids=lambda case: f"{case['reply']}-{case['enhanced']}")
-def test_each_reply_of_the_vectors_is_of_its_class(case: dict[str, Any]) -> None:
+def test_each_reply_of_the_vectors_has_its_class(case: dict[str, Any]) -> None:
     reply = Reply(int(case["reply"]), f"{case['enhanced'] or ''} some words")
     if case["class"] == "intermediate":
         assert reply.goes_on
@@ -39,7 +38,7 @@ def test_each_reply_of_the_vectors_is_of_its_class(case: dict[str, Any]) -> None
         assert classify(reply, stage).kind in CLASSES[case["class"]], stage
 
 
-def test_the_situations_of_the_vectors_have_their_words() -> None:
+def test_the_situations_of_the_vectors_have_their_texts() -> None:
     classes = {case["situation"]: case["class"] for case in REPLIES["extra"]}
     assert classes["connection refused / timeout / reset before any reply"] == "transient"
     for word in ("connect", "timeout", "dropped"):
@@ -70,7 +69,7 @@ def test_the_situations_of_the_vectors_have_their_words() -> None:
         (700, "", Stage.DATA, K.TRANSIENT),
     ],
 )
-def test_the_same_code_means_something_else_elsewhere(
+def test_the_same_code_has_another_meaning_at_another_stage(
     code: int, text: str, stage: Stage, kind: OutcomeKind
 ) -> None:
     assert classify(Reply(code, text), stage).kind is kind
@@ -80,12 +79,12 @@ def test_the_same_code_means_something_else_elsewhere(
     ("code", "text"),
     [(450, "4.7.1 wait"), (451, "4.7.1 Greylisted"), (450, "Graylisting in effect"), (451, "grey-listed")],
 )
-def test_greylisting_is_waited_for(code: int, text: str) -> None:
+def test_greylisting_is_retried(code: int, text: str) -> None:
     outcome = classify(Reply(code, text), Stage.RECIPIENT)
     assert (outcome.kind, outcome.retry_after_ms) == (K.TRANSIENT, 300_000)
 
 
-def test_the_code_and_the_words_are_kept_without_the_recipient() -> None:
+def test_code_and_text_are_kept_without_the_recipient() -> None:
     outcome = classify(Reply(550, "5.1.1 <ada@example.org>: User unknown\n5.1.1 in table"), Stage.RECIPIENT)
     assert outcome.error_code == "550 5.1.1"
     assert "ada@" not in (outcome.error or "")
@@ -113,7 +112,7 @@ def test_no_reply_makes_it_raise(code: int, text: str, stage: Stage) -> None:
         ("451 4.3.0 later", Stage.DOT, False),
     ],
 )
-def test_a_refusal_of_the_mail_that_the_table_does_not_list_is_marked(
+def test_a_refusal_of_the_email_missing_in_the_table_is_marked_as_unlisted(
     reply: str, stage: Stage, unlisted: bool
 ) -> None:
     assert classify(Reply(int(reply[:3]), reply[4:]), stage).unlisted is unlisted

@@ -1,4 +1,4 @@
-"""Signatures of Standard Webhooks: the contract's vectors, and the official library as a witness."""
+"""Signatures of Standard Webhooks, checked with the contract's vectors and the official library."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def accepted(secret: str, asked: Callback, now_s: int) -> bool:
 
 
 @pytest.mark.parametrize("case", VECTORS, ids=lambda case: case["id"])
-def test_the_vectors_hold(case: dict[str, Any]) -> None:
+def test_the_vectors_are_satisfied(case: dict[str, Any]) -> None:
     body = case["body"].encode()
     asked = callback(case["webhook_id"], case["webhook_timestamp"], case["webhook_signature"], body)
     assert accepted(case["secret"], asked, case["now"]) is case["valid"]
@@ -56,7 +56,7 @@ def test_the_vectors_hold(case: dict[str, Any]) -> None:
     body=st.text().map(str.encode),
     stamp=st.integers(1, 2**33),
 )
-def test_the_official_library_signs_alike(key: bytes, id: str, body: bytes, stamp: int) -> None:
+def test_the_official_library_makes_the_same_signatures(key: bytes, id: str, body: bytes, stamp: int) -> None:
     secret = f"whsec_{b64encode(key).decode()}"
     ours = signature([SigningKey(Secret(secret))], id, stamp, body)
     theirs = Webhook(secret).sign(id, datetime.fromtimestamp(stamp, UTC), body.decode())
@@ -64,7 +64,7 @@ def test_the_official_library_signs_alike(key: bytes, id: str, body: bytes, stam
 
 
 @given(body=st.binary(max_size=50), flip=st.integers(0, 255))
-def test_the_official_library_and_ours_refuse_alike(body: bytes, flip: int) -> None:
+def test_the_official_library_refuses_the_same_signatures(body: bytes, flip: int) -> None:
     now_s = int(datetime.now(UTC).timestamp())
     made = signature([SigningKey(Secret(SECRET))], "id", now_s, b"{}")
     sent = bytes([flip]) + body
@@ -93,7 +93,7 @@ def test_both_keys_sign_during_a_rotation() -> None:
     "entries",
     ["", "v1", "v1,", "v1,%%%", "nonsense", "v1a,AAAA", ",", "v1,é", "v1 " * 50, "v1," + "A" * 9999],
 )
-def test_entries_that_are_none_are_skipped(entries: str) -> None:
+def test_invalid_entries_are_skipped(entries: str) -> None:
     asked = callback("id", "100", entries, b"body")
     assert not accepted(SECRET, asked, 100)
     assert not accepted(CHECKS, asked, 100)
@@ -102,13 +102,13 @@ def test_entries_that_are_none_are_skipped(entries: str) -> None:
 
 
 @pytest.mark.parametrize("stamp", ["", "now", "-5", "1.5", "٣", "9" * 40])
-def test_a_time_that_is_none_is_refused(stamp: str) -> None:
+def test_an_invalid_time_is_refused(stamp: str) -> None:
     good = signature([SigningKey(Secret(SECRET))], "id", 100, b"body")
     assert not accepted(SECRET, callback("id", stamp, good, b"body"), 100)
 
 
 @pytest.mark.parametrize("given", ["whsec_!!", "whxx_AAAA", "whsk_AAAA", "whpk_AAAA", "whsec_", "_AAAA"])
-def test_a_secret_that_is_none_is_a_clear_error_without_the_secret(given: str) -> None:
+def test_an_invalid_secret_is_a_clear_error_without_the_secret(given: str) -> None:
     with pytest.raises(ConfigError, match="secret: (is|has .* which is) not") as raised:
         SigningKey(Secret(given))
     assert "AAAA" not in str(raised.value)

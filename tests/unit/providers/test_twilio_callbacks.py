@@ -1,4 +1,4 @@
-"""Twilio's status callbacks: only Twilio's are heard, and each says what it says once."""
+"""Twilio's status callbacks: only signed ones are accepted, and each event has one id."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from homing.core.model import OutcomeKind, ReceiptEvent
 from homing.providers.answers import error_table
 from homing.providers.secret import Secret
 from homing.providers.twilio_callbacks import TwilioCallbacks, is_valid, read, signature_of
-
-from .texting import KINDS, NOW_MS, SID, TOKEN, a_twilio, vectors
+from support.sms_deliveries import KINDS, NOW_MS, SID, TOKEN, a_twilio
+from support.vector_files import vectors
 
 SIGNATURES = vectors("twilio_signature")
 ERRORS = vectors("twilio_errors")
@@ -44,7 +44,7 @@ def a_status(status: str, code: str = "", *, url: str = URL, token: str = TOKEN,
 
 
 @pytest.mark.parametrize("case", SIGNATURES["cases"], ids=lambda case: case["id"])
-def test_every_signed_request_of_the_contract(case: dict[str, Any]) -> None:
+def test_every_signed_request_of_the_contract_is_judged_correctly(case: dict[str, Any]) -> None:
     if case["kind"] == "json":
         callback = Callback(
             url=case["url"], headers={"content-type": "application/json"}, body=case["raw_body"].encode()
@@ -54,7 +54,7 @@ def test_every_signed_request_of_the_contract(case: dict[str, Any]) -> None:
     assert is_valid(case["auth_token"], case["url"], callback, case["signature"]) is case["valid"]
 
 
-def test_where_the_sdks_disagree_the_url_is_signed_as_it_is() -> None:
+def test_where_the_sdks_disagree_the_url_is_signed_unchanged() -> None:
     apostrophe, userinfo = SIGNATURES["sdk_disagreements"]
     params = [(name, value) for name, value in apostrophe["params"]]
     callback = a_form(apostrophe["url"], params)
@@ -70,7 +70,7 @@ def test_where_the_sdks_disagree_the_url_is_signed_as_it_is() -> None:
 
 
 class Generated:
-    """One request as Twilio might make it: valid, or tampered with in one of many ways."""
+    """A request as Twilio might make it: valid, or tampered with in one of many ways."""
 
     def __init__(self, seed: int) -> None:
         self.chance = Random(seed)
@@ -139,7 +139,7 @@ def percent_encoded(params: Pairs) -> str:
 
 
 def lower_case_encoded(params: Pairs) -> str:
-    """Every byte as an escape, in lower case."""
+    """Percent-encodes every byte in lower case."""
     return "&".join("=".join(_escaped(part) for part in pair) for pair in params)
 
 
@@ -147,7 +147,7 @@ def _escaped(text: str) -> str:
     return "".join(f"%{byte:02x}" for byte in text.encode())
 
 
-def test_the_official_sdk_agrees_on_600_generated_requests() -> None:
+def test_the_official_sdk_gives_the_same_verdict_on_600_generated_requests() -> None:
     verdicts = []
     for seed in range(600):
         one = Generated(seed)
@@ -157,7 +157,7 @@ def test_the_official_sdk_agrees_on_600_generated_requests() -> None:
     assert min(verdicts.count(True), verdicts.count(False)) > 150
 
 
-def test_behind_a_proxy_the_url_is_the_one_that_twilio_was_given() -> None:
+def test_behind_a_proxy_the_signed_url_is_the_public_one() -> None:
     query = "?delivery=018d0c7e-5a00-7000-8000-000000000001&attempt=3"
     signed = a_status("delivered", url=URL + query)
     seen = Callback(url="http://10.0.0.7:8080/sms-status" + query, headers=signed.headers, body=signed.body)
@@ -177,7 +177,7 @@ def test_a_callback_without_its_signature_is_refused() -> None:
             a_twilio().hear(bare, NOW_MS)
 
 
-def test_a_body_that_nothing_vouches_for_is_refused() -> None:
+def test_a_body_that_is_not_covered_by_the_signature_is_refused() -> None:
     signature = signature_of(TOKEN, URL, [])
     for kind in ("application/json", "multipart/form-data", ""):
         headers = {"content-type": kind, "x-twilio-signature": signature}
@@ -185,7 +185,7 @@ def test_a_body_that_nothing_vouches_for_is_refused() -> None:
             a_twilio().hear(Callback(url=URL, headers=headers, body=b"MessageSid=SM1"), NOW_MS)
 
 
-def test_without_the_auth_token_nothing_is_believed() -> None:
+def test_without_the_auth_token_everything_is_refused() -> None:
     with pytest.raises(CallbackRefused, match="auth_token"):
         TwilioCallbacks(None).hear(a_status("delivered"), NOW_MS)
     with pytest.raises(CallbackRefused):
@@ -193,16 +193,14 @@ def test_without_the_auth_token_nothing_is_believed() -> None:
 
 
 @given(st.text(), st.binary(), st.text(), st.sampled_from([FORM["content-type"], "application/json", ""]))
-def test_no_request_makes_it_raise_anything_but_a_refusal(
-    url: str, body: bytes, signature: str, kind: str
-) -> None:
+def test_any_request_is_read_or_refused(url: str, body: bytes, signature: str, kind: str) -> None:
     callback = Callback(url=url, headers={"content-type": kind, "x-twilio-signature": signature}, body=body)
     with pytest.raises(CallbackRefused):
         a_twilio(callback_url=URL).hear(callback, NOW_MS)
     assert isinstance(read(callback, NOW_MS), Heard)
 
 
-def test_a_flood_of_fields_is_refused() -> None:
+def test_a_request_with_very_many_fields_is_refused() -> None:
     url = URL + "?" + "&".join(["a=b"] * 501)
     plain = Callback(url=url, headers={"content-type": "text/plain"}, body=b"x")
     with pytest.raises(CallbackRefused):
@@ -211,7 +209,7 @@ def test_a_flood_of_fields_is_refused() -> None:
         a_twilio().hear(a_form(URL, [("a", "b")] * 501), NOW_MS)
 
 
-# What they say ------------------------------------------------------------------------------------------
+# Contents -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,7 +231,7 @@ def test_a_flood_of_fields_is_refused() -> None:
         ("a status of tomorrow", []),
     ],
 )
-def test_every_status_says_something_or_is_ignored(status: str, events: list[ReceiptEvent]) -> None:
+def test_every_status_has_a_meaning_or_is_ignored(status: str, events: list[ReceiptEvent]) -> None:
     heard = a_twilio().hear(a_status(status), NOW_MS)
     assert [receipt.event for receipt in heard.receipts] == events
     assert heard.ignored == (0 if events else 1)
@@ -241,7 +239,7 @@ def test_every_status_says_something_or_is_ignored(status: str, events: list[Rec
     assert len({receipt.event_id for receipt in heard.receipts}) == len(events)
 
 
-def test_a_repeat_has_the_same_event_id_whatever_else_it_carries() -> None:
+def test_a_repeat_has_the_same_event_id_whatever_else_it_contains() -> None:
     first = a_twilio().hear(a_status("sent"), NOW_MS)
     again = a_twilio().hear(a_status("sent", RawDlrDoneDate="2401151200"), NOW_MS + 60_000)
     other = a_twilio().hear(a_status("delivered"), NOW_MS)
@@ -251,7 +249,7 @@ def test_a_repeat_has_the_same_event_id_whatever_else_it_carries() -> None:
 @pytest.mark.parametrize(
     "row", [row for row in ERRORS["codes"] if row["stage"] == "callback"], ids=lambda row: str(row["code"])
 )
-def test_every_callback_code_of_the_contract_blames_the_right_one(row: dict[str, Any]) -> None:
+def test_every_callback_code_of_the_contract_has_its_class(row: dict[str, Any]) -> None:
     receipts = a_twilio().hear(a_status("undelivered", str(row["code"])), NOW_MS).receipts
     failed = receipts[0]
     assert (failed.event, failed.error_code) == (ReceiptEvent.FAILED, str(row["code"]))
@@ -288,21 +286,21 @@ def test_the_real_callback_of_the_contract_is_read() -> None:
         ("?delivery=%00'&attempt=2", (None, 0)),
     ],
 )
-def test_our_own_id_comes_back_from_the_query(query: str, found: tuple[str | None, int]) -> None:
+def test_our_id_is_read_back_from_the_query(query: str, found: tuple[str | None, int]) -> None:
     (receipt,) = a_twilio().hear(a_status("sent", url=URL + query), NOW_MS).receipts
     assert (receipt.notification_id, receipt.attempt) == found
 
 
-def test_a_signed_callback_that_is_no_status_is_counted() -> None:
+def test_a_signed_callback_without_a_status_is_counted() -> None:
     params = [("MessageSid", SID)]
     callback = a_form(URL, params, **{"x-twilio-signature": signature_of(TOKEN, URL, params)})
     assert a_twilio().hear(callback, NOW_MS) == Heard(unreadable=1)
 
 
-# Bounds -------------------------------------------------------------------------------------------------
+# Limits -------------------------------------------------------------------------------------------------
 
 
-def test_a_body_above_64_kib_is_refused_even_if_it_is_signed() -> None:
+def test_a_body_above_64_kib_is_refused_even_if_signed() -> None:
     heard = a_twilio().hear(a_status("delivered", Body="x" * 60_000), NOW_MS)
     assert len(heard.receipts) == 1
     with pytest.raises(CallbackRefused, match="more than 65536 bytes"):

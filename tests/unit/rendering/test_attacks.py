@@ -1,8 +1,7 @@
-"""None of the attacks succeeds: each ends in an error or in harmless text, soon, and in little memory."""
+"""Attacks on the template sandbox: each ends quickly in an error or in harmless text, with little memory."""
 
 from __future__ import annotations
 
-import re
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 from homing.core.errors import InvalidRequest
-
-from . import attacks
-from .library import render
+from support import template_attacks as attacks
+from support.template_attacks import LEAKED, SECRET
+from support.template_folders import render
 
 KINDS: tuple[Callable[[], list[attacks.Attack]], ...] = (
     attacks.reaching,
@@ -26,11 +25,6 @@ KINDS: tuple[Callable[[], list[attacks.Attack]], ...] = (
     attacks.bombs,
     attacks.hostile_data,
 )
-SECRET = "s3cret-of-this-machine"
-LEAKED = re.compile(
-    rf"{SECRET}|root:|<class|<function|<built-in|<bound|<module|<jinja2|<Macro|<Template|object at 0x|uid=\d"
-    r"|\b49\b|site-packages|<Cycler|<Joiner|<Namespace|Undefined"
-)
 MOST_CPU_S = 30.0
 """The renderer stops after 0.25 s of CPU time. An attack that it did not stop would take hours."""
 MOST_CHARACTERS = 6_000_000
@@ -38,7 +32,7 @@ MOST_MEMORY_KIB = 400 * 1024
 
 
 def outcome(source: str, data: Mapping[str, Any], part: str) -> str | None:
-    """What was written, or None where it was refused. Any other error goes through."""
+    """Returns the rendered text, or None if the template was refused. Other errors are raised."""
     try:
         content = render(source, data, part=part, partials=attacks.PARTIALS)
     except InvalidRequest as error:
@@ -69,8 +63,8 @@ def test_there_are_more_than_a_thousand_different_attacks() -> None:
     assert len({source for kind in KINDS for source, _ in kind()}) > 1_000
 
 
-def test_what_reaches_for_python_is_refused_and_not_merely_empty() -> None:
-    """All but a few: an own member of that name is data, and some things print as nothing."""
+def test_access_to_python_internals_is_refused_and_not_merely_empty() -> None:
+    """Almost all are: data may have a member of that name, and some things print as nothing."""
     written = [text for source, data in attacks.chains() if (text := outcome(source, data, "text"))]
     assert set(written) <= {"minemine", attacks.DATA["code"], "FalseTrue", "1"}
 

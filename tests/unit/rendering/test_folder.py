@@ -1,4 +1,4 @@
-"""A folder of templates: what is read, what is checked, and when it is read anew."""
+"""A folder of templates: what is read, what is checked, and when it is read again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from homing.core.templates import CheckReport
 from homing.rendering.checking import check
 from homing.rendering.files import MOST_BYTES, read_folder
 from homing.rendering.templates import FolderTemplates
-
-from .library import ORDER, write
+from support.template_folders import ORDER, write
 
 BOTH = ("en-US", "de")
 DATA = {"name": "Ada", "items": [1, 2]}
@@ -49,7 +48,7 @@ async def test_a_message_is_rendered_in_exactly_its_locale_and_channel(tmp_path:
         ("order", Channel.PUSH, "de", "'order' has no content for push in de, only for email, sms"),
     ],
 )
-async def test_what_is_not_there_is_not_replaced_by_something_else(
+async def test_a_missing_template_is_not_replaced_by_another(
     tmp_path: Path, key: str, channel: Channel, locale: str, says: str
 ) -> None:
     templates = FolderTemplates(write(tmp_path, ORDER))
@@ -58,7 +57,7 @@ async def test_what_is_not_there_is_not_replaced_by_something_else(
     assert says in str(caught.value)
 
 
-async def test_a_change_is_seen_when_asked_for_and_has_another_version(tmp_path: Path) -> None:
+async def test_a_change_is_seen_on_demand_and_has_a_new_version(tmp_path: Path) -> None:
     templates = FolderTemplates(write(tmp_path, ORDER))
     before = await templates.render("t", "order", Channel.SMS, "de", DATA)
     write(tmp_path, {"order/de/sms.txt": "Neu"})
@@ -72,7 +71,7 @@ async def test_a_change_is_seen_when_asked_for_and_has_another_version(tmp_path:
     assert await templates.render("t", "order", Channel.SMS, "de", DATA) == before
 
 
-async def test_renders_at_once_all_find_what_is_compiled_once(tmp_path: Path) -> None:
+async def test_concurrent_renders_share_one_compilation(tmp_path: Path) -> None:
     templates = FolderTemplates(write(tmp_path, ORDER))
     made = await asyncio.gather(
         *(templates.render("t", "order", Channel.SMS, "de", {"name": n, "items": []}) for n in range(50))
@@ -82,7 +81,7 @@ async def test_renders_at_once_all_find_what_is_compiled_once(tmp_path: Path) ->
     assert library.compiled("order", "de") is library.ready("order", "de")
 
 
-async def test_a_long_row_of_renders_lets_others_run(tmp_path: Path) -> None:
+async def test_a_long_series_of_renders_lets_other_tasks_run(tmp_path: Path) -> None:
     templates = FolderTemplates(write(tmp_path, ORDER))
     await templates.render("t", "order", Channel.SMS, "de", DATA)
     turns: list[int] = []
@@ -93,7 +92,7 @@ async def test_a_long_row_of_renders_lets_others_run(tmp_path: Path) -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    for _ in range(3_000):  # some 50 ms of rendering, without anything to wait for
+    for _ in range(3_000):  # about 50 ms of rendering without any await
         await templates.render("t", "order", Channel.EMAIL, "de", DATA)
     task.cancel()
     assert len(turns) >= 2
@@ -109,7 +108,7 @@ def test_a_shared_file_is_part_of_the_version(tmp_path: Path) -> None:
     assert version() != before
 
 
-def test_keys_may_be_folders_deep_and_what_editors_leave_is_not_looked_at(tmp_path: Path) -> None:
+def test_keys_may_be_nested_folders_and_editors_temporary_files_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, {f"shop/{name}": text for name, text in ORDER.items()})
     write(
         tmp_path,
@@ -121,13 +120,13 @@ def test_keys_may_be_folders_deep_and_what_editors_leave_is_not_looked_at(tmp_pa
     assert messages(tmp_path) == []
 
 
-def test_a_good_folder_passes(tmp_path: Path) -> None:
+def test_a_correct_folder_passes_the_check(tmp_path: Path) -> None:
     report = checked(write(tmp_path, ORDER))
     assert report.good
     assert (report.keys, report.state("order", "de")) == (("order",), "ok")
 
 
-def test_a_locale_that_is_missing_fails_the_check(tmp_path: Path) -> None:
+def test_a_missing_locale_fails_the_check(tmp_path: Path) -> None:
     report = checked(write(tmp_path, ORDER), (*BOTH, "fr"))
     assert [one.message for one in report.findings] == ["order/fr: is missing"]
     assert [report.state("order", locale) for locale in (*BOTH, "fr")] == ["ok", "ok", "missing"]
@@ -158,30 +157,28 @@ def test_a_locale_that_is_missing_fails_the_check(tmp_path: Path) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_is_wrong_fails_the_check_and_says_where(
-    tmp_path: Path, files: dict[str, str], says: str
-) -> None:
+def test_a_mistake_fails_the_check_with_its_place(tmp_path: Path, files: dict[str, str], says: str) -> None:
     write(tmp_path, ORDER)
     found = messages(write(tmp_path, files))
     assert any(one.startswith(says) for one in found), found
 
 
-def test_an_error_in_a_shared_file_is_told_once_for_each_locale_at_most(tmp_path: Path) -> None:
+def test_an_error_in_a_shared_file_is_reported_at_most_once_per_locale(tmp_path: Path) -> None:
     found = checked(write(tmp_path, {**ORDER, "_f.txt": "{% for %}"})).findings
     assert len(found) == 2
 
 
-def test_a_file_that_is_not_text_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_reported(tmp_path: Path) -> None:
     write(tmp_path, ORDER)
     (tmp_path / "order/de/sms.txt").write_bytes(b"\xff\xfe")
     assert "order/de/sms.txt: is not UTF-8 text: invalid start byte at byte 0" in messages(tmp_path)
 
 
-def test_an_empty_folder_is_not_fit(tmp_path: Path) -> None:
+def test_an_empty_folder_fails_the_check(tmp_path: Path) -> None:
     assert messages(tmp_path) == ["there are no templates; they must be at KEY/LOCALE/CHANNEL.PART"]
 
 
-def test_a_preview_has_all_channels_or_one_and_takes_other_data(tmp_path: Path) -> None:
+def test_a_preview_has_all_channels_or_one_and_accepts_other_data(tmp_path: Path) -> None:
     library = FolderTemplates(write(tmp_path, ORDER)).library()
     assert set(library.preview("order", "de").contents) == {Channel.EMAIL, Channel.SMS}
     bob = library.preview("order", "de", Channel.SMS, {"name": "Bob", "items": []})

@@ -1,4 +1,4 @@
-"""What templates can say, and how their errors read."""
+"""What templates can do, and the texts of their errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from markupsafe import Markup
 
 from homing.core.errors import InvalidRequest, TemplateFailed
 from homing.rendering import meter
-
-from .library import render, text
+from support.template_folders import render, text
 
 DATA: dict[str, Any] = {
     "name": "Ada",
@@ -47,7 +46,7 @@ DATA: dict[str, Any] = {
         ("{{ __class__ | default('none') }}", "none"),
     ],
 )  # fmt: skip
-def test_what_people_write_works(source: str, expected: str) -> None:
+def test_common_template_syntax_works(source: str, expected: str) -> None:
     assert text(source, DATA) == expected
 
 
@@ -60,7 +59,7 @@ def test_html_is_escaped_and_text_is_not() -> None:
     assert text("<a>{{ name | safe }}</a>", {"name": "<i>"}, part="html") == "<a><i></a>"
 
 
-def test_nobody_brings_markup_of_their_own() -> None:
+def test_data_cannot_contain_markup() -> None:
     with pytest.raises(InvalidRequest, match="data: cannot be encoded as JSON"):
         text("{{ name }}", {"name": Markup("<i>")}, part="html")
 
@@ -79,7 +78,7 @@ def test_shared_files_can_be_extended_included_and_imported() -> None:
     assert made == "<body><b>&lt;A&gt;</b><i>&lt;A&gt;</i></body>"
 
 
-def test_what_one_render_keeps_in_a_shared_file_the_next_one_does_not_find() -> None:
+def test_a_variable_set_in_a_shared_file_does_not_survive_the_render() -> None:
     shared = {
         "_m.txt": "{% set kept = namespace(x='') %}"
         "{% macro add(v) %}{% set kept.x = kept.x ~ v %}{{ kept.x }}{% endmacro %}"
@@ -88,19 +87,19 @@ def test_what_one_render_keeps_in_a_shared_file_the_next_one_does_not_find() -> 
     assert [text(source, {"name": n}, partials=shared) for n in "ab"] == ["aaa", "bbb"]
 
 
-def test_plain_text_is_never_pulled_into_html() -> None:
+def test_plain_text_is_never_included_in_html() -> None:
     with pytest.raises(TemplateFailed, match=r"_f\.txt: cannot be included here; use \.html in HTML"):
         text("{% include '_f.txt' %}", part="html", partials={"_f.txt": "{{ name }}"})
 
 
-def test_data_of_python_comes_as_json_would_bring_it() -> None:
+def test_python_values_are_rendered_like_their_json_equivalents() -> None:
     data = {"price": Decimal("9.90"), "at": datetime(2026, 1, 31, tzinfo=UTC), "pair": (1, 2)}
     assert text("{{ price }} {{ at }} {{ pair | join }}", data) == "9.90 2026-01-31T00:00:00Z 12"
     with pytest.raises(InvalidRequest, match="data: cannot be encoded as JSON"):
         text("x", {"f": print})
 
 
-def test_json_keeps_its_shape_whatever_the_data_says() -> None:
+def test_rendered_json_keeps_its_structure_for_any_data() -> None:
     from homing.core.model import Channel
     from homing.rendering.files import Folder, Source, Written
     from homing.rendering.templates import Library, rendered
@@ -158,10 +157,10 @@ def test_errors_name_the_file_the_line_and_what_is_wrong(source: str, says: str)
         ("{{ 10 ** 5000 }}", "computes a number that is too large"),
     ],
 )
-def test_what_goes_too_far_is_stopped_and_told(
+def test_excessive_templates_are_stopped_with_an_error(
     source: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meter, "thread_time", lambda: 0.0)  # what is counted, not what is timed
+    monkeypatch.setattr(meter, "thread_time", lambda: 0.0)  # limits by count, not by time
     with pytest.raises(TemplateFailed, match=r"t/en/email\.txt, line 1: .*") as caught:
         text(source, {"long": "x" * 2_000})
     assert says in str(caught.value)
@@ -175,19 +174,19 @@ def test_a_render_that_takes_too_long_is_stopped_between_two_steps(monkeypatch: 
     assert list(looks) == []
 
 
-def test_every_part_has_all_of_its_bounds_to_itself() -> None:
+def test_every_part_has_its_own_limits() -> None:
     assert len(text("{% for a in range(900) %}{{ long }}{% endfor %}", {"long": "x" * 1_000})) == 900_000
     assert len(text("{% for a in range(900) %}{{ long }}{% endfor %}", {"long": "x" * 1_000})) == 900_000
 
 
-def test_an_error_in_a_shared_file_names_it_and_who_uses_it() -> None:
+def test_an_error_in_a_shared_file_names_it_and_the_file_that_uses_it() -> None:
     with pytest.raises(
         TemplateFailed, match=r"_f\.txt, line 2 \(used by t/en/email\.txt\): 'nme' is undefined"
     ):
         text("{% include '_f.txt' %}", partials={"_f.txt": "\n{{ nme }}"})
 
 
-def test_no_error_tells_the_data() -> None:
+def test_no_error_shows_the_data() -> None:
     secret = "4711-secret"
     for source in (
         "{{ x * 2 }}",
@@ -202,5 +201,5 @@ def test_no_error_tells_the_data() -> None:
         assert secret not in str(caught.value)
 
 
-def test_a_subject_is_one_line_without_what_an_editor_adds() -> None:
+def test_a_subject_is_one_line_without_trailing_line_breaks() -> None:
     assert render("\n Hi {{ name }} \n\n", {"name": "Ada"}, part="subject").subject == "Hi Ada"

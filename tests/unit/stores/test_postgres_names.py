@@ -9,7 +9,7 @@ from homing.stores.postgres.names import in_schema, read_address
 from homing.stores.postgres.statements import Batch
 
 
-def test_what_is_homings_own_is_taken_out_of_the_url() -> None:
+def test_homing_s_own_options_are_removed_from_the_url() -> None:
     address = read_address(
         "postgresql://ada:secret@db:5433/app?schema=outbox&sslmode=require&pool_size=3&listen=false"
         "&cached_statements=0"
@@ -28,13 +28,13 @@ def test_what_is_homings_own_is_taken_out_of_the_url() -> None:
 @pytest.mark.parametrize(
     "query", ["schema=Homing", "schema=a-b", "schema=", "pool_size=0", "pool_size=x", "listen=maybe"]
 )
-def test_a_setting_that_does_not_fit_is_named(query: str) -> None:
+def test_a_wrong_option_is_named(query: str) -> None:
     name = query.partition("=")[0]
     with pytest.raises(ConfigError, match=f"store: has a {name}"):
         read_address(f"postgresql://db/app?{query}")
 
 
-def test_only_names_in_the_schema_are_rewritten() -> None:
+def test_only_names_of_the_schema_are_rewritten() -> None:
     sql = "SELECT homing.now_ms(), nextval('homing.seqs') FROM homing.live WHERE x = 'homing'"
     assert in_schema(sql, "homing") is sql
     assert in_schema(sql, "outbox") == (
@@ -42,7 +42,7 @@ def test_only_names_in_the_schema_are_rewritten() -> None:
     )
 
 
-def test_a_batch_without_anything_shared_has_an_array_for_each_column() -> None:
+def test_a_batch_without_common_values_has_an_array_per_column() -> None:
     batch = Batch("SELECT * FROM {rows}", {"seq": "bigint", "id": "uuid"})
     assert batch.text == (
         "SELECT * FROM (SELECT a.seq, a.id"
@@ -50,7 +50,7 @@ def test_a_batch_without_anything_shared_has_an_array_for_each_column() -> None:
     )
 
 
-def test_what_many_rows_share_goes_as_one_value_and_numbers_go_as_one_text() -> None:
+def test_values_common_to_all_rows_are_sent_once_and_numbers_as_one_text() -> None:
     batch = Batch(
         "SELECT * FROM {rows}", {"seq": "bigint", "name": "text", "at": "bigint", "is_new": "boolean"}
     )
@@ -68,7 +68,7 @@ def test_what_many_rows_share_goes_as_one_value_and_numbers_go_as_one_text() -> 
     )
 
 
-def test_few_rows_have_one_shape_whatever_they_share() -> None:
+def test_small_batches_have_one_form_whatever_their_rows_have_in_common() -> None:
     batch = Batch("SELECT * FROM {rows}", {"seq": "bigint", "name": "text"})
     assert batch.fitted([(1, "a")]) == ((False, True), ["{1}", "a"])
     assert batch.fitted([(1, "a"), (2, "a")]) == ((False, False), ["{1,2}", ["a", "a"]])

@@ -1,4 +1,4 @@
-"""The manual clock stands still until it is told to go on."""
+"""The manual clock advances only when a test tells it to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_sleeper_wakes_when_its_time_has_come() -> None:
     await asyncio.wait_for(sleeper, 1)
 
 
-async def test_sleepers_wake_soonest_first_and_ties_in_their_order() -> None:
+async def test_sleepers_wake_in_order_of_time_and_then_of_arrival() -> None:
     clock, woken = ManualClock(), []
 
     async def sleep(name: str, duration_ms: int) -> None:
@@ -47,7 +47,7 @@ async def test_sleepers_wake_soonest_first_and_ties_in_their_order() -> None:
     assert woken == ["at once", "a", "b", "b too", "c"]
 
 
-async def test_a_sleeper_that_was_cancelled_disturbs_nobody() -> None:
+async def test_a_cancelled_sleeper_does_not_affect_others() -> None:
     clock = ManualClock()
     gone, stays = asyncio.create_task(clock.sleep_ms(10)), asyncio.create_task(clock.sleep_ms(10))
     await asyncio.sleep(0)
