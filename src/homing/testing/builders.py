@@ -237,9 +237,8 @@ def sent(
 ) -> Settlement:
     """Returns a settlement for an attempt that the provider accepted.
 
-    If the provider later reports a failure, it is not tried again for the time in `bounce_ms`, by default a
-    minute.
-    None for both bounce arguments is what an older version of Homing stored.
+    If the provider later reports a failure, it is not tried again for the time in `bounce_ms`, by default
+    a minute. None for both bounce arguments is what an older version of Homing stored.
     """
     record = an_attempt(claim, message_id=message_id or f"m-{claim.id}-{claim.attempt}")
     return a_settlement(claim, Status.SENT, attempt=record, bounce_always=bounce_always, bounce_ms=bounce_ms)
@@ -255,7 +254,7 @@ def retry_in(
     error: str = "try later",
     error_code: str = "503",
 ) -> Settlement:
-    """Returns a settlement for a failed attempt. The next one is due after `delay_ms`, at `provider` if given."""
+    """Returns a settlement for a failed attempt. The next is due after `delay_ms`, at `provider` if given."""
     record = an_attempt(
         claim, OutcomeKind.TRANSIENT, error=error, error_code=error_code, message_id=message_id
     )

@@ -125,9 +125,8 @@ Script = Callable[[Received], Act]
 class FaultServer:
     """An HTTP server on a free port of 127.0.0.1. `script` chooses the action for each request.
 
-    Without a script, the server takes the actions given to `play` one by one, and then `otherwise` for every
-    further
-    request.
+    Without a script, the server takes the actions given to `play` one by one, and then `otherwise` for
+    every further request.
     """
 
     def __init__(
