@@ -38,7 +38,7 @@ class Violation(AssertionError):
         trace = "\n".join(f"    {line}" for line in self.lines)
         return (
             f"invariant {self.invariant}: {self.text}{about}\n"
-            f"  seed {self.seed}, {self.at_ms} ms after the beginning; the last lines of the trace:\n{trace}"
+            f"  seed {self.seed}, {self.at_ms} ms after the start; last lines of the trace:\n{trace}"
         )
 
 
@@ -63,12 +63,12 @@ class Call(Struct, kw_only=True):
 
 
 class Bounces(Struct, frozen=True):
-    """The part of a policy that applies after a reported failure: bounds of the delay, and whether to fail
-    over."""
+    """The part of a policy that applies after a reported failure."""
 
     shortest_ms: int
     longest_ms: int
     always: bool
+    """True if a failure that is the recipient's fault also leads to a failover."""
 
 
 class Shadow(Struct, kw_only=True):
