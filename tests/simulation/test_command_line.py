@@ -14,7 +14,7 @@ from homing.sim.__main__ import main
 def test_the_result_is_printed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--lifetimes", "60", "--seed", "7", "--requests", "40"]) == 0
     out = capsys.readouterr().out
-    for word in ("lifetimes", "attempts", "crashes", "outcomes", "statuses", "violations         0"):
+    for word in ("lifetimes", "attempts", "crashes", "outcomes", "statuses", "violations          0"):
         assert word in out
 
 
@@ -38,14 +38,14 @@ def test_a_violation_ends_with_code_1_and_shows_how_to_replay_it(
         assert main(["--lifetimes", "500", "--seed", "7", "--requests", "40"]) == 1
         out = capsys.readouterr().out
         assert "invariant 5" in out
-        assert "see it again: python -m homing.sim --replay 7 --requests 40" in out
+        assert "reproduce with: python -m homing.sim --replay 7 --requests 40" in out
         assert main(["--replay", "7", "--requests", "40"]) == 1
     assert "invariant 5" in capsys.readouterr().out
 
 
 def test_several_processes_do_the_same_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--lifetimes", "150", "--seed", "7", "--requests", "40", "--processes", "2"]) == 0
-    assert "violations         0" in capsys.readouterr().out
+    assert "violations          0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("wrong", [["--lifetimes", "0"], ["--processes", "-1"], ["--seed", "x"]])

@@ -1,1 +1,1 @@
-"""The engine's own code on virtual time: worlds full of faults, and rehearsals of an outage."""
+"""Runs the engine on virtual time: simulation runs with injected faults, and rehearsals of an outage."""

@@ -1,7 +1,7 @@
-"""`python -m homing.sim --lifetimes N --seed S`: worlds until that many notifications have lived.
+"""`python -m homing.sim --lifetimes N --seed S`: simulates until N notifications have ended.
 
-Progress goes to stderr, the result to stdout. Exit code 1: an invariant was violated; the command that
-shows it again is printed.
+Progress goes to stderr and the result to stdout. If an invariant was violated, the exit code is 1 and the
+command that reproduces the violation is printed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homing.sim.trace import Trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Runs the command line and returns its exit code."""
     arguments = _parser().parse_args(argv)
     if arguments.replay is not None:
         return _replay(arguments.replay, arguments.requests)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             on_world=progress.show,
         )
     except KeyboardInterrupt:
-        totals = progress.totals  # what was found so far is worth more than nothing
+        totals = progress.totals  # interrupted: show the results so far
     progress.end()
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(totals).decode() + "\n")
@@ -46,17 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def table(totals: Totals, passed_s: float) -> str:
-    """What happened, for people."""
+    """Returns the results as a table."""
     rate = totals.lifetimes / passed_s if passed_s else 0.0
     rows = [
-        ("lifetimes", f"{totals.lifetimes:,} in {totals.worlds:,} worlds, {rate:,.0f} per second"),
+        ("lifetimes", f"{totals.lifetimes:,} in {totals.worlds:,} runs, {rate:,.0f} per second"),
         ("virtual time", f"{totals.virtual_ms / 3_600_000:,.1f} hours"),
         ("attempts", f"{totals.attempts:,} of {totals.leases:,} leases, {totals.stale:,} stale settlements"),
         ("faults", f"{totals.crashes:,} crashes, {totals.pauses:,} pauses, {totals.jumps:,} clock jumps"),
         ("breakers", f"{totals.breaker_changes:,} changes"),
         ("operators", f"{totals.commands:,} commands"),
         ("receipts", f"{totals.receipts:,}"),
-        ("dead letters told", f"{totals.events:,}"),
+        ("dead-letter events", f"{totals.events:,}"),
         ("outcomes", _listed(totals.outcomes)),
         ("statuses", _listed(totals.statuses)),
         ("violations", f"{len(totals.failures)}"),
@@ -64,12 +64,12 @@ def table(totals: Totals, passed_s: float) -> str:
     wide = max(len(name) for name, _ in rows)
     lines = [f"{name:<{wide}}  {value}" for name, value in rows]
     for failure in totals.failures:
-        lines += ["", failure.text, f"  see it again: {failure.replay}"]
+        lines += ["", failure.text, f"  reproduce with: {failure.replay}"]
     return "\n".join(lines) + "\n"
 
 
 class _Progress:
-    """One line on stderr that is written over; where stderr is a file, a line now and then."""
+    """Shows progress on stderr, in one line if it is a terminal, else in a new line now and then."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
@@ -85,7 +85,7 @@ class _Progress:
 
     def show(self, totals: Totals) -> None:
         self.totals = totals
-        for failure in totals.failures[self._failures :]:  # a long run may be broken off: told at once
+        for failure in totals.failures[self._failures :]:  # a long run may be aborted later
             self.end()
             sys.stderr.write(f"invariant {failure.invariant} is violated: {failure.replay}\n")
         self._failures = len(totals.failures)
@@ -114,12 +114,12 @@ def _replay(seed: int, requests: int) -> int:
     if isinstance(answer, Failure):
         sys.stdout.write(f"{answer.text}\n")
         return 1
-    sys.stdout.write(f"seed {seed} holds, trace {answer.trace_sha256}\n")
+    sys.stdout.write(f"seed {seed}: no violation, trace {answer.trace_sha256}\n")
     return 0
 
 
 def _hunt(seed: int) -> int:
-    """Every planted bug must be caught."""
+    """Plants every bug in turn. Returns 1 if a bug was not found."""
     missed = 0
     for bug in all_bugs():
         caught = hunt(bug, range(seed, seed + SEEDS))
@@ -131,30 +131,40 @@ def _hunt(seed: int) -> int:
         )
         sys.stdout.write(f"{bug.name:<26} {bug.what:<56} {found}\n")
         sys.stdout.flush()
-    sys.stdout.write(f"{missed} of {len(all_bugs())} planted bugs got away\n")
+    sys.stdout.write(f"{missed} of {len(all_bugs())} planted bugs were not found\n")
     return 1 if missed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m homing.sim", description=__doc__)
     parser.add_argument(
-        "--lifetimes", type=_positive, default=10_000, metavar="N", help="how many notifications"
+        "--lifetimes",
+        type=_positive,
+        default=10_000,
+        metavar="N",
+        help="notifications to simulate (default 10000)",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first world's seed (default 1)")
-    parser.add_argument("--processes", type=_positive, default=1, metavar="P", help="worlds at the same time")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="seed of the first run (default 1)")
     parser.add_argument(
-        "--requests", type=_positive, default=REQUESTS, metavar="R", help=f"per world (default {REQUESTS})"
+        "--processes", type=_positive, default=1, metavar="P", help="parallel processes (default 1)"
+    )
+    parser.add_argument(
+        "--requests",
+        type=_positive,
+        default=REQUESTS,
+        metavar="R",
+        help=f"requests per run (default {REQUESTS})",
     )
     parser.add_argument(
         "--failures",
         type=_positive,
         default=1,
         metavar="F",
-        help="stop after that many violations (default 1)",
+        help="stop after this many violations (default 1)",
     )
-    parser.add_argument("--replay", type=int, metavar="SEED", help="run one world and print its trace")
-    parser.add_argument("--planted", action="store_true", help="plant bugs, one at a time, and find each")
-    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run one simulation and print its trace")
+    parser.add_argument("--planted", action="store_true", help="plant bugs one at a time and find each")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 

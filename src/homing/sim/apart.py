@@ -1,6 +1,6 @@
-"""A rehearsal in a process of its own: it takes none of the caller's time, and can be broken off.
+"""Runs a rehearsal in a subprocess, so that it does not block the caller and can be aborted.
 
-`python -m homing.sim.apart` reads a rehearsal from its input and writes what came out.
+`python -m homing.sim.apart` reads a rehearsal as JSON from stdin and writes the result as JSON to stdout.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from homing.core.errors import ConfigError, HomingError, InvalidRequest
 from homing.core.rehearsal import Rehearsal, RehearsalReport
 from homing.sim.rehearsal import rehearse
 
-_LONGEST_MS = 8_000
+_DEFAULT_TIMEOUT_MS = 8_000
 
 
 class Told(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the other process says: a report, or what is wrong with the rehearsal."""
+    """Output of the subprocess: a report, or the field of the rehearsal that is invalid and its problem."""
 
     report: RehearsalReport | None = None
     field: str = ""
     problem: str = ""
 
 
-async def rehearse_apart(rehearsal: Rehearsal, *, within_ms: int = _LONGEST_MS) -> RehearsalReport:
-    """The report, or `ConfigError` where the rehearsal does not fit together or takes too long."""
-    told = await _told(msgspec.json.encode(rehearsal, enc_hook=_no_functions), within_ms)
-    if told.report is None:
-        raise ConfigError(told.field, told.problem)
-    return told.report
+async def rehearse_apart(rehearsal: Rehearsal, *, within_ms: int = _DEFAULT_TIMEOUT_MS) -> RehearsalReport:
+    """Runs the rehearsal in a subprocess and returns its report.
+
+    Raises `ConfigError` if the rehearsal is invalid or takes longer than `within_ms`.
+    """
+    result = await _run_subprocess(msgspec.json.encode(rehearsal, enc_hook=_reject_function), within_ms)
+    if result.report is None:
+        raise ConfigError(result.field, result.problem)
+    return result.report
 
 
-async def _told(asked: bytes, within_ms: int) -> Told:
+async def _run_subprocess(rehearsal: bytes, within_ms: int) -> Told:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "homing.sim.apart"),
         stdin=asyncio.subprocess.PIPE,
@@ -45,31 +48,31 @@ async def _told(asked: bytes, within_ms: int) -> Told:
     )
     try:
         async with asyncio.timeout(within_ms / 1000):
-            said, _ = await process.communicate(asked)
+            output, _ = await process.communicate(rehearsal)
     except TimeoutError:
-        told = f"is too much: no end within {within_ms} ms; let there be fewer, or less traffic"
-        raise ConfigError("notifications", told) from None
+        problem = f"the rehearsal takes longer than {within_ms} ms; use fewer notifications or less traffic"
+        raise ConfigError("notifications", problem) from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        raise HomingError(f"the rehearsal's process ended with {process.returncode}")
-    return msgspec.json.decode(said, type=Told)
+        raise HomingError(f"the rehearsal's subprocess failed with exit code {process.returncode}")
+    return msgspec.json.decode(output, type=Told)
 
 
-def _no_functions(value: Any) -> Any:
-    raise ConfigError("call", "is a function, which cannot be rehearsed apart; use `homing policy simulate`")
+def _reject_function(value: Any) -> Any:
+    raise ConfigError("call", "is a function, which the API cannot rehearse; use `homing policy simulate`")
 
 
 def main() -> None:
-    """The other process. Whatever else runs on the machine goes first."""
+    """Runs the subprocess, with a lower CPU priority than the processes that send."""
     os.nice(10)
     try:
-        told = Told(report=rehearse(msgspec.json.decode(sys.stdin.buffer.read(), type=Rehearsal)))
+        result = Told(report=rehearse(msgspec.json.decode(sys.stdin.buffer.read(), type=Rehearsal)))
     except (ConfigError, InvalidRequest) as error:
-        told = Told(field=error.field, problem=str(error).removeprefix(f"{error.field}: "))
-    sys.stdout.buffer.write(msgspec.json.encode(told))
+        result = Told(field=error.field, problem=str(error).removeprefix(f"{error.field}: "))
+    sys.stdout.buffer.write(msgspec.json.encode(result))
 
 
 if __name__ == "__main__":

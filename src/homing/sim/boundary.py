@@ -1,4 +1,4 @@
-"""A process's way to the store, on which everything can go wrong that goes wrong on a network."""
+"""A simulated process's connection to the store, with the faults of a network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 class Host(Protocol):
-    """The process that the boundary belongs to."""
+    """The simulated process that uses the store."""
 
     name: str
     dead: bool
@@ -54,9 +54,10 @@ class Host(Protocol):
 
 
 class ProcessBoundary:
-    """A `Backend` by delegation. Each call may fail, or be the last, before or after the store did it.
+    """A `Backend` that passes every call to the store, but injects faults.
 
-    A dead process gets no answer and reaches nothing: whatever its tasks still do on their way out.
+    Before or after the store has executed a call, the call may fail or be delayed, or the process may crash.
+    Calls of a dead process are cancelled before they reach the store.
     """
 
     def __init__(self, host: Host, store: WatchedStore, weather: Weather, chance: Random) -> None:
@@ -71,7 +72,7 @@ class ProcessBoundary:
         await self._call("open", self._store.open)
 
     async def close(self) -> None:
-        """The others still use it."""
+        """Does nothing: the other processes still use the store."""
 
     async def migrate(self) -> tuple[str, ...]:
         return await self._call("migrate", self._store.migrate)
@@ -95,7 +96,7 @@ class ProcessBoundary:
     hears = True
 
     async def listen(self, wake: Callable[[], None], wake_inbox: Callable[[], None]) -> None:
-        """It would tell what other processes accept; here every hint is lost, which may only cost time."""
+        """Never wakes the worker. A lost wake-up may delay work, but must not do other harm."""
 
     async def extend(self, leases: Sequence[Lease], lease_ms: int) -> frozenset[str]:
         return await self._call("extend", lambda: self._store.extend(leases, lease_ms))
@@ -204,17 +205,17 @@ class ProcessBoundary:
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
         return await self._call("lead", lambda: self._store.lead(task, worker, for_ms))
 
-    # The way -------------------------------------------------------------------------------------
+    # Faults --------------------------------------------------------------------------------------
 
     async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         await self._travel(name, "before")
         self._store.caller = self._host.name
-        answer = await work()  # the memory store never waits, so this is one transaction
+        answer = await work()  # one transaction, because the memory store never awaits
         await self._travel(name, "after")
         return answer
 
     async def _travel(self, name: str, leg: str) -> None:
-        """One way. A single draw decides what happens on it, if anything does."""
+        """Simulates the request or the response. One random number decides which fault occurs, if any."""
         self._alive()
         drawn, weather = self._chance.random(), self.weather
         if leg == "before" and self._host.store_is_away():
@@ -236,7 +237,7 @@ class ProcessBoundary:
     async def _fail(self, name: str, leg: str) -> NoReturn:
         await self._take_ms(self._chance.randrange(1, 100))
         self._store.trace(self._host.name, f"store error {leg} {name}")
-        raise StoreUnavailable(f"the store went away {leg} {name}")
+        raise StoreUnavailable(f"simulated store error {leg} {name}")
 
     async def _take_ms(self, duration_ms: int) -> None:
         await asyncio.sleep(duration_ms / 1000)

@@ -1,4 +1,4 @@
-"""Many worlds, on as many cores as wanted: what `make simulate` runs."""
+"""Runs many simulations on several cores. This is what `make simulate` runs."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from homing.sim.weather import plan_of
 from homing.sim.world import WorldReport, run_world
 
 REQUESTS = 250
-"""Per world. Larger worlds see more of each other's traffic, smaller ones see more different weather."""
+"""Default number of requests per run. More requests interact more, fewer allow more different fault plans."""
 
 
 class Failure(Struct, frozen=True, kw_only=True):
-    """A world that did not hold."""
+    """A simulation run with a violation."""
 
     seed: int
     requests: int
     invariant: str
     text: str
-    """The violation in full, with the last lines of its trace."""
+    """Full text of the violation, with the last lines of the trace."""
 
     @property
     def replay(self) -> str:
@@ -34,7 +34,7 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class Totals(Struct, kw_only=True):
-    """The sums over all worlds."""
+    """Sums over all simulation runs."""
 
     worlds: int = 0
     lifetimes: int = 0
@@ -75,7 +75,7 @@ class Totals(Struct, kw_only=True):
 
 
 def try_world(seed: int, requests: int, trace: Trace | None = None) -> WorldReport | Failure:
-    """One world of a campaign; a violation is an answer here, not an exception."""
+    """Runs one simulation. Returns a `Failure` instead of raising `Violation`."""
     try:
         return run_world(plan_of(seed, requests), trace)
     except Violation as violation:
@@ -91,9 +91,9 @@ def campaign(
     most_failures: int = 1,
     on_world: Callable[[Totals], None] = lambda totals: None,
 ) -> Totals:
-    """Runs worlds from `seed` on until there were that many lifetimes, or too many failures.
+    """Runs simulations with seeds from `seed` on, until there are enough lifetimes or too many failures.
 
-    With several processes the worlds end in another order; each by itself is the same.
+    With several processes the runs end in a different order, but each run is the same.
     """
     totals = Totals()
     for answer in _answers(seed, requests, processes):
@@ -113,7 +113,7 @@ def _answers(seed: int, requests: int, processes: int) -> Iterator[WorldReport |
         for one in seeds:
             yield try_world(one, requests)
         return
-    # Spawned, not forked: a world must not depend on what its parent did before.
+    # Spawned, not forked, so that a run does not depend on its parent's state.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         running: set[Future[WorldReport | Failure]] = set()
         try:

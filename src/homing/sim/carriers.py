@@ -1,4 +1,4 @@
-"""Simulated providers: they take, refuse, throttle, hang, lie and report back, as their seed has it."""
+"""Simulated providers, which accept, refuse, throttle, hang and send receipts as their seed decides."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _TROUBLE: dict[str, int] = {
     "dead_address": 2,
     "opted_out": 2,
     "hang": 8,
-    "take and hang": 8,
-    "take and drop": 6,
-    "take, say so, and drop": 5,
+    "accept and hang": 8,
+    "accept and disconnect": 6,
+    "accept, return the id, and disconnect": 5,
     "raise": 4,
     "nonsense": 2,
     "slow": 9,
 }
-"""What may go wrong, and how often against the others."""
+"""Kinds of failures of a send, with their relative frequencies."""
 
 _OUTAGES = ("transient", "transient", "hang", "throttled", "provider_fault", "raise", "unlisted")
 
@@ -54,7 +54,8 @@ _STORIES: tuple[tuple[int, tuple[ReceiptEvent, ...]], ...] = (
     (3, (E.OPEN, E.DELIVERED, E.CLICK, E.OPEN)),
     (2, (E.DELIVERED, E.UNSUBSCRIBE)),
 )
-"""What a provider reports of a message that it took, and how often; each report at its own moment."""
+"""Receipts that a provider sends for an accepted message, with relative frequencies. Each has its own
+delay."""
 
 
 _FAILURES: dict[OutcomeKind | None, int] = {
@@ -68,25 +69,25 @@ _FAILURES: dict[OutcomeKind | None, int] = {
     OutcomeKind.AMBIGUOUS: 1,
     None: 6,
 }
-"""The classes of reported failures, and how often each comes against the others. None: an unknown code."""
+"""Classes of reported failures, with relative frequencies. None stands for an unknown error code."""
 
 
 class Caller(Protocol):
-    """The process that calls."""
+    """The process that calls a provider."""
 
     name: str
     dead: bool
 
 
 class Outage(Struct, frozen=True):
-    """For a while everything goes wrong in the same way."""
+    """A period in which every send fails in the same way."""
 
     until_ms: int
     kind: str
 
 
 class Carrier:
-    """One provider, as the world has it; each process reaches it through its own `CarrierLine`."""
+    """One simulated provider. Each process calls it through its own `CarrierLine`."""
 
     def __init__(
         self,
@@ -106,13 +107,13 @@ class Carrier:
         self._route_of = route_of
         self._messages = 0
         self._open: dict[tuple[str, str, int], Call] = {}
-        """(process, notification, attempt) → its call, until that is over."""
+        """(process, notification id, attempt) → call, until the call is over."""
         self._taken: dict[tuple[str, int], str] = {}
-        """(notification, attempt) → the message that came of it."""
+        """(notification id, attempt) → id of the message that the attempt created."""
         self.outage: Outage | None = None
 
     async def serve(self, caller: Caller, delivery: Delivery) -> object:
-        """One send, from the caller's first byte to whatever it gets back."""
+        """Simulates one send and returns its result, which need not be an `Outcome`."""
         call = self._watch.send_begins(caller.name, self.plan.id, delivery)
         self._open[_call_key(caller, delivery)] = call
         heard: Outcome | None = None
@@ -128,16 +129,16 @@ class Carrier:
             self._end(caller, delivery, heard, alive=alive and not caller.dead)
 
     def give_up(self, caller: Caller, delivery: Delivery) -> None:
-        """Ends a call for its process at once. Its cancelled task ends only in the loop's next turn."""
+        """Ends a call for its process at once. The cancelled task itself ends in the next loop iteration."""
         self._end(caller, delivery, None, alive=not caller.dead)
 
     def healthy(self) -> bool:
         return self._now_outage() is None or self._chance.random() < 0.1
 
     def look_up(self, delivery: Delivery) -> Receipt | None:
-        """Whether it has that message: what it would tell whoever asks."""
+        """Returns a receipt if the provider has the attempt's message, else None."""
         message = self._taken.get((delivery.notification_id, delivery.attempt))
-        self._watch.scene.note("world", f"{self.plan.id} is asked about {delivery.notification_id[-12:]}")
+        self._watch.scene.note("sim", f"look up {delivery.notification_id[-12:]} at {self.plan.id}")
         if message is None or self._now_outage() is not None:
             return None
         return self._receipt(delivery, message, E.SENT, f"{message}-asked")
@@ -149,7 +150,13 @@ class Carrier:
 
     async def _answer(self, delivery: Delivery) -> object:
         kind, latency_ms = self._kind(), self._chance.choice((5, 30, 30, 200, 600))
-        if kind in ("accept", "take and hang", "take and drop", "take, say so, and drop", "slow"):
+        if kind in (
+            "accept",
+            "accept and hang",
+            "accept and disconnect",
+            "accept, return the id, and disconnect",
+            "slow",
+        ):
             message = self._take(delivery)
         if kind == "slow":
             latency_ms = self._chance.randrange(500, 16_000)
@@ -158,11 +165,11 @@ class Carrier:
             case "accept" | "slow":
                 delivered = self._chance.random() < 0.1
                 return Outcome(OutcomeKind.ACCEPTED, provider_message_id=message, delivered=delivered)
-            case "hang" | "take and hang":
+            case "hang" | "accept and hang":
                 await asyncio.sleep(_ENDLESS_S)
-            case "take and drop":
+            case "accept and disconnect":
                 return Outcome(OutcomeKind.AMBIGUOUS, error_code="reset", error="the connection was lost")
-            case "take, say so, and drop":
+            case "accept, return the id, and disconnect":
                 return Outcome(OutcomeKind.AMBIGUOUS, provider_message_id=message, error_code="reset")
             case "raise":
                 raise ConnectionError(f"no such mailbox: {delivery.address}")
@@ -171,12 +178,12 @@ class Carrier:
             case "throttled":
                 return Outcome(OutcomeKind.THROTTLED, error_code="429", retry_after_ms=self._retry_after_ms())
         retry_after_ms = self._retry_after_ms() if self._chance.random() < 0.15 else None
-        if kind == "unlisted":  # a refusal with a code that no error table has
+        if kind == "unlisted":  # a refusal with a code that is not in the error table
             return Outcome(
                 OutcomeKind.BAD_CONTENT, error_code=kind, retry_after_ms=retry_after_ms, unlisted=True
             )
         return Outcome(
-            OutcomeKind(kind), error_code=kind, error=f"says {kind}", retry_after_ms=retry_after_ms
+            OutcomeKind(kind), error_code=kind, error=f"simulated {kind}", retry_after_ms=retry_after_ms
         )
 
     def _kind(self) -> str:
@@ -198,13 +205,13 @@ class Carrier:
         now_ms = self._watch.scene.ms
         kind = chance.choice(_OUTAGES)
         self.outage = Outage(now_ms + chance.randrange(10_000, 120_000), kind)
-        self._watch.scene.note("world", f"outage of {self.plan.id}: {kind}")
+        self._watch.scene.note("sim", f"outage of {self.plan.id}: {kind}")
 
     def _retry_after_ms(self) -> int:
         return self._chance.choice((200, 1_500, 5_000, 20_000, 60_000, 30 * _HOUR_MS))
 
     def _take(self, delivery: Delivery) -> str:
-        """The provider really has it now; its reports may come before its answer."""
+        """Stores the message and schedules its receipts, which may arrive before the response."""
         self._messages += 1
         if self.plan.idempotent:
             message = f"{self.plan.id}-{delivery.idempotency_key[-12:]}"
@@ -239,7 +246,7 @@ class Carrier:
         )
 
     def _failure(self) -> tuple[OutcomeKind | None, int]:
-        """The class of a reported failure, and how long its error table wants the provider left alone."""
+        """Returns the class of a reported failure, and the wait that its error table entry asks for."""
         kinds, weights = zip(*_FAILURES.items(), strict=True)
         kind = self._chance.choices(kinds, weights)[0]
         return kind, self._chance.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
@@ -250,7 +257,7 @@ def _call_key(caller: Caller, delivery: Delivery) -> tuple[str, str, int]:
 
 
 class CarrierLine:
-    """A `Provider`: one process's line to a carrier. Over some lines many are sent at once."""
+    """One process's client for a simulated provider. Some clients support sending in batches."""
 
     def __init__(self, carrier: Carrier, caller: Caller, *, begins: bool) -> None:
         self._carrier = carrier
@@ -263,7 +270,7 @@ class CarrierLine:
             self._under_way[mark] = delivery, asyncio.create_task(self._send_and_tell(delivery, mark, ended))
 
     def give_up(self, marks: Collection[Any]) -> None:
-        for mark in [mark for mark in self._under_way if mark in marks]:  # in the order in which they began
+        for mark in [mark for mark in self._under_way if mark in marks]:  # in the order of their start
             delivery, task = self._under_way.pop(mark)
             task.cancel()
             self._carrier.give_up(self._caller, delivery)
@@ -287,11 +294,11 @@ class CarrierLine:
         return self._carrier.healthy()
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there are no connections."""
 
 
 class AskedLine(CarrierLine):
-    """The line to a carrier that can also be asked what became of a message."""
+    """A client for a simulated provider that supports status lookups."""
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""What happens to a world at random moments: crashes, pauses, an absent store, jumping clocks, outages."""
+"""Injects faults at random times: crashes, pauses, store outages, clock jumps and provider outages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Faults:
-    """Each kind goes on by itself, with pauses of random length, until it is cancelled."""
+    """Injects each kind of fault in its own task, at random intervals, until the task is cancelled."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Faults:
         self.pauses = 0
 
     def works(self) -> list[Coroutine[Any, Any, None]]:
-        """What this world's weather has of them."""
+        """Returns a coroutine for each kind of fault that the plan has turned on."""
         weather = self._weather
         wanted: tuple[tuple[int, Work], ...] = (
             (weather.crash_every_ms, self._crashes),
@@ -55,7 +55,7 @@ class Faults:
         return self._scene.ms < self._away_until_ms
 
     def over(self) -> None:
-        """The store is back."""
+        """Ends a store outage."""
         self._away_until_ms = 0
 
     async def _crashes(self) -> None:
@@ -85,7 +85,7 @@ class Faults:
         while True:
             await self._random_wait(self._weather.away_every_ms)
             self._away_until_ms = self._scene.ms + self._chance.randrange(500, 15_000)
-            self._scene.note("world", "the store is away")
+            self._scene.note("sim", "store outage")
 
     async def _jumps(self) -> None:
         while True:
@@ -94,7 +94,7 @@ class Faults:
             self._clock.jump(by_ms)
             self._scene.jumps += 1
             self._scene.last_jump_ms = self._scene.ms
-            self._scene.note("world", f"the clock jumps by {by_ms} ms")
+            self._scene.note("sim", f"clock jumps by {by_ms} ms")
 
     async def _outages(self) -> None:
         while True:
@@ -105,7 +105,7 @@ class Faults:
         await asyncio.sleep(round(self._chance.expovariate(1 / mean_ms)) / 1000)
 
     def _stop(self, process: SimProcess) -> None:
-        """In good order, beside everything else. An error of it shows as one that nobody looked at."""
+        """Stops a process gracefully in the background. An error is reported as an unhandled exception."""
         task = asyncio.create_task(process.stop())
         self._stops.add(task)
         task.add_done_callback(self._stops.discard)

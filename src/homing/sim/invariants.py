@@ -1,10 +1,20 @@
-"""The watch over a world: every commit, every send, every answer is held against the invariants.
+"""Checks every commit, send and response of a simulation run against the invariants.
 
-1 counts add up · 2 nothing accepted, answered or failed is lost · 3 one key, one request · 4 one lease,
-rising tokens, stale writes nothing · 5 counted before sent, sent inside its lease · 6 no more attempts
-than allowed · 7 nothing sent after the end · 8 not before its time · 9 failover and breakers by the rules
-· 10 the same message every time · 11 receipts in any order · 12 every change legal and recorded ·
-13 caps, limits and rates · 14 everything ends · 15 nobody else's data, no recipient in a log
+1. Counts add up.
+2. Nothing accepted, answered or failed is lost.
+3. One idempotency key means one request.
+4. A row has one lease at a time, tokens only rise, and a stale token writes nothing.
+5. An attempt is counted before it is sent, and it is sent while its lease is valid.
+6. There are no more attempts than the policy allows.
+7. Nothing is sent after a final status.
+8. Nothing is sent before it is due.
+9. Failover and breakers follow their rules.
+10. All attempts send the same message.
+11. Receipts may arrive in any order.
+12. Every status change is legal and recorded.
+13. Concurrency limits and rate limits are kept.
+14. Every notification reaches a final status.
+15. No tenant sees another tenant's data, and no log line contains a recipient.
 """
 
 from __future__ import annotations
@@ -49,7 +59,7 @@ from homing.stores.memory_schedule import Kept
 
 
 class Watch:
-    """Hands what it hears to those who know what may be."""
+    """Passes every event of a run to the checkers that need it."""
 
     def __init__(self, scene: Scene, routes: dict[Channel, tuple[str, ...]]) -> None:
         self.scene = scene
@@ -72,26 +82,28 @@ class Watch:
         self.logs = LogWatch(scene)
         self.store: WatchedStore
         self.answered: dict[str, str] = {}
-        """Id → tenant, of everything whose acceptance was answered."""
+        """Notification id → tenant, for each acceptance that a caller received."""
         self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
-        """(provider, message) → event id → receipt, as the store has heard them."""
+        """(provider, message id) → event id → receipt, for each receipt that the store processed."""
 
     # From the store ------------------------------------------------------------------------------
 
     def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
-        """A row changed, in the transaction that is being served to `caller`."""
+        """Checks a change of a row in the current transaction of `caller`."""
         self.rows.changed(serving, caller, kept, change)
 
     def done(self, tenants: Iterable[str]) -> None:
-        """A transaction that concerned these tenants is over."""
+        """Checks the counts of these tenants after a transaction."""
         self.counts.done(tenants, self.store.cells)
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
+        """Checks the result of an `accept`."""
         self.requests.accepted(batch, answers, self.rows.born)
         self.rows.born.clear()
         self.done({submission.tenant for submission in batch})
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
+        """Checks the result of an `extend`."""
         for lease in leases:
             shadow, kept = self.scene.shadows.get(lease.id), self.store.row_of(lease.id)
             if shadow is not None and kept is not None and kept.row.provider != shadow.provider:
@@ -113,7 +125,7 @@ class Watch:
     def amended(self, tenant: str, result: AmendResult) -> None:
         for id in (*result.applied, *result.requested):
             if self.scene.shadows[id].tenant != tenant:
-                self.scene.violate("15", f"{tenant} has changed another tenant's notification", id)
+                self.scene.violate("15", f"{tenant} changed another tenant's notification", id)
         self.done({tenant})
 
     def received(self, caller: str, batch: Sequence[Receipt], result: ReceiptResult) -> None:
@@ -121,7 +133,7 @@ class Watch:
             message = (receipt.provider, receipt.provider_message_id)
             heard = self.receipts.setdefault(message, {})
             if receipt.event_id in heard and receipt.event_id not in result.unchanged:
-                self.scene.violate("11", "a receipt that was heard before changed something")
+                self.scene.violate("11", "a repeated receipt changed something")
             heard[receipt.event_id] = receipt
             self.scene.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
         self.done(self.scene.plan.tenants)
@@ -159,27 +171,27 @@ class Watch:
         self.events.published(process, events)
 
     def answers(self, tenant: str, ids: Iterable[str]) -> None:
-        """A caller was told that these are accepted (2)."""
+        """Records that a caller received these ids as accepted, and checks that they exist (2)."""
         for id in ids:
             if id not in self.scene.shadows and id not in self.rows.removed:
-                self.scene.violate("2", "answered as accepted, but it is not there", id)
+                self.scene.violate("2", "reported as accepted, but not stored", id)
             self.answered[id] = tenant
 
-    # From the world ------------------------------------------------------------------------------
+    # From the run --------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Now and then: what must have happened by now."""
+        """Runs the periodic checks."""
         self.sends.sweep()
         for tenant in self.scene.plan.tenants:
             self.counts.told(tenant, self.store.told(tenant))
         check_progress(self.scene, self.store)
 
     def rest(self) -> None:
-        """Everything has come to its end, and the processes still run."""
+        """Checks the end of the run, before the processes stop."""
         self.sends.sweep(wait_ms=0)
 
     def finish(self) -> None:
-        """The world is over."""
+        """Runs the final checks, after the processes have stopped."""
         self.policies.finish()
         self.sends.finish()
         self.pace.finish()
@@ -190,11 +202,11 @@ class Watch:
         self.policies.decided(process, shadow, settlement, row)
 
     def _check_move(self, process: str, shadow: Shadow, row: Row) -> None:
-        """A claim is rerouted: its provider's breaker must be to blame, or its wish to be left alone (9)."""
+        """Checks a claim that was moved to another provider: a breaker or a hold must be the cause (9)."""
         held = row.holds.get(shadow.provider, 0) > self.scene.now
         if shadow.pinned:
             self.scene.violate(
-                "9", f"moved to {row.provider}, though {shadow.provider} was forced", shadow.id
+                "9", f"moved to {row.provider}, although {shadow.provider} was forced", shadow.id
             )
         if (
             not held

@@ -1,8 +1,8 @@
-"""An event loop whose time jumps to the next timer as soon as nothing is left to do.
+"""An event loop on virtual time, which jumps to the next timer as soon as no task is ready.
 
-`asyncio.sleep`, `asyncio.timeout`, events and locks work on it unchanged; six hours of waiting take no
-time. There are no sockets and no threads, and nothing depends on hashes or addresses: the same program
-with the same seed does the same things in the same order.
+`asyncio.sleep`, `asyncio.timeout`, events and locks work unchanged, but waiting takes no real time. There
+are no sockets and no threads, and no order depends on hashes or memory addresses. So the same program with
+the same seed does the same things in the same order.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 START_MS = 1_750_000_000_000
-"""15 June 2025, 15:06:40 UTC: where virtual wall clocks begin."""
+"""Start of virtual wall clocks: 15 June 2025, 15:06:40 UTC."""
 
 GROUP: ContextVar[str | None] = ContextVar("group", default=None)
-"""The simulated process that a task belongs to; tasks that it starts inherit it."""
+"""Name of the simulated process that a task belongs to. The tasks that it starts inherit the name."""
 
 
 class NothingLeft(RuntimeError):
-    """Every task waits for another one and no timer is set: nothing would ever happen again."""
+    """Raised if every task waits for another one and no timer is set, so the loop can never continue."""
 
 
 class VirtualTask(asyncio.Task[_T]):
-    """A task that hashes by its number, so that a set of tasks has the same order in every run."""
+    """A task whose hash is its number, so that a set of tasks has the same order in every run."""
 
     def __init__(
         self, coro: Generator[Any, None, _T] | Coroutine[Any, Any, _T], loop: VirtualLoop, **options: Any
@@ -44,7 +44,7 @@ class VirtualTask(asyncio.Task[_T]):
 
 
 class _Selector:
-    """Stands where a loop waits for I/O: there is none, so the wait is over at once and time has passed."""
+    """Replaces the wait for I/O. There is no I/O, so it advances virtual time and returns at once."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
@@ -58,7 +58,7 @@ class _Selector:
 
 
 class VirtualLoop(BaseEventLoop):
-    """The loop. A group of tasks can be frozen as a whole: time goes on, they do not."""
+    """An event loop on virtual time. The tasks of a group can be frozen while time goes on for all others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class VirtualLoop(BaseEventLoop):
         return self._time
 
     def pass_time(self) -> None:
-        """On to the next timer, exactly: adding up differences would drift."""
+        """Sets the time to that of the next timer. Adding up differences instead would drift."""
         self._time = max(self._time, self._scheduled[0]._when)  # type: ignore[attr-defined]
 
     def call_soon(
@@ -90,15 +90,15 @@ class VirtualLoop(BaseEventLoop):
         return super().call_soon(callback, *args, context=context)
 
     def freeze(self, group: str) -> None:
-        """From now on nothing of the group runs. Its timers still go off; what they wake, waits."""
+        """Stops all callbacks of the group. Its timers still fire, but their callbacks wait until `thaw`."""
         self._frozen.setdefault(group, [])
 
     def thaw(self, group: str) -> None:
-        """What piled up runs now, in the order in which it would have."""
+        """Runs the callbacks that were held back since `freeze`, in their original order."""
         self._ready.extend(self._frozen.pop(group, ()))  # type: ignore[attr-defined]
 
     def cancel_group(self, group: str) -> int:
-        """Cancels every task of the group, in the order in which they began; how many."""
+        """Cancels all tasks of the group in the order of their creation, and returns their number."""
         tasks = sorted(
             (t for t in asyncio.all_tasks(self) if isinstance(t, VirtualTask) and t.group == group),
             key=lambda task: task.number,
@@ -108,24 +108,24 @@ class VirtualLoop(BaseEventLoop):
         return len(tasks)
 
     def run_in_executor(self, executor: Any, func: Callable[[*_Ts], _T], *args: *_Ts) -> NoReturn:
-        raise RuntimeError("virtual time has no threads; whatever needs one cannot be simulated")
+        raise RuntimeError("code that uses threads cannot run on virtual time")
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There is no I/O."""
+        """Does nothing: there is no I/O."""
 
     def _write_to_self(self) -> None:
-        """Nobody else could be waiting."""
+        """Does nothing: no other thread can wake this loop."""
 
 
 class VirtualClock:
-    """A `Clock` over a virtual loop. Its wall time can jump; its monotonic time never does."""
+    """A `Clock` on a virtual loop. Its wall time can jump, but its monotonic time cannot."""
 
     def __init__(self, loop: VirtualLoop, *, wall_ms: int = START_MS, monotonic_from_ms: int = 0) -> None:
         self._loop = loop
         self._wall_ms = wall_ms
         self._monotonic_from_ms = monotonic_from_ms
         self.jumped_ms = 0
-        """The sum of all jumps so far."""
+        """Sum of all jumps so far."""
 
     def now_ms(self) -> int:
         return self._wall_ms + self.jumped_ms + round(self._loop.time() * 1000)
@@ -137,12 +137,12 @@ class VirtualClock:
         await asyncio.sleep(duration_ms / 1000)
 
     def jump(self, by_ms: int) -> None:
-        """The wall clock is set, forward or back."""
+        """Sets the wall clock forward, or back if `by_ms` is negative."""
         self.jumped_ms += by_ms
 
 
 def run(main: Callable[[VirtualLoop], Coroutine[Any, Any, _T]]) -> _T:
-    """Runs `main` on a virtual loop of its own, and ends whatever it left behind."""
+    """Runs `main` on a new virtual loop, then cancels the tasks that it left."""
     loop = VirtualLoop()
     try:
         return loop.run_until_complete(main(loop))
@@ -163,5 +163,5 @@ def _end_all(loop: VirtualLoop) -> None:
 
 
 def _new_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> VirtualTask[Any]:
-    assert isinstance(loop, VirtualLoop), "the factory of a virtual loop makes its tasks"
+    assert isinstance(loop, VirtualLoop), "this task factory works only on a virtual loop"
     return VirtualTask(coro, loop, **options)

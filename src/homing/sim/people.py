@@ -1,4 +1,4 @@
-"""Who uses a world: callers who send (and send again when they hear nothing), and an operator."""
+"""The users in a simulation run: callers that send requests and retry them, and an operator."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _OUTSIDE = tuple(
     at.replace(tzinfo=timezone(timedelta(hours=hours)))
     for at, hours in ((datetime.max, -12), (datetime.max, 0), (datetime.min, 12), (datetime.min, 0))
 )
-"""Times that no notification may be sent at."""
+"""Times outside the accepted range, so a request with one must be rejected."""
 _TRIES = 5
 
 
 class _RenderedText(str):
-    """Text as template engines render it: a subclass of `str`."""
+    """A subclass of `str`, as some template engines return."""
 
     __slots__ = ()
 
 
 class Callers:
-    """Random traffic. A caller that gets no answer asks again if its request has an idempotency key."""
+    """Sends random requests. A caller without a response repeats a request that has an idempotency key."""
 
     def __init__(self, plan: WorldPlan, watch: Watch, some_process: Callable[[], SimProcess | None]) -> None:
         self._plan = plan
@@ -57,7 +57,7 @@ class Callers:
         self._deduped: list[tuple[str, SendRequest]] = []
 
     async def run(self) -> None:
-        """All requests of the plan, at their moments; returns when each has been answered or given up."""
+        """Sends all requests of the plan at their times, and returns when each was answered or abandoned."""
         moments = sorted(self._chance.randrange(self._plan.spread_ms) for _ in range(self._plan.requests))
         asking: set[asyncio.Task[None]] = set()
         for at_ms in moments:
@@ -119,15 +119,15 @@ class Callers:
             return
         scene = self._watch.scene
         if (error := task.exception()) is not None:
-            scene.violate("2", f"one odd request ended its whole batch with {type(error).__name__}")
+            scene.violate("2", f"one odd request failed its whole batch with {type(error).__name__}")
         for number, result in enumerate(task.result()):
             if isinstance(result, SendResult):
                 self._watch.answers(tenant, result.notification_ids)
             if number == place and isinstance(result, SendResult) is not acceptable:
-                scene.violate("2", f"an odd request was answered with {type(result).__name__}")
+                scene.violate("2", f"an odd request returned {type(result).__name__}")
 
     def _odd_request(self) -> tuple[SendRequest, bool]:
-        """A request with an extreme time or text, and whether it is acceptable."""
+        """Returns a request with an extreme time or text, and whether it must be accepted."""
         metadata: dict[str, object] = {"entry": 1}
         body, send_at, acceptable = "Hello", None, True
         match self._odd_chance.randrange(4):
@@ -160,7 +160,7 @@ class Callers:
     # Requests ------------------------------------------------------------------------------------
 
     def _next(self) -> tuple[str, SendRequest]:
-        """A new request, the same again, or another body under a key that was used before."""
+        """Returns a new request, a repeated one, or a different body with a key that was used before."""
         chance = self._chance
         drawn = chance.random()
         if self._keyed and drawn < 0.08:
@@ -225,7 +225,10 @@ class Callers:
 
 
 def _earlier(request: SendRequest) -> Earlier:
-    """Some come from elsewhere, where they were tried in vain; the same request comes with the same."""
+    """Returns the request's attempts in another system.
+
+    Most have none, and a repeated request has the same.
+    """
     entry = int(request.metadata["entry"])
     if request.synchronous or entry % 12:
         return NOTHING_EARLIER
@@ -233,7 +236,10 @@ def _earlier(request: SendRequest) -> Earlier:
 
 
 class Operator:
-    """Commands, reads, breakers by hand, suppressions and policies, through a process without a worker."""
+    """An operator that issues commands, reads, forces breakers, and edits suppressions and policies.
+
+    The operator uses a process without a worker.
+    """
 
     def __init__(self, plan: WorldPlan, watch: Watch, desk: SimProcess) -> None:
         self._plan = plan
@@ -244,21 +250,21 @@ class Operator:
         self.commands = 0
 
     async def run(self) -> None:
-        """Works until cancelled."""
+        """Performs random actions until cancelled."""
         while True:
             mean_ms = self._plan.weather.operator_every_ms
             await asyncio.sleep(self._chance.expovariate(1 / mean_ms) / 1000)
             await self._do(self._something())
 
     async def change_policies(self) -> None:
-        """Changes rules until cancelled."""
+        """Changes random policy rules until cancelled."""
         while True:
             mean_ms = self._plan.weather.policy_every_ms
             await asyncio.sleep(self._chance.expovariate(1 / mean_ms) / 1000)
             await self._do(self._policy())
 
     async def give_back(self) -> None:
-        """Takes back what was forced by hand, so that everything can come to its end."""
+        """Returns forced breakers to automatic control, so that every notification can end."""
         engine = self._desk.fronts[self._plan.tenants[0]]
         for provider in sorted(self._forced):
             for _ in range(_TRIES):
@@ -268,7 +274,9 @@ class Operator:
 
     async def _do(self, work: Coroutine[Any, Any, object]) -> bool:
         task = self._desk.run(work)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, even if we leave
+        task.add_done_callback(
+            lambda done: done.cancelled() or done.exception()
+        )  # marks the exception as retrieved, even if this coroutine is cancelled
         await asyncio.wait({task})
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, (CommandRefused, NotFound, StoreError)):
@@ -298,7 +306,7 @@ class Operator:
 
     async def _command(self, tenant: str) -> None:
         chance, engine = self._chance, self._desk.fronts[tenant]
-        foreign = chance.random() < 0.1  # somebody else's: must be as if it were not there
+        foreign = chance.random() < 0.1  # another tenant's notification, which must be reported as missing
         ids = [s.id for s in self._watch.scene.shadows.values() if (s.tenant == tenant) is not foreign]
         if not ids:
             return
@@ -370,4 +378,4 @@ class Operator:
                 await engine._policies.set(rule, who="op", why="better")
         except ConfigError:
             return
-        self._watch.scene.note("op", f"changes {name}")
+        self._watch.scene.note("op", f"change rule {name}")

@@ -1,6 +1,6 @@
-"""Bugs planted on purpose. A simulator that finds nothing proves little: it must find each of these.
+"""Planted bugs, which the simulator must find. They prove that its checks work.
 
-Every bug is switched on alone, by patching the engine, the core or the store for as long as a world runs.
+Each bug is switched on alone, by patching the engine, the core or the store during a simulation run.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from homing.sim.weather import CALM, NAP, PACED, Weather, WorldPlan, plan_of
 from homing.sim.world import run_world
 
 SEEDS = 8
-"""A bug that hides in so many worlds has got away."""
+"""Number of runs after which a bug counts as not found."""
 REQUESTS = 90
-"""Small worlds: most bugs show within a few of them."""
+"""Number of requests per run. Most bugs show within a few small runs."""
 
 
 Make = Callable[[Any], Any]
-"""From what was there to what is put in its place."""
+"""Makes the broken replacement from the original."""
 
 Plan = Callable[[int], WorldPlan]
+"""Makes the plan of a simulation run from a seed."""
 
 
 class Planted(Struct, frozen=True, kw_only=True):
-    """A bug, where it shows, and what it must be caught by."""
+    """A bug, the plan under which it shows, and the invariants that may catch it."""
 
     name: str
     what: str
     patches: tuple[tuple[Any, str, Make], ...]
-    """(owner, attribute, what takes its place)."""
+    """(owner, attribute, factory of the replacement)."""
     plan: Plan
     invariants: tuple[str, ...]
 
 
 class Caught(Struct, frozen=True):
-    """A bug that was found."""
+    """A planted bug that was found."""
 
     bug: str
     seed: int
     worlds: int
-    """How many worlds it took."""
+    """Number of runs until the bug was found."""
     violation: Violation
 
 
 class Bugs:
-    """A collection of planted bugs: each is a function that makes the broken part from the good one."""
+    """A list of planted bugs. Each is a function that makes the broken replacement from the original."""
 
     def __init__(self) -> None:
         self.all: list[Planted] = []
@@ -68,7 +69,10 @@ class Bugs:
         plan: Plan,
         also: tuple[Any, str, Make] | None = None,
     ) -> Callable[[Make], Make]:
-        """Registers a bug: `what` it does, where it goes, and which invariants may catch it."""
+        """Registers a bug.
+
+        `what` describes it, `on` and `also` are the patched attributes, and `invariants` may catch it.
+        """
 
         def register(make: Make) -> Make:
             patches = ((*on, make),) if also is None else ((*on, make), also)
@@ -80,15 +84,15 @@ class Bugs:
 
 
 def all_bugs() -> tuple[Planted, ...]:
-    """Those of the core, the engine and the store."""
-    from homing.sim import planted_core, planted_engine, planted_store  # they are made with this module
+    """Returns the planted bugs of the core, the engine and the store."""
+    from homing.sim import planted_core, planted_engine, planted_store  # they import this module
 
     return (*planted_core.BUGS.all, *planted_engine.BUGS.all, *planted_store.BUGS.all)
 
 
 @contextmanager
 def planted(bug: Planted) -> Iterator[None]:
-    """The bug is there inside the `with` block, and gone after it."""
+    """Plants the bug for the duration of the `with` block."""
     with ExitStack() as stack:
         for owner, name, make in bug.patches:
             stack.enter_context(patch.object(owner, name, make(vars(owner)[name])))
@@ -96,7 +100,7 @@ def planted(bug: Planted) -> Iterator[None]:
 
 
 def hunt(bug: Planted, seeds: Iterable[int]) -> Caught | None:
-    """Runs worlds with the bug until one of them breaks; None: it got away."""
+    """Runs simulations with the bug until one has a violation. Returns None if none has."""
     for number, seed in enumerate(seeds, 1):
         try:
             with planted(bug):
@@ -106,7 +110,7 @@ def hunt(bug: Planted, seeds: Iterable[int]) -> Caught | None:
     return None
 
 
-# Worlds in which something shows sooner -------------------------------------------------------------
+# Plans under which certain bugs show sooner -----------------------------------------------------------
 
 _STEADY = Weather(trouble=0.5, operator_every_ms=4_000)
 _ROUGH = Weather(
@@ -123,22 +127,22 @@ _ROUGH = Weather(
 
 
 def rough(seed: int) -> WorldPlan:
-    """Everything but clock jumps."""
+    """Returns a plan with all faults except clock jumps."""
     return replace(plan_of(seed, REQUESTS), weather=_ROUGH, processes=2)
 
 
 def steady(seed: int) -> WorldPlan:
-    """The processes and the store work; only the providers have their troubles."""
+    """Returns a plan in which only the providers fail."""
     return replace(_patient(plan_of(seed, REQUESTS)), weather=_STEADY)
 
 
 def quiet(seed: int) -> WorldPlan:
-    """No faults, but an operator."""
+    """Returns a plan without faults, but with an operator."""
     return replace(plan_of(seed, REQUESTS), weather=replace(CALM, operator_every_ms=1_500))
 
 
 def split(seed: int) -> WorldPlan:
-    """Where a channel has two providers, the first one is only there to fail over to."""
+    """Returns a plan in which the first of two providers has weight 0, so it is used only for failover."""
     plan = quiet(seed)
     firsts = {plan.carriers[0].id, *(b.id for a, b in pairwise(plan.carriers) if a.channels != b.channels)}
     carriers = tuple(replace(c, weight=0 if c.id in firsts else 1) for c in plan.carriers)
@@ -149,7 +153,7 @@ def split(seed: int) -> WorldPlan:
 
 
 def paced(seed: int) -> WorldPlan:
-    """Recipients and tenants with limits, and a nap in the middle."""
+    """Returns a plan with rate limits per recipient and tenant, and with quiet hours."""
     plan = replace(plan_of(seed, 2 * REQUESTS), weather=CALM, paces=PACED, quiet_hours=NAP)
     return replace(
         plan,
@@ -160,20 +164,20 @@ def paced(seed: int) -> WorldPlan:
 
 
 def outages(seed: int) -> WorldPlan:
-    """Providers that are away for a while, again and again."""
+    """Returns a plan with frequent provider outages."""
     weather = Weather(trouble=0.1, outage_every_ms=15_000)
     plan = replace(plan_of(seed, 2 * REQUESTS), weather=weather, tenants=("t0",))
     return replace(_patient(plan), carriers=tuple(replace(c, rate=None) for c in plan.carriers))
 
 
 def unsure(seed: int) -> WorldPlan:
-    """Crashes and answers that never come, under policies that say what to do then."""
+    """Returns a plan with crashes and many ambiguous sends."""
     plan = replace(plan_of(seed, REQUESTS), weather=replace(_ROUGH, pause_every_ms=0, trouble=0.6))
     return _patient(plan)
 
 
 def contested(seed: int) -> WorldPlan:
-    """Processes that come back from a long pause to find that others have gone on without them."""
+    """Returns a plan with long pauses, after which processes find that their leases were reclaimed."""
     weather = Weather(pause_every_ms=4_000, longest_pause_ms=60_000, slow_per_call=0.2, trouble=0.7)
     plan = replace(_patient(plan_of(seed, REQUESTS)), weather=weather, processes=3, lease_ms=9_000)
     fields = {"base_ms": 200, "cap_ms": 400, "jitter": Jitter.NONE, "timeout_ms": 12_000}
@@ -182,42 +186,42 @@ def contested(seed: int) -> WorldPlan:
 
 
 def flaky(seed: int) -> WorldPlan:
-    """The store fails now and then, and processes live long enough to try again."""
+    """Returns a plan in which store and sink fail often, but processes do not crash."""
     return replace(plan_of(seed, REQUESTS), weather=Weather(error_per_call=0.15, sink_error=0.3, trouble=0.3))
 
 
 def crowded(seed: int) -> WorldPlan:
-    """More to send at once than the providers take."""
+    """Returns a plan with more concurrent traffic than the providers allow."""
     plan = plan_of(seed, 2 * REQUESTS)
     carriers = tuple(replace(c, max_in_flight=2) for c in plan.carriers)
     return replace(plan, weather=CALM, carriers=carriers, spread_ms=5_000, faults_ms=30_000)
 
 
 def limited(seed: int) -> WorldPlan:
-    """Every provider has a rate limit, and the traffic is above it."""
+    """Returns a plan in which every provider has a rate limit and the traffic exceeds it."""
     plan = plan_of(seed, 2 * REQUESTS)
     carriers = tuple(replace(c, rate=RateLimit(2.0, 2), max_in_flight=16) for c in plan.carriers)
     return replace(plan, weather=CALM, carriers=carriers, spread_ms=20_000, faults_ms=30_000)
 
 
 def short_leases(seed: int) -> WorldPlan:
-    """Leases shorter than the timeouts: they have to be prolonged before each send."""
+    """Returns a plan with leases shorter than the timeouts, which must be extended before each send."""
     return replace(plan_of(seed, REQUESTS), weather=_STEADY, lease_ms=3_000)
 
 
 def refusing(seed: int) -> WorldPlan:
-    """Every provider refuses every third message with an error that no table lists."""
+    """Returns a plan in which providers refuse a third of all messages with an unlisted error."""
     return replace(_patient(plan_of(seed, REQUESTS)), weather=Weather(unlisted=0.35, trouble=0.2))
 
 
 def impatient(seed: int) -> WorldPlan:
-    """What waits for a provider grows too old soon."""
+    """Returns a plan with provider outages and a short maximum age."""
     plan = outages(seed)
     return replace(plan, rules=tuple(_with(rule, max_age_ms=20_000) for rule in plan.rules))
 
 
 def _patient(plan: WorldPlan) -> WorldPlan:
-    """Enough attempts to see what follows a failure."""
+    """Returns the plan with enough attempts per notification to see what follows a failure."""
     return replace(plan, rules=tuple(_with(rule, max_attempts=5) for rule in plan.rules))
 
 
@@ -226,13 +230,13 @@ def _with(rule: Rule, **fields: Any) -> Rule:
 
 
 def holding(seed: int) -> WorldPlan:
-    """What may have been taken waits for somebody to say so."""
+    """Returns a plan in which ambiguous sends stay in doubt until they are resolved."""
     plan = unsure(seed)
     return replace(plan, rules=tuple(_with(rule, on_timeout=OnTimeout.HOLD) for rule in plan.rules))
 
 
 def capped(seed: int) -> WorldPlan:
-    """Delays that are at their cap from the second attempt on, with jitter."""
+    """Returns a plan whose delays reach their cap at the second attempt, with jitter."""
     plan = steady(seed)
     fields = {
         "backoff": Backoff.EXPONENTIAL,

@@ -1,4 +1,4 @@
-"""Planted bugs of the core: what a row may go through, and what is decided about it."""
+"""Planted bugs in the core: row transitions and retry decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_fence(real: Any) -> Any:
     return lambda row, settlement, now: real(row, replace(settlement, token=row.token), now)
 
 
-@BUGS.plant("the token before the newest is good enough", "4", on=_SETTLE, plan=scenes.contested)
+@BUGS.plant("the second-newest token is also accepted", "4", on=_SETTLE, plan=scenes.contested)
 def stale_after_reclaim(real: Any) -> Any:
     def settle(row: Any, settlement: Any, now: int) -> Any:
         if settlement.token == row.token - 1:
@@ -78,7 +78,7 @@ def lost_is_not_counted(real: Any) -> Any:
     return reclaim
 
 
-@BUGS.plant("prolonging a lease cuts it short", "4", "5", on=(rows, "extend"), plan=scenes.short_leases)
+@BUGS.plant("extending a lease shortens it", "4", "5", on=(rows, "extend"), plan=scenes.short_leases)
 def extend_shortens(real: Any) -> Any:
     def extend(row: Any, token: int, lease_ms: int, now: int, *args: Any) -> Any:
         held = real(row, token, lease_ms, now, *args)
@@ -98,7 +98,7 @@ def event_lost(real: Any) -> Any:
 
 
 def _as_if(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Callable[[Any], Any]:
-    """`decide` with another claim, outcome or policy."""
+    """Returns a factory of `decide` with a changed claim, outcome or policy."""
 
     def make(real: Any) -> Any:
         def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
@@ -110,13 +110,13 @@ def _as_if(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Callable[
 
 
 def _again(real: Any, claim: Any, outcome: Any, policy: Any, route: Any, named: Any) -> Any:
-    """What would follow a passing failure, with the record of what really happened."""
+    """Returns the settlement for a transient failure, with the record of the real outcome."""
     record = real(claim, outcome, policy, route, **named).attempt
     failed = Outcome(OutcomeKind.TRANSIENT)
     return replace(real(claim, failed, policy, route, **named), attempt=record)
 
 
-@BUGS.plant("what was taken is tried again", "7", on=_DECIDE, plan=scenes.steady)
+@BUGS.plant("an accepted message is retried", "7", on=_DECIDE, plan=scenes.steady)
 def retry_after_success(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         if outcome.kind is OutcomeKind.ACCEPTED:
@@ -126,7 +126,7 @@ def retry_after_success(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("a bad recipient is tried again", "9", on=_DECIDE, plan=scenes.steady)
+@BUGS.plant("a bad recipient is retried", "9", on=_DECIDE, plan=scenes.steady)
 def permanent_is_retried(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         if outcome.kind in (OutcomeKind.BAD_RECIPIENT, OutcomeKind.BAD_CONTENT):
@@ -136,12 +136,12 @@ def permanent_is_retried(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("the provider's wish counts for nothing", "8", on=_DECIDE, plan=scenes.steady)
+@BUGS.plant("the provider's Retry-After is ignored", "8", on=_DECIDE, plan=scenes.steady)
 def retry_after_ignored(real: Any) -> Any:
     return _as_if(lambda c, o, p: (c, replace(o, retry_after_ms=None), p))(real)
 
 
-@BUGS.plant("a short wish shortens the backoff", "8", on=_DECIDE, plan=scenes.steady)
+@BUGS.plant("a short Retry-After shortens the backoff", "8", on=_DECIDE, plan=scenes.steady)
 def retry_after_lowers(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         settled = real(claim, outcome, policy, route, **named)
@@ -152,12 +152,12 @@ def retry_after_lowers(real: Any) -> Any:
     return decide
 
 
-@BUGS.plant("a failed over one forgets who asked to be left alone", "8", on=_DECIDE, plan=scenes.steady)
+@BUGS.plant("a failover forgets the old provider's hold", "8", on=_DECIDE, plan=scenes.steady)
 def hold_forgotten(real: Any) -> Any:
     return lambda *args, **named: replace(real(*args, **named), hold_ms=0)
 
 
-@BUGS.plant("ambiguous fails over under `retry`", "9", on=_DECIDE, plan=scenes.unsure)
+@BUGS.plant("an ambiguous send fails over under `retry`", "9", on=_DECIDE, plan=scenes.unsure)
 def failover_when_unsure(real: Any) -> Any:
     def change(claim: Any, outcome: Any, policy: Any) -> tuple[Any, Any, Any]:
         if policy.on_timeout is OnTimeout.RETRY:
@@ -167,12 +167,12 @@ def failover_when_unsure(real: Any) -> Any:
     return _as_if(change)(real)
 
 
-@BUGS.plant("ambiguous is tried again under `hold`", "9", on=_DECIDE, plan=scenes.holding)
+@BUGS.plant("an ambiguous send is retried under `hold`", "9", on=_DECIDE, plan=scenes.holding)
 def hold_ignored(real: Any) -> Any:
     return _as_if(lambda c, o, p: (c, o, replace(p, on_timeout=OnTimeout.RETRY)))(real)
 
 
-@BUGS.plant("a failed synchronous send goes on", "7", on=_DECIDE, plan=scenes.steady)
+@BUGS.plant("a failed synchronous send is retried", "7", on=_DECIDE, plan=scenes.steady)
 def synchronous_is_queued(real: Any) -> Any:
     def change(claim: Any, outcome: Any, policy: Any) -> tuple[Any, Any, Any]:
         if claim.mode is Mode.SYNCHRONOUS:
@@ -182,7 +182,7 @@ def synchronous_is_queued(real: Any) -> Any:
     return _as_if(change)(real)
 
 
-@BUGS.plant("fails over after one failure fewer", "9", on=_DECIDE, plan=scenes.steady)
+@BUGS.plant("failover comes one failure too early", "9", on=_DECIDE, plan=scenes.steady)
 def failover_too_soon(real: Any) -> Any:
     return _as_if(lambda c, o, p: (replace(c, failures_here=c.failures_here + 1), o, p))(real)
 
@@ -198,17 +198,19 @@ def jitter_before_cap(real: Any) -> Any:
     return delay_ms
 
 
-@BUGS.plant("waits as long as after the next attempt", "8", on=(deciding, "delay_ms"), plan=scenes.steady)
+@BUGS.plant("the backoff is that of the next attempt", "8", on=(deciding, "delay_ms"), plan=scenes.steady)
 def backoff_off_by_one(real: Any) -> Any:
     return lambda policy, attempt, u, last_delay_ms=0: real(policy, attempt + 1, u, last_delay_ms)
 
 
-@BUGS.plant("one attempt beyond the maximum", "6", on=(deciding, "allowed_attempts"), plan=scenes.steady)
+@BUGS.plant("one attempt more than the maximum", "6", on=(deciding, "allowed_attempts"), plan=scenes.steady)
 def one_attempt_too_many(real: Any) -> Any:
     return lambda claim, policy: real(claim, policy) + 1
 
 
-@BUGS.plant("its own maximum counts for nothing", "6", on=(deciding, "allowed_attempts"), plan=scenes.steady)
+@BUGS.plant(
+    "the notification's own maximum is ignored", "6", on=(deciding, "allowed_attempts"), plan=scenes.steady
+)
 def own_maximum_ignored(real: Any) -> Any:
     return lambda claim, policy: real(replace(claim, max_attempts=None), policy)
 
@@ -219,7 +221,7 @@ def attempt_kept(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "an unlisted error is a dead letter although another provider is there",
+    "an unlisted error makes a dead letter despite another provider",
     "9",
     on=(deliverer, "attributed"),
     plan=scenes.refusing,
@@ -239,7 +241,7 @@ def refusal_forgotten(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a provider is asked again after an unlisted error",
+    "a provider is tried again after an unlisted error",
     "8",
     "9",
     on=(deciding, "REFUSAL_MS"),
@@ -252,17 +254,17 @@ def refusal_runs_out(real: Any) -> Any:
 # The guard ------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("what has expired is sent", "7", on=_JUDGE, plan=scenes.rough)
+@BUGS.plant("an expired notification is sent", "7", on=_JUDGE, plan=scenes.rough)
 def expiry_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(replace(claim, expires_at=None), policy, facts, now=now)
 
 
-@BUGS.plant("who opted out is told", "7", on=_JUDGE, plan=scenes.steady)
+@BUGS.plant("a suppressed recipient is sent to", "7", on=_JUDGE, plan=scenes.steady)
 def suppression_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(claim, policy, replace(facts, skip=None), now=now)
 
 
-@BUGS.plant("what has waited too long is sent", "7", on=_JUDGE, plan=scenes.impatient)
+@BUGS.plant("a notification past its maximum age is sent", "7", on=_JUDGE, plan=scenes.impatient)
 def age_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(
         claim, replace(policy, max_age_ms=10**12), facts, now=now

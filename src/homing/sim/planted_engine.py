@@ -1,4 +1,4 @@
-"""Planted bugs of the engine: worker, deliverer, settler, breakers, room and relay."""
+"""Planted bugs in the engine: worker, deliverer, settler, breakers, capacity and relay."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DELIVERY = (deliverer, "Delivery")
 _WRITE = (settler.Settler, "_write")
 
 
-@BUGS.plant("a lost lease returns its attempt", "6", on=(_DELIVERER, "settle_lost"), plan=scenes.rough)
+@BUGS.plant("a lost lease gives its attempt back", "6", on=(_DELIVERER, "settle_lost"), plan=scenes.rough)
 def lost_gives_back(real: Any) -> Any:
     return lambda self, claim: replace(real(self, claim), give_back=True)
 
 
 @BUGS.plant(
-    "a send starts whatever is left of its lease", "5", on=(_DELIVERER, "_fits"), plan=scenes.short_leases
+    "a send starts even if its lease is too short", "5", on=(_DELIVERER, "_fits"), plan=scenes.short_leases
 )
 def lease_too_short(real: Any) -> Any:
     async def fits(self: Any, claim: Any, timeout_ms: int) -> bool:
@@ -38,32 +38,32 @@ def lease_too_short(real: Any) -> Any:
     return fits
 
 
-@BUGS.plant("it is never night", "8", on=(pacing, "quiet_ms"), plan=scenes.paced)
+@BUGS.plant("quiet hours are ignored", "8", on=(pacing, "quiet_ms"), plan=scenes.paced)
 def sleepless(real: Any) -> Any:
     return lambda window, zone, at: 0
 
 
-@BUGS.plant("each batch has a limit of its own", "13", on=(pacing, "recipient_bucket"), plan=scenes.paced)
+@BUGS.plant("each batch has its own rate limit", "13", on=(pacing, "recipient_bucket"), plan=scenes.paced)
 def limit_per_batch(real: Any) -> Any:
     return lambda claim: f"{real(claim)} {claim.started_at}"
 
 
-@BUGS.plant("a share of nothing is a share too", "9", on=(roster, "first_stop"), plan=scenes.split)
+@BUGS.plant("a provider with weight 0 is used first", "9", on=(roster, "first_stop"), plan=scenes.split)
 def weight_ignored(real: Any) -> Any:
     return lambda route, weights, id, usable: real(route, dict.fromkeys(weights, 1), id, usable)
 
 
-@BUGS.plant("what was tried elsewhere is due at once", "8", on=(intake, "delay_ms"), plan=scenes.quiet)
+@BUGS.plant("attempts in another system cause no delay", "8", on=(intake, "delay_ms"), plan=scenes.quiet)
 def taken_over_at_once(real: Any) -> Any:
     return lambda policy, attempt, u: 0
 
 
-@BUGS.plant("a time has no bounds", "14", "2", on=(intake, "epoch_ms"), plan=scenes.quiet)
+@BUGS.plant("out-of-range times are accepted", "14", "2", on=(intake, "epoch_ms"), plan=scenes.quiet)
 def time_without_bounds(real: Any) -> Any:
     return lambda at, where, now: (at - EPOCH) // timedelta(milliseconds=1)
 
 
-@BUGS.plant("one odd request ends its batch", "2", on=(intake, "plain_request"), plan=scenes.quiet)
+@BUGS.plant("one odd request fails its batch", "2", on=(intake, "plain_request"), plan=scenes.quiet)
 def odd_request_ends_its_batch(real: Any) -> Any:
     def plain_request(request: Any) -> Any:
         raise TypeError
@@ -89,7 +89,7 @@ def key_per_attempt(real: Any) -> Any:
     return delivery
 
 
-@BUGS.plant("a second attempt says something else", "10", on=_DELIVERY, plan=scenes.steady)
+@BUGS.plant("a second attempt has different content", "10", on=_DELIVERY, plan=scenes.steady)
 def other_words(real: Any) -> Any:
     def delivery(*fields: Any) -> Any:
         made = real(*fields)
@@ -111,7 +111,7 @@ def settler_gives_up(real: Any) -> Any:
     return write
 
 
-@BUGS.plant("what is handed in during a write is lost", "2", on=_WRITE, plan=scenes.flaky)
+@BUGS.plant("settlements added during a write are lost", "2", on=_WRITE, plan=scenes.flaky)
 def settler_forgets(real: Any) -> Any:
     async def write(self: Any, batch: Any) -> None:
         await real(self, batch)
@@ -120,7 +120,7 @@ def settler_forgets(real: Any) -> Any:
     return write
 
 
-@BUGS.plant("an event is gone though its sink failed", "2", on=(relay.Relay, "_publish"), plan=scenes.flaky)
+@BUGS.plant("an event is dropped when its sink fails", "2", on=(relay.Relay, "_publish"), plan=scenes.flaky)
 def sink_not_asked(real: Any) -> Any:
     async def publish(self: Any, name: str, lane: Any) -> None:
         await real(self, name, lane)
@@ -131,7 +131,7 @@ def sink_not_asked(real: Any) -> Any:
     return publish
 
 
-@BUGS.plant("a provider that is down is asked on and on", "9", on=(breakers, "record"), plan=scenes.outages)
+@BUGS.plant("the breaker never opens", "9", on=(breakers, "record"), plan=scenes.outages)
 def breaker_never_opens(real: Any) -> Any:
     def record(breaker: Breaker, policy: Any, blame: bool | None, now: int) -> Breaker:
         after: Breaker = real(breaker, policy, blame, now)
@@ -140,7 +140,7 @@ def breaker_never_opens(real: Any) -> Any:
     return record
 
 
-@BUGS.plant("a provider that is back is never asked", "14", on=(breakers, "gate"), plan=scenes.outages)
+@BUGS.plant("the breaker never half-opens", "14", on=(breakers, "gate"), plan=scenes.outages)
 def breaker_never_half_opens(real: Any) -> Any:
     def gate(breaker: Breaker, now: int) -> Gate:
         offered: Gate = real(breaker, now)
@@ -150,7 +150,7 @@ def breaker_never_half_opens(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "the trial is not spent by the first that goes",
+    "a breaker trial allows several sends",
     "9",
     on=(breakers.Breakers, "spend_trial"),
     plan=scenes.outages,
@@ -170,7 +170,7 @@ def _always_a_trial(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "a trial begins while another one is under way",
+    "a trial starts during another trial",
     "9",
     on=(breakers, "gate"),
     also=(core_breaker, "gate", _always_a_trial),
@@ -188,7 +188,7 @@ def _roomy(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "any number of sends at once",
+    "the concurrency limit is ignored",
     "13",
     on=(_DELIVERER, "__init__"),
     also=(room.Room, "_capacity", _roomy),
@@ -202,7 +202,7 @@ def cap_ignored(real: Any) -> Any:
     return start
 
 
-@BUGS.plant("tokens are not asked for", "13", on=(room.Room, "_leased_tokens"), plan=scenes.limited)
+@BUGS.plant("the rate limit is ignored", "13", on=(room.Room, "_leased_tokens"), plan=scenes.limited)
 def rate_ignored(real: Any) -> Any:
     async def tokens(self: Any, listed: Any, want: int) -> int:
         return want

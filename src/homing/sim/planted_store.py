@@ -1,4 +1,4 @@
-"""Planted bugs of a store: keys, schedule, counts, events, reads and receipts."""
+"""Planted bugs in the store: keys, schedule, counts, events, reads and receipts."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ def claimed_early(real: Any) -> Any:
     return lambda self, request, now, take: real(self, request, now + 2_000, take)
 
 
-@BUGS.plant("leases are taken before they run out", "4", "7", on=(_SCHEDULE, "overdue"), plan=scenes.rough)
+@BUGS.plant("leases are reclaimed before they expire", "4", "7", on=(_SCHEDULE, "overdue"), plan=scenes.rough)
 def reclaimed_early(real: Any) -> Any:
     return lambda self, now: real(self, now + 3_000)
 
 
-@BUGS.plant("rows go long before their age", "2", on=(_SCHEDULE, "past_retention"), plan=scenes.quiet)
+@BUGS.plant(
+    "rows are purged before their retention ends", "2", on=(_SCHEDULE, "past_retention"), plan=scenes.quiet
+)
 def purged_early(real: Any) -> Any:
     return lambda self, retention, now: real(self, retention, now + 30 * 24 * 3_600_000)
 
 
-@BUGS.plant("idempotency keys are not looked at", "3", on=(_KEYS, "answer"), plan=scenes.rough)
+@BUGS.plant("idempotency keys are ignored", "3", on=(_KEYS, "answer"), plan=scenes.rough)
 def keys_forgotten(real: Any) -> Any:
     return lambda self, submission: None
 
 
-@BUGS.plant("another body under the same key is fine", "3", on=(_KEYS, "answer"), plan=scenes.rough)
+@BUGS.plant("a different body with the same key is accepted", "3", on=(_KEYS, "answer"), plan=scenes.rough)
 def no_conflict(real: Any) -> Any:
     def answer(self: Any, submission: Any) -> Any:
         fingerprint, _ = self._answers.get((submission.tenant, submission.idempotency_key), ("", None))
@@ -51,12 +53,12 @@ def no_conflict(real: Any) -> Any:
     return answer
 
 
-@BUGS.plant("the dedup window never holds", "3", on=(_KEYS, "double"), plan=scenes.quiet)
+@BUGS.plant("the dedup window is ignored", "3", on=(_KEYS, "double"), plan=scenes.quiet)
 def dedup_ignored(real: Any) -> Any:
     return lambda self, new, tenant, now: None
 
 
-@BUGS.plant("answered, but not stored", "1", "2", "12", on=(_STORE, "_accept"), plan=scenes.quiet)
+@BUGS.plant("an accepted row is not stored", "1", "2", "12", on=(_STORE, "_accept"), plan=scenes.quiet)
 def row_lost(real: Any) -> Any:
     def accept(self: Any, submission: Any, messages: Any, now: int) -> Any:
         answer = real(self, submission, messages, now)
@@ -68,7 +70,7 @@ def row_lost(real: Any) -> Any:
     return accept
 
 
-@BUGS.plant("a settlement that was refused is told", "4", on=(_STORE, "_settle"), plan=scenes.contested)
+@BUGS.plant("a stale settlement publishes an event", "4", on=(_STORE, "_settle"), plan=scenes.contested)
 def event_of_a_stale_one(real: Any) -> Any:
     numbers = count()
 
@@ -89,7 +91,7 @@ def event_of_a_stale_one(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "the count does not follow a given-back attempt",
+    "counts ignore an attempt that is given back",
     "1",
     "12",
     on=(memory_ledger.Ledger, "record"),
@@ -116,7 +118,7 @@ def list_of_everybody(real: Any) -> Any:
     return list
 
 
-@BUGS.plant("an id is enough, whoever asks", "15", on=(_READS, "_find"), plan=scenes.quiet)
+@BUGS.plant("any tenant can read a row by its id", "15", on=(_READS, "_find"), plan=scenes.quiet)
 def found_by_everybody(real: Any) -> Any:
     return lambda self, tenant, id: self._kept.get(id)
 
@@ -132,11 +134,11 @@ def rank_falls(real: Any) -> Any:
 
 
 def _absorbing(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
-    """`absorb` with another standing or receipt."""
+    """Returns a factory of `absorb` with a changed standing or receipt."""
     return lambda real: lambda standing, receipt: real(*change(standing, receipt))
 
 
-@BUGS.plant("a reported failure is sent again at once", "8", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a reported failure is retried at once", "8", on=_ABSORB, plan=scenes.quiet)
 def bounce_without_backoff(real: Any) -> Any:
     def absorb(standing: Any, receipt: Any) -> Any:
         verdict = real(standing, receipt)
@@ -154,12 +156,12 @@ def bounce_without_hold(real: Any) -> Any:
     return absorb
 
 
-@BUGS.plant("the wait of the error table counts for nothing", "8", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("the error table's wait is ignored", "8", on=_ABSORB, plan=scenes.quiet)
 def table_wait_ignored(real: Any) -> Any:
     return _absorbing(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(real)
 
 
-@BUGS.plant("content that was refused later is sent again", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("content that a receipt refused is retried", "9", on=_ABSORB, plan=scenes.quiet)
 def bad_content_is_resent(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
         if receipt.outcome is OutcomeKind.BAD_CONTENT:
@@ -169,7 +171,7 @@ def bad_content_is_resent(real: Any) -> Any:
     return _absorbing(change)(real)
 
 
-@BUGS.plant("a reported fault of a provider is taken for a passing one", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a reported provider fault counts as transient", "9", on=_ABSORB, plan=scenes.quiet)
 def reported_fault_goes_back(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
         if receipt.outcome is OutcomeKind.PROVIDER_FAULT:
@@ -179,12 +181,12 @@ def reported_fault_goes_back(real: Any) -> Any:
     return _absorbing(change)(real)
 
 
-@BUGS.plant("an unknown failure is sent again each time", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("an unknown failure is retried every time", "9", on=_ABSORB, plan=scenes.quiet)
 def unknown_without_end(real: Any) -> Any:
     return _absorbing(lambda standing, receipt: (replace(standing, unknown_before=False), receipt))(real)
 
 
-@BUGS.plant("the rule's bounce_failover is not asked", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("the rule's bounce_failover is ignored", "9", on=_ABSORB, plan=scenes.quiet)
 def bounce_rule_ignored(real: Any) -> Any:
     return _absorbing(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(real)
 
@@ -206,6 +208,6 @@ def named_in_vain(real: Any) -> Any:
     return attempt_of
 
 
-@BUGS.plant("what comes before its time is forgotten", "11", on=(_RECEIPTS, "keep"), plan=scenes.quiet)
+@BUGS.plant("early receipts are dropped", "11", on=(_RECEIPTS, "keep"), plan=scenes.quiet)
 def early_receipt_dropped(real: Any) -> Any:
     return lambda self, receipt: None

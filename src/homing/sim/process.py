@@ -1,4 +1,4 @@
-"""A simulated process: a whole engine of its own that can crash, freeze and stop; another follows it."""
+"""A simulated process: it has its own engine, and can crash, freeze and stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class SimProcess:
-    """One process of the world. What runs in it, runs in its group of the loop."""
+    """One simulated process. All its tasks belong to one group of the virtual loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SimProcess:
         self._context = copy_context()
         self._context.run(GROUP.set, name)
         self.fronts = {tenant: self._context.run(self._engine, tenant) for tenant in fronts}
-        """Engines without a worker, one for each tenant: where operators work."""
+        """Tenant → engine without a worker. Only the operator's process has these."""
         self.engine = self._context.run(self._engine, scene.plan.tenants[0])
 
     @property
@@ -76,21 +76,21 @@ class SimProcess:
         self.run(self._open())
 
     def run(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
-        """Runs something in this process; it dies with it."""
+        """Runs a coroutine in this process. A crash cancels it."""
         return self._loop.create_task(work, context=self._context)
 
     def crash(self, why: str) -> None:
-        """Everything stops where it is. Nothing that is still to be cleaned up reaches the store."""
+        """Cancels all tasks of the process. No cleanup reaches the store."""
         if self.dead:
             return
         self._scene.note(self.name, f"crashes {why}")
         self._die()
         number = self._loop.cancel_group(self.name)
         self._loop.thaw(self.name)
-        self._scene.note(self.name, f"{number} tasks are gone")
+        self._scene.note(self.name, f"{number} tasks cancelled")
 
     def pause(self) -> None:
-        """As if the machine stood still: the world goes on, the process does not."""
+        """Freezes the process while time goes on for all others, like a suspended machine."""
         self.paused = True
         self._scene.note(self.name, "is paused")
         self._scene.paused_ms[self.name] = 10**15
@@ -104,9 +104,9 @@ class SimProcess:
             self._loop.thaw(self.name)
 
     async def stop(self) -> None:
-        """In good order: what is under way ends and is settled first."""
+        """Stops the process gracefully: attempts in flight end and are settled first."""
         self.stopping = True
-        self._scene.note(self.name, "is asked to stop")
+        self._scene.note(self.name, "stopping")
         work = self.run(self.engine.stop_worker())
         await asyncio.wait({work})
         if not self.dead:
@@ -134,12 +134,12 @@ class SimProcess:
             self.engine.start_worker()
 
     async def _process_now_and_then(self) -> None:
-        """What a cron job does that calls `homing process`."""
+        """Processes due rows every few seconds, like a cron job that runs `homing process`."""
         while not self.stopping:
             try:
                 await self.engine.process(20)
             except StoreError:
-                self._scene.note(self.name, "could not process: the store is away")
+                self._scene.note(self.name, "could not process: store unavailable")
             await asyncio.sleep(self._chance.randrange(1_000, 8_000) / 1000)
 
     def _line(self, carrier: Carrier) -> CarrierLine:
@@ -188,13 +188,13 @@ class SimProcess:
     # A sink --------------------------------------------------------------------------------------
 
     async def publish(self, events: Sequence[Event]) -> None:
-        """Takes events, unless it fails, before or after it has taken them."""
+        """Publishes events as a sink. May fail before or after publishing them."""
         await asyncio.sleep(0.01)
         if self.dead:
             raise asyncio.CancelledError("the process is dead")
         drawn = self._chance.random()
         if drawn < self.boundary.weather.sink_error / 2:
-            raise ConnectionError("the sink is away")
+            raise ConnectionError("the sink is unavailable")
         self._store.watch.published(self.name, events)
         if drawn < self.boundary.weather.sink_error:
-            raise ConnectionError("the sink was cut off")
+            raise ConnectionError("the connection to the sink was lost")

@@ -1,7 +1,6 @@
-"""Rehearses an outage: the engine's own code on virtual time over the memory store.
+"""Rehearses an outage by running the real engine on virtual time over the memory store.
 
-`homing policy simulate` is this. The answer is not a model of the engine: it is the engine. The same
-rehearsal gives the same report.
+This is what `homing policy simulate` runs. The same rehearsal always gives the same report.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from homing.sim.rehearsal_run import run_rehearsal
 
 
 def rehearse(rehearsal: Rehearsal) -> RehearsalReport:
-    """Runs the rehearsal and reports. It takes no wall-clock waiting: hours pass in seconds.
+    """Runs the rehearsal and returns its report. Hours of virtual time take seconds.
 
-    Must not be called from a running event loop: it runs one of its own (`sim.apart` is for there).
+    Must not be called from a running event loop, because it runs its own. Use `rehearse_apart` there.
     """
     return report_of(rehearsal, run_rehearsal(rehearsal))

@@ -1,4 +1,4 @@
-"""What was seen in a rehearsal, counted and sorted into a report."""
+"""Builds the report of a rehearsal from the log of its events."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from homing.core.rehearsal import (
 )
 from homing.sim.rehearsal_run import Diary
 
-_PEAK_MS = 10_000
-_MOST_BUCKETS = 240
+_PEAK_WINDOW_MS = 10_000
+"""Length of the window in which the highest send rate after an outage is measured."""
+_MAX_BUCKETS = 240
 _BUCKETS_MS = tuple(
     seconds * 1000 for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
 )
 
 
 def report_of(rehearsal: Rehearsal, diary: Diary) -> RehearsalReport:
-    """The diary, counted and sorted."""
+    """Returns the report of a rehearsal that has ended."""
     endings = Counter((status.value, reason) for _, _, status, reason in diary.ended.values())
     took = sorted(
         ended_at - accepted_at
@@ -35,7 +36,7 @@ def report_of(rehearsal: Rehearsal, diary: Diary) -> RehearsalReport:
     ended = sorted(ended_at for _, ended_at, _, _ in diary.ended.values())
     attempts = sum(len(sends) for sends in diary.sends.values())
     last_ms = _busy_until(rehearsal, diary)
-    bucket_ms = next((b for b in _BUCKETS_MS if last_ms / b <= _MOST_BUCKETS), _BUCKETS_MS[-1])
+    bucket_ms = next((b for b in _BUCKETS_MS if last_ms / b <= _MAX_BUCKETS), _BUCKETS_MS[-1])
     buckets = _buckets(diary, ended, bucket_ms, last_ms)
     unfinished = len(diary.accepted) - sum(
         count for (status, _), count in endings.items() if status != Status.IN_DOUBT.value
@@ -72,7 +73,7 @@ def report_of(rehearsal: Rehearsal, diary: Diary) -> RehearsalReport:
 
 
 def _busy_until(rehearsal: Rehearsal, diary: Diary) -> int:
-    """Until the traffic, the outages and all but one in a hundred sends are over."""
+    """Returns the time at which the traffic, the outages and 99 of 100 sends are over."""
     sends = sorted(at for sends in diary.sends.values() for at in sends)
     nearly_all = sends[(len(sends) * 99 - 1) // 100] if sends else 0
     ends = [outage.end_ms for outage in rehearsal.outages]
@@ -110,12 +111,12 @@ def _peaks(rehearsal: Rehearsal, diary: Diary) -> list[RecoveryPeak]:
             sends = diary.sends[name]
             most, at = 0, outage.end_ms
             for index in range(bisect_left(sends, outage.end_ms), len(sends)):
-                inside = bisect_right(sends, sends[index] + _PEAK_MS - 1) - index
+                inside = bisect_right(sends, sends[index] + _PEAK_WINDOW_MS - 1) - index
                 if inside > most:
                     most, at = inside, sends[index]
             before = bisect_left(sends, outage.start_ms) * 1000 / max(1, outage.start_ms)
             normal = before or rehearsal.traffic.per_second
-            peak = most * 1000 / _PEAK_MS
+            peak = most * 1000 / _PEAK_WINDOW_MS
             peaks.append(
                 RecoveryPeak(
                     provider=name,

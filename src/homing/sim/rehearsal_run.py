@@ -1,4 +1,4 @@
-"""A rehearsal under way: the engine, rehearsed providers and traffic on virtual time."""
+"""Runs a rehearsal: the engine with simulated providers and traffic, on virtual time."""
 
 from __future__ import annotations
 
@@ -35,27 +35,30 @@ from homing.engine.worker import WorkerSettings
 from homing.sim.loop import START_MS, VirtualClock, VirtualLoop, run
 from homing.stores.memory import MemoryStore
 
-_PATIENCE_MS = 30 * 24 * 3_600_000
-"""A rehearsal whose last notification has not ended by then is broken off."""
+_MAX_DURATION_MS = 30 * 24 * 3_600_000
+"""Virtual time after which a rehearsal stops even if some notifications have not ended."""
 _POLL_MS = 60_000
-"""The engine wakes by itself whenever something is due; looking more often would only cost time."""
+"""Poll interval of the worker. The worker wakes by itself when a row is due, so polling often is wasteful."""
 
 
 _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+"""True in code that runs inside a rehearsal."""
 
 
 class Diary(Struct):
-    """What was seen, in milliseconds from the beginning."""
+    """Events of a rehearsal. All times are in milliseconds since its start."""
 
     accepted: list[int] = field(default_factory=list)
+    """Time of each acceptance."""
     sends: dict[str, list[int]] = field(default_factory=dict)
+    """Provider → time of each send."""
     ended: dict[str, tuple[int, int, Status, str | None]] = field(default_factory=dict)
-    """Notification → (accepted at, ended at, status, reason)."""
+    """Notification id → (accepted at, ended at, status, reason)."""
     breakers: list[BreakerChange] = field(default_factory=list)
 
 
 class _Store(MemoryStore):
-    """The memory store, with its endings and breakers written down."""
+    """The memory store, which also logs when a notification ends and when a breaker changes."""
 
     def __init__(self, clock: Clock, diary: Diary) -> None:
         super().__init__(clock)
@@ -83,7 +86,7 @@ class _Store(MemoryStore):
 
 
 class _Provider:
-    """Works, except during its outages."""
+    """A simulated provider that accepts everything except during its outages."""
 
     def __init__(
         self, name: str, rehearsal: Rehearsal, chance: Random, now_ms: Callable[[], int], sends: list[int]
@@ -109,7 +112,7 @@ class _Provider:
         return not (ill and outage is not None and self._chance.random() < outage.share)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing: there are no connections."""
 
     async def _fail(self, outage: Outage) -> Outcome:
         match outage.kind:
@@ -121,7 +124,7 @@ class _Provider:
                 return Outcome(
                     OutcomeKind.THROTTLED,
                     error_code="429",
-                    error=f"{self._name} asks to slow down",
+                    error=f"{self._name} is throttling",
                     retry_after_ms=outage.retry_after_ms,
                 )
             case OutageKind.SLOW:
@@ -137,7 +140,7 @@ class _Provider:
 
 
 def run_rehearsal(rehearsal: Rehearsal) -> Diary:
-    """Everything from the first request until the last notification has ended."""
+    """Runs a rehearsal until its last notification has ended, and returns the log."""
     diary = Diary(sends={name: [] for name in rehearsal.provider_names})
 
     async def main(loop: VirtualLoop) -> None:
@@ -146,17 +149,17 @@ def run_rehearsal(rehearsal: Rehearsal) -> Diary:
         async with engine:
             engine.start_worker()
             await _feed(engine, rehearsal, diary, clock)
-            while len(diary.ended) < len(diary.accepted) and clock.monotonic_ms() < _PATIENCE_MS:
+            while len(diary.ended) < len(diary.accepted) and clock.monotonic_ms() < _MAX_DURATION_MS:
                 await clock.sleep_ms(1_000)
 
-    with _off_the_record():
+    with _without_logs():
         run(main)
     return diary
 
 
 @contextmanager
-def _off_the_record() -> Iterator[None]:
-    """What only happens in a rehearsal does not belong in the log of a program that really runs."""
+def _without_logs() -> Iterator[None]:
+    """Suppresses log records of the rehearsal, which would look like real events in the program's log."""
     loggers = [
         logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("homing")
     ]

@@ -1,4 +1,4 @@
-"""The picture of a rehearsal: sends per second above, breakers between, the backlog below."""
+"""Draws a rehearsal as SVG: sends per second at the top, breakers in the middle, backlog at the bottom."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STEPS_MS = tuple(
 
 
 class _Panel(Struct, frozen=True):
-    """A rectangle with its own vertical scale."""
+    """A chart area with its own vertical scale."""
 
     top: float
     height: float
@@ -34,9 +34,9 @@ class _Panel(Struct, frozen=True):
 
 
 def draw(report: RehearsalReport, *, width: int = 960, height: int = 560) -> str:
-    """Sends per second by provider above, the backlog below, outages shaded.
+    """Returns an SVG document with sends per second, breakers and backlog. Outages are shaded.
 
-    An SVG document, readable by itself: title, axes, legend.
+    The document has a title, axes and a legend, so it needs no further explanation.
     """
     until_ms = max(report.bucket_ms, len(report.buckets) * report.bucket_ms)
     inner = width - _LEFT - _RIGHT
@@ -100,7 +100,7 @@ def _shade(outage: Outage, x: Callable[[float], float], upper: _Panel, lower: _P
 
 
 def _outage_label(outage: Outage, x: Callable[[float], float], upper: _Panel, width: int) -> str:
-    words = {OutageKind.DOWN: "down", OutageKind.THROTTLE: "throttles", OutageKind.SLOW: "slow"}
+    words = {OutageKind.DOWN: "down", OutageKind.THROTTLE: "throttling", OutageKind.SLOW: "slow"}
     share = "" if outage.share == 1 else f" ({outage.share:.0%} of sends)"
     label = f"{' + '.join(outage.providers)} {words[outage.kind]}{share}"
     left = min(x(outage.start_ms), width - _RIGHT - 6.6 * len(label))
@@ -200,7 +200,7 @@ def _subtitle(report: RehearsalReport) -> str:
 
 
 def duration(ms: int) -> str:
-    """A duration in at most two units: `850 ms`, `12 s`, `1 min 30 s`, `6 h`."""
+    """Returns a duration in at most two units: `850 ms`, `12 s`, `1 min 30 s`, `6 h`."""
     if ms == 0:
         return "0"
     if ms < 1000:
@@ -212,11 +212,11 @@ def duration(ms: int) -> str:
         if seconds >= size:
             rest = seconds % size // smaller
             return f"{seconds // size} {name}" + (f" {rest} {small}" if rest else "")
-    raise AssertionError("sixty seconds and more have a unit")
+    raise AssertionError("unreachable: 60 s or more always match a unit")
 
 
 def _nice(most: float) -> float:
-    """The top of a scale: at least `most`, with quarters that are easy to read."""
+    """Returns the top of a scale: at least `most`, with quarters that are easy to read."""
     size = 1.0
     while size * 10 < most:
         size *= 10

@@ -1,7 +1,8 @@
-"""What the watchers of a world share: the trace, the clock, and their own picture of every notification.
+"""The state that the checkers of a simulation run share: the trace, the clock and a shadow state per
+notification.
 
-The picture (`Shadow`) is kept from what was committed, sent and answered, never by asking the code that is
-being watched, so that the two can be compared.
+A shadow state (`Shadow`) is derived from what was committed, sent and returned, never by calling the code
+under test, so that the two can be compared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from homing.sim.weather import WorldPlan
 
 
 class Violation(AssertionError):
-    """An invariant does not hold. Carries all that is needed to see it again."""
+    """Raised if an invariant does not hold. Carries the seed and the trace, so that it can be reproduced."""
 
     def __init__(
         self, invariant: str, text: str, *, seed: int, at_ms: int, about: str, lines: list[str]
@@ -37,12 +38,12 @@ class Violation(AssertionError):
         trace = "\n".join(f"    {line}" for line in self.lines)
         return (
             f"invariant {self.invariant}: {self.text}{about}\n"
-            f"  seed {self.seed}, {self.at_ms} ms after the beginning; the last lines of the trace:\n{trace}"
+            f"  seed {self.seed}, {self.at_ms} ms after the start; last lines of the trace:\n{trace}"
         )
 
 
 class Call(Struct, kw_only=True):
-    """One call of a provider."""
+    """One call of a simulated provider's `send`."""
 
     carrier: str
     process: str
@@ -50,25 +51,31 @@ class Call(Struct, kw_only=True):
     attempt: int
     began_ms: int
     jumps: int
-    """How often the clock had been set when it began."""
+    """Number of clock jumps before the call started."""
     over: bool = False
+    """True once the call has ended for its process."""
     outcome: Outcome | None = None
-    """What the process got to hear; None while it waits, and for ever if it was cut off."""
+    """Outcome that the process received. None while the call runs, and if it was aborted."""
     kind: OutcomeKind = OutcomeKind.AMBIGUOUS
-    """Class that breaker, record and settlement must use for the answer; set when the call is over."""
+    """Class that breaker, attempt record and settlement must use for the outcome. Set when the call is
+    over."""
     over_ms: int = 0
 
 
 class Bounces(Struct, frozen=True):
-    """The part of a policy that decides what follows a reported failure."""
+    """The part of a policy that applies after a reported failure."""
 
     shortest_ms: int
     longest_ms: int
     always: bool
+    """True if a failure that is the recipient's fault also leads to a failover."""
 
 
 class Shadow(Struct, kw_only=True):
-    """A notification as the watchers know it. Times `_ms` are of the loop, times `_at` of the store."""
+    """The expected state of a notification.
+
+    Times ending in `_ms` are loop time, times ending in `_at` store time.
+    """
 
     id: str
     tenant: str
@@ -82,7 +89,7 @@ class Shadow(Struct, kw_only=True):
     address: str
     recipient_id: str | None
     digest: bytes
-    """Of the message as it was accepted."""
+    """Hash of the message as it was accepted."""
     status: Status
     pinned: bool
     provider: str
@@ -94,7 +101,7 @@ class Shadow(Struct, kw_only=True):
     floor: int = 0
     bounce_floor: int = 0
     attempts_before: int = 0
-    """Made elsewhere, before it came here."""
+    """Number of attempts that another system made before the acceptance."""
     max_attempts: int | None = None
     due_at: int | None = None
     lease_until: int | None = None
@@ -105,44 +112,45 @@ class Shadow(Struct, kw_only=True):
     overdue: bool = False
     reclaimed: bool = False
     skip: str = ""
-    """Why it must not be sent, as it was when it was claimed."""
+    """Reason not to send the notification, as of its claim. Empty if there is none."""
     cancel_requested: bool = False
     last_delay_ms: int = 0
     bounces: tuple[Bounces, ...] = ()
-    """What a receipt about a failure may lead to, by each policy that the last attempt may have been settled
-    by."""
+    """Rules for a reported failure, one for each policy that may have been used to settle the last
+    attempt."""
     unknown_bounces: int = 0
-    """How often it was sent again because of a failure with an unknown code."""
+    """Number of retries because of reported failures with an unknown code."""
     failures_here: int = 0
     calls: dict[int, Call] = field(default_factory=dict)
     left_alone: dict[str, int] = field(default_factory=dict)
-    """Provider → loop time before which it asked not to be tried again."""
+    """Provider → loop time before which the provider asked not to be called again."""
     moved_from: set[str] = field(default_factory=set)
-    """Providers that a settlement or a reported failure moved it away from since an operator's last retry."""
+    """Providers that the notification was moved away from since an operator's last retry."""
     refused_by: set[str] = field(default_factory=set)
-    """Those of them that answered with an unlisted error: it must not go there again."""
+    """Providers that refused the notification with an unlisted error. They must not be tried again."""
     provider_key: str = ""
     log: list[tuple[str, Status, Status]] = field(default_factory=list)
-    """(what, before, after) of everything that leaves a record."""
+    """(what, status before, status after) of every change that must be recorded."""
     failed: int = 0
-    """How often it became a dead letter."""
+    """Number of times the notification became a dead letter."""
     turns: int = 0
-    """How often it got another status, those aside in which it is being sent."""
+    """Number of status changes, not counting changes to `sending`."""
     events: set[str] = field(default_factory=set)
-    """Ids of the `NotificationFailed` events that were published."""
+    """Ids of the published `NotificationFailed` events."""
     tellings: set[str] = field(default_factory=set)
-    """Ids of the `StatusChanged` events that were published."""
+    """Ids of the published `StatusChanged` events."""
     changed_ms: int = 0
     quiet_changes: int = 0
     ended_at: int = 0
 
     @property
     def keys(self) -> Keys:
+        """Returns the keys that select the notification's policy."""
         return Keys(self.tenant, self.type, self.origin, self.channel, self.priority)
 
 
 class Scene:
-    """The world as seen from outside."""
+    """The shared state of one simulation run."""
 
     def __init__(self, plan: WorldPlan, clock: VirtualClock, trace: Trace) -> None:
         self.plan = plan
@@ -155,33 +163,40 @@ class Scene:
         self.violation: Violation | None = None
         self.on_violation: Callable[[], None] = lambda: None
         self.paused_ms: dict[str, int] = {}
-        """Process → when it was last paused or resumed."""
+        """Process → loop time at which it was last resumed, or a time in the far future while it is
+        paused."""
         self.dead: set[str] = set()
 
     @property
     def now(self) -> int:
-        """The store's time."""
+        """Returns the store's wall-clock time."""
         return self.clock.now_ms()
 
     @property
     def ms(self) -> int:
-        """Since the beginning."""
+        """Returns the time since the start of the run."""
         return self.clock.monotonic_ms()
 
     def jumped_since(self, jumps: int) -> bool:
-        """Whether the clock was set since there were so many jumps, or so shortly before that an answer
-        from before it may still have been on its way."""
+        """Returns True if the clock has jumped since the number of jumps was `jumps`.
+
+        Also returns True if the last jump is so recent that a response from before it may still be in flight.
+        """
         weather = self.plan.weather
         slow_ms = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
         pause_ms = weather.longest_pause_ms if weather.pause_every_ms else 0
         return self.jumps != jumps or self.ms - self.last_jump_ms < 1_000 + slow_ms + pause_ms
 
     def note(self, who: str, what: str) -> None:
+        """Adds a line to the trace."""
         self.trace.add(self.clock.monotonic_ms(), who, what)
 
     def violate(self, invariant: str, text: str, about: str = "") -> NoReturn:
-        """Stops the world. The first violation counts; the engine may swallow the exception."""
-        self.note("watch", f"VIOLATION {invariant}: {text[:200]}")
+        """Ends the run with a violation, and raises it.
+
+        The first violation is also stored, because the engine may catch the exception.
+        """
+        self.note("check", f"VIOLATION {invariant}: {text[:200]}")
         short = short_id(about)
         lines = [*self.trace.tail(40, short), "…", *self.trace.tail(12)] if about else self.trace.tail(30)
         found = Violation(invariant, text, seed=self.plan.seed, at_ms=self.ms, about=about, lines=lines)
@@ -192,5 +207,5 @@ class Scene:
 
 
 def short_id(id: str) -> str:
-    """Enough of an id to tell it from the others in a trace."""
+    """Returns the end of an id, which is enough to recognize it in a trace."""
     return id[-8:]

@@ -1,4 +1,4 @@
-"""What happened in a world, line by line. Two runs of the same seed have the same lines."""
+"""The trace of a simulation run, line by line. Two runs with the same seed have identical traces."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from hashlib import sha256
 
 
 class Trace:
-    """Lines of `time process event`. The hash is over all of them; the newest are kept (or all)."""
+    """A log with lines of `time process event`.
+
+    The hash covers all lines. Only the newest `keep` lines are stored, or all if `keep` is None.
+    """
 
     def __init__(self, keep: int | None = 20_000) -> None:
         self._hash = sha256()
@@ -16,7 +19,7 @@ class Trace:
         self.length = 0
 
     def add(self, at_ms: int, who: str, what: str) -> None:
-        """One event, `at_ms` after the beginning of the world."""
+        """Adds one event, `at_ms` after the start of the run."""
         line = f"{at_ms:>9} {who:<6} {what}"
         self.lines.append(line)
         self._pending.append(line)
@@ -26,11 +29,12 @@ class Trace:
 
     @property
     def sha256(self) -> str:
+        """Returns the hash of all lines so far."""
         self._digest()
         return self._hash.hexdigest()
 
     def tail(self, number: int, about: str = "") -> list[str]:
-        """The newest lines, those about one notification if it is named."""
+        """Returns the newest `number` lines that contain `about`."""
         chosen = [line for line in self.lines if about in line]
         return chosen[-number:]
 

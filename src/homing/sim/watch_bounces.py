@@ -1,7 +1,7 @@
-"""Watches reported failures: what a receipt may lead to by its class and the policy (invariants 8 and 9).
+"""Checks what follows a reported failure, by its class and the policy (invariants 8 and 9).
 
-The rules are written down a second time here, from the specification. The class and the wait of a failure are
-read from its error code, which the simulated carriers make, and not from what the engine made of it.
+The rules are implemented a second time here, from the specification. The class and the wait of a failure are
+read from the error code that the simulated provider made, not from the engine's interpretation.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ _DAY_MS = 86_400_000
 _AT_FAULT = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
 
 Problem = tuple[str, str]
-"""(invariant, what is wrong)."""
+"""(invariant, description)."""
 
 
 def bounce_code(kind: OutcomeKind | None, wait_ms: int) -> str:
-    """The error code of a reported failure: its class, `unknown` if it has none, and its wait."""
+    """Returns the error code of a reported failure: its class, or `unknown` if it has none, and its wait."""
     return f"{kind.value if kind else 'unknown'}/{wait_ms}"
 
 
 def read_code(code: str) -> tuple[OutcomeKind | None, int]:
-    """The class and the wait of such a code. No wait is longer than a day."""
+    """Returns the class and the wait of an error code. The wait is at most a day."""
     kind, _, wait_ms = code.partition("/")
     return None if kind == "unknown" else OutcomeKind(kind), min(int(wait_ms), _DAY_MS)
 
@@ -36,9 +36,9 @@ class BounceWatch:
         self._routes = routes
 
     def bounced(self, shadow: Shadow, row: Row, cause: CauseRecord) -> None:
-        """Checks a failure that was applied; `shadow` is still as it was before."""
+        """Checks a failure that was applied. `shadow` still has the state before it."""
         kind, wait_ms = read_code(cause.why)
-        if row.status is shadow.status:  # nothing but a hold, on a retry that waits already
+        if row.status is shadow.status:  # a waiting retry, which at most gets a hold
             if wait_ms:
                 shadow.moved_from.add(cause.who)
             return
@@ -69,9 +69,13 @@ class BounceWatch:
         named = kind.value if kind else "an unknown failure"
         if final:
             ended = row.status is Status.FAILED
-            return None if ended else ("9", f"{named} was reported by {here}, and it goes on as {row.status}")
+            return (
+                None
+                if ended
+                else ("9", f"{named} was reported by {here}, but the notification is {row.status}")
+            )
         if row.status is not Status.RETRYING:
-            return ("9", f"{named} was reported by {here}, and it is {row.status} instead of sent again")
+            return ("9", f"{named} was reported by {here}, but the notification is {row.status}, not retried")
         return self._wait_problem(row, here, others, kind, wait_ms, by)
 
     def _wait_problem(
@@ -81,18 +85,18 @@ class BounceWatch:
         now, due_ms = self._scene.now, row.due_at - self._scene.now
         shortest_ms = max(by.shortest_ms, wait_ms)
         if shortest_ms and row.holds.get(here, 0) < now + shortest_ms:
-            return ("8", f"{here} is not left alone for {shortest_ms} ms after a reported failure")
+            return ("8", f"{here} has no hold of {shortest_ms} ms after a reported failure")
         if row.provider == here:
             longest_ms = shortest_ms + by.longest_ms - by.shortest_ms
             if kind is OutcomeKind.PROVIDER_FAULT:
-                return ("9", f"{here} reported a fault of its own, and it is sent there again")
+                return ("9", f"{here} reported its own fault, but is tried again")
             if not shortest_ms <= due_ms <= longest_ms:
-                return ("8", f"due again at {here} in {due_ms} ms, the bounds are {shortest_ms}–{longest_ms}")
+                return ("8", f"due again at {here} in {due_ms} ms, not within {shortest_ms}–{longest_ms}")
             if any(row.holds.get(one, 0) < row.due_at for one in others):
-                return ("9", f"it waits for {here}, though another provider is free before")
+                return ("9", f"waits for {here}, although another provider is available earlier")
             return None
         if row.provider not in others:
-            return ("9", f"goes to {row.provider} after a reported failure, which is not on its route")
+            return ("9", f"moved after a reported failure to {row.provider}, which is not on its route")
         if due_ms != max(0, row.holds.get(row.provider, 0) - now):
-            return ("8", f"due at {row.provider} in {due_ms} ms, though it is free at another time")
+            return ("8", f"due at {row.provider} in {due_ms} ms, which is not when it becomes available")
         return None

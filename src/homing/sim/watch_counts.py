@@ -1,4 +1,4 @@
-"""Watches the counts (invariant 1) and the requests (invariant 3)."""
+"""Checks the counts (invariant 1) and the idempotency of requests (invariant 3)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Cell = tuple[str, int]
 
 
 class CountWatch:
-    """Counts for itself, and compares after every transaction."""
+    """Keeps its own counts and compares them after every transaction."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -33,13 +33,13 @@ class CountWatch:
         _count(self._purged.setdefault(tenant, {}), cell, 1)
 
     def done(self, tenants: Iterable[str], cells: Callable[[str], Mapping[Cell, int]]) -> None:
-        """A transaction is over: its counts must be right."""
+        """Checks the counts of these tenants after a transaction."""
         for tenant in tenants:
             if cells(tenant) != self._cells.get(tenant, {}):
                 self._wrong(tenant, cells(tenant), self._cells.get(tenant, {}))
 
     def told(self, tenant: str, tallies: Iterable[Tally]) -> None:
-        """The counts as a reader gets them, the purged ones too."""
+        """Checks the counts that a reader gets, including the purged ones."""
         tallies = tuple(tallies)
         counts: dict[Cell, int] = {(t.status, t.attempts): t.count for t in tallies if t.count}
         purged: dict[Cell, int] = {(t.status, t.attempts): t.purged for t in tallies if t.purged}
@@ -49,8 +49,8 @@ class CountWatch:
 
     def _wrong(self, tenant: str, theirs: Mapping[Cell, int], mine: Mapping[Cell, int]) -> None:
         wrong = sorted(
-            f"{status}/{attempts}: counted {theirs.get((status, attempts), 0)}, "
-            f"there are {mine.get((status, attempts), 0)}"
+            f"{status}/{attempts}: stored {theirs.get((status, attempts), 0)}, "
+            f"actual {mine.get((status, attempts), 0)}"
             for status, attempts in {*mine, *theirs}
             if mine.get((status, attempts)) != theirs.get((status, attempts))
         )
@@ -58,7 +58,7 @@ class CountWatch:
 
 
 class _Answered(Struct, frozen=True):
-    """What the first request under a key was answered."""
+    """Response to the first request with an idempotency key."""
 
     fingerprint: str
     batch_id: str
@@ -67,7 +67,7 @@ class _Answered(Struct, frozen=True):
 
 
 class RequestWatch:
-    """One key, one request, one set of rows; one notification per dedup window."""
+    """Checks that a key has one request and one set of rows, and a dedup window one notification."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -75,14 +75,14 @@ class RequestWatch:
         self._dedups: dict[tuple[str, str], tuple[int, str]] = {}
 
     def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance], born: set[str]) -> None:
-        """A batch was answered; `born` are the ids that it stored."""
+        """Checks the response to a batch. `born` has the ids that the batch stored."""
         for submission, answer in zip(batch, answers, strict=True):
             new = [n.id for n in submission.notifications if n.id in born]
             self._check_key(submission, answer, new)
             if answer.conflict:
                 continue
             if len(answer.ids) != len(submission.notifications):
-                self._scene.violate("3", "the answer has another number of ids than the request")
+                self._scene.violate("3", "the response and the request have different numbers of ids")
             for notification in submission.notifications:
                 if notification.id in new:
                     self._check_earlier(notification)
@@ -101,17 +101,17 @@ class RequestWatch:
                 self._keys[key] = _Answered(submission.fingerprint, answer.batch_id, answer.ids, at)
             return
         if new:
-            scene.violate("3", "the same idempotency key made a second set of rows", new[0])
+            scene.violate("3", "the same idempotency key created a second set of rows", new[0])
         if submission.fingerprint != known.fingerprint and not answer.conflict:
-            scene.violate("3", "another body under the same key was accepted")
+            scene.violate("3", "a different body with the same key was accepted")
         same = (answer.batch_id, answer.ids) == (known.batch_id, known.ids)
         if submission.fingerprint == known.fingerprint and not same:
-            scene.violate("3", "the same request was answered with other ids")
+            scene.violate("3", "the same request returned different ids")
 
     def _check_earlier(self, new: NewNotification) -> None:
         shadow = self._scene.shadows[new.id]
         if (shadow.attempts_before, shadow.max_attempts) != (new.attempts_before, new.max_attempts):
-            self._scene.violate("12", "what it brought along from elsewhere was not kept", new.id)
+            self._scene.violate("12", "its attempts in another system were not stored", new.id)
 
     def _check_window(self, tenant: str, dedup_key: str, new: NewNotification) -> None:
         scene = self._scene

@@ -1,4 +1,4 @@
-"""What must be true in the end: nothing is lost, everything has ended, records add up (2, 11, 12, 14)."""
+"""Final checks: nothing is lost, everything has ended and the records add up (2, 11, 12, 14)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from homing.sim.watch_receipts import settled_by
 from homing.sim.watched import WatchedStore
 
 GRACE_MS = 240_000
-"""How long after its time a row may stay as it is, once there are no more faults."""
+"""Longest time that a row may stay overdue once there are no more faults."""
 _MOST_CHANGES = 60
 _SAMPLES = 40
 
 
 def check_progress(scene: Scene, store: WatchedStore) -> None:
-    """When faults have stopped, no row stays behind its time, and none goes round in circles (14)."""
+    """Checks that, without faults, no row stays overdue and none changes endlessly (14)."""
     if scene.quiet_since_ms is None or scene.ms - scene.quiet_since_ms < GRACE_MS:
         return
     rates = [carrier.rate.per_second for carrier in scene.plan.carriers if carrier.rate is not None]
@@ -31,11 +31,9 @@ def check_progress(scene: Scene, store: WatchedStore) -> None:
             scene.now - (due_at or 0), scene.ms - shadow.changed_ms, scene.ms - scene.quiet_since_ms
         )
         if late_ms > patience_ms:
-            scene.violate("14", f"{row.status}, and nothing has happened for {late_ms} ms", row.id)
+            scene.violate("14", f"{row.status}, and unchanged although overdue by {late_ms} ms", row.id)
         if shadow.quiet_changes > _MOST_CHANGES:
-            scene.violate(
-                "14", f"{row.status}, and still not at an end after {shadow.quiet_changes} changes", row.id
-            )
+            scene.violate("14", f"{row.status}, and not final after {shadow.quiet_changes} changes", row.id)
 
 
 def check_end(
@@ -45,45 +43,45 @@ def check_end(
     removed: Mapping[str, Shadow],
     receipts: Mapping[tuple[str, str], dict[str, Receipt]],
 ) -> None:
-    """The world has come to rest."""
+    """Checks all notifications after the end of the run."""
     named: dict[str, list[Receipt]] = {}
     for receipt in (r for heard in receipts.values() for r in heard.values()):
         if receipt.notification_id is not None:
             named.setdefault(receipt.notification_id, []).append(receipt)
     for id in answered:
         if id not in removed and store.row_of(id) is None:
-            scene.violate("2", "answered as accepted, and gone", id)
+            scene.violate("2", "reported as accepted, but missing", id)
     for shadow in scene.shadows.values():
         if shadow.status in (Status.PENDING, Status.RETRYING, Status.SENDING):
-            scene.violate("14", f"still {shadow.status} in the end", shadow.id)
+            scene.violate("14", f"still {shadow.status} at the end of the run", shadow.id)
         _check_record(scene, store, shadow)
         _check_receipts(scene, store, shadow, receipts, named.get(shadow.id, ()))
     _check_orders(scene, receipts)
 
 
 def _check_record(scene: Scene, store: WatchedStore, shadow: Shadow) -> None:
-    """The kept attempts and causes are those that were committed, and they lead to where it is (12)."""
+    """Checks that stored attempts and causes are those committed, and lead to the status (12)."""
     kept = store.row_of(shadow.id)
     if kept is None:
-        scene.violate("2", "gone without a purge", shadow.id)
+        scene.violate("2", "missing, but not purged", shadow.id)
     attempts = [f"attempt {a.number}" for a in kept.attempts]
     causes = [f"{c.kind} {c.name}" for c in kept.causes]
     logged_attempts = [what for what, _, _ in shadow.log if what.startswith("attempt")]
     logged_causes = [what for what, _, _ in shadow.log if not what.startswith("attempt")]
     if attempts != logged_attempts or causes != logged_causes:
-        scene.violate("12", f"kept are {attempts} {causes}, committed were {shadow.log}", shadow.id)
+        scene.violate("12", f"stored {attempts} {causes}, but committed {shadow.log}", shadow.id)
     status = Status.PENDING
     for what, before, after in shadow.log:
         waits = status in (Status.PENDING, Status.RETRYING)
         fits = before is status or (waits and before in (Status.SENDING, Status.PENDING, Status.RETRYING))
-        # A cancelled attempt leaves two records of one change: the attempt and who asked for the cancel.
+        # A cancelled attempt leaves two records of one change: the attempt and the cancel command.
         told_twice = what == "command cancel" and status is after
         if not (fits or told_twice):
-            scene.violate("12", f"{what} followed {status}, but says {before}", shadow.id)
+            scene.violate("12", f"{what} followed {status}, but is recorded as following {before}", shadow.id)
         status = after
     rests = shadow.status in (Status.PENDING, Status.RETRYING)
     if status is not shadow.status and not (rests and status in (Status.PENDING, Status.RETRYING)):
-        scene.violate("12", f"its record ends with {status}, it is {shadow.status}", shadow.id)
+        scene.violate("12", f"its record ends with {status}, but it is {shadow.status}", shadow.id)
 
 
 def _check_receipts(
@@ -93,24 +91,24 @@ def _check_receipts(
     receipts: Mapping[tuple[str, str], dict[str, Receipt]],
     named: Sequence[Receipt],
 ) -> None:
-    """The highest receipt of each message decides, whenever it came (11)."""
+    """Checks that the highest-ranked receipt of each message decides, in whatever order they arrived (11)."""
     kept = store.row_of(shadow.id)
     assert kept is not None, "checked before"
     if any(what.startswith("command") and after is not before for what, before, after in shadow.log):
-        return  # an operator decided otherwise
+        return  # an operator overruled the receipts
     messages = {
         (a.provider, a.provider_message_id): None for a in kept.attempts if a.provider_message_id is not None
     }
     events = {r.event.value for message in messages for r in receipts.get(message, {}).values()}
     events |= {r.event.value for r in named if attempt_of(r, kept.attempts) is not None}
     if "spam_report" in events and shadow.status is not Status.FAILED:
-        scene.violate("11", f"reported as spam, and {shadow.status}", shadow.id)
+        scene.violate("11", f"reported as spam, but {shadow.status}", shadow.id)
     if "delivered" in events and "spam_report" not in events and shadow.status is not Status.DELIVERED:
-        scene.violate("11", f"its delivery was reported, and it is {shadow.status}", shadow.id)
+        scene.violate("11", f"its delivery was reported, but it is {shadow.status}", shadow.id)
 
 
 def _check_orders(scene: Scene, receipts: Mapping[tuple[str, str], dict[str, Receipt]]) -> None:
-    """The same receipts in another order, with repeats: the same status (11)."""
+    """Checks that the same receipts, shuffled and repeated, lead to the same status (11)."""
     chance = Random(f"{scene.plan.seed}/orders")
     several = [list(heard.values()) for _, heard in sorted(receipts.items()) if len(heard) > 1]
     for heard in chance.sample(several, min(_SAMPLES, len(several))):
@@ -121,4 +119,4 @@ def _check_orders(scene: Scene, receipts: Mapping[tuple[str, str], dict[str, Rec
             other = settled_by(shuffled)
             if other != first:
                 told = ", ".join(r.event.value for r in shuffled)
-                scene.violate("11", f"receipts end in {first}, and as {told} in {other}")
+                scene.violate("11", f"receipts lead to {first}, but in the order {told} to {other}")

@@ -1,4 +1,4 @@
-"""Watches the pace: no recipient is told more often than allowed, and nobody in their quiet hours (8, 13)."""
+"""Checks rate limits per recipient and tenant (13), and quiet hours (8)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DAY_MS = 86_400_000
 
 
 class PaceWatch:
-    """Keeps the times at which each recipient was written to, and each tenant sent."""
+    """Records the send times of each recipient and tenant, and checks them."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._starts: dict[tuple[str, ...], tuple[RateLimit, list[int]]] = {}
 
     def sent(self, shadow: Shadow) -> None:
-        """A send has begun."""
+        """Records the start of a send and checks quiet hours."""
         if shadow.mode is Mode.SYNCHRONOUS:
             return
         self._check_hours(shadow)
@@ -29,7 +29,7 @@ class PaceWatch:
         self._note(shadow, self._scene.plan.paces.tenant, ("tenant", shadow.tenant))
 
     def finish(self) -> None:
-        """The limits, over the whole run (13). A clock that is set forward fills every bucket."""
+        """Checks the rate limits over the whole run (13). A forward jump of the clock fills every bucket."""
         for (kind, *_), (limit, starts) in self._starts.items():
             spare = limit.burst * (1 + self._scene.jumps) + limit.per_second * self._slack_ms() / 1000
             level, last = 0.0, 0
@@ -46,7 +46,7 @@ class PaceWatch:
             self._starts.setdefault(key, (limit, []))[1].append(shadow.leased_ms)
 
     def _check_hours(self, shadow: Shadow) -> None:
-        """Quiet from well before its claim until now: whoever looked in between must have seen it."""
+        """Checks that quiet hours did not cover the whole time from well before the claim until now (8)."""
         scene, hours = self._scene, self._scene.plan.quiet_hours
         if shadow.priority in hours.exempt_priorities or scene.jumped_since(shadow.jumps_at_lease):
             return
@@ -54,10 +54,10 @@ class PaceWatch:
         into = (_wall_ms(shadow.leased_at - self._slack_ms()) - hours.window.start_ms) % _DAY_MS
         until = into + self._slack_ms() + scene.now - shadow.leased_at
         if until < length:
-            scene.violate("8", "sent in the quiet hours of its recipient", shadow.id)
+            scene.violate("8", "sent in its recipient's quiet hours", shadow.id)
 
     def _slack_ms(self) -> int:
-        """How far what a process thinks of the time, and when it counted, may be from the claim."""
+        """Returns how far a process's clock, and the time when it took a token, may differ from the claim."""
         weather = self._scene.plan.weather
         slow = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
         return 1_300 + slow + (weather.longest_pause_ms if weather.pause_every_ms else 0)

@@ -1,6 +1,6 @@
-"""Watches decisions: what a settlement may say by the policy in force (invariants 6, 8 and 9).
+"""Checks settlements against the policy in force (invariants 6, 8 and 9).
 
-The arithmetic of backoffs is written down a second time here, from the specification.
+The backoff arithmetic is implemented a second time here, from the specification.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FINAL_REASON = {
 }
 _FIBONACCI = (1, 2, 3, 5, 8, 13)
 _SLACK_MS = 200
-"""The decision is made a little before its settlement commits."""
+"""Tolerance, because a decision is made shortly before its settlement commits."""
 
 Problem = tuple[str, str]
-"""(invariant, what is wrong)."""
+"""(invariant, description)."""
 
 
 def uncapped_ms(policy: RetryPolicy, attempt: int) -> float:
-    """The backoff after this attempt, without cap and jitter."""
+    """Returns the backoff after this attempt, without cap and jitter."""
     match policy.backoff:
         case Backoff.EXPONENTIAL:
             return policy.base_ms * policy.factor ** (attempt - 1)
@@ -45,11 +45,14 @@ def uncapped_ms(policy: RetryPolicy, attempt: int) -> float:
         case Backoff.FIXED:
             return policy.steps_ms[min(attempt, len(policy.steps_ms)) - 1]
         case Backoff.CALLABLE:
-            raise ValueError("a world has no callable backoffs")
+            raise ValueError("simulation plans have no callable backoffs")
 
 
 def interval_ms(policy: RetryPolicy, attempt: int, last_ms: int) -> tuple[int, int]:
-    """The shortest and the longest delay that the policy allows. The cap comes before the jitter."""
+    """Returns the shortest and the longest delay that the policy allows.
+
+    The cap is applied before the jitter.
+    """
     cap = min(policy.cap_ms or _WEEK_MS, _WEEK_MS)
     delay = int(min(uncapped_ms(policy, attempt), cap))
     match policy.jitter:
@@ -69,13 +72,16 @@ def interval_ms(policy: RetryPolicy, attempt: int, last_ms: int) -> tuple[int, i
 
 
 def allowed_attempts(policy: RetryPolicy, shadow: Shadow) -> int:
-    """The maximum, its own first; an operator grants any number, a bounce one more than the maximum."""
+    """Returns the maximum number of attempts: the notification's own, or else the policy's.
+
+    An operator may grant any number of further attempts, a reported failure one.
+    """
     most = policy.max_attempts if shadow.max_attempts is None else shadow.max_attempts
     return max(most, shadow.floor, min(shadow.bounce_floor, most + 1))
 
 
 class PolicyWatch:
-    """Knows which rules each process had read when it decided, and checks what it decided by them."""
+    """Records which rules each process has read, and checks its decisions against them."""
 
     def __init__(
         self,
@@ -90,17 +96,17 @@ class PolicyWatch:
         self._made: dict[tuple[tuple[str, int], ...], PolicyBook] = {}
         self._read: dict[str, list[tuple[int, PolicyBook]]] = {}
         self._spread: list[tuple[int, int]] = []
-        """Of capped delays with jitter: (where it fell, how wide the interval was)."""
+        """(jitter, width of the interval) of each capped delay with jitter."""
 
     def read(self, process: str, entries: Sequence[Entry]) -> None:
-        """The process has read the rules, just now."""
+        """Records that the process has just read the rules."""
         book = self._book(entries)
         known = self._read.setdefault(process, [])
         if not known or known[-1][1] is not book:
             known.append((self._scene.ms, book))
 
     def in_force(self, process: str, shadow: Shadow, since_ms: int) -> Iterator[RetryPolicy]:
-        """The policies that the process may have decided by since then, the newest first."""
+        """Yields the policies that the process may have used since then, newest first."""
         for from_ms, book in reversed(self._read.get(process, [])):
             yield book.policy(shadow.keys, shadow.mode)
             if from_ms < since_ms:
@@ -108,7 +114,7 @@ class PolicyWatch:
         yield self._book(()).policy(shadow.keys, shadow.mode)
 
     def decided(self, process: str, shadow: Shadow, settlement: Settlement, row: Row) -> None:
-        """A settlement was applied; `shadow` is still as it was before."""
+        """Checks a settlement that was applied. `shadow` still has the state before it."""
         if settlement.attempt is None:
             return
         self._check_outcome(process, shadow, settlement)
@@ -140,7 +146,10 @@ class PolicyWatch:
             shadow.failures_here += 1
 
     def kind_of(self, call: Call, shadow: Shadow | None) -> OutcomeKind:
-        """The class of an answer. An unlisted one is a provider's fault while another can be tried."""
+        """Returns the class of a call's outcome.
+
+        An unlisted error counts as the provider's fault while another provider can be tried.
+        """
         if call.outcome is None:
             return OutcomeKind.AMBIGUOUS
         if shadow is None or not _is_unlisted(call) or shadow.pinned or shadow.mode is Mode.SYNCHRONOUS:
@@ -149,52 +158,56 @@ class PolicyWatch:
         return OutcomeKind.PROVIDER_FAULT if others else OutcomeKind.BAD_CONTENT
 
     def accepted(self, process: str, shadow: Shadow, row: Row) -> None:
-        """A new row: where it goes first, and when."""
+        """Checks the first provider and the due time of a new row."""
         if not row.pinned and row.resend_of is None:
             self._check_first(row)
         if row.attempts_before and row.send_at is None:
             self._check_taken_over(process, shadow, row)
 
     def _check_first(self, row: Row) -> None:
-        """The first of its route, or, where that is split by weight, one that has a share."""
+        """Checks the first provider: the first of the route, or one with a share if the route is split."""
         weights = {c.id: c.weight for c in self._scene.plan.carriers if row.channel in c.channels}
         first = self._routes[row.channel][0]
         fits = weights[row.provider] if any(weights.values()) else row.provider == first
         if not fits:
-            self._scene.violate("9", f"goes to {row.provider} first, which has no share of it", row.id)
+            self._scene.violate(
+                "9", f"starts at {row.provider}, which is not the first provider and has no share", row.id
+            )
 
     def _check_taken_over(self, process: str, shadow: Shadow, row: Row) -> None:
-        """One that was tried elsewhere is due after the delay that its policy has for that many attempts."""
+        """Checks the due time of a notification that another system attempted before."""
         assert row.due_at is not None, "it waits"
         wait_ms = row.due_at - row.created_at
         bounds = [interval_ms(policy, row.attempts, 0) for policy in self.in_force(process, shadow, 0)]
         if not any(low <= wait_ms <= high for low, high in bounds):
-            text = f"taken over after {row.attempts} attempts, and due in {wait_ms} ms instead of {bounds[0]}"
+            text = f"accepted after {row.attempts} attempts elsewhere, due in {wait_ms} ms, not {bounds[0]}"
             self._scene.violate("8", text, shadow.id)
 
     def finish(self) -> None:
-        """Jitter that is added before the cap is cut off by it: then capped delays are all the same."""
+        """Checks that capped delays differ. They are all equal if the jitter is added before the cap."""
         if len(self._spread) >= 12:
             at_the_cap = sum(fell == 0 for fell, _ in self._spread)
             if at_the_cap > 0.8 * len(self._spread):
-                text = f"{at_the_cap} of {len(self._spread)} capped delays have no jitter at all"
+                text = f"{at_the_cap} of {len(self._spread)} capped delays have no jitter"
                 self._scene.violate("8", text)
 
     def _check_outcome(self, process: str, shadow: Shadow, settlement: Settlement) -> None:
-        """What is recorded is what the provider answered."""
+        """Checks that the recorded outcome is the one that the provider returned."""
         assert settlement.attempt is not None, "checked by the caller"
         call, kind = shadow.calls.get(shadow.attempts), settlement.attempt.outcome
         if kind is OutcomeKind.LOST:
             if not shadow.reclaimed and shadow.mode is not Mode.SYNCHRONOUS:
-                self._scene.violate("5", "settled as lost while its lease was alive", shadow.id)
+                self._scene.violate("5", "settled as lost before its lease expired", shadow.id)
             return
         if call is None or not call.over:
             self._scene.violate("5", f"recorded as {kind}, but no send of this attempt has ended", shadow.id)
         if call.kind is not kind and _is_unlisted(call):
-            text = f"an unlisted error of {call.carrier} is recorded as {kind}, it must be {call.kind}"
+            text = f"an unlisted error of {call.carrier} is recorded as {kind}, not {call.kind}"
             self._scene.violate("9", text, shadow.id)
         if call.kind is not kind:
-            self._scene.violate("12", f"recorded as {kind}, but {call.carrier} said {call.kind}", shadow.id)
+            self._scene.violate(
+                "12", f"recorded as {kind}, but {call.carrier} returned {call.kind}", shadow.id
+            )
 
     def _problem(
         self, process: str, policy: RetryPolicy, shadow: Shadow, settlement: Settlement, row: Row
@@ -203,19 +216,17 @@ class PolicyWatch:
         kind, status = settlement.attempt.outcome, settlement.status
         if kind is OutcomeKind.ACCEPTED:
             done = status in (Status.SENT, Status.DELIVERED)
-            return None if done else ("7", f"accepted by the provider, and yet {status}")
+            return None if done else ("7", f"accepted by the provider, but {status}")
         if kind in _FINAL_REASON:
             right = status is Status.FAILED and settlement.reason is _FINAL_REASON[kind]
-            return None if right else ("9", f"{kind} must be a dead letter, it is {status}")
+            return None if right else ("9", f"{kind} must make a dead letter, but it is {status}")
         if shadow.mode is Mode.SYNCHRONOUS:
-            return None if status is Status.FAILED else ("7", f"a synchronous send goes on as {status}")
+            return None if status is Status.FAILED else ("7", f"a failed synchronous send became {status}")
         if kind in _UNSURE and policy.on_timeout is OnTimeout.HOLD:
-            return (
-                None if status is Status.IN_DOUBT else ("9", f"{kind} under `hold` must wait, it is {status}")
-            )
+            return None if status is Status.IN_DOUBT else ("9", f"{kind} under `hold` became {status}")
         if shadow.attempts >= allowed_attempts(policy, shadow):
             spent = status is Status.FAILED and settlement.reason is Reason.RETRIES_EXHAUSTED
-            return None if spent else ("6", f"attempt {shadow.attempts} was the last, and yet {status}")
+            return None if spent else ("6", f"attempt {shadow.attempts} was the last, but it is {status}")
         if status is Status.EXPIRED:
             return self._expiry_problem(policy, shadow)
         if status is not Status.RETRYING:
@@ -227,7 +238,7 @@ class PolicyWatch:
         asked = min(_retry_after(shadow), _DAY_MS)
         left = None if shadow.expires_at is None else shadow.expires_at - self._scene.now
         if left is None or left > longest + asked + _SLACK_MS + self._lag_ms():
-            return ("7", f"expired with {left} ms left, though it could have been tried again")
+            return ("7", f"expired with {left} ms left, although a retry was possible")
         return None
 
     def _retry_problem(
@@ -247,7 +258,7 @@ class PolicyWatch:
             at_once = settlement.delay_ms == 0 and (fault or pressed)
             fresh = settlement.provider not in shadow.moved_from
             if kind is OutcomeKind.PROVIDER_FAULT and fresh and settlement.delay_ms:
-                return ("9", f"{kind}, and {settlement.provider} gets it only in {settlement.delay_ms} ms")
+                return ("9", f"{kind}, but {settlement.provider} is due only in {settlement.delay_ms} ms")
             if problem is None and not at_once and not shortest <= settlement.delay_ms <= longest:
                 problem = (
                     "8",
@@ -256,20 +267,20 @@ class PolicyWatch:
             if problem is None and asked and row.status is Status.RETRYING:
                 until = row.holds.get(here, 0)
                 if until < self._scene.now + asked:
-                    problem = ("8", f"{here} asked to be left alone for {asked} ms, which is not kept")
+                    problem = ("8", f"{here} asked for a wait of {asked} ms, but has no such hold")
             return problem
         if self._must_move(policy, shadow, kind) and not pressed:
-            return ("9", f"{kind}, failure {shadow.failures_here + 1} at {here}, and it stays there")
+            return ("9", f"{kind}, failure {shadow.failures_here + 1} at {here}, but it was not moved")
         low, high = max(shortest, asked), max(longest, asked + longest - shortest)
         if not low <= settlement.delay_ms <= high:
-            return ("8", f"due again at {here} in {settlement.delay_ms} ms, allowed are {low}–{high}")
+            return ("8", f"due again at {here} in {settlement.delay_ms} ms, not within {low}–{high}")
         return None
 
     def _move_problem(
         self, policy: RetryPolicy, shadow: Shadow, kind: OutcomeKind, at_once: bool
     ) -> Problem | None:
         if shadow.pinned or len(self._routes[shadow.channel]) < 2:
-            return ("9", f"failed over after {kind}, though it has one provider only")
+            return ("9", f"failed over after {kind}, although it has only one provider")
         if kind in _UNSURE:
             if policy.on_timeout is not OnTimeout.FAILOVER:
                 return ("9", f"failed over after {kind} under `{policy.on_timeout}`")
@@ -295,7 +306,7 @@ class PolicyWatch:
             self._spread.append((settlement.delay_ms - shortest, longest - shortest))
 
     def _lag_ms(self) -> int:
-        """How old a decision may be when it commits, and how far off the store's clock."""
+        """Returns how old a decision may be when it commits, plus how far off a process's clock may be."""
         weather = self._scene.plan.weather
         slow = 4 * weather.longest_slow_ms if weather.slow_per_call else 0
         pause = weather.longest_pause_ms if weather.pause_every_ms else 0
@@ -315,7 +326,7 @@ class PolicyWatch:
             try:
                 book = PolicyBook(PRIORITY, rules.values())
             except ConfigError:
-                self._scene.violate("12", "rules that contradict each other were stored")
+                self._scene.violate("12", "contradictory rules were stored")
             self._made[seen] = book
         return book
 
@@ -326,7 +337,7 @@ def _is_unlisted(call: Call) -> bool:
 
 
 def _retry_after(shadow: Shadow) -> int:
-    """What the provider asked for, as far as its answer was not lost with its process."""
+    """Returns the wait that the provider asked for, or 0 if its response was lost with the process."""
     call = shadow.calls.get(shadow.attempts)
     if shadow.reclaimed or call is None or call.outcome is None:
         return 0

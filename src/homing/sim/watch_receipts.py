@@ -1,4 +1,4 @@
-"""One notification, settled once, and then its receipts: what status they lead to."""
+"""Computes the status that receipts lead to, on a separate store with one settled notification."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class _StillClock:
         return 0
 
     async def sleep_ms(self, duration_ms: int) -> None:
-        """No time passes."""
+        """Returns at once: no time passes."""
 
 
 def settled_by(receipts: Sequence[Receipt]) -> tuple[Status, str | None]:
-    """The status and reason after these receipts, which are all about one message, in this order."""
+    """Returns the status and reason after these receipts about one message, applied in this order."""
     store = MemoryStore(_StillClock())
     receipts = [replace(receipt, notification_id=None, attempt=0) for receipt in receipts]
     provider, message = receipts[0].provider, receipts[0].provider_message_id
@@ -88,15 +88,15 @@ def settled_by(receipts: Sequence[Receipt]) -> tuple[Status, str | None]:
     for receipt in receipts:
         now(store.receipt([receipt]))
     history = now(store.get("t", "n"))
-    assert history is not None, "it was accepted"
+    assert history is not None, "the notification was accepted"
     return history.notification.status, history.notification.reason
 
 
 def now(work: Coroutine[Any, Any, _T]) -> _T:
-    """Drives a coroutine that never waits to its end."""
+    """Runs a coroutine that never waits, and returns its result."""
     try:
         work.send(None)
     except StopIteration as done:
         result: _T = done.value
         return result
-    raise RuntimeError("the memory store never waits")
+    raise RuntimeError("the coroutine waited, but the memory store never does")

@@ -1,4 +1,4 @@
-"""Watches rows: leases and transitions (invariants 4, 5, 6, 7, 8 and 12)."""
+"""Checks leases and status changes of rows (invariants 4, 5, 6, 7, 8 and 12)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ S = Status
 WAITING = (S.PENDING, S.RETRYING)
 ENDED = (S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED)
 
-# Written down a second time, on purpose: a slip in the engine's own tables must show.
+# Repeated here on purpose, so that a mistake in the engine's own tables is noticed.
 _BY_COMMAND: dict[str, dict[Status, tuple[Status, ...]]] = {
     "cancel": {
         S.PENDING: (S.CANCELLED,),
@@ -59,12 +59,12 @@ RowOf = Callable[[str], Kept | None]
 
 
 def digest_of(message: Message) -> bytes:
-    """What must never change about a message."""
+    """Returns a hash of the parts of a message that must never change."""
     return sha256(msgpack.encode((message.recipient, message.content, message.metadata))).digest()
 
 
 class RowWatch:
-    """Compares every committed change of a row with what may follow from what was there before."""
+    """Checks every committed change of a row against the row's previous state."""
 
     def __init__(
         self,
@@ -83,19 +83,19 @@ class RowWatch:
         self._accepted = accepted
         self._bounced = bounced
         self.born: set[str] = set()
-        """Ids that the accept being served has stored."""
+        """Ids that the current `accept` has stored."""
         self._settlement: Settlement | None = None
         self._settler = ""
         self.removed: dict[str, Shadow] = {}
         self.waited: dict[tuple[str, str], list[int]] = {}
-        """(lane, tenant) → how long after their due time its rows were claimed."""
+        """(lane, tenant) → time between due time and claim, for each claimed row."""
         self.leases = 0
         self.stale = 0
 
     # Commits -------------------------------------------------------------------------------------
 
     def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
-        """One row changed, just now."""
+        """Checks a change of one row that was just committed."""
         row, scene = kept.row, self._scene
         shadow = scene.shadows.get(row.id)
         if shadow is None:
@@ -160,10 +160,10 @@ class RowWatch:
         self._accepted(caller, shadow, row)
         times = [at for at in (row.send_at, row.due_at, row.expires_at, row.deadline_at) if at is not None]
         if not all(0 <= at <= row.created_at + 2 * LONGEST_MS for at in times):
-            scene.violate("14", "accepted with a time outside all bounds: it would never end", row.id)
+            scene.violate("14", "accepted with an out-of-range time, so it would never end", row.id)
         if row.status is S.SENDING:
             if row.mode is not Mode.SYNCHRONOUS or (row.token, row.attempts) != (1, 1):
-                scene.violate("5", "accepted as leased, but not with its first attempt counted", row.id)
+                scene.violate("5", "accepted with a lease, but its first attempt was not counted", row.id)
             self._leased(caller, shadow, row)
             return
         status = S.RETRYING if row.attempts_before else S.PENDING
@@ -173,14 +173,14 @@ class RowWatch:
     def _by_claim(self, caller: str, shadow: Shadow, row: Row) -> None:
         scene = self._scene
         if shadow.status not in WAITING or row.status is not S.SENDING:
-            scene.violate("7", f"a claim took one that was {shadow.status}", row.id)
+            scene.violate("7", f"claimed while {shadow.status}", row.id)
         if shadow.due_at is None or scene.now < shadow.due_at:
             scene.violate(
                 "8", f"claimed {shadow.due_at and shadow.due_at - scene.now} ms before it was due", row.id
             )
         if row.attempts != shadow.attempts + 1:
             scene.violate(
-                "5", f"claimed, but its attempts went from {shadow.attempts} to {row.attempts}", row.id
+                "5", f"claimed, but its attempt count went from {shadow.attempts} to {row.attempts}", row.id
             )
         self._leased(caller, shadow, row)
         shadow.overdue = shadow.reclaimed = False
@@ -189,17 +189,21 @@ class RowWatch:
     def _by_reclaim(self, caller: str, shadow: Shadow, row: Row) -> None:
         scene = self._scene
         if row.status is not S.SENDING or row.attempts != shadow.attempts:
-            scene.violate("6", f"reclaimed: {shadow.attempts} attempts became {row.attempts}", row.id)
+            scene.violate(
+                "6", f"reclaimed, and its attempt count went from {shadow.attempts} to {row.attempts}", row.id
+            )
         if shadow.status is S.SENDING:
             if shadow.lease_until is None or scene.now < shadow.lease_until:
-                scene.violate("4", "reclaimed while its lease was alive: two have it now", row.id)
+                scene.violate("4", "reclaimed before its lease expired, so two workers hold it", row.id)
             shadow.reclaimed = True
         else:
             deadline = shadow.aged_from + shadow.max_age_ms
             if shadow.expires_at is not None:
                 deadline = min(deadline, shadow.expires_at)
             if shadow.status not in WAITING or scene.now < deadline:
-                scene.violate("7", f"taken as overdue while {shadow.status} and before its deadline", row.id)
+                scene.violate(
+                    "7", f"reclaimed as overdue while {shadow.status} and before its deadline", row.id
+                )
             shadow.overdue = True
         self._leased(caller, shadow, row)
 
@@ -207,10 +211,10 @@ class RowWatch:
         scene = self._scene
         if row.token <= shadow.token:
             scene.violate(
-                "4", f"leased with token {row.token} after {shadow.token}: tokens must rise", row.id
+                "4", f"leased with token {row.token} after {shadow.token}, but tokens must rise", row.id
             )
         if row.lease_until is None or row.lease_until <= scene.now:
-            scene.violate("4", "leased for no time at all", row.id)
+            scene.violate("4", "leased for zero time", row.id)
         self.leases += 1
         shadow.holder = caller
         shadow.leased_at, shadow.leased_ms, shadow.jumps_at_lease = scene.now, scene.ms, scene.jumps
@@ -218,15 +222,15 @@ class RowWatch:
 
     def _by_settle(self, shadow: Shadow, row: Row, change: Change) -> None:
         scene, after = self._scene, row.status
-        settlement = self._fenced(shadow)  # first: whatever else is wrong may follow from that
+        settlement = self._fenced(shadow)  # checked first, because other violations may follow from it
         if shadow.status is not S.SENDING:
             scene.violate("12", f"settled while {shadow.status}", row.id)
         if after is S.SENDING:
-            scene.violate("12", "settled, and still sending", row.id)
+            scene.violate("12", "settled, but still sending", row.id)
         if shadow.cancel_requested and after in (*WAITING, S.IN_DOUBT):
-            scene.violate("7", f"its cancel was requested, and yet it goes on as {after}", row.id)
+            scene.violate("7", f"its cancel was requested, but it became {after}", row.id)
         if after is S.CANCELLED and not shadow.cancel_requested:
-            scene.violate("12", "cancelled by a settlement that nobody had asked for", row.id)
+            scene.violate("12", "cancelled by a settlement without a cancel request", row.id)
         if change.attempt is None and after not in WAITING and change.cause is None:
             scene.violate("12", f"became {after} without an attempt or a cause", row.id)
         if change.attempt is not None:
@@ -240,12 +244,12 @@ class RowWatch:
             if change.attempt.provider != shadow.provider:
                 scene.violate(
                     "12",
-                    f"recorded for {change.attempt.provider}, it was under way to {shadow.provider}",
+                    f"recorded for {change.attempt.provider}, but it was sent to {shadow.provider}",
                     row.id,
                 )
             shadow.log.append((f"attempt {change.attempt.number}", S.SENDING, after))
         elif row.attempts != shadow.attempts - (not shadow.overdue):
-            scene.violate("6", "no attempt was made, and the one that was counted is not given back", row.id)
+            scene.violate("6", "no attempt was made, but the counted one was not given back", row.id)
         if after in WAITING and (after is S.PENDING) != (row.attempts == 0):
             scene.violate("12", f"waits as {after} after {row.attempts} attempts", row.id)
         if change.cause is not None:
@@ -253,8 +257,8 @@ class RowWatch:
         self._decided(self._settler, shadow, settlement, row)
 
     def _fenced(self, shadow: Shadow) -> Settlement:
-        """The settlement that is being applied: its token must be the newest."""
-        assert self._settlement is not None, "a settle begins with its settlement"
+        """Returns the settlement that is being applied, after checking that its token is the newest."""
+        assert self._settlement is not None, "`settling` is called before a row changes"
         if self._settlement.token != shadow.token:
             self._scene.violate("4", "a settlement with a stale token was applied", shadow.id)
         return self._settlement
@@ -262,14 +266,14 @@ class RowWatch:
     def _by_command(self, shadow: Shadow, row: Row, change: Change) -> None:
         scene, cause = self._scene, change.cause
         if cause is None or cause.kind != "command":
-            scene.violate("12", "a command changed it and left no record", row.id)
+            scene.violate("12", "changed by a command without a record", row.id)
         allowed = _BY_COMMAND[cause.name].get(shadow.status, ())
         if row.status not in allowed or cause.before is not shadow.status or cause.after is not row.status:
-            scene.violate("12", f"{cause.name} made {shadow.status} into {row.status}", row.id)
+            scene.violate("12", f"{cause.name} changed {shadow.status} to {row.status}", row.id)
         if cause.name in ("retry", "resend") and shadow.mode is Mode.SYNCHRONOUS:
             scene.violate("7", f"{cause.name} of a synchronous notification", row.id)
         if cause.name in (CommandName.RETRY, CommandName.RESCHEDULE):
-            shadow.left_alone.clear()  # an operator's word counts for more than a provider's
+            shadow.left_alone.clear()  # an operator's command overrides a provider's wait
         if cause.name == CommandName.RETRY:
             shadow.moved_from.clear()
             shadow.refused_by.clear()
@@ -287,7 +291,7 @@ class RowWatch:
             ReceiptEvent.FAILED: (before, S.FAILED, S.RETRYING),
         }.get(event, (before,))
         if before is S.SENDING or after not in legal:
-            scene.violate("12", f"a receipt ({event}) made {before} into {after}", row.id)
+            scene.violate("12", f"a receipt ({event}) changed {before} to {after}", row.id)
         if (
             event is ReceiptEvent.FAILED
             and after is not before
@@ -306,7 +310,7 @@ class RowWatch:
             scene.violate("4", f"its token went back from {shadow.token} to {row.token}", row.id)
         if row.provider != shadow.provider:
             shadow.failures_here = 0
-        shadow.failures_here = min(shadow.failures_here, row.failures_here)  # who reopens it may start anew
+        shadow.failures_here = min(shadow.failures_here, row.failures_here)  # reopening may reset it
         if row.status is S.FAILED and before is not S.FAILED:
             shadow.failed += 1
         if row.status is not before and row.status is not S.SENDING:
@@ -324,7 +328,7 @@ class RowWatch:
             shadow.quiet_changes += 1
 
     def _check_places(self, row: Row) -> None:
-        """A due time exactly while it waits, a lease exactly while it is sending."""
+        """Checks that a row has a due time only while it waits, and a lease only while it is sending."""
         if (row.due_at is not None) != (row.status in WAITING):
             self._scene.violate("12", f"{row.status} with a due time of {row.due_at}", row.id)
         if (row.lease_until is not None) != (row.status is S.SENDING):
@@ -333,7 +337,7 @@ class RowWatch:
     # Fencing -------------------------------------------------------------------------------------
 
     def settling(self, caller: str, settlement: Settlement) -> bool:
-        """Whether this settlement may be applied."""
+        """Returns True if this settlement may be applied."""
         shadow = self._scene.shadows.get(settlement.id)
         self._settlement, self._settler = settlement, caller
         return shadow is not None and shadow.status is S.SENDING and shadow.token == settlement.token
@@ -348,12 +352,12 @@ class RowWatch:
     def settled_batch(self, batch: Sequence[Settlement], result: SettleResult) -> None:
         told = [*result.applied, *result.stale, *result.missing]
         if sorted(told) != sorted(settlement.id for settlement in batch):
-            self._scene.violate("4", "the answer to a settle does not name each settlement once")
+            self._scene.violate("4", "the result of a settle does not contain each settlement exactly once")
 
     def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str], row_of: RowOf) -> None:
-        """Leases were prolonged; where the provider changed, that was recorded first.
+        """Checks the result of `extend`, and records a change of provider.
 
-        A process that was away may ask for two leases of one notification: the old one and its newest.
+        A process that was suspended may extend two leases of one notification, the old and the newest.
         """
         scene = self._scene
         fitting: set[str] = set()
@@ -369,7 +373,9 @@ class RowWatch:
                 shadow.lease_until, shadow.provider = kept.row.lease_until, kept.row.provider
                 shadow.jumps_at_lease = scene.jumps
         for id in sorted(fitting ^ held):
-            text = f"a lease was {'kept from' if id in fitting else 'given to'} the wrong holder"
+            text = (
+                f"a lease was {'refused to its holder' if id in fitting else 'extended for another holder'}"
+            )
             scene.violate("4", text, id)
 
     def purged(self, kept: Kept) -> None:

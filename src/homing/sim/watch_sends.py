@@ -1,4 +1,4 @@
-"""Watches sends: each belongs to a live lease, is allowed, and comes once (invariants 5–8, 10 and 13)."""
+"""Checks that each send has a valid lease, is allowed and happens once (invariants 5–8, 10 and 13)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from homing.sim.scene import Call, Scene, Shadow, short_id
 from homing.sim.watch_policy import PolicyWatch, allowed_attempts
 
 _ANSWER_MS = 120_000
-"""An answer that a live process has had for this long must have reached the store."""
+"""Time within which a live process must have settled an outcome that it received."""
 
 
 class SendWatch:
-    """Knows every call of every provider."""
+    """Records and checks every call of every simulated provider."""
 
     def __init__(self, scene: Scene, policies: PolicyWatch) -> None:
         self._scene = scene
@@ -28,7 +28,7 @@ class SendWatch:
         self._under_way: Counter[tuple[str, str]] = Counter()
         self._starts: dict[str, list[int]] = {}
         self._unsettled: dict[tuple[str, int], tuple[str, int]] = {}
-        """(id, token) → (process, when it got the answer)."""
+        """(notification id, token) → (process, time at which it received the outcome)."""
         self._keys: dict[str, str] = {}
         self.calls = 0
         self.outcomes: Counter[str] = Counter()
@@ -36,7 +36,7 @@ class SendWatch:
     def begins(
         self, process: str, carrier: str, delivery: Delivery, passes_breaker: Callable[[Shadow], None]
     ) -> Call:
-        """A provider is being called, just now."""
+        """Checks and records the start of a call."""
         scene = self._scene
         shadow = scene.shadows.get(delivery.notification_id)
         if shadow is None:
@@ -51,10 +51,10 @@ class SendWatch:
         if self._under_way[process, carrier] > self._caps[carrier]:
             number = self._under_way[process, carrier]
             scene.violate(
-                "13", f"{number} sends under way at {carrier}, allowed are {self._caps[carrier]}", shadow.id
+                "13", f"{number} sends in flight at {carrier}, the limit is {self._caps[carrier]}", shadow.id
             )
         if carrier in self._limits:
-            # A token is taken when the row is claimed; what happens to the process after that is chance.
+            # A token is taken when the row is claimed. Later delays of the process do not count.
             taken_ms = scene.ms if shadow.mode is Mode.SYNCHRONOUS else shadow.leased_ms
             self._starts.setdefault(carrier, []).append(taken_ms)
         call = Call(
@@ -69,7 +69,7 @@ class SendWatch:
         return call
 
     def ends(self, call: Call, outcome: Outcome | None, *, heard: bool) -> None:
-        """The call is over for its process: with an answer, cut off by a timeout, or dead."""
+        """Records the end of a call, with an outcome, a timeout or the death of its process."""
         self._under_way[call.process, call.carrier] -= 1
         call.over, call.over_ms, call.outcome = True, self._scene.ms, outcome
         if not heard:
@@ -86,29 +86,31 @@ class SendWatch:
                 self._unsettled[call.id, call.attempt] = (call.process, self._scene.ms)
 
     def _check_kept(self, call: Call, shadow: Shadow) -> None:
-        """A send that began inside its lease ends inside it, unless its process or the clock was away."""
+        """Checks that a send ends while its lease is valid, unless the process paused or the clock jumped."""
         scene = self._scene
         paused = scene.paused_ms.get(call.process, -1) >= call.began_ms
         mine = shadow.status is Status.SENDING and shadow.attempts == call.attempt and not shadow.reclaimed
         if not mine and not paused and not scene.jumped_since(call.jumps):
-            scene.violate("5", f"the lease ran out while attempt {call.attempt} was under way", call.id)
+            scene.violate("5", f"the lease expired while attempt {call.attempt} was in flight", call.id)
 
     def settled(self, settlement: Settlement) -> None:
-        """A settlement has reached the store, whatever became of it."""
+        """Records that a settlement has reached the store, whatever its result."""
         if settlement.attempt is not None and settlement.attempt.outcome is not OutcomeKind.LOST:
             self._unsettled.pop((settlement.id, settlement.attempt.number), None)
 
     def sweep(self, wait_ms: int = _ANSWER_MS) -> None:
-        """An outcome that reached a live process must reach the store."""
+        """Checks that each outcome that reached a live process has been settled."""
         scene = self._scene
         for (id, attempt), (process, at_ms) in list(self._unsettled.items()):
             if process in scene.dead:
                 del self._unsettled[id, attempt]
             elif scene.ms - max(at_ms, scene.paused_ms.get(process, 0)) > wait_ms:
-                scene.violate("2", f"{process} had the answer of attempt {attempt} and never settled it", id)
+                scene.violate(
+                    "2", f"{process} received the outcome of attempt {attempt} but never settled it", id
+                )
 
     def finish(self) -> None:
-        """The rate limits, over the whole run (13)."""
+        """Checks the rate limits over the whole run (13)."""
         for carrier, starts in self._starts.items():
             limit = self._limits[carrier]
             spare = limit.burst * (1 + self._scene.jumps) + limit.per_second * self._token_age_ms() / 1000
@@ -137,14 +139,14 @@ class SendWatch:
             text = f"a send of up to {delivery.timeout_ms} ms begins {left} ms before its lease ends"
             scene.violate("5", text, shadow.id)
         if carrier != shadow.provider:
-            scene.violate("12", f"sent to {carrier}, recorded is {shadow.provider}", shadow.id)
+            scene.violate("12", f"sent to {carrier}, but {shadow.provider} is recorded", shadow.id)
         if delivery.attempt in shadow.calls:
             scene.violate("6", f"attempt {delivery.attempt} is sent a second time", shadow.id)
 
     def _check_allowed(self, process: str, carrier: str, delivery: Delivery, shadow: Shadow) -> None:
         scene = self._scene
         if shadow.skip:
-            scene.violate("7", f"sent, though {shadow.skip} before it was claimed", shadow.id)
+            scene.violate("7", f"sent, although {shadow.skip} before it was claimed", shadow.id)
         expired = shadow.expires_at is not None and shadow.leased_at >= shadow.expires_at
         if expired and not scene.jumped_since(shadow.jumps_at_lease):
             scene.violate("7", "sent after it had expired", shadow.id)
@@ -157,26 +159,26 @@ class SendWatch:
             scene.violate("6", f"attempt {delivery.attempt} is more than the policy allows", shadow.id)
         oldest = max(policy.max_age_ms for policy in policies)
         if shadow.leased_at >= shadow.aged_from + oldest:
-            scene.violate("7", f"sent after more than its {oldest} ms", shadow.id)
+            scene.violate("7", f"sent after its maximum age of {oldest} ms", shadow.id)
         if carrier in shadow.refused_by:
             scene.violate("9", f"sent again to {carrier}, which refused it with an unlisted error", shadow.id)
         if scene.ms < shadow.left_alone.get(carrier, 0) and not scene.jumps:
             wait = shadow.left_alone[carrier] - scene.ms
-            scene.violate("8", f"{carrier} asked to be left alone for another {wait} ms", shadow.id)
+            scene.violate(
+                "8", f"sent {wait} ms before the end of the wait that {carrier} asked for", shadow.id
+            )
 
     def _check_same(self, delivery: Delivery, shadow: Shadow) -> None:
         said = (delivery.recipient, delivery.content, delivery.metadata)
         if sha256(msgpack.encode(said)).digest() != shadow.digest or delivery.address != shadow.address:
-            self._scene.violate("10", "what is sent is not what was accepted", shadow.id)
+            self._scene.violate("10", "the sent message differs from the accepted one", shadow.id)
         owner = self._keys.setdefault(delivery.idempotency_key, shadow.id)
         shadow.provider_key = shadow.provider_key or delivery.idempotency_key
         if owner != shadow.id or shadow.provider_key != delivery.idempotency_key:
-            self._scene.violate(
-                "10", "the provider's idempotency key is not the one of the first attempt", shadow.id
-            )
+            self._scene.violate("10", "the idempotency key differs from that of the first attempt", shadow.id)
 
     def _token_age_ms(self) -> int:
-        """How long before the claim its token may have been taken."""
+        """Returns the longest time between taking a rate-limit token and the claim that uses it."""
         weather = self._scene.plan.weather
         slow = 3 * weather.longest_slow_ms if weather.slow_per_call else 0
         return 1_300 + slow + (weather.longest_pause_ms if weather.pause_every_ms else 0)

@@ -1,4 +1,4 @@
-"""Watches what all processes share: breakers, reference data, events, reads and logs (9, 13, 15)."""
+"""Checks what all processes share: breakers, reference data, events, reads and logs (9, 13, 15)."""
 
 from __future__ import annotations
 
@@ -20,65 +20,67 @@ _LEGAL = {
 }
 
 MARK = "hush-hush"
-"""Every address and every content in a world has this in it; no line of a log may."""
+"""Part of every address and content in a simulation run. No log line may contain it."""
 
 
 DESK = "desk"
-"""The process where the operator works: what it does to a breaker is by hand."""
+"""Name of the operator's process. Its breaker changes are manual."""
 
 
 class BreakerWatch:
-    """Follows what each process knows of each breaker, and whether it keeps to it."""
+    """Records what each process knows about each breaker, and checks that it obeys."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._limits = {carrier.id: carrier.breaker.failures for carrier in scene.plan.carriers}
         self._seen: dict[tuple[str, str], list[tuple[int, Breaker]]] = {}
-        """(process, provider) → (since when, the breaker as it knows it)."""
+        """(process, provider) → list of (time when the process read it, breaker)."""
         self._outdated: set[tuple[str, str]] = set()
-        """Whose own write was refused: the next that is read holds, whatever its version."""
+        """(process, provider) whose write was rejected. The next breaker that the process reads counts, in
+        any version."""
         self._faults: dict[tuple[str, str], int] = {}
         self._tripped_ms: dict[tuple[str, str], int] = {}
         self._unsure: set[tuple[str, str]] = set()
-        """Who was paused in the middle of a send that failed: whether that counts depends on how long."""
+        """(process, provider) paused during a failed send. Whether the failure counts depends on the pause's
+        length."""
         self._worked_ms: dict[tuple[str, str], int] = {}
         self._trials: dict[tuple[str, int], str] = {}
-        """(provider, version) → the notification that was the trial."""
+        """(provider, breaker version) → id of the notification that was the trial."""
         self.changes = 0
 
     def read(self, process: str, breakers: Mapping[str, Breaker]) -> None:
-        """The process has read the breakers, just now."""
+        """Records that the process has just read the breakers."""
         for provider, breaker in breakers.items():
             self._learn(process, provider, breaker)
 
     def put(self, process: str, provider: str, before: Breaker, after: Breaker) -> None:
-        """A breaker was written."""
+        """Checks a change of a breaker."""
         scene = self._scene
         scene.note(process, f"breaker {provider} {_words(before)} → {_words(after)}")
         self.changes += before.phase is not after.phase
         by_hand = process == DESK
-        # A worker shares what it saw when it can: it may have opened and waited all by itself.
+        # A worker writes its breaker state when it can. It may have opened and waited before that.
         alone = after.phase is Phase.HALF_OPEN and (process, provider) in self._tripped_ms
         if not by_hand and not alone and after.phase not in _LEGAL[before.phase]:
             scene.violate("9", f"the breaker of {provider} went from {before.phase} to {after.phase}")
         if after.phase is Phase.HALF_OPEN and not by_hand and self._exact():
             until = before.open_until if before.phase is Phase.OPEN else before.trial_until
             if until > scene.now + 50:
-                scene.violate("9", f"a trial at {provider} begins {until - scene.now} ms too early")
+                scene.violate("9", f"a trial at {provider} starts {until - scene.now} ms too early")
         closed = before.phase is Phase.HALF_OPEN and after.phase is Phase.CLOSED
         if closed and not by_hand and before.trial_by != process:
-            scene.violate("9", f"{process} closed {provider} on {before.trial_by}'s trial")
+            scene.violate("9", f"{process} closed the breaker of {provider} during {before.trial_by}'s trial")
 
     def known(self, process: str, provider: str, breaker: Breaker) -> None:
-        """The process knows that its own write was taken."""
+        """Records that the process's own write succeeded."""
         self._learn(process, provider, breaker)
 
     def refused(self, process: str, provider: str) -> None:
-        """Another one was faster: what that one wrote holds as soon as this process has read it."""
+        """Records that the process's write was rejected because another process had written first."""
         self._outdated.add((process, provider))
 
     def ended(self, call: Call) -> None:
-        """A call was answered (or timed out)."""
+        """Records the result of a call, which may be a timeout."""
         key = (call.process, call.carrier)
         kind = call.kind
         if kind in _FAULT and call.began_ms < self._scene.paused_ms.get(call.process, 0):
@@ -88,7 +90,7 @@ class BreakerWatch:
             if self._faults[key] == self._limits[call.carrier]:
                 self._tripped_ms.setdefault(key, self._scene.ms)
         elif kind not in _SAYS_NOTHING:
-            # An open breaker stays open, whatever an older send brings: only a trial closes it.
+            # An open breaker stays open whatever the result of an older send: only a trial closes it.
             _, newest = next(self._views(key, 0))
             if newest.phase is Phase.HALF_OPEN and newest.trial_by == call.process:
                 self._tripped_ms.pop(key, None)
@@ -96,16 +98,14 @@ class BreakerWatch:
             self._worked_ms[key] = self._scene.ms
 
     def passes(self, process: str, provider: str, shadow: Shadow) -> None:
-        """A send goes to this provider: at least one of the states that the process knew must allow it."""
+        """Checks a send: at least one of the breaker states that the process knew must allow it."""
         scene, key = self._scene, (process, provider)
         tripped = self._tripped_ms.get(key)
         views = list(self._views(key, shadow.leased_ms))
         newest = views[0][1]
         if tripped is not None and shadow.leased_ms > tripped and _is_closed(newest):
             number = self._faults[key]
-            scene.violate(
-                "9", f"{number} failures in a row at {provider}, and it is not left alone", shadow.id
-            )
+            scene.violate("9", f"sent to {provider} after {number} consecutive failures", shadow.id)
         if any(self._lets_go(since_ms, view, key) for since_ms, view in views):
             return
         trial = next((v for _, v in views if v.phase is Phase.HALF_OPEN and v.trial_by == process), None)
@@ -116,7 +116,7 @@ class BreakerWatch:
             scene.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
 
     def may_avoid(self, process: str, provider: str, shadow: Shadow) -> bool:
-        """Whether an attempt meant for this provider may go to another one: its breaker was not closed."""
+        """Returns True if an attempt may avoid this provider because its breaker was not closed."""
         key = (process, provider)
         views = [view for _, view in self._views(key, shadow.leased_ms)]
         shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
@@ -127,12 +127,12 @@ class BreakerWatch:
             return view.forced is not Phase.OPEN
         if view.phase is Phase.CLOSED:
             return True
-        # Its own trial went well, which the others learn with its next write.
+        # The process's own trial succeeded, which the other processes learn from its next write.
         mine = view.phase is Phase.HALF_OPEN and view.trial_by == key[0]
         return mine and self._worked_ms.get(key, -1) >= since_ms
 
     def _views(self, key: tuple[str, str], since_ms: int) -> Iterator[tuple[int, Breaker]]:
-        """(since when, the breaker as it is known), the newest first."""
+        """Yields (time of the read, breaker), newest first."""
         for from_ms, breaker in reversed(self._seen.get(key, [])):
             yield from_ms, breaker
             if from_ms < since_ms:
@@ -142,7 +142,7 @@ class BreakerWatch:
     def _learn(self, process: str, provider: str, breaker: Breaker) -> None:
         key = (process, provider)
         seen = self._seen.setdefault(key, [])
-        newer = not seen or breaker.version > seen[-1][1].version  # two reads may cross on their way
+        newer = not seen or breaker.version > seen[-1][1].version  # reads may arrive out of order
         if newer or key in self._outdated:
             self._outdated.discard(key)
             seen.append((self._scene.ms, breaker))
@@ -151,13 +151,13 @@ class BreakerWatch:
                 self._tripped_ms.pop(key, None)
 
     def _exact(self) -> bool:
-        """Whether processes know the store's time to the millisecond."""
+        """Returns True if the processes know the store's time to the millisecond."""
         weather = self._scene.plan.weather
         return not (weather.slow_per_call or weather.pause_every_ms or weather.jump_every_ms)
 
 
 class DirectoryWatch:
-    """Who must not be told what, by what was committed so far."""
+    """Records suppressions, preferences and inactive devices as committed."""
 
     def __init__(self) -> None:
         self._filed: dict[tuple[str, str, str], Mapping[str, Any]] = {}
@@ -172,7 +172,7 @@ class DirectoryWatch:
         self._filed[tenant, kind, key] = {**self._filed.get((tenant, kind, key), {}), **fields}
 
     def skip_reason(self, shadow: Shadow) -> str:
-        """Why this notification must not be sent from now on."""
+        """Returns why this notification must not be sent from now on, or an empty string."""
         where = f"{shadow.channel.value}:{shadow.address}"
         for category in ("*", shadow.category):
             if (shadow.tenant, "suppression", f"{where}:{category}") in self._filed:
@@ -189,7 +189,7 @@ class DirectoryWatch:
 
 
 class EventWatch:
-    """Every dead letter and every change of a status is told once, and nothing else is."""
+    """Checks that each dead letter and each status change is published once, and nothing else is."""
 
     def __init__(self, scene: Scene, gone: Mapping[str, Shadow]) -> None:
         self._scene = scene
@@ -208,26 +208,28 @@ class EventWatch:
         told_all = STATUS_CHANGED in self._scene.plan.events
         for shadow in [*self._scene.shadows.values(), *self._gone.values()]:
             if len(shadow.events) != shadow.failed:
-                text = f"{shadow.failed} times a dead letter, told {len(shadow.events)} times"
+                text = f"{shadow.failed} times a dead letter, but {len(shadow.events)} events were published"
                 self._scene.violate("2", text, shadow.id)
             if told_all and len(shadow.tellings) != shadow.turns:
-                text = f"{shadow.turns} changes of its status, told {len(shadow.tellings)} times"
+                text = f"{shadow.turns} status changes, but {len(shadow.tellings)} events were published"
                 self._scene.violate("2", text, shadow.id)
 
     def _tell(self, event: Event, id: str) -> None:
         shadow = self._scene.shadows.get(id) or self._gone.get(id)
         if shadow is None or shadow.tenant != event.tenant:
-            self._scene.violate("15", f"an event of {event.tenant} tells of another's notification", id)
+            self._scene.violate(
+                "15", f"an event of {event.tenant} is about another tenant's notification", id
+            )
         if event.name == NOTIFICATION_FAILED:
             shadow.events.add(event.id)
         elif event.name == STATUS_CHANGED:
             shadow.tellings.add(event.id)
         if len(shadow.events) > shadow.failed or len(shadow.tellings) > shadow.turns:
-            self._scene.violate("4", f"{event.name} tells of something that did not happen", id)
+            self._scene.violate("4", f"{event.name} was published for a change that did not happen", id)
 
 
 class LogWatch(logging.Handler):
-    """No recipient in any line (15), and no error that nobody expects."""
+    """Checks that no log line contains a recipient (15) or an unexpected error (12)."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__(logging.DEBUG)
@@ -246,11 +248,11 @@ class LogWatch(logging.Handler):
 
 
 def check_read(scene: Scene, tenant: str, found: Iterable[Notification]) -> None:
-    """Nobody reads what belongs to somebody else (15)."""
+    """Checks that a tenant reads only its own notifications (15)."""
     for notification in found:
         shadow = scene.shadows.get(notification.id)
         if notification.tenant != tenant or (shadow is not None and shadow.tenant != tenant):
-            scene.violate("15", f"{tenant} has read a notification of {notification.tenant}", notification.id)
+            scene.violate("15", f"{tenant} read a notification of {notification.tenant}", notification.id)
 
 
 def _is_closed(breaker: Breaker) -> bool:

@@ -1,4 +1,4 @@
-"""The memory store with somebody watching each of its commits."""
+"""The memory store with a check after each of its commits."""
 
 from __future__ import annotations
 
@@ -37,34 +37,37 @@ if TYPE_CHECKING:
 
 
 class WatchedStore(MemoryStore):
-    """Tells the watch of every change of a row in the moment it is made, and of every answer."""
+    """A memory store that reports every change of a row, and every result, to the invariant checker."""
 
     def __init__(self, clock: Clock, watch: Watch) -> None:
         super().__init__(clock)
         self.watch = watch
-        self.caller = "world"
-        """The process whose call is being served."""
+        self.caller = "sim"
+        """Name of the process whose call is being executed."""
         self._serving = ""
 
     def trace(self, who: str, what: str) -> None:
+        """Adds a line to the trace."""
         self.watch.scene.note(who, what)
 
     def row_of(self, id: str) -> Kept | None:
+        """Returns the stored row, or None if it does not exist."""
         return self._kept.get(id)
 
     def live(self) -> list[Kept]:
-        """What is not final yet."""
+        """Returns the rows that are waiting or leased."""
         return [kept for kept in self._kept.values() if kept.row.due_at or kept.row.lease_until]
 
     def cells(self, tenant: str) -> Mapping[tuple[str, int], int]:
-        """Where the counts are kept: looked at after every transaction, so it must not cost much."""
+        """Returns the stored counts without copying, because they are checked after every transaction."""
         return self._ledger._cells.get(tenant, {})
 
     def told(self, tenant: str) -> tuple[Tally, ...]:
-        """The counts as anybody can ask for them."""
+        """Returns the counts as a reader of the store gets them."""
         return self._ledger.tallies(tenant)
 
     def unpublished(self) -> int:
+        """Returns the number of events in the outbox."""
         return len(self._outbox)
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:

@@ -1,4 +1,4 @@
-"""What a world is made of: everything that its seed decides before it begins."""
+"""The plan of a simulation run: everything that the seed decides before the run starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _MINUTE_MS = 60_000
 
 
 class Weather(Struct, frozen=True, kw_only=True):
-    """Faults: how likely, or how long apart on average (0: never)."""
+    """How often each kind of fault occurs.
+
+    Fields `…_per_call` are probabilities. Fields `…_every_ms` are mean intervals. 0 turns a fault off.
+    """
 
     crash_every_ms: int = 0
     crash_per_call: float = 0.0
@@ -28,16 +31,18 @@ class Weather(Struct, frozen=True, kw_only=True):
     longest_pause_ms: int = 90_000
     error_per_call: float = 0.0
     away_every_ms: int = 0
-    """The store answers nobody for a while."""
+    """Mean time between outages of the store."""
     slow_per_call: float = 0.0
     longest_slow_ms: int = 25_000
     jump_every_ms: int = 0
-    """The store's wall clock is set, forward or back."""
+    """Mean time between jumps of the store's wall clock, forward or back."""
     sink_error: float = 0.0
+    """Probability that publishing events fails."""
     trouble: float = 0.0
-    """The share of sends that do not simply go well."""
+    """Share of sends that fail, hang or are answered late."""
     unlisted: float = 0.0
-    """The share of sends that are refused with an error that no table lists, before other trouble."""
+    """Share of sends that are refused with an error code missing from the error table. Drawn before
+    `trouble`."""
     outage_every_ms: int = 0
     operator_every_ms: int = 0
     policy_every_ms: int = 0
@@ -49,11 +54,11 @@ PACED = Paces(
     tenant=Pace(limit=RateLimit(4.0, 8), tenants={"t1": None}),
 )
 NAP = QuietHours(window=Window((15 * 60 + 8) * _MINUTE_MS, (15 * 60 + 10) * _MINUTE_MS))
-"""Two minutes, soon after a world begins."""
+"""Quiet hours of two minutes, soon after the start of a run."""
 
 
 class CarrierPlan(Struct, frozen=True, kw_only=True):
-    """One simulated provider."""
+    """Properties of one simulated provider."""
 
     id: str
     channels: tuple[Channel, ...]
@@ -63,28 +68,28 @@ class CarrierPlan(Struct, frozen=True, kw_only=True):
     host_slots: int | None = None
     weight: int | None = None
     idempotent: bool = False
-    """The same idempotency key is answered with the same message."""
+    """True if a repeated idempotency key returns the same message id."""
     names_ours: bool = False
-    """Its reports carry our notification id."""
+    """True if its receipts carry the notification id."""
     names_attempts: bool = False
-    """And the number of the attempt."""
+    """True if its receipts also carry the number of the attempt."""
     answers: bool = False
-    """It can be asked what became of a message."""
+    """True if it supports status lookups."""
 
 
 class WorldPlan(Struct, frozen=True, kw_only=True):
-    """A world: the same plan gives the same trace."""
+    """All settings of a simulation run. The same plan gives the same trace."""
 
     seed: int
     requests: int
     spread_ms: int
-    """The requests come at random moments of this long."""
+    """Length of the period in which the requests arrive at random times."""
     faults_ms: int
-    """From then on there are no more faults."""
+    """Length of the fault phase."""
     tenants: tuple[str, ...]
     processes: int
     cron: bool
-    """One more process that does not run a worker but processes what is due every few seconds."""
+    """True if there is one more process, which has no worker but processes due rows every few seconds."""
     weather: Weather
     carriers: tuple[CarrierPlan, ...]
     channels: tuple[Channel, ...]
@@ -99,7 +104,10 @@ class WorldPlan(Struct, frozen=True, kw_only=True):
 
 
 def plan_of(seed: int, requests: int = 200) -> WorldPlan:
-    """The world of a seed. Fault families are drawn one by one: some worlds have few, some have all."""
+    """Returns the plan for a seed.
+
+    Each kind of fault is drawn separately, so some runs have few and some all.
+    """
     chance = Random(f"{seed}/plan")
     channels = tuple(sorted(chance.sample((Channel.EMAIL, Channel.SMS, Channel.PUSH), chance.choice((1, 2)))))
     if chance.random() < 0.3:
@@ -136,12 +144,12 @@ def plan_of(seed: int, requests: int = 200) -> WorldPlan:
 
 
 def calm(seed: int, requests: int = 200) -> WorldPlan:
-    """The same world without a single fault."""
+    """Returns the plan for a seed, without faults."""
     return replace(plan_of(seed, requests), weather=CALM)
 
 
 def random_policy(chance: Random) -> PolicyPatch:
-    """A policy that has run its course within half an hour."""
+    """Returns a random policy under which a notification ends within half an hour."""
     backoff = chance.choice(
         (Backoff.EXPONENTIAL, Backoff.EXPONENTIAL, Backoff.LINEAR, Backoff.FIBONACCI, Backoff.FIXED)
     )
@@ -197,7 +205,7 @@ def _naming(carrier: CarrierPlan, seed: int) -> CarrierPlan:
 
 
 def _weighed(carriers: list[CarrierPlan], seed: int, channel: Channel) -> list[CarrierPlan]:
-    """Some routes are split between their providers."""
+    """Adds weights to some routes, so that their traffic is split between the providers."""
     weights = Random(f"{seed}/{channel.value}/weights").choice((None, None, (1, 1), (3, 1), (0, 1)))
     if weights is None or len(carriers) < 2:
         return carriers

@@ -1,7 +1,7 @@
-"""A world: one store, several processes, providers, callers and an operator, on virtual time.
+"""A simulation run: one store, several processes, providers, callers and an operator, on virtual time.
 
-It has two parts. First there are faults, then there are none, and everything must come to its end.
-The same plan gives the same trace, byte for byte.
+A run has two phases. In the first, faults are injected. In the second there are none, and every
+notification must reach a final status. The same plan gives the same trace, byte for byte.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ from homing.sim.watch_shared import DESK
 from homing.sim.watched import WatchedStore
 from homing.sim.weather import CALM, WorldPlan
 
-_LOOK_MS = 5_000
+_CHECK_INTERVAL_MS = 5_000
 _RELAY_POLL_MS = 5_000
-"""Five times the usual: idle relays would otherwise be a quarter of what a world does."""
-_PATIENCE_MS = 6 * 3_600_000
+"""Poll interval of the outbox relay, five times the default. Idle relays would otherwise take a quarter of
+the time of a run."""
+_MAX_FAULTLESS_MS = 6 * 3_600_000
+"""Longest virtual time that a run may take after the last fault."""
 
 
 class WorldReport(Struct, frozen=True, kw_only=True):
-    """What happened in a world that held."""
+    """Counts of a simulation run without a violation."""
 
     seed: int
     lifetimes: int
+    """Number of accepted notifications."""
     attempts: int
     outcomes: Mapping[str, int]
     statuses: Mapping[str, int]
@@ -58,14 +61,14 @@ class WorldReport(Struct, frozen=True, kw_only=True):
     receipts: int
     events: int
     mean_wait_ms: Mapping[str, Mapping[str, int]]
-    """Lane → tenant → how long after its due time a row was claimed, on average."""
+    """Lane → tenant → mean time between a row's due time and its claim."""
     virtual_ms: int
     trace_lines: int
     trace_sha256: str
 
 
 class World:
-    """Runs one plan to its end, or to the first violation."""
+    """Runs one plan to its end or to the first violation."""
 
     def __init__(self, plan: WorldPlan, loop: VirtualLoop, trace: Trace) -> None:
         self.plan = plan
@@ -106,6 +109,7 @@ class World:
         self.scene.on_violation = self._violated
 
     async def run(self) -> WorldReport:
+        """Runs the plan and returns the report. Raises `Violation` if an invariant does not hold."""
         self._loop.set_exception_handler(self._lost_exception)
         script = asyncio.create_task(self._script())
         try:
@@ -131,9 +135,9 @@ class World:
         await self._until(calls)
         await self._calm_down(faults)
         while self._unfinished():
-            await asyncio.sleep(_LOOK_MS / 1000)
-            if self.scene.ms > self.plan.faults_ms + _PATIENCE_MS:
-                self.scene.violate("14", f"{len(self.store.live())} notifications never come to their end")
+            await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
+            if self.scene.ms > self.plan.faults_ms + _MAX_FAULTLESS_MS:
+                self.scene.violate("14", f"{len(self.store.live())} notifications never reach a final status")
         ticks.cancel()
         self.watch.rest()
         self._over = True
@@ -141,7 +145,7 @@ class World:
             await process.stop()
 
     def _works(self) -> list[Coroutine[Any, Any, None]]:
-        """What goes on as long as there are faults."""
+        """Returns the tasks of the fault phase: the faults and the operator."""
         works, weather = self._faults.works(), self.plan.weather
         if weather.operator_every_ms:
             works.append(self._operator.run())
@@ -153,19 +157,19 @@ class World:
         return bool(self.store.live() or self.store.unpublished() or self._reports)
 
     async def _until(self, task: asyncio.Task[None]) -> None:
-        """Waits for the callers, who may be waiting for a process that is paused."""
-        await asyncio.wait({task}, timeout=_PATIENCE_MS / 1000)
+        """Waits for the callers, which may be waiting for a paused process."""
+        await asyncio.wait({task}, timeout=_MAX_FAULTLESS_MS / 1000)
         task.result()
 
     async def _calm_down(self, faults: list[asyncio.Task[None]]) -> None:
-        """No more faults from here on: the world has to sort itself out."""
+        """Ends the fault phase: stops all faults, resumes all processes and replaces the dead ones."""
         for task in faults:
             if task.done():
                 task.result()
             task.cancel()
         self._weather = CALM
         self._faults.over()
-        self._loop.cancel_group(DESK)  # a slow command that arrives after the last fault would be one itself
+        self._loop.cancel_group(DESK)  # a delayed command after the last fault would act like a fault
         for carrier in self._carriers:
             carrier.weather, carrier.outage = CALM, None
         for process in [*self._processes, self._desk]:
@@ -174,11 +178,11 @@ class World:
         self._replace()
         await self._operator.give_back()
         self.scene.quiet_since_ms = self.scene.ms
-        self.scene.note("world", "is quiet")
+        self.scene.note("sim", "no more faults")
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_MS / 1000)
+            await asyncio.sleep(_CHECK_INTERVAL_MS / 1000)
             self.watch.tick()
 
     # Processes -----------------------------------------------------------------------------------
@@ -205,7 +209,7 @@ class World:
 
     def _died(self, process: SimProcess) -> None:
         if process is self._desk:
-            process.dead = False  # the operator's desk is not what is being tested
+            process.dead = False  # the operator's process must survive: it is not under test
             self.scene.dead.discard(process.name)
             return
         self._counts["crashes"] += not process.stopping
@@ -214,7 +218,7 @@ class World:
             self._loop.call_later(self._chance.randrange(200, 20_000) / 1000, self._replace)
 
     def _replace(self) -> None:
-        """As many processes as there should be; one that died is followed by one with another name."""
+        """Starts processes until the planned number runs. A replacement gets a new name."""
         if self._over:
             return
         if self.plan.cron and not any(process.cron for process in self._processes):
@@ -226,16 +230,16 @@ class World:
         awake = [process for process in self._processes if not process.dead and not process.stopping]
         return self._chance.choice(awake) if awake else None
 
-    # Reports of the carriers ---------------------------------------------------------------------
+    # Receipts from the providers -----------------------------------------------------------------
 
     def _report(self, delay_ms: int, receipt: Receipt) -> None:
-        # Not in the context of the process that sent: the carrier reports even if that one is dead.
+        # Not in the sending process's context, because the provider reports even if that process is dead.
         task = self._loop.create_task(self._deliver_report(delay_ms, receipt), context=self._context)
         self._reports.add(task)
         task.add_done_callback(self._reports.discard)
 
     async def _deliver_report(self, delay_ms: int, receipt: Receipt) -> None:
-        """A carrier posts its report until somebody takes it."""
+        """Sends the receipt after `delay_ms`, and repeats it until the store has accepted it."""
         await asyncio.sleep(delay_ms / 1000)
         while True:
             task = self._desk.run(self._desk.boundary.receipt([receipt]))
@@ -263,7 +267,7 @@ class World:
             self._failed.set_result(None)
 
     def _lost_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """A task ended with an error that nobody looked at."""
+        """Reports a task's unhandled exception as a violation."""
         error = context.get("exception")
         if self.scene.violation is None and not isinstance(error, (Violation, NothingLeft)):
             try:
@@ -302,7 +306,7 @@ class World:
 
 
 def run_world(plan: WorldPlan, trace: Trace | None = None) -> WorldReport:
-    """Runs a world; raises `Violation` where an invariant does not hold."""
+    """Runs a simulation and returns its report. Raises `Violation` if an invariant does not hold."""
     trace = Trace() if trace is None else trace
     handlers: list[logging.Handler] = []
 

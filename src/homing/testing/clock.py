@@ -1,4 +1,4 @@
-"""A clock that stands still until it is told to go on."""
+"""A clock for tests that moves only when the test advances it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import heapq
 from itertools import count
 
 START_MS = 1_750_000_000_000
-"""15 June 2025, 15:06:40 UTC: where a manual clock begins unless told otherwise."""
+"""Default start of a manual clock: 15 June 2025, 15:06:40 UTC."""
 
 
 class ManualClock:
-    """A `Clock` under a test's control: time passes only by `advance`."""
+    """A `Clock` under a test's control. Time passes only when `advance` is called."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self._now = now_ms
@@ -20,15 +20,15 @@ class ManualClock:
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
 
     def now_ms(self) -> int:
-        """The wall clock."""
+        """Returns the wall-clock time."""
         return self._now
 
     def monotonic_ms(self) -> int:
-        """What has passed since the clock was made."""
+        """Returns the time that has passed since the clock was created."""
         return self._passed
 
     async def sleep_ms(self, duration_ms: int) -> None:
-        """Waits until the clock has been advanced that far."""
+        """Waits until the clock has been advanced by `duration_ms`."""
         if duration_ms <= 0:
             await asyncio.sleep(0)
             return
@@ -37,8 +37,8 @@ class ManualClock:
         await waker
 
     def advance(self, duration_ms: int) -> None:
-        """Lets time pass and wakes, soonest first, whoever has slept long enough by then."""
-        assert duration_ms >= 0, "time does not run backwards"
+        """Advances the clock and wakes the sleepers whose time has come, earliest first."""
+        assert duration_ms >= 0, "duration_ms must not be negative"
         self._now += duration_ms
         self._passed += duration_ms
         while self._sleepers and self._sleepers[0][0] <= self._passed:

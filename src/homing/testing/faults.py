@@ -1,10 +1,11 @@
-"""A server that misbehaves as it is told to: over real sockets, one request after another.
+"""An HTTP server for tests that injects faults over real sockets.
 
     async with FaultServer(script=lambda received: RESET_AFTER_READING) as server:
         ...  # send to server.url
         assert server.times("key-1") == 1
 
-What it does with a request is data (`Act`), so a test can say it in one line; what it received is kept.
+The action for each request is a value (`Act`), so a test can describe it in one line. The server keeps
+every request that it received.
 """
 
 from __future__ import annotations
@@ -21,35 +22,38 @@ from typing import Literal, Self
 from msgspec import Struct
 
 KEY_HEADERS = ("webhook-id", "idempotency-key", "x-idempotency-key")
+"""Headers that may carry an idempotency key, in order of precedence."""
 
 
 class Received(Struct, frozen=True, kw_only=True):
-    """One request as the server saw it."""
+    """One request that the server received."""
 
     method: str
     path: str
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Header values by header name in lower case."""
     body: bytes = b""
     connection: int = 0
-    """Which connection it came on, from 1."""
+    """Number of the connection that carried the request, starting at 1."""
 
     @property
     def key(self) -> str | None:
-        """Its idempotency key, by the usual headers."""
+        """Returns the idempotency key from one of `KEY_HEADERS`, or None if the request has none."""
         return next((self.headers[name] for name in KEY_HEADERS if name in self.headers), None)
 
 
 class Act(Struct, frozen=True, kw_only=True):
-    """What the server does with one request: read it or not, write something or not, and end somehow."""
+    """What the server does with one request: whether to read it, what to write, and what to do afterwards."""
 
     reads: bool = True
-    """Reads the body too. If not, only the head: the request was not received."""
+    """True if the server reads the whole request. If False, it reads only the head and the request counts as
+    refused."""
     writes: bytes = b""
-    """Exactly these bytes, whatever they are."""
+    """Raw bytes written to the connection, valid HTTP or not."""
     pause_ms: int = 0
-    """Drips: one byte, then this pause, and so on."""
+    """Pause after each byte, in milliseconds. 0 writes everything at once."""
     then: Literal["keep", "close", "reset", "hang"] = "keep"
+    """What happens to the connection afterwards."""
 
 
 def answer(
@@ -59,38 +63,38 @@ def answer(
     *,
     then: Literal["keep", "close", "reset"] = "keep",
 ) -> Act:
-    """A correct answer."""
+    """Returns an action that sends a correct response."""
     return Act(writes=_http(status, {"content-length": str(len(body)), **(headers or {})}) + body, then=then)
 
 
 def throttle(retry_after: str, status: int = 429, body: bytes = b"") -> Act:
-    """An answer that asks to be left alone, in either form of `Retry-After`."""
+    """Returns a response with a `Retry-After` header, given in seconds or as an HTTP date."""
     return answer(status, body, {"retry-after": retry_after})
 
 
 def lying(status: int = 200, body: bytes = b"ok", *, length: int) -> Act:
-    """An answer whose `Content-Length` is not that of its body."""
+    """Returns a response whose `Content-Length` does not match its body."""
     return Act(writes=_http(status, {"content-length": str(length)}) + body, then="close")
 
 
 def dripping(act: Act, pause_ms: int = 50) -> Act:
-    """The same answer, byte by byte."""
+    """Returns the same response, sent byte by byte with a pause after each."""
     return Act(writes=act.writes, pause_ms=pause_ms, then=act.then)
 
 
 def after_continue(act: Act) -> Act:
-    """The same answer after `100 Continue`."""
+    """Returns the same response, preceded by `100 Continue`."""
     return Act(writes=b"HTTP/1.1 100 Continue\r\n\r\n" + act.writes, then=act.then)
 
 
 def html(status: int = 200) -> Act:
-    """A page for people, as proxies and captive portals write it."""
+    """Returns an HTML page, as proxies and captive portals send it."""
     page = b"<!doctype html><html><body><h1>Welcome</h1></body></html>"
     return answer(status, page, {"content-type": "text/html; charset=utf-8"})
 
 
 def huge(status: int = 200, size: int = 4 * 1024 * 1024) -> Act:
-    """Far more than anybody wants to read."""
+    """Returns a response with a JSON body of about `size` bytes, more than a client should read."""
     return answer(status, b'{"x":"' + b"a" * size + b'"}', {"content-type": "application/json"})
 
 
@@ -105,22 +109,24 @@ RESET_AFTER_READING = Act(then="reset")
 HANG_BEFORE_READING = Act(reads=False, then="hang")
 HANG_AFTER_READING = Act(then="hang")
 EMPTY = Act(then="close")
-"""Closes without a word."""
+"""Closes the connection without a response."""
 GARBAGE = Act(writes=bytes(range(256)) * 4, then="close")
 HALF_A_HEAD = Act(writes=b"HTTP/1.1 200 OK\r\nContent-Le", then="close")
 CHUNKED_NONSENSE = Act(
     writes=_http(200, {"transfer-encoding": "chunked"}) + b"zz\r\nnot a chunk\r\n", then="close"
 )
 CLOSE_AFTER_ANSWER = answer(200, b"ok", then="close")
-"""Lets the client believe that the connection stays open, and closes it."""
+"""Closes the connection after a response that does not announce the close."""
 
 Script = Callable[[Received], Act]
+"""Chooses the action for a request. Called after the head was read and before the body."""
 
 
 class FaultServer:
-    """Listens on a port of 127.0.0.1. `script` says what to do with each request.
+    """An HTTP server on a free port of 127.0.0.1. `script` chooses the action for each request.
 
-    Without a script, the acts of `play` are used up one by one, then `otherwise` holds.
+    Without a script, the server takes the actions given to `play` one by one, and then `otherwise` for
+    every further request.
     """
 
     def __init__(
@@ -131,11 +137,11 @@ class FaultServer:
         self._otherwise = otherwise
         self._acts: list[Act] = []
         self.on_connect: Act | None = None
-        """Done with every new connection before anything of it is read."""
+        """Action taken on every new connection before anything is read. None for no action."""
         self.received: list[Received] = []
-        """Requests that were read whole, in order."""
+        """Requests that were read completely, in the order of arrival."""
         self.refused: list[Received] = []
-        """Requests whose body was not read."""
+        """Requests of which only the head was read."""
         self.connections = 0
         self._heard = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,12 +157,13 @@ class FaultServer:
 
     @property
     def url(self) -> str:
+        """Returns the base URL of the server."""
         return f"{'https://localhost' if self._tls else 'http://127.0.0.1'}:{self.port}"
 
     async def stop(self) -> None:
-        """Stops listening (from now on connections are refused) and drops who is connected."""
+        """Stops listening and drops all open connections. Later connection attempts are refused."""
         if self._server is not None:
-            for _ in range(5):  # who is connected already comes to be served, and is dropped with the others
+            for _ in range(5):  # lets connections that are already established reach `_serve`
                 await asyncio.sleep(0)
             self._server.close()
             for task in self._tasks:
@@ -166,21 +173,21 @@ class FaultServer:
             self._server = None
 
     def play(self, *acts: Act) -> None:
-        """What to do with the next requests."""
+        """Adds actions for the next requests."""
         self._acts.extend(acts)
 
     async def heard(self, count: int, within_s: float = 60.0) -> None:
-        """Waits until so many requests were received whole."""
+        """Waits until `count` requests were received completely, for at most `within_s` seconds."""
         async with asyncio.timeout(within_s), self._heard:
             await self._heard.wait_for(lambda: len(self.received) >= count)
 
     def times(self, key: str) -> int:
-        """How often a request with this idempotency key was received whole."""
+        """Returns how many complete requests had this idempotency key."""
         return sum(1 for one in self.received if one.key == key)
 
     @property
     def by_key(self) -> Counter[str]:
-        """Whole requests by idempotency key."""
+        """Returns the number of complete requests per idempotency key."""
         return Counter(one.key for one in self.received if one.key is not None)
 
     def _next(self, received: Received) -> Act:
@@ -197,7 +204,7 @@ class FaultServer:
             while goes_on:
                 goes_on = await self._exchange(reader, writer, number)
         except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # the client went away, or the server does
+            pass  # the client disconnected, or the server is stopping
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
@@ -217,7 +224,7 @@ class FaultServer:
         return await self._perform(act, writer)
 
     async def _perform(self, act: Act, writer: asyncio.StreamWriter) -> bool:
-        """True: the connection stays open for the next request."""
+        """Performs an action. Returns True if the connection stays open for another request."""
         for piece in _pieces(act):
             writer.write(piece)
             await writer.drain()
@@ -259,7 +266,7 @@ def _pieces(act: Act) -> Iterable[bytes]:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Closes with RST instead of FIN."""
+    """Closes the connection with RST instead of FIN."""
     raw: socket.socket | None = writer.get_extra_info("socket")
     if raw is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -267,7 +274,7 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 def refusing_url() -> str:
-    """A URL on this machine where nobody listens."""
+    """Returns a local URL with a port that refuses connections."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"

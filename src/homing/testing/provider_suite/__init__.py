@@ -1,13 +1,13 @@
-"""The conformance suite that every provider over HTTP runs, against a server that misbehaves.
+"""The conformance suite for providers that use HTTP. It runs them against a server that injects faults.
 
-A provider's test file says what it is and what its answers look like:
+A provider's test file describes the provider and its responses:
 
     class TestMyProvider(ProviderSuite):
         @pytest.fixture
         def case(self) -> ProviderCase:
             return ProviderCase(make=…, delivery=a_delivery(Channel.SMS, "+15550100"), success=…, …)
 
-One that does not speak HTTP derives from the parts that make sense for it.
+A provider that does not use HTTP inherits only the test classes that apply to it.
 """
 
 from __future__ import annotations
@@ -32,4 +32,4 @@ __all__ = [
 
 
 class ProviderSuite(AnsweringTests, BreakingTests, KeepingTests):
-    """Everything that a provider promises, as tests."""
+    """All tests of the provider contract."""

@@ -1,4 +1,4 @@
-"""Every answer becomes the outcome that the contract says."""
+"""Tests that a provider maps every response to the right outcome."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from homing.testing import faults
 from homing.testing.faults import Act
 from homing.testing.provider_suite.harness import ProviderCase, stage
 
+# Responses that no provider should send. Key: name of the test case.
 ODD_ANSWERS: dict[str, Act] = {
     "a page with 200": faults.html(200),
     "a page with 503": faults.html(503),
@@ -30,6 +31,7 @@ ODD_ANSWERS: dict[str, Act] = {
     "an unknown status": faults.answer(799),
     "after 100 Continue": faults.after_continue(faults.answer(503)),
 }
+# Outcomes that blame neither the recipient nor the content.
 _HARMLESS = {
     OutcomeKind.ACCEPTED,
     OutcomeKind.AMBIGUOUS,
@@ -40,32 +42,34 @@ _HARMLESS = {
 
 
 class AnsweringTests:
+    """Tests of the mapping from responses to outcomes."""
+
     async def test_a_message_that_was_taken_is_accepted(self, case: ProviderCase) -> None:
-        async with stage(case) as scene:
-            outcome = await scene.provider.send(scene.delivery())
+        async with stage(case) as testbed:
+            outcome = await testbed.provider.send(testbed.delivery())
             assert outcome.kind is OutcomeKind.ACCEPTED, outcome
             assert outcome.provider_message_id == case.message_id
-            assert len(scene.messages) == 1
+            assert len(testbed.messages) == 1
 
     async def test_every_refusal_is_told_apart(self, case: ProviderCase) -> None:
         for name, told in case.failures.items():
-            async with stage(case, told.act) as scene:
-                outcome = await scene.provider.send(scene.delivery())
+            async with stage(case, told.act) as testbed:
+                outcome = await testbed.provider.send(testbed.delivery())
                 assert outcome.kind is told.kind, (name, outcome)
                 assert told.code in (None, outcome.error_code), (name, outcome)
-                assert outcome.error, f"{name}: a refusal says why"
+                assert outcome.error, f"{name}: the outcome has no error text"
 
     async def test_a_request_to_wait_says_how_long(self, case: ProviderCase) -> None:
-        async with stage(case, case.throttle.act) as scene:
-            outcome = await scene.provider.send(scene.delivery())
+        async with stage(case, case.throttle.act) as testbed:
+            outcome = await testbed.provider.send(testbed.delivery())
             assert outcome.kind is case.throttle.kind, outcome
             assert outcome.retry_after_ms == case.throttle.retry_after_ms
 
     @pytest.mark.parametrize("name", ODD_ANSWERS)
     async def test_odd_answers_do_not_raise_and_blame_nobody(self, case: ProviderCase, name: str) -> None:
-        """Nobody's address or content is given up for an answer that makes no sense."""
-        async with stage(case, ODD_ANSWERS[name]) as scene:
-            outcome = await scene.provider.send(scene.delivery())
+        """A meaningless response must not mark the recipient's address or the content as bad."""
+        async with stage(case, ODD_ANSWERS[name]) as testbed:
+            outcome = await testbed.provider.send(testbed.delivery())
             assert isinstance(outcome, Outcome)
             allowed = _HARMLESS | ({OutcomeKind.BAD_CONTENT} if "400" in name else set())
             assert outcome.kind in allowed, outcome

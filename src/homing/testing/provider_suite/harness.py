@@ -1,4 +1,4 @@
-"""What a provider's test file supplies so that the suite can run against it."""
+"""`ProviderCase` describes a provider to the suite; `stage` starts a server for it."""
 
 from __future__ import annotations
 
@@ -18,49 +18,51 @@ from homing.providers.transport import CurlTransport
 from homing.testing.faults import Act, FaultServer, Received
 
 NOW_MS = 1_800_000_000_000
-"""The suite's clock begins here, in 2027, and goes on by a second whenever it is asked."""
+"""Start of the suite's clock, in 2027. The clock advances by one second with each call."""
 
 Made = Callable[[str, Transport, Callable[[], int]], Provider]
+"""Creates the provider: `(base_url, transport, now_ms) -> provider`."""
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """An answer of the provider, and what it means."""
+    """A response of the vendor and the outcome that the provider must return for it."""
 
     act: Act
     kind: OutcomeKind
     code: str | None = None
-    """The outcome's error code; None: not looked at."""
+    """Expected error code of the outcome. None if the code does not matter."""
     retry_after_ms: int | None = None
-    """Looked at for throttled ones."""
+    """Expected wait. Checked only for `ProviderCase.throttle`."""
 
 
 class ProviderCase(Struct, frozen=True, kw_only=True):
-    """One provider, as the suite needs to know it."""
+    """Describes one provider to the suite."""
 
     make: Made
-    """`(base_url, transport, now_ms) -> provider`."""
+    """Creates the provider."""
     delivery: Delivery
-    """Something that it can send. `a_delivery` makes one."""
+    """A delivery that the provider can send. `a_delivery` creates one."""
     success: Act
-    """The provider's answer to a message that it took."""
+    """The vendor's response to an accepted message."""
     message_id: str | None = None
-    """The id in that answer."""
+    """Message id in the `success` response. None if it has none."""
     failures: Mapping[str, Told]
-    """By what a reader would call them: at least one for each outcome that the provider's table has."""
+    """Failures by a descriptive name: at least one for each outcome in the provider's error table."""
     throttle: Told
-    """An answer that asks to wait, with how long."""
+    """A response that asks the client to wait and states for how long."""
     secrets: tuple[str, ...] = ()
-    """Credentials that were handed to `make`: they must not show anywhere."""
+    """Credentials that `make` uses. They must not appear in outcomes, logs or `repr`."""
     aside: Callable[[Received], Act | None] = lambda received: None
-    """Answers what is not a message: the request of an access token, say."""
+    """Returns the action for a request that is not a message, such as a request for an access token, else
+    None."""
     key: Callable[[Received], str | None] = lambda received: received.key
-    """Where the request has the provider's idempotency key; None where there is none."""
+    """Returns a request's idempotency key, or None if the provider sends none."""
     signature: Callable[[Received], str | None] = lambda received: None
-    """What is made afresh for each attempt; None where nothing is."""
+    """Returns the part of a request that must differ between attempts, or None if there is no such part."""
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """A running server, the provider that talks to it, and what was said."""
+    """A running fault server, and a provider that sends to it."""
 
     case: ProviderCase
     server: FaultServer
@@ -69,16 +71,17 @@ class Stage(Struct, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> list[Received]:
-        """What was received whole, without what `aside` answers."""
+        """Returns the messages that were received completely, without the requests that `aside` handles."""
         return [one for one in self.server.received if self.case.aside(one) is None]
 
     def delivery(self, **changes: Any) -> Delivery:
+        """Returns the case's delivery with these fields changed."""
         return replace(self.case.delivery, **changes)
 
 
 @asynccontextmanager
 async def stage(case: ProviderCase, *acts: Act) -> AsyncIterator[Stage]:
-    """A server that does these acts with the messages that come, then takes all."""
+    """Starts a server that takes these actions for the first messages and accepts all later ones."""
     left = list(acts)
 
     def script(received: Received) -> Act:
@@ -97,7 +100,7 @@ async def stage(case: ProviderCase, *acts: Act) -> AsyncIterator[Stage]:
 
 
 def a_delivery(channel: Channel, address: str, content: Content | None = None, **fields: Any) -> Delivery:
-    """One attempt; what is not named has a harmless value."""
+    """Returns a delivery for a first attempt. `fields` override its defaults."""
     return Delivery(
         **{
             "notification_id": "018f4e6a-7c11-7d2a-9d3e-2f1b3c4d5e6f",

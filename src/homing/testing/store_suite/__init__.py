@@ -1,12 +1,12 @@
-"""The conformance suite that every store runs.
+"""The conformance suite that every store must pass.
 
-A store's test file supplies a `harness` fixture (see `Harness`) and derives a test class:
+A store's test file defines a test class with a `harness` fixture (see `Harness`):
 
     class TestMyStore(StoreSuite):
         @pytest.fixture
         async def harness(self) -> AsyncIterator[Harness]: ...
 
-No behaviour of a store exists outside this suite.
+The suite covers all behaviour that the engine relies on.
 """
 
 from __future__ import annotations
@@ -63,4 +63,4 @@ class StoreSuite(
     WholenessTests,
     WalkingTests,
 ):
-    """Everything that a store promises, as tests."""
+    """All tests of the store contract."""

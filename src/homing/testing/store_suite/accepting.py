@@ -1,4 +1,4 @@
-"""Acceptance: the promise, and what keeps it from being made twice."""
+"""Tests of `accept`: durability, idempotency keys and deduplication."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from homing.testing.store_suite.steps import (
 
 
 class AcceptingTests:
-    """`accept`."""
+    """Tests of `accept`."""
 
     bulk = 10_000
-    """How many notifications one call is to take."""
+    """Number of notifications in the largest batch."""
 
     async def test_an_accepted_notification_reads_back_as_it_was_given(self, harness: Harness) -> None:
         store = harness.store
@@ -195,7 +195,7 @@ class AcceptingTests:
         assert await counts(harness.store) == {Status.PENDING: 2}
 
     async def test_accepting_the_same_submission_again_stores_nothing_twice(self, harness: Harness) -> None:
-        """A caller that lost the answer repeats the call; even without a key that is safe."""
+        """A caller that lost the response may repeat the call, even without an idempotency key."""
         store = harness.store
         submission = a_submission(a_notification(), a_notification())
         [first] = await store.accept([submission])
@@ -237,7 +237,7 @@ class AcceptingTests:
         earlier = await accept_one(store, _once("d"))
         await harness.advance(40 * MINUTE_MS)
         assert await accept_one(store, _once("d")) == earlier
-        await harness.advance(30 * MINUTE_MS)  # past the hour, though not since the duplicate
+        await harness.advance(30 * MINUTE_MS)  # an hour after the acceptance, but not after the duplicate
         later = await accept_one(store, _once("d"))
         assert later != earlier
         await harness.advance(30 * MINUTE_MS)

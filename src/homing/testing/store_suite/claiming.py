@@ -1,4 +1,4 @@
-"""Claims: what is due, once, and within the room that the worker has."""
+"""Tests of `claim`: due rows are leased exactly once and within the worker's capacity."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from homing.testing.store_suite.steps import (
 
 
 class ClaimingTests:
-    """`claim`."""
+    """Tests of `claim`: its contents, its leases and its limits."""
 
     async def test_a_claim_carries_all_that_a_worker_needs(self, harness: Harness) -> None:
         store = harness.store
@@ -98,7 +98,7 @@ class ClaimingTests:
         claim = await take(store)
         assert await claim_all(store, worker=claim.worker) == ()
         assert await claim_all(store, worker="w-2") == ()
-        await harness.advance(HOUR_MS)  # an expired lease is no due row: reclaim takes it
+        await harness.advance(HOUR_MS)  # a row with an expired lease is left to `reclaim`
         assert await claim_all(store) == ()
 
     async def test_claims_of_two_instances_at_once_are_disjoint(self, harness: Harness) -> None:
@@ -201,7 +201,7 @@ class ClaimingTests:
         self, harness: Harness
     ) -> None:
         store = harness.store
-        for tenant in "abc":  # one host each, so that whole rounds could be dealt at once
+        for tenant in "abc":  # one host each, so that a store could serve several rounds in one step
             await accept(store, *(a_notification(outlet=f"hook@{tenant}") for _ in range(9)), tenant=tenant)
         batch = await store.claim(everything(slots=30, outlet_slots=8, outlet_room={"hook": 7}))
         assert sorted(_by(batch.claims, "tenant").values()) == [2, 2, 3]

@@ -1,4 +1,4 @@
-"""Commands: what an operator or the caller can do, from which status, and that it is recorded."""
+"""Tests of commands: from which status each is possible, what it changes, and that it is recorded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ NOBODY = "01890000-0000-7000-8000-000000000000"
 
 
 class CommandTests:
-    """`amend`."""
+    """Tests of `amend`, except `resend`."""
 
     @pytest.mark.parametrize("name", list(CommandName))
     @pytest.mark.parametrize("status", list(Status))
@@ -70,7 +70,7 @@ class CommandTests:
             assert (result.applied, result.requested) == ((id,), ())
         history = await store.get("default", id)
         assert history is not None
-        if name is not CommandName.RETRY:  # one never attempted becomes `pending`
+        if name is not CommandName.RETRY:  # a retried row without an attempt becomes `pending`
             assert history.notification.status is expected
         cause = history.causes[-1]
         assert (cause.kind, cause.name, cause.who, cause.why) == ("command", name.value, "ada", "because")

@@ -1,4 +1,4 @@
-"""Counts: exact at every moment, by status, by cause of death and by the hour."""
+"""Tests of counts by status, by cause of failure and by hour, which must be exact after every call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from homing.testing.store_suite.steps import (
 
 
 class CountingTests:
-    """`tallies`, `error_groups`, `roll_ups`, `oldest_retry_at` and `tenants`."""
+    """Tests of `tallies`, `error_groups`, `roll_ups`, `oldest_retry_at` and `tenants`."""
 
     async def test_tallies_count_by_status_and_attempts(self, harness: Harness) -> None:
         store = harness.store
@@ -173,7 +173,7 @@ class CountingTests:
 
 
 def _sum_up(roll_ups: Sequence[RollUp]) -> dict[str, dict[str, int]]:
-    """By provider, over all hours: a test may run across the full hour."""
+    """Sums the roll-ups by provider over all hours, because a test may run across a full hour."""
     sums: dict[str, dict[str, int]] = {}
     for hour in roll_ups:
         total = sums.setdefault(hour.provider, {})

@@ -1,4 +1,4 @@
-"""What receipts write beside the notification itself: reference data, and the counts of a provider."""
+"""Tests of what receipts write besides the notification: reference data and bounce counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADA = "email:ada@example.com"
 
 
 class ReceiptEffectTests:
-    """What a receipt writes into the reference data, from what the row knows."""
+    """Tests of the suppressions, preferences and devices that a receipt writes."""
 
     async def test_a_spam_report_suppresses_the_address_for_everything(self, harness: Harness) -> None:
         store = harness.store
@@ -128,7 +128,7 @@ class ReceiptEffectTests:
 
 
 class BounceCountTests:
-    """`bounced` in the roll-ups: what a breaker looks at."""
+    """Tests of `bounced` in the roll-ups, which a breaker reads."""
 
     async def test_a_failure_through_no_fault_of_the_recipient_counts_at_its_provider(
         self, harness: Harness

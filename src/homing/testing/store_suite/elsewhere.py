@@ -1,4 +1,4 @@
-"""Notifications that were tried elsewhere before they came here, and those with a maximum of their own."""
+"""Tests of notifications with attempts in another system or with their own maximum of attempts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from homing.testing.store_suite.steps import (
 
 
 class ElsewhereTests:
-    """`accept` with `attempts_before` and `max_attempts`."""
+    """Tests of `accept` with `attempts_before` and `max_attempts`."""
 
     async def test_one_that_was_tried_elsewhere_waits_for_its_next_attempt(self, harness: Harness) -> None:
         store = harness.store

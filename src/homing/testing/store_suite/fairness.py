@@ -1,4 +1,4 @@
-"""Fairness: one tenant's flood never holds up another beyond its share."""
+"""Tests of fairness: one tenant's backlog never delays another tenant beyond its share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from homing.testing.store_suite.steps import accept, accept_one, counts
 
 
 class FairnessTests:
-    """`claim`, between the tenants of a lane and the outlets of a tenant."""
+    """Tests of how `claim` divides capacity between the tenants of a lane and the outlets of a tenant."""
 
     flood = 2_000
-    """How many due rows a flooding tenant has."""
+    """Number of due rows of a tenant with a large backlog."""
 
     async def test_a_flood_of_one_tenant_does_not_hold_up_anothers_single_one(self, harness: Harness) -> None:
         store = harness.store
@@ -83,7 +83,7 @@ class FairnessTests:
         assert newcomer in seen
 
     async def test_who_comes_back_does_not_overtake_who_still_waits(self, harness: Harness) -> None:
-        """A tenant that is always there with one row gets its turn, not every turn."""
+        """A tenant that always has exactly one due row gets its turn, not every turn."""
         store = harness.store
         await accept(store, *(a_notification() for _ in range(50)), tenant="flood")
         served: Counter[str] = Counter()

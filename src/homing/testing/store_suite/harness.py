@@ -1,4 +1,4 @@
-"""What a store's test file supplies so that the suite can run against it."""
+"""The interface between a store's test file and the suite."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from homing.core.ports import Backend
 
 
 class Harness(Protocol):
-    """An empty store, its time under control, and a second way in.
+    """An empty store whose clock the suite can advance, and further instances over the same data.
 
-    The suite lets real time pass between calls too, so a store whose clock only has an offset will do:
-    no test depends on less than several seconds.
+    Real time may pass between calls too, because no test depends on differences of less than several seconds.
+    So a
+    clock with an adjustable offset is enough.
     """
 
     @property
     def store(self) -> Backend:
-        """Opened, migrated and empty."""
+        """Returns the store: opened, migrated and empty."""
 
     async def advance(self, duration_ms: int) -> None:
-        """Lets that much time pass by the clock of the store (and of all that `second` gave)."""
+        """Advances the clock of the store and of all instances that `second` returned."""
 
     async def second(self) -> Backend:
-        """Another instance over the same data, opened, as a second process would have it.
+        """Returns another open instance over the same data, as a second process would have.
 
-        The harness closes it when the test is over.
+        The harness closes the instance after the test.
         """

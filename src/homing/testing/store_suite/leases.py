@@ -1,4 +1,4 @@
-"""Leases: what becomes of a worker that dies, of one that takes long, and of what waits too long."""
+"""Tests of leases: workers that die or take long, and rows that wait past their deadline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from homing.testing.store_suite.steps import (
 
 
 class LeaseTests:
-    """`reclaim` and `extend`."""
+    """Tests of `reclaim` and `extend`."""
 
     async def test_a_live_lease_is_left_alone(self, harness: Harness) -> None:
         store = harness.store

@@ -1,4 +1,4 @@
-"""Receipts that name their notification: they need no message id to find their attempt."""
+"""Tests of receipts that carry a notification id and so need no message id to find their attempt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ E = ReceiptEvent
 
 
 class NamedReceiptTests:
-    """`receipt` with `notification_id`: it finds an attempt whose message id never came back."""
+    """Tests of `receipt` with `notification_id`, for attempts whose message id was never returned."""
 
     @pytest.mark.parametrize("attempt", [0, 1])
     @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ class NamedReceiptTests:
         assert (found.status, found.provider_message_ids) == (Status.DELIVERED, ("m-1",))
 
     async def test_the_attempt_that_it_names_is_the_one(self, harness: Harness) -> None:
-        """A failure of the first attempt reopens nothing; an arrival of it ends the waiting."""
+        """A failure of the first attempt reopens nothing. A delivery of the first attempt ends the wait."""
         store = harness.store
         first = await take(store)
         await store.settle([retry_in(first, 0)])
@@ -149,7 +149,10 @@ class NamedReceiptTests:
         assert await claim_all(store) == ()
 
     async def test_one_message_of_two_attempts_is_one_message(self, harness: Harness) -> None:
-        """As providers with idempotency keys have it: a failure of it is one of the newest attempt."""
+        """A provider with idempotency keys returns one message for both attempts.
+
+        Its failure counts for the newest.
+        """
         store = harness.store
         claim = await take(store)
         await store.settle([retry_in(claim, 0, message_id="m-1")])

@@ -1,4 +1,4 @@
-"""Receipts that come early, late, twice or in any order."""
+"""Tests of receipts that arrive early, late, twice or in any order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ E = ReceiptEvent
 
 
 class OrderingTests:
-    """`receipt` before its time, and what `settle` makes of it."""
+    """Tests of receipts that arrive before the settlement, and of the order of receipts."""
 
     async def test_an_early_receipt_is_kept_and_applied_by_the_settle(self, harness: Harness) -> None:
         store = harness.store
@@ -110,7 +110,7 @@ class OrderingTests:
     async def test_any_order_and_any_repeats_end_in_the_same_status(
         self, harness: Harness, start: Status, seed: int
     ) -> None:
-        """The same events about one message: shuffled, repeated, some of them before the settle."""
+        """The same events about one message are shuffled, repeated, and partly sent before the settlement."""
         store, chance = harness.store, random.Random(seed)
         events = [
             (event, chance.choice(FAILURE_CLASSES))
@@ -131,7 +131,7 @@ async def _hear(
     chance: random.Random,
     way: int,
 ) -> tuple[Status, Reason | None, int, tuple[tuple[str, int], ...]]:
-    """Where a notification ends that hears of these events in one of many ways."""
+    """Sends these events in one of many orders, and returns the notification's final state."""
     message_id = an_id()
     heard = [
         a_receipt(message_id, event, event_id=f"{message_id}-{number}", outcome=outcome)

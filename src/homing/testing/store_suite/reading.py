@@ -1,4 +1,4 @@
-"""Reads: what people and other programs see, each tenant its own and nothing else."""
+"""Tests of reads: filters, pages, and that each tenant sees only its own notifications."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from homing.testing.store_suite.steps import (
 
 
 class ReadingTests:
-    """`get`, `list`, `waiting`, `tallies`, `error_groups`, `roll_ups`, `oldest_retry_at`, `tenants`."""
+    """Tests of `get`, `list` and `waiting`, and of all reads of an empty store."""
 
     async def test_what_is_not_there_is_none(self, harness: Harness) -> None:
         store = harness.store
@@ -99,7 +99,7 @@ class ReadingTests:
             assert len(page.items) == size
             seen += [item.id for item in page.items]
             cursor = page.cursor
-            await accept_one(store)  # what comes meanwhile is newer and shifts nothing
+            await accept_one(store)  # a newer row must not shift the next page
         assert cursor is None
         assert seen == ids[::-1]
 
@@ -116,7 +116,7 @@ class ReadingTests:
         assert not rest
 
     async def test_a_page_ends_where_it_holds_enough_and_the_next_goes_on(self, harness: Harness) -> None:
-        """Attachments make messages large; a page of them must fit into memory, and none may be skipped."""
+        """Attachments make messages large, so a page must fit into memory. No row may be skipped."""
         store = harness.store
         large = Message(
             recipient=Recipient(email="ada@example.com"), content=Content(body="x" * (3 * 1024 * 1024))
@@ -126,7 +126,7 @@ class ReadingTests:
         cursor = None
         while True:
             page = await store.list("default", Filter(), limit=4, cursor=cursor)
-            assert 1 <= len(page.items) <= 2, "two of these fill a page"
+            assert 1 <= len(page.items) <= 2, "two of these rows fill a page"
             seen += [n.id for n in page.items]
             cursor = page.cursor
             if cursor is None:
@@ -252,7 +252,7 @@ class ReadingTests:
 
 
 async def _many(harness: Harness, number: int) -> list[Notification]:
-    """So many notifications, oldest first, none of them due."""
+    """Accepts `number` notifications that are not due, and returns them oldest first."""
     store = harness.store
     at = await store.now_ms() + DAY_MS
     answer = await accept(store, *(a_notification(send_at=at) for _ in range(number)))

@@ -1,4 +1,4 @@
-"""Receipts: any order, any repeats, early or late, and the same status in the end."""
+"""Tests of receipts: deliveries, failures, failover after a failure, and repeated events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ E, K = ReceiptEvent, OutcomeKind
 
 
 class ReceivingTests:
-    """`receipt`, and what `settle` does with receipts that came early."""
+    """Tests of `receipt` for attempts that are settled."""
 
     async def test_a_delivery_receipt_delivers(self, harness: Harness) -> None:
         store = harness.store
@@ -208,7 +208,7 @@ class ReceivingTests:
         assert found.attempt_count == 2
 
     async def test_a_postponement_forgets_nothing_that_a_receipt_needs(self, harness: Harness) -> None:
-        """The claim does not read it, so its settlement must not write it."""
+        """A claim does not read what a receipt needs, so its settlement must not overwrite it."""
         store = harness.store
         id = await send(store, "m-1", bounce_always=True)
         await store.receipt([a_receipt("m-1", E.FAILED, outcome=None)])

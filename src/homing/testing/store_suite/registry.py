@@ -1,4 +1,4 @@
-"""The Registry port: small documents by (tenant, kind, key), with versions."""
+"""Tests of the registry: small versioned documents by tenant, kind and key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from homing.testing.store_suite.steps import close_to
 
 
 class RegistryTests:
-    """`get_many`, `list_entries`, `put` and `delete`."""
+    """Tests of `get_many`, `list_entries`, `put` and `delete`."""
 
     async def test_an_entry_reads_back_as_it_was_put(self, harness: Harness) -> None:
         store = harness.store
@@ -188,5 +188,5 @@ def _entry(key: str, value: dict[str, Any] | None = None, *, version: int = 0) -
 
 async def _put(store: Backend, entry: Entry, who: str = "ada") -> Entry:
     stored = await store.put([entry], who=who)
-    assert stored is not None, "the version has moved on"
+    assert stored is not None, "the stored version is newer"
     return stored[0]

@@ -1,4 +1,4 @@
-"""Resends: a new notification for an old message, once."""
+"""Tests of `resend`: a new notification with an old message, once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOBODY = "01890000-0000-7000-8000-000000000000"
 
 
 class ResendTests:
-    """`amend` with `resend`."""
+    """Tests of `amend` with `resend`."""
 
     async def test_a_resend_is_a_new_notification_with_the_same_message(self, harness: Harness) -> None:
         store = harness.store

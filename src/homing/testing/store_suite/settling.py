@@ -1,4 +1,4 @@
-"""Settlements: applied once, whole, and only by whoever holds the lease."""
+"""Tests of `settle`: applied once, completely, and only with the token of the current lease."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CANCEL = Command(name=CommandName.CANCEL, who="ada", why="changed my mind")
 
 
 class SettlingTests:
-    """`settle`."""
+    """Tests of `settle`."""
 
     async def test_a_sent_one_keeps_its_attempt(self, harness: Harness) -> None:
         store = harness.store

@@ -1,4 +1,4 @@
-"""The Shared port: what all workers must agree on."""
+"""Tests of the state that all workers share: breakers, rate limits and leadership."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from homing.testing.builders import DAY_MS, HOUR_MS, MINUTE_MS
 from homing.testing.store_suite.harness import Harness
 
 SLOW = RateLimit(per_second=1 / 600, burst=5)
-"""One every ten minutes: what a test itself takes adds nothing."""
+"""A rate of one per ten minutes, so that the duration of a test adds no token."""
 
 
 class SharingTests:
-    """`breakers`, `put_breaker`, `take`, `take_many` and `lead`."""
+    """Tests of `breakers`, `put_breaker`, `take`, `take_many` and `lead`."""
 
     async def test_no_breaker_is_known_at_first(self, harness: Harness) -> None:
         assert await harness.store.breakers() == {}

@@ -1,4 +1,4 @@
-"""`silent`: what has rested for so long that its provider should be asked."""
+"""Tests of `silent`: notifications without a receipt for so long that their status should be looked up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from homing.testing.store_suite.steps import bring_to, doubt, send, take
 
 
 class SilenceTests:
-    """`silent`."""
+    """Tests of `silent`."""
 
     @pytest.mark.parametrize("status", [Status.SENT, Status.IN_DOUBT])
     async def test_what_rested_since_a_span_of_time_is_found(self, harness: Harness, status: Status) -> None:

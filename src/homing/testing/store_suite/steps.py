@@ -1,4 +1,4 @@
-"""What the suite's tests do again and again, as short words."""
+"""Steps that many tests of the suite share."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from homing.testing.builders import (
 )
 
 MARGIN_MS = 30_000
-"""More than any test takes, less than any time that a test tells apart."""
+"""Tolerance for times: longer than any test takes, shorter than any difference that a test checks."""
 
 
 async def accept(
     store: Backend, *notifications: NewNotification, tenant: str = DEFAULT_TENANT, batch_id: str | None = None
 ) -> Acceptance:
-    """Accepts one submission."""
+    """Accepts one submission and returns the store's answer."""
     [answer] = await store.accept([a_submission(*notifications, tenant=tenant, batch_id=batch_id)])
     return answer
 
@@ -51,19 +51,19 @@ async def accept(
 async def accept_one(
     store: Backend, notification: NewNotification | None = None, *, tenant: str = DEFAULT_TENANT
 ) -> str:
-    """Accepts one notification; its id."""
+    """Accepts one notification and returns its id."""
     answer = await accept(store, notification or a_notification(), tenant=tenant)
     [id] = answer.ids
     return id
 
 
 async def claim_all(store: Backend, *lanes: str, worker: str = "w-1") -> tuple[Claim, ...]:
-    """Leases all that is due."""
+    """Claims all due rows of these lanes."""
     return (await store.claim(everything(*lanes, worker=worker))).claims
 
 
 async def claim_one(store: Backend, *lanes: str) -> Claim:
-    """Leases what is due, which is expected to be one row."""
+    """Claims the due rows of these lanes, and fails unless there is exactly one."""
     [claim] = await claim_all(store, *lanes)
     return claim
 
@@ -71,7 +71,7 @@ async def claim_one(store: Backend, *lanes: str) -> Claim:
 async def take(
     store: Backend, notification: NewNotification | None = None, *, tenant: str = DEFAULT_TENANT
 ) -> Claim:
-    """Accepts one notification and leases it."""
+    """Accepts one notification and claims it."""
     new = notification or a_notification()
     await accept_one(store, new, tenant=tenant)
     claims = await claim_all(store, new.lane)
@@ -88,7 +88,7 @@ async def send(
     bounce_always: bool | None = False,
     bounce_ms: tuple[int, int] | None = (MINUTE_MS, MINUTE_MS),
 ) -> str:
-    """Brings one notification to `sent` under this provider message id; its own id."""
+    """Accepts a notification, settles it as `sent` with this provider message id, and returns its own id."""
     claim = await take(store, notification, tenant=tenant)
     settlement = sent(claim, message_id, bounce_always=bounce_always, bounce_ms=bounce_ms)
     result = await store.settle([settlement])
@@ -97,16 +97,16 @@ async def send(
 
 
 async def doubt(store: Backend, message_id: str | None = None) -> str:
-    """Brings one notification to `in_doubt`; its id."""
+    """Accepts a notification, settles it as `in_doubt`, and returns its id."""
     claim = await take(store)
     await store.settle([in_doubt(claim, message_id)])
     return claim.id
 
 
 async def see(store: Backend, id: str, tenant: str = DEFAULT_TENANT) -> Notification:
-    """The notification, which is expected to be there."""
+    """Returns the notification, and fails if it does not exist."""
     history = await store.get(tenant, id)
-    assert history is not None, f"{id} is not there"
+    assert history is not None, f"{id} does not exist"
     return history.notification
 
 
@@ -117,7 +117,7 @@ async def status_of(store: Backend, id: str, tenant: str = DEFAULT_TENANT) -> St
 async def everyone(
     store: Backend, tenant: str = DEFAULT_TENANT, filter: Filter | None = None
 ) -> list[Notification]:
-    """All notifications that the filter finds, page by page."""
+    """Returns all notifications that match the filter, reading page by page."""
     items: list[Notification] = []
     cursor: str | None = None
     while True:
@@ -129,7 +129,7 @@ async def everyone(
 
 
 async def counts(store: Backend, tenant: str | None = DEFAULT_TENANT) -> dict[Status, int]:
-    """How many have each status."""
+    """Returns the number of notifications per status."""
     numbers: dict[Status, int] = {}
     for tally in await store.tallies(tenant):
         if tally.count:
@@ -138,12 +138,12 @@ async def counts(store: Backend, tenant: str | None = DEFAULT_TENANT) -> dict[St
 
 
 def cells(tallies: Sequence[Tally]) -> dict[tuple[Status, int], tuple[int, int]]:
-    """(status, attempts) → (count, purged), without the empty ones."""
+    """Returns (status, attempts) → (count, purged), without the empty entries."""
     return {(t.status, t.attempts): (t.count, t.purged) for t in tallies if t.count or t.purged}
 
 
 def close_to(at: datetime | int | None, expected: int) -> bool:
-    """Whether a time is the expected one, give or take what a slow machine needs for a test."""
+    """Returns True if the time is within `MARGIN_MS` of the expected one, because a machine may be slow."""
     if at is None:
         return False
     moment = when(at) if isinstance(at, int) else at
@@ -151,7 +151,7 @@ def close_to(at: datetime | int | None, expected: int) -> bool:
 
 
 def order(name: CommandName, ids: Sequence[str] = ()) -> Command:
-    """A command with all that any of them needs."""
+    """Returns a command with every field that any command needs."""
     return Command(
         name=name,
         who="ada",
@@ -164,7 +164,10 @@ def order(name: CommandName, ids: Sequence[str] = ()) -> Command:
 
 
 async def bring_to(store: Backend, status: Status, *, type: str = "order_confirmed") -> str:
-    """A notification that has come to this status; one that waits does so for an hour."""
+    """Accepts a notification, brings it to this status and returns its id.
+
+    A waiting one is due in an hour.
+    """
     now = await store.now_ms()
     if status is Status.PENDING:
         return await accept_one(store, a_notification(type=type, send_at=now + HOUR_MS))

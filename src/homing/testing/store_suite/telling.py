@@ -1,4 +1,4 @@
-"""Events: written with the change they tell of, in order, and told at least once."""
+"""Tests of events: stored with the change they describe, in order, and delivered at least once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from homing.testing.store_suite.steps import accept, accept_one, claim_one, clos
 
 
 class TellingTests:
-    """`subscribe`, `emit`, `outbox` and `published`."""
+    """Tests of `subscribe`, `emit`, `outbox` and `published`."""
 
     async def test_what_nobody_subscribed_to_is_not_written(self, harness: Harness) -> None:
         store = harness.store
@@ -134,7 +134,7 @@ class TellingTests:
         assert await _told(store) == alerts
 
     async def test_an_event_emitted_twice_is_told_once(self, harness: Harness) -> None:
-        """Whoever lost the answer repeats the call."""
+        """A caller that lost the response may repeat the call."""
         store = harness.store
         store.subscribe([ALERT])
         alert = _alert(await store.now_ms(), 1)
@@ -210,7 +210,7 @@ async def _alerts(store: Backend, number: int) -> list[Event]:
 
 
 async def _told(store: Backend) -> list[Event]:
-    """Takes and publishes all that waits in the outbox."""
+    """Leases and publishes all events in the outbox, and returns them."""
     events = await store.outbox("relay", 1000, DAY_MS)
     await store.published([event.id for event in events])
     return list(events)

@@ -1,4 +1,4 @@
-"""Due times: what may be claimed when, and when to ask again."""
+"""Tests of due times: when a row may be claimed, and when the next claim is worthwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from homing.testing.store_suite.steps import (
 
 
 class TimingTests:
-    """`claim`, and its `next_due_at`."""
+    """Tests of the order of `claim`, and of its `next_due_at`."""
 
     async def test_only_due_rows_are_claimed(self, harness: Harness) -> None:
         store = harness.store
@@ -49,7 +49,7 @@ class TimingTests:
             await harness.advance(MINUTE_MS)
         first = await store.claim(everything(slots=2))
         assert [claim.id for claim in first.claims] == ids[:2]
-        await store.settle([retry_in(first.claims[0], 0)])  # due again, but not for long
+        await store.settle([retry_in(first.claims[0], 0)])  # due again, but more recently than the others
         rest = [(await store.claim(everything(slots=1))).claims[0].id for _ in range(4)]
         assert rest == [*ids[2:], ids[0]]
 
@@ -110,7 +110,7 @@ class TimingTests:
         assert (await store.claim(everything())).next_due_at == now + HOUR_MS
 
     async def test_next_due_at_is_never_in_the_past(self, harness: Harness) -> None:
-        """Rows left behind for lack of room are asked for when there is room, not again and again."""
+        """Due rows that were left for lack of capacity are claimed when there is capacity, not by polling."""
         store = harness.store
         later = await store.now_ms() + HOUR_MS
         await accept(store, *(a_notification(outlet="x") for _ in range(4)))

@@ -1,4 +1,4 @@
-"""Upkeep: the schema, the clock, and what is forgotten when."""
+"""Tests of maintenance: the schema, the clock, and the deletion of old rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RETENTION = Retention(delivered_ms=DAY_MS, sent_ms=7 * DAY_MS, others_ms=30 * DA
 
 
 class UpkeepTests:
-    """`migrate`, `now_ms`, `prune` and `size`."""
+    """Tests of `migrate`, `now_ms`, `prune` and `size`."""
 
     async def test_migrating_again_does_nothing(self, harness: Harness) -> None:
         store = harness.store
@@ -213,7 +213,8 @@ class UpkeepTests:
         await accept_one(store, a_notification(dedup_key="d", dedup_window_ms=HOUR_MS))
         await harness.advance(5 * DAY_MS)
         renewed = a_notification(dedup_key="d", dedup_window_ms=20 * DAY_MS)
-        # The first window is long over for one that asks for an hour, so it is accepted anew.
+        # With a window of an hour, the key from five days ago does not count, so the notification is
+        # accepted.
         id = await accept_one(store, replace(renewed, dedup_window_ms=HOUR_MS))
         await harness.advance(3 * DAY_MS)
         await store.prune(RETENTION, 10)

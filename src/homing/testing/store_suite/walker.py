@@ -1,4 +1,4 @@
-"""Who takes the random walk: does anything at any time, and notes what it was promised."""
+"""The random walk of the store suite: performs random operations and records the results."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _RETENTION = Retention(delivered_ms=HOUR_MS, sent_ms=6 * HOUR_MS, others_ms=DAY_
 
 
 class Walker:
-    """Two instances, one source of chance, and a notebook. Each step checks what it can see itself."""
+    """Performs random operations on two instances of a store and checks each result."""
 
     def __init__(self, harness: Harness, second: Backend, chance: random.Random) -> None:
         self._harness = harness
@@ -60,12 +60,13 @@ class Walker:
         self.accepted: dict[str, set[str]] = {tenant: set() for tenant in TENANTS}
         self.leased_at_once: set[str] = set()
         self._held: dict[str, Claim] = {}
-        """The newest claim of each notification, settled or not."""
+        """Newest claim of each notification that has not been settled."""
         self._attempts: dict[str, int] = {}
         self._tokens: dict[str, int] = {}
         self._old: list[Claim] = []
         self._messages: list[tuple[str, str]] = []
-        """(provider, provider message id), some of them still to come."""
+        """(provider, provider message id) pairs to send receipts for. Some belong to attempts that are not
+        settled yet."""
         for store in self._stores:
             store.subscribe([STATUS_CHANGED])
         self._ways = (
@@ -81,7 +82,7 @@ class Walker:
         )
 
     async def step(self) -> None:
-        """Does one thing."""
+        """Performs one random operation on one of the two instances."""
         [way] = self._chance.choices([way for way, _ in self._ways], [weight for _, weight in self._ways])
         await way(self._chance.choice(self._stores))
 
@@ -148,11 +149,11 @@ class Walker:
         for claim in batch.claims:
             held = self._held.get(claim.id)
             if held is not None and held.lease_until > batch.now:
-                assert claim.overdue, "a live lease was taken over"
+                assert claim.overdue, "reclaim returned a row whose lease has not expired"
         self._note(batch.claims)
 
     def _note(self, claims: Sequence[Claim]) -> None:
-        """Tokens only rise; an attempt is counted by a claim and by nothing else (invariants 4 and 6)."""
+        """Checks that tokens only rise and that only a claim counts an attempt (invariants 4 and 6)."""
         assert len({claim.id for claim in claims}) == len(claims)
         for claim in claims:
             assert claim.token > self._tokens.get(claim.id, 0)
@@ -164,7 +165,7 @@ class Walker:
             if held is not None:
                 self._old.append(held)
             self._held[claim.id] = claim
-            if self._chance.random() < 0.3:  # its receipts may come before its settlement
+            if self._chance.random() < 0.3:  # receipts may arrive before the settlement
                 self._messages.append((claim.provider, f"m-{claim.id}-{claim.attempt}"))
 
     async def _settle(self, store: Backend) -> None:

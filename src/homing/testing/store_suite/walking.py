@@ -1,4 +1,4 @@
-"""A long random walk over all operations: whatever happens, the books balance."""
+"""A long random sequence of all operations, after which counts, lists and histories must agree."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from homing.testing.store_suite.walker import LANES, TENANTS, Walker
 
 
 class WalkingTests:
-    """All operations together."""
+    """Tests of all operations in random order."""
 
     walk_steps = 250
-    """How many operations one walk takes."""
+    """Number of operations in one walk."""
 
     @pytest.mark.parametrize("seed", range(8))
     async def test_the_books_balance_wherever_a_walk_leads(self, harness: Harness, seed: int) -> None:
@@ -49,7 +49,7 @@ class WalkingTests:
 
 
 async def _check_books(store: Backend, walker: Walker) -> None:
-    """Every count is what counting the rows gives (invariant 1)."""
+    """Checks that every stored count equals a count of the rows (invariant 1)."""
     all_cells: dict[tuple[Status, int], int] = {}
     for tenant in TENANTS:
         rows = await everyone(store, tenant)
@@ -68,7 +68,7 @@ async def _check_books(store: Backend, walker: Walker) -> None:
 
 
 async def _check_reads(store: Backend, tenant: str, rows: list[Notification]) -> None:
-    """Every reading agrees with the list."""
+    """Checks that all other reads agree with the list of rows."""
     now = when(await store.now_ms())
     waiting = [row for row in rows if row.status in WAITING]
     assert all((row.next_retry_at is not None) == (row.status in WAITING) for row in rows)
@@ -84,7 +84,7 @@ async def _check_reads(store: Backend, tenant: str, rows: list[Notification]) ->
 
 
 async def _check_histories(store: Backend, walker: Walker) -> None:
-    """Each change follows from the one before, is legal, and has its cause (invariants 7 and 12)."""
+    """Checks that each status change is legal, follows the last one and has a cause (invariants 7 and 12)."""
     told: dict[str, list[Event]] = {}
     for event in await store.outbox("relay", 1_000_000, HOUR_MS):
         assert event.name == STATUS_CHANGED

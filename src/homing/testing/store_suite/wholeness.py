@@ -1,4 +1,4 @@
-"""Every call is one transaction: where a part of it cannot be written, none of it is."""
+"""Tests that every call is one transaction: if a part cannot be written, nothing is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REFUSAL = (TypeError, ValueError, StoreError)
 
 
 class WholenessTests:
-    """What happens to the rest of a call that cannot be done."""
+    """Tests of calls with a part that cannot be written."""
 
     async def test_a_batch_with_a_message_that_cannot_be_stored_is_not_accepted(
         self, harness: Harness
@@ -51,7 +51,7 @@ class WholenessTests:
         with pytest.raises(REFUSAL):
             await store.settle([sent(good), dead(bad, puts=(put,))])
         assert await store.tallies("default") == before
-        assert len(await store.outbox("relay", 100, HOUR_MS)) == 2  # of their acceptance
+        assert len(await store.outbox("relay", 100, HOUR_MS)) == 2  # the events of the two acceptances
         assert (await store.settle([sent(good)])).applied == (good.id,)
         assert await status_of(store, bad.id) is Status.SENDING
 
