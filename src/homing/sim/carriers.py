@@ -20,7 +20,7 @@ from homing.sim.weather import CarrierPlan, Weather
 _ENDLESS_S = 10_000_000
 _HOUR_MS = 3_600_000
 
-_TROUBLE: dict[str, int] = {
+_FAILURE_WEIGHTS: dict[str, int] = {
     "transient": 30,
     "throttled": 14,
     "provider_fault": 5,
@@ -39,10 +39,10 @@ _TROUBLE: dict[str, int] = {
 }
 """Kinds of failures of a send, with their relative frequencies."""
 
-_OUTAGES = ("transient", "transient", "hang", "throttled", "provider_fault", "raise", "unlisted")
+_OUTAGE_KINDS = ("transient", "transient", "hang", "throttled", "provider_fault", "raise", "unlisted")
 
 E = ReceiptEvent
-_STORIES: tuple[tuple[int, tuple[ReceiptEvent, ...]], ...] = (
+_RECEIPT_SEQUENCES: tuple[tuple[int, tuple[ReceiptEvent, ...]], ...] = (
     (30, ()),
     (20, (E.DELIVERED,)),
     (15, (E.QUEUED, E.SENT, E.DELIVERED)),
@@ -58,7 +58,7 @@ _STORIES: tuple[tuple[int, tuple[ReceiptEvent, ...]], ...] = (
 delay."""
 
 
-_FAILURES: dict[OutcomeKind | None, int] = {
+_REPORTED_FAILURE_WEIGHTS: dict[OutcomeKind | None, int] = {
     OutcomeKind.TRANSIENT: 6,
     OutcomeKind.THROTTLED: 2,
     OutcomeKind.PROVIDER_FAULT: 3,
@@ -193,7 +193,7 @@ class Carrier:
         if self.weather.unlisted and self._chance.random() < self.weather.unlisted:
             return "unlisted"
         if self._chance.random() < self.weather.trouble:
-            return self._chance.choices(tuple(_TROUBLE), tuple(_TROUBLE.values()))[0]
+            return self._chance.choices(tuple(_FAILURE_WEIGHTS), tuple(_FAILURE_WEIGHTS.values()))[0]
         return "accept"
 
     def _now_outage(self) -> Outage | None:
@@ -203,7 +203,7 @@ class Carrier:
 
     def begin_outage(self, chance: Random) -> None:
         now_ms = self._watch.scene.ms
-        kind = chance.choice(_OUTAGES)
+        kind = chance.choice(_OUTAGE_KINDS)
         self.outage = Outage(now_ms + chance.randrange(10_000, 120_000), kind)
         self._watch.scene.note("sim", f"outage of {self.plan.id}: {kind}")
 
@@ -218,7 +218,7 @@ class Carrier:
         else:
             message = f"{self.plan.id}-m{self._messages}"
         self._taken[delivery.notification_id, delivery.attempt] = message
-        weights, stories = zip(*_STORIES, strict=True)
+        weights, stories = zip(*_RECEIPT_SEQUENCES, strict=True)
         early = self._chance.random() < 0.3
         for number, event in enumerate(self._chance.choices(stories, weights)[0]):
             receipt = self._receipt(delivery, message, event, f"{message}-{self._messages}-{number}")
@@ -247,7 +247,7 @@ class Carrier:
 
     def _failure(self) -> tuple[OutcomeKind | None, int]:
         """Returns the class of a reported failure, and the wait that its error table entry asks for."""
-        kinds, weights = zip(*_FAILURES.items(), strict=True)
+        kinds, weights = zip(*_REPORTED_FAILURE_WEIGHTS.items(), strict=True)
         kind = self._chance.choices(kinds, weights)[0]
         return kind, self._chance.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
 
@@ -267,7 +267,10 @@ class CarrierLine:
 
     def begin(self, batch: Sequence[tuple[Delivery, Any]], ended: OnOutcomes) -> None:
         for delivery, mark in batch:
-            self._under_way[mark] = delivery, asyncio.create_task(self._send_and_tell(delivery, mark, ended))
+            self._under_way[mark] = (
+                delivery,
+                asyncio.create_task(self._send_and_report(delivery, mark, ended)),
+            )
 
     def give_up(self, marks: Collection[Any]) -> None:
         for mark in [mark for mark in self._under_way if mark in marks]:  # in the order of their start
@@ -275,7 +278,7 @@ class CarrierLine:
             task.cancel()
             self._carrier.give_up(self._caller, delivery)
 
-    async def _send_and_tell(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
+    async def _send_and_report(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
         said: Outcome | Exception
         try:
             said = await self.send(delivery)

@@ -29,13 +29,13 @@ from homing.sim.process import SimProcess
 from homing.sim.watch_shared import MARK
 from homing.sim.weather import TYPES, WorldPlan, random_policy
 
-_ADDRESSES = 40
-_OUTSIDE = tuple(
+_ADDRESS_COUNT = 40
+_OUT_OF_RANGE_TIMES = tuple(
     at.replace(tzinfo=timezone(timedelta(hours=hours)))
     for at, hours in ((datetime.max, -12), (datetime.max, 0), (datetime.min, 12), (datetime.min, 0))
 )
 """Times outside the accepted range, so a request with one must be rejected."""
-_TRIES = 5
+_MAX_TRIES = 5
 
 
 class _RenderedText(str):
@@ -65,20 +65,20 @@ class Callers:
             if wait_ms > 0:
                 await asyncio.sleep(wait_ms / 1000)
             if self._chance.random() < 0.05:
-                work = self._ask_many(self._tenant(), [self._request(False) for _ in range(4)])
+                work = self._send_batch(self._tenant(), [self._request(False) for _ in range(4)])
             else:
-                work = self._ask(*self._next())
+                work = self._send_request(*self._next())
             task = asyncio.create_task(work)
             asking.add(task)
             task.add_done_callback(asking.discard)
         while asking:
             await asyncio.wait(asking)
 
-    async def _ask(self, tenant: str, request: SendRequest) -> None:
-        for _ in range(_TRIES):
+    async def _send_request(self, tenant: str, request: SendRequest) -> None:
+        for _ in range(_MAX_TRIES):
             process = self._some_process()
             if process is not None:
-                work = process.engine.of(tenant).submit(request, earlier=_earlier(request))
+                work = process.engine.of(tenant).submit(request, earlier=_prior_attempts(request))
                 task = process.run(work)
                 await asyncio.wait({task})
                 if self._answered(tenant, task):
@@ -101,7 +101,7 @@ class Callers:
             raise error
         return True
 
-    async def _ask_many(self, tenant: str, requests: list[SendRequest]) -> None:
+    async def _send_batch(self, tenant: str, requests: list[SendRequest]) -> None:
         process = self._some_process()
         if process is None:
             return
@@ -132,7 +132,7 @@ class Callers:
         body, send_at, acceptable = "Hello", None, True
         match self._odd_chance.randrange(4):
             case 0:
-                send_at, acceptable = self._odd_chance.choice(_OUTSIDE), False
+                send_at, acceptable = self._odd_chance.choice(_OUT_OF_RANGE_TIMES), False
             case 1:
                 body, acceptable = "\ud800", False
             case 2:
@@ -207,7 +207,7 @@ class Callers:
         )
 
     def _recipient(self) -> Recipient:
-        number = self._chance.randrange(_ADDRESSES)
+        number = self._chance.randrange(_ADDRESS_COUNT)
         return Recipient(
             id=f"u{number}",
             email=f"{MARK}-{number}@example.org",
@@ -224,7 +224,7 @@ class Callers:
         return f"k{self._chance.getrandbits(40):010x}"
 
 
-def _earlier(request: SendRequest) -> Earlier:
+def _prior_attempts(request: SendRequest) -> Earlier:
     """Returns the request's attempts in another system.
 
     Most have none, and a repeated request has the same.
@@ -267,7 +267,7 @@ class Operator:
         """Returns forced breakers to automatic control, so that every notification can end."""
         engine = self._desk.fronts[self._plan.tenants[0]]
         for provider in sorted(self._forced):
-            for _ in range(_TRIES):
+            for _ in range(_MAX_TRIES):
                 if await self._do(engine.force_breaker(provider, None, who="op")):
                     break
                 await asyncio.sleep(1)
@@ -351,7 +351,7 @@ class Operator:
         await engine.force_breaker(provider, phase, who="op")
 
     async def _directory(self, tenant: str) -> None:
-        chance, number = self._chance, self._chance.randrange(_ADDRESSES)
+        chance, number = self._chance, self._chance.randrange(_ADDRESS_COUNT)
         channel = chance.choice(self._plan.channels)
         kind, key, value = chance.choice(
             (

@@ -97,7 +97,7 @@ def event_lost(real: Any) -> Any:
 # Decisions ------------------------------------------------------------------------------------------
 
 
-def _as_if(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Callable[[Any], Any]:
+def _change_decide_input(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Callable[[Any], Any]:
     """Returns a factory of `decide` with a changed claim, outcome or policy."""
 
     def make(real: Any) -> Any:
@@ -109,7 +109,7 @@ def _as_if(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Callable[
     return make
 
 
-def _again(real: Any, claim: Any, outcome: Any, policy: Any, route: Any, named: Any) -> Any:
+def _decide_as_transient(real: Any, claim: Any, outcome: Any, policy: Any, route: Any, named: Any) -> Any:
     """Returns the settlement for a transient failure, with the record of the real outcome."""
     record = real(claim, outcome, policy, route, **named).attempt
     failed = Outcome(OutcomeKind.TRANSIENT)
@@ -120,7 +120,7 @@ def _again(real: Any, claim: Any, outcome: Any, policy: Any, route: Any, named: 
 def retry_after_success(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         if outcome.kind is OutcomeKind.ACCEPTED:
-            return _again(real, claim, outcome, policy, route, named)
+            return _decide_as_transient(real, claim, outcome, policy, route, named)
         return real(claim, outcome, policy, route, **named)
 
     return decide
@@ -130,7 +130,7 @@ def retry_after_success(real: Any) -> Any:
 def permanent_is_retried(real: Any) -> Any:
     def decide(claim: Any, outcome: Any, policy: Any, route: Any, **named: Any) -> Any:
         if outcome.kind in (OutcomeKind.BAD_RECIPIENT, OutcomeKind.BAD_CONTENT):
-            return _again(real, claim, outcome, policy, route, named)
+            return _decide_as_transient(real, claim, outcome, policy, route, named)
         return real(claim, outcome, policy, route, **named)
 
     return decide
@@ -138,7 +138,7 @@ def permanent_is_retried(real: Any) -> Any:
 
 @BUGS.plant("the provider's Retry-After is ignored", "8", on=_DECIDE, plan=scenes.steady)
 def retry_after_ignored(real: Any) -> Any:
-    return _as_if(lambda c, o, p: (c, replace(o, retry_after_ms=None), p))(real)
+    return _change_decide_input(lambda c, o, p: (c, replace(o, retry_after_ms=None), p))(real)
 
 
 @BUGS.plant("a short Retry-After shortens the backoff", "8", on=_DECIDE, plan=scenes.steady)
@@ -164,12 +164,12 @@ def failover_when_unsure(real: Any) -> Any:
             policy = replace(policy, on_timeout=OnTimeout.FAILOVER)
         return claim, outcome, policy
 
-    return _as_if(change)(real)
+    return _change_decide_input(change)(real)
 
 
 @BUGS.plant("an ambiguous send is retried under `hold`", "9", on=_DECIDE, plan=scenes.holding)
 def hold_ignored(real: Any) -> Any:
-    return _as_if(lambda c, o, p: (c, o, replace(p, on_timeout=OnTimeout.RETRY)))(real)
+    return _change_decide_input(lambda c, o, p: (c, o, replace(p, on_timeout=OnTimeout.RETRY)))(real)
 
 
 @BUGS.plant("a failed synchronous send is retried", "7", on=_DECIDE, plan=scenes.steady)
@@ -179,12 +179,12 @@ def synchronous_is_queued(real: Any) -> Any:
             claim, policy = replace(claim, mode=Mode.STANDARD), replace(policy, max_attempts=3)
         return claim, outcome, policy
 
-    return _as_if(change)(real)
+    return _change_decide_input(change)(real)
 
 
 @BUGS.plant("failover comes one failure too early", "9", on=_DECIDE, plan=scenes.steady)
 def failover_too_soon(real: Any) -> Any:
-    return _as_if(lambda c, o, p: (replace(c, failures_here=c.failures_here + 1), o, p))(real)
+    return _change_decide_input(lambda c, o, p: (replace(c, failures_here=c.failures_here + 1), o, p))(real)
 
 
 @BUGS.plant("the cap cuts the jitter off", "8", on=(deciding, "delay_ms"), plan=scenes.capped)

@@ -180,7 +180,7 @@ def trial_upon_trial(real: Any) -> Any:
     return _always_a_trial(real)
 
 
-def _roomy(real: Any) -> Any:
+def _unlimited_capacity(real: Any) -> Any:
     async def capacity(self: Any, listed: Any) -> int:
         return int(await real(self, replace(listed, max_in_flight=1_000)))
 
@@ -191,7 +191,7 @@ def _roomy(real: Any) -> Any:
     "the concurrency limit is ignored",
     "13",
     on=(_DELIVERER, "__init__"),
-    also=(room.Room, "_capacity", _roomy),
+    also=(room.Room, "_capacity", _unlimited_capacity),
     plan=scenes.crowded,
 )
 def cap_ignored(real: Any) -> Any:

@@ -133,7 +133,7 @@ def rank_falls(real: Any) -> Any:
     return absorb
 
 
-def _absorbing(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
+def _change_absorb_input(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
     """Returns a factory of `absorb` with a changed standing or receipt."""
     return lambda real: lambda standing, receipt: real(*change(standing, receipt))
 
@@ -158,7 +158,9 @@ def bounce_without_hold(real: Any) -> Any:
 
 @BUGS.plant("the error table's wait is ignored", "8", on=_ABSORB, plan=scenes.quiet)
 def table_wait_ignored(real: Any) -> Any:
-    return _absorbing(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(real)
+    return _change_absorb_input(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(
+        real
+    )
 
 
 @BUGS.plant("content that a receipt refused is retried", "9", on=_ABSORB, plan=scenes.quiet)
@@ -168,7 +170,7 @@ def bad_content_is_resent(real: Any) -> Any:
             receipt = replace(receipt, outcome=OutcomeKind.TRANSIENT)
         return standing, receipt
 
-    return _absorbing(change)(real)
+    return _change_absorb_input(change)(real)
 
 
 @BUGS.plant("a reported provider fault counts as transient", "9", on=_ABSORB, plan=scenes.quiet)
@@ -178,17 +180,21 @@ def reported_fault_goes_back(real: Any) -> Any:
             receipt = replace(receipt, outcome=OutcomeKind.TRANSIENT)
         return standing, receipt
 
-    return _absorbing(change)(real)
+    return _change_absorb_input(change)(real)
 
 
 @BUGS.plant("an unknown failure is retried every time", "9", on=_ABSORB, plan=scenes.quiet)
 def unknown_without_end(real: Any) -> Any:
-    return _absorbing(lambda standing, receipt: (replace(standing, unknown_before=False), receipt))(real)
+    return _change_absorb_input(lambda standing, receipt: (replace(standing, unknown_before=False), receipt))(
+        real
+    )
 
 
 @BUGS.plant("the rule's bounce_failover is ignored", "9", on=_ABSORB, plan=scenes.quiet)
 def bounce_rule_ignored(real: Any) -> Any:
-    return _absorbing(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(real)
+    return _change_absorb_input(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(
+        real
+    )
 
 
 @BUGS.plant("a repeated receipt counts again", "11", "12", on=(_RECEIPTS, "hear"), plan=scenes.quiet)

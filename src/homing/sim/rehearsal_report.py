@@ -20,7 +20,7 @@ from homing.sim.rehearsal_run import Diary
 _PEAK_WINDOW_MS = 10_000
 """Length of the window in which the highest send rate after an outage is measured."""
 _MAX_BUCKETS = 240
-_BUCKETS_MS = tuple(
+_BUCKET_SIZES_MS = tuple(
     seconds * 1000 for seconds in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
 )
 
@@ -36,13 +36,13 @@ def report_of(rehearsal: Rehearsal, diary: Diary) -> RehearsalReport:
     ended = sorted(ended_at for _, ended_at, _, _ in diary.ended.values())
     attempts = sum(len(sends) for sends in diary.sends.values())
     last_ms = _busy_until(rehearsal, diary)
-    bucket_ms = next((b for b in _BUCKETS_MS if last_ms / b <= _MAX_BUCKETS), _BUCKETS_MS[-1])
+    bucket_ms = next((b for b in _BUCKET_SIZES_MS if last_ms / b <= _MAX_BUCKETS), _BUCKET_SIZES_MS[-1])
     buckets = _buckets(diary, ended, bucket_ms, last_ms)
     unfinished = len(diary.accepted) - sum(
         count for (status, _), count in endings.items() if status != Status.IN_DOUBT.value
     )
     return RehearsalReport(
-        policy=_in_words(rehearsal),
+        policy=_describe_policy(rehearsal),
         traffic=rehearsal.traffic,
         outages=rehearsal.outages,
         providers=rehearsal.provider_names,
@@ -129,7 +129,7 @@ def _peaks(rehearsal: Rehearsal, diary: Diary) -> list[RecoveryPeak]:
     return peaks
 
 
-def _in_words(rehearsal: Rehearsal) -> str:
+def _describe_policy(rehearsal: Rehearsal) -> str:
     if rehearsal.policy is not None:
         return f"own policy, {rehearsal.policy.max_attempts} attempts, {rehearsal.policy.backoff.value}"
     extra = len(rehearsal.rules)

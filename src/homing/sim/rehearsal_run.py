@@ -148,7 +148,7 @@ def run_rehearsal(rehearsal: Rehearsal) -> Diary:
         engine = _engine(rehearsal, diary, clock)
         async with engine:
             engine.start_worker()
-            await _feed(engine, rehearsal, diary, clock)
+            await _send_traffic(engine, rehearsal, diary, clock)
             while len(diary.ended) < len(diary.accepted) and clock.monotonic_ms() < _MAX_DURATION_MS:
                 await clock.sleep_ms(1_000)
 
@@ -203,7 +203,7 @@ def _engine(rehearsal: Rehearsal, diary: Diary, clock: VirtualClock) -> Engine:
         clock=clock,
         chance=Random(f"{rehearsal.seed}/engine"),
     )
-    rules = rehearsal.rules if rehearsal.policy is None else (_for_everything(rehearsal.policy),)
+    rules = rehearsal.rules if rehearsal.policy is None else (_rule_for_everything(rehearsal.policy),)
     settings = EngineSettings(
         name="rehearsal",
         tenant=rehearsal.traffic.tenant,
@@ -214,7 +214,7 @@ def _engine(rehearsal: Rehearsal, diary: Diary, clock: VirtualClock) -> Engine:
     return Engine(parts, settings)
 
 
-async def _feed(engine: Engine, rehearsal: Rehearsal, diary: Diary, clock: VirtualClock) -> None:
+async def _send_traffic(engine: Engine, rehearsal: Rehearsal, diary: Diary, clock: VirtualClock) -> None:
     traffic, chance = rehearsal.traffic, Random(f"{rehearsal.seed}/traffic")
     number = min(rehearsal.notifications, round(traffic.per_second * traffic.duration_ms / 1000)) or 1
     span_ms = min(traffic.duration_ms, round(number / traffic.per_second * 1000))
@@ -248,7 +248,7 @@ def _recipient(channel: Channel, index: int) -> Recipient:
             return Recipient(url=f"https://example.org/{index}")
 
 
-def _for_everything(policy: RetryPolicy) -> Rule:
+def _rule_for_everything(policy: RetryPolicy) -> Rule:
     fields = {name: getattr(policy, name) for name in RetryPolicy.__struct_fields__}
     if fields["call"] is None:
         del fields["call"]

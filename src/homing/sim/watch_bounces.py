@@ -11,7 +11,7 @@ from homing.core.rows import CauseRecord, Row
 from homing.sim.scene import Bounces, Scene, Shadow
 
 _DAY_MS = 86_400_000
-_AT_FAULT = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
+_RECIPIENT_FAULTS = (OutcomeKind.BAD_RECIPIENT, OutcomeKind.DEAD_ADDRESS, OutcomeKind.OPTED_OUT)
 
 Problem = tuple[str, str]
 """(invariant, description)."""
@@ -61,7 +61,7 @@ class BounceWatch:
             others = []
         final = (
             kind is OutcomeKind.BAD_CONTENT
-            or (kind in _AT_FAULT and not by.always)
+            or (kind in _RECIPIENT_FAULTS and not by.always)
             or (kind is OutcomeKind.PROVIDER_FAULT and not others)
             or (kind is None and shadow.unknown_bounces > 0)
             or shadow.mode is Mode.SYNCHRONOUS

@@ -13,8 +13,8 @@ from homing.sim.watched import WatchedStore
 
 GRACE_MS = 240_000
 """Longest time that a row may stay overdue once there are no more faults."""
-_MOST_CHANGES = 60
-_SAMPLES = 40
+_MAX_CHANGES = 60
+_SAMPLED_MESSAGES = 40
 
 
 def check_progress(scene: Scene, store: WatchedStore) -> None:
@@ -32,7 +32,7 @@ def check_progress(scene: Scene, store: WatchedStore) -> None:
         )
         if late_ms > patience_ms:
             scene.violate("14", f"{row.status}, and unchanged although overdue by {late_ms} ms", row.id)
-        if shadow.quiet_changes > _MOST_CHANGES:
+        if shadow.quiet_changes > _MAX_CHANGES:
             scene.violate("14", f"{row.status}, and not final after {shadow.quiet_changes} changes", row.id)
 
 
@@ -111,12 +111,12 @@ def _check_orders(scene: Scene, receipts: Mapping[tuple[str, str], dict[str, Rec
     """Checks that the same receipts, shuffled and repeated, lead to the same status (11)."""
     chance = Random(f"{scene.plan.seed}/orders")
     several = [list(heard.values()) for _, heard in sorted(receipts.items()) if len(heard) > 1]
-    for heard in chance.sample(several, min(_SAMPLES, len(several))):
+    for heard in chance.sample(several, min(_SAMPLED_MESSAGES, len(several))):
         first = settled_by(heard)
         shuffled = [*heard, *heard]
         for _ in range(3):
             chance.shuffle(shuffled)
             other = settled_by(shuffled)
             if other != first:
-                told = ", ".join(r.event.value for r in shuffled)
-                scene.violate("11", f"receipts lead to {first}, but in the order {told} to {other}")
+                order = ", ".join(r.event.value for r in shuffled)
+                scene.violate("11", f"receipts lead to {first}, but in the order {order} to {other}")

@@ -18,7 +18,7 @@ from homing.sim.scene import Bounces, Call, Scene, Shadow
 
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
-_UNSURE = (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST)
+_UNCERTAIN = (OutcomeKind.AMBIGUOUS, OutcomeKind.LOST)
 _FINAL_REASON = {
     OutcomeKind.BAD_CONTENT: Reason.BAD_CONTENT,
     OutcomeKind.BAD_RECIPIENT: Reason.BAD_RECIPIENT,
@@ -222,7 +222,7 @@ class PolicyWatch:
             return None if right else ("9", f"{kind} must make a dead letter, but it is {status}")
         if shadow.mode is Mode.SYNCHRONOUS:
             return None if status is Status.FAILED else ("7", f"a failed synchronous send became {status}")
-        if kind in _UNSURE and policy.on_timeout is OnTimeout.HOLD:
+        if kind in _UNCERTAIN and policy.on_timeout is OnTimeout.HOLD:
             return None if status is Status.IN_DOUBT else ("9", f"{kind} under `hold` became {status}")
         if shadow.attempts >= allowed_attempts(policy, shadow):
             spent = status is Status.FAILED and settlement.reason is Reason.RETRIES_EXHAUSTED
@@ -281,7 +281,7 @@ class PolicyWatch:
     ) -> Problem | None:
         if shadow.pinned or len(self._routes[shadow.channel]) < 2:
             return ("9", f"failed over after {kind}, although it has only one provider")
-        if kind in _UNSURE:
+        if kind in _UNCERTAIN:
             if policy.on_timeout is not OnTimeout.FAILOVER:
                 return ("9", f"failed over after {kind} under `{policy.on_timeout}`")
             return None
@@ -293,7 +293,7 @@ class PolicyWatch:
     def _must_move(self, policy: RetryPolicy, shadow: Shadow, kind: OutcomeKind) -> bool:
         if shadow.pinned or len(self._routes[shadow.channel]) < 2:
             return False
-        if kind in _UNSURE:
+        if kind in _UNCERTAIN:
             return policy.on_timeout is OnTimeout.FAILOVER
         return kind is OutcomeKind.PROVIDER_FAULT or shadow.failures_here + 1 >= policy.failover_after
 

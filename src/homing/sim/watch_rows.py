@@ -115,7 +115,7 @@ class RowWatch:
             self._by_command(shadow, row, change)
         else:
             scene.violate("12", f"{serving} changed a row from {before} to {row.status}", row.id)
-        scene.note(caller, f"{serving} {short_id(row.id)} {before.value} → {_words(row)}")
+        scene.note(caller, f"{serving} {short_id(row.id)} {before.value} → {_describe_row(row)}")
         self._counts.moved(row.tenant, (before, attempts), (row.status, row.attempts))
         self._follow(shadow, row, before)
 
@@ -152,7 +152,7 @@ class RowWatch:
         self._counts.born(row.tenant, (row.status, row.attempts))
         self._check_new(caller, shadow, row)
         shadow.turns += row.status is not S.SENDING
-        scene.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_words(row)}")
+        scene.note(caller, f"accept {short_id(row.id)} {row.tenant} {row.lane} {_describe_row(row)}")
         self._follow(shadow, row, row.status)
 
     def _check_new(self, caller: str, shadow: Shadow, row: Row) -> None:
@@ -299,7 +299,7 @@ class RowWatch:
         ):
             scene.violate("11", f"a receipt ({event}) undid {before}", row.id)
         if cause.before is not before or cause.after is not after:
-            scene.violate("12", f"the record of a receipt says {cause.before} → {cause.after}", row.id)
+            scene.violate("12", f"a receipt was recorded as {cause.before} → {cause.after}", row.id)
         if event is ReceiptEvent.FAILED and (after is not before or before in WAITING):
             self._bounced(shadow, row, cause)
         shadow.log.append((f"receipt {event.value}", before, after))
@@ -307,7 +307,7 @@ class RowWatch:
     def _follow(self, shadow: Shadow, row: Row, before: Status) -> None:
         scene = self._scene
         if row.token < shadow.token:
-            scene.violate("4", f"its token went back from {shadow.token} to {row.token}", row.id)
+            scene.violate("4", f"its token fell from {shadow.token} to {row.token}", row.id)
         if row.provider != shadow.provider:
             shadow.failures_here = 0
         shadow.failures_here = min(shadow.failures_here, row.failures_here)  # reopening may reset it
@@ -390,6 +390,6 @@ class RowWatch:
             scene.violate("2", f"purged while {row.status}, {age_ms} ms after it ended", row.id)
 
 
-def _words(row: Row) -> str:
+def _describe_row(row: Row) -> str:
     reason = f" {row.reason.value}" if isinstance(row.reason, Reason) else ""
     return f"{row.status.value}{reason} #{row.attempts} token {row.token} at {row.provider}"

@@ -13,7 +13,7 @@ from homing.core.ports import Delivery
 from homing.sim.scene import Call, Scene, Shadow, short_id
 from homing.sim.watch_policy import PolicyWatch, allowed_attempts
 
-_ANSWER_MS = 120_000
+_SETTLE_WITHIN_MS = 120_000
 """Time within which a live process must have settled an outcome that it received."""
 
 
@@ -98,7 +98,7 @@ class SendWatch:
         if settlement.attempt is not None and settlement.attempt.outcome is not OutcomeKind.LOST:
             self._unsettled.pop((settlement.id, settlement.attempt.number), None)
 
-    def sweep(self, wait_ms: int = _ANSWER_MS) -> None:
+    def sweep(self, wait_ms: int = _SETTLE_WITHIN_MS) -> None:
         """Checks that each outcome that reached a live process has been settled."""
         scene = self._scene
         for (id, attempt), (process, at_ms) in list(self._unsettled.items()):

@@ -11,9 +11,9 @@ from homing.core.events import NOTIFICATION_FAILED, STATUS_CHANGED
 from homing.core.model import Channel, Event, Notification, OutcomeKind
 from homing.sim.scene import Call, Scene, Shadow
 
-_FAULT = (OutcomeKind.TRANSIENT, OutcomeKind.PROVIDER_FAULT, OutcomeKind.AMBIGUOUS)
-_SAYS_NOTHING = (OutcomeKind.THROTTLED, OutcomeKind.LOST)
-_LEGAL = {
+_PROVIDER_FAILURES = (OutcomeKind.TRANSIENT, OutcomeKind.PROVIDER_FAULT, OutcomeKind.AMBIGUOUS)
+_IGNORED_BY_BREAKER = (OutcomeKind.THROTTLED, OutcomeKind.LOST)
+_LEGAL_TRANSITIONS = {
     Phase.CLOSED: (Phase.CLOSED, Phase.OPEN),
     Phase.OPEN: (Phase.OPEN, Phase.HALF_OPEN),
     Phase.HALF_OPEN: (Phase.HALF_OPEN, Phase.CLOSED, Phase.OPEN),
@@ -56,14 +56,14 @@ class BreakerWatch:
     def put(self, process: str, provider: str, before: Breaker, after: Breaker) -> None:
         """Checks a change of a breaker."""
         scene = self._scene
-        scene.note(process, f"breaker {provider} {_words(before)} → {_words(after)}")
+        scene.note(process, f"breaker {provider} {_describe_breaker(before)} → {_describe_breaker(after)}")
         self.changes += before.phase is not after.phase
         by_hand = process == DESK
         # A worker writes its breaker state when it can. It may have opened and waited before that.
         alone = after.phase is Phase.HALF_OPEN and (process, provider) in self._tripped_ms
-        if not by_hand and not alone and after.phase not in _LEGAL[before.phase]:
+        if not by_hand and not alone and after.phase not in _LEGAL_TRANSITIONS[before.phase]:
             scene.violate("9", f"the breaker of {provider} went from {before.phase} to {after.phase}")
-        if after.phase is Phase.HALF_OPEN and not by_hand and self._exact():
+        if after.phase is Phase.HALF_OPEN and not by_hand and self._clocks_are_exact():
             until = before.open_until if before.phase is Phase.OPEN else before.trial_until
             if until > scene.now + 50:
                 scene.violate("9", f"a trial at {provider} starts {until - scene.now} ms too early")
@@ -83,13 +83,13 @@ class BreakerWatch:
         """Records the result of a call, which may be a timeout."""
         key = (call.process, call.carrier)
         kind = call.kind
-        if kind in _FAULT and call.began_ms < self._scene.paused_ms.get(call.process, 0):
+        if kind in _PROVIDER_FAILURES and call.began_ms < self._scene.paused_ms.get(call.process, 0):
             self._unsure.add(key)
-        elif kind in _FAULT:
+        elif kind in _PROVIDER_FAILURES:
             self._faults[key] = self._faults.get(key, 0) + 1
             if self._faults[key] == self._limits[call.carrier]:
                 self._tripped_ms.setdefault(key, self._scene.ms)
-        elif kind not in _SAYS_NOTHING:
+        elif kind not in _IGNORED_BY_BREAKER:
             # An open breaker stays open whatever the result of an older send: only a trial closes it.
             _, newest = next(self._views(key, 0))
             if newest.phase is Phase.HALF_OPEN and newest.trial_by == call.process:
@@ -106,11 +106,11 @@ class BreakerWatch:
         if tripped is not None and shadow.leased_ms > tripped and _is_closed(newest):
             number = self._faults[key]
             scene.violate("9", f"sent to {provider} after {number} consecutive failures", shadow.id)
-        if any(self._lets_go(since_ms, view, key) for since_ms, view in views):
+        if any(self._allows_send(since_ms, view, key) for since_ms, view in views):
             return
         trial = next((v for _, v in views if v.phase is Phase.HALF_OPEN and v.trial_by == process), None)
         if trial is None:
-            scene.violate("9", f"sent to {provider}, whose breaker is {_words(newest)}", shadow.id)
+            scene.violate("9", f"sent to {provider}, whose breaker is {_describe_breaker(newest)}", shadow.id)
         first = self._trials.setdefault((provider, trial.version), shadow.id)
         if first != shadow.id:
             scene.violate("9", f"a second trial at {provider}, after {first}", shadow.id)
@@ -122,7 +122,7 @@ class BreakerWatch:
         shut = any(view.phase is not Phase.CLOSED or view.forced is Phase.OPEN for view in views)
         return shut or key in self._tripped_ms or key in self._unsure
 
-    def _lets_go(self, since_ms: int, view: Breaker, key: tuple[str, str]) -> bool:
+    def _allows_send(self, since_ms: int, view: Breaker, key: tuple[str, str]) -> bool:
         if view.forced is not None:
             return view.forced is not Phase.OPEN
         if view.phase is Phase.CLOSED:
@@ -150,7 +150,7 @@ class BreakerWatch:
                 self._faults.pop(key, None)
                 self._tripped_ms.pop(key, None)
 
-    def _exact(self) -> bool:
+    def _clocks_are_exact(self) -> bool:
         """Returns True if the processes know the store's time to the millisecond."""
         weather = self._scene.plan.weather
         return not (weather.slow_per_call or weather.pause_every_ms or weather.jump_every_ms)
@@ -259,7 +259,7 @@ def _is_closed(breaker: Breaker) -> bool:
     return breaker.phase is Phase.CLOSED and breaker.forced is None
 
 
-def _words(breaker: Breaker) -> str:
+def _describe_breaker(breaker: Breaker) -> str:
     forced = f" forced {breaker.forced.value}" if breaker.forced is not None else ""
     trial = f" trial by {breaker.trial_by}" if breaker.trial_by else ""
     return f"{breaker.phase.value}{trial}{forced} v{breaker.version}"
