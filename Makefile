@@ -101,7 +101,7 @@ client: $(STAMP) ## Regenerate the Python client and the REST reference tables f
 	@$(BIN)/python tools/make_reference.py
 
 simulate: $(STAMP) ## Run simulations with N notifications (N=10000 SEED=1; ARGS="--replay SEED" shows one run)
-	@$(BIN)/python -m homing.sim --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)
+	@$(BIN)/python -m simulation --lifetimes $(N) --seed $(SEED) --processes $(or $(shell nproc 2>/dev/null),1) $(ARGS)
 
 coverage: test ## Run the tests, list the lines of core and engine that unit and component tests miss, write htmlcov/
 	@$(BIN)/coverage report

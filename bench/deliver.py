@@ -19,21 +19,21 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from homing.benching import Unsound
-from homing.benching.arena import IN_FLIGHT
-from homing.benching.delivering import Round, deliver, deliver_bare
-from homing.benching.loops import run
-from homing.benching.sink import Sink
+from homing.benching import InvalidMeasurement
+from homing.benching.delivery_rate import DeliveryRound, measure_bare_delivery, measure_delivery
+from homing.benching.http_sink import HttpSink
+from homing.benching.scratch_store import IN_FLIGHT
+from homing.benching.worker_processes import run_async
 
-Contestant = Callable[[], Awaitable[Round]]
+Contestant = Callable[[], Awaitable[DeliveryRound]]
 
 
-def contestants(options: argparse.Namespace, sink: Sink) -> dict[str, Contestant]:
+def contestants(options: argparse.Namespace, sink: HttpSink) -> dict[str, Contestant]:
     found: dict[str, Contestant] = {}
     for processes in options.processes:
 
-        def ours(count: int = processes, failing: float = 0.0) -> Awaitable[Round]:
-            return deliver(
+        def ours(count: int = processes, failing: float = 0.0) -> Awaitable[DeliveryRound]:
+            return measure_delivery(
                 options.store,
                 sink,
                 options.notifications,
@@ -43,8 +43,8 @@ def contestants(options: argparse.Namespace, sink: Sink) -> dict[str, Contestant
                 on_ready=profiling(options.profile),
             )
 
-        def limit(count: int = processes) -> Awaitable[Round]:
-            return deliver_bare(
+        def limit(count: int = processes) -> Awaitable[DeliveryRound]:
+            return measure_bare_delivery(
                 options.store,
                 sink,
                 options.notifications,
@@ -79,7 +79,7 @@ def profiling(path: str | None) -> Callable[[list[int]], None] | None:
 async def measure(options: argparse.Namespace) -> None:
     rates: dict[str, list[float]] = {}
     spent: dict[str, list[float]] = {}
-    with Sink() as sink:
+    with HttpSink() as sink:
         for number in range(options.rounds):
             for name, contestant in contestants(options, sink).items():
                 one = await contestant()
@@ -110,8 +110,8 @@ def main() -> int:
     parser.add_argument("--only", choices=["homing", "bare"])
     parser.add_argument("--profile", metavar="FILE", help="write py-spy's flame graph of a worker process")
     try:
-        run(measure(parser.parse_args()))
-    except Unsound as error:
+        run_async(measure(parser.parse_args()))
+    except InvalidMeasurement as error:
         print(f"invalid: {error}", file=sys.stderr)
         return 1
     return 0

@@ -32,17 +32,17 @@ from typing import Any
 
 from homing import Homing
 from homing.api.all_routes import all_routes
-from homing.api.app import App
-from homing.api.routing import Routes
-from homing.api.server import Server, ServerSettings, listening
-from homing.api.service import Call
-from homing.benching.arena import Arena, arena
-from homing.benching.loops import run
-from homing.cli.collector import calm_collector
+from homing.api.http.app import App
+from homing.api.http.routing import Routes
+from homing.api.http.server import HttpServer, ServerSettings, open_listener
+from homing.api.service import ApiCall
+from homing.benching.scratch_store import ScratchStore, open_scratch_store
+from homing.benching.worker_processes import run_async
+from homing.cli.common.process_setup import tune_garbage_collector
 from homing.compose import service
-from homing.core.access import Scope
-from homing.core.request import SendRequest
-from homing.engine.chance import SystemChance
+from homing.core.access.scopes import Scope
+from homing.core.send_request import SendRequest
+from homing.engine.system_runtime import SystemRandomSource
 
 BAR = 0.5
 SEND = "/api/v1/notifications/send"
@@ -62,12 +62,12 @@ bare = Routes("Bare", prefix="")
 
 
 @bare.post(EMPTY, scope=Scope.SEND)
-async def empty(call: Call, body: SendRequest) -> None:
+async def empty(call: ApiCall, body: SendRequest) -> None:
     """Accepts the same request as a send, and does nothing with it."""
 
 
 @bare.post(BARE)
-async def nothing(call: Call) -> None:
+async def nothing(call: ApiCall) -> None:
     """Does nothing, without key and body."""
 
 
@@ -87,21 +87,21 @@ class Counting:
         await self._app(scope, receive, counted)
 
 
-def serve(place: Arena, pipe: Connection) -> None:
+def serve(place: ScratchStore, pipe: Connection) -> None:
     """Main function of the server process. Sends its port and key, and finally its response counts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def work() -> None:
         settings = place.settings(service={"key_file": str(place.folder / "key")})
         async with Homing(loaded_settings=settings) as homing:
-            await service.first_key(settings, homing)
-            made = service.behind(settings, homing)
+            await service.ensure_first_key(settings, homing)
+            made = service.build_service(settings, homing)
             routes = (*bare.all, *all_routes())
-            app = Counting(App(made, routes, chance=SystemChance()))
-            server = Server(app, ServerSettings())
-            at = listening("127.0.0.1", 0)
+            app = Counting(App(made, routes, chance=SystemRandomSource()))
+            server = HttpServer(app, ServerSettings())
+            at = open_listener("127.0.0.1", 0)
             pipe.send((at.getsockname()[1], (place.folder / "key").read_text().strip()))
-            calm_collector()
+            tune_garbage_collector()
             serving = asyncio.create_task(server.serve([at]))
             while await asyncio.to_thread(pipe.recv) == "cpu":
                 pipe.send(time.process_time())
@@ -109,7 +109,7 @@ def serve(place: Arena, pipe: Connection) -> None:
             await serving
             pipe.send(app.answers)
 
-    run(work())
+    run_async(work())
 
 
 def wrk(url: str, key: str, folder: Path, seconds: float, connections: int) -> float:
@@ -162,7 +162,7 @@ def load(url: str, key: str, folder: Path, seconds: float, connections: int) -> 
 
 async def measure(given: argparse.Namespace) -> float:
     """Runs all rounds and returns the median of their ratios."""
-    async with arena(given.store) as place:
+    async with open_scratch_store(given.store) as place:
         mine, theirs = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(
             target=serve, args=(place, theirs), daemon=True
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=256)
     parser.add_argument("--profile", metavar="FILE", help="profile the service with py-spy during sends")
     given = parser.parse_args()
-    ratio = run(measure(given))
+    ratio = run_async(measure(given))
     print(f"ratio {ratio:.2f} (target: {BAR})")
     if ratio < BAR and given.profile is None:
         sys.exit(1)

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from homing import Homing, Outcome, OutcomeKind
 from homing.compose import list_provider
-from homing.core.model import Acceptance, ClaimBatch, Submission
-from homing.core.observing import Settled
-from homing.core.ports import Delivery
-from homing.observing.metrics import Metrics
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
+from homing.core.ports.observers import SettledClaim
+from homing.core.ports.providers import Delivery
+from homing.telemetry.metrics import Metrics
 
 _LANE = "standard.email"
 
@@ -49,7 +49,7 @@ class Timed(Metrics):
         super().claimed(batch)
         self.spent_s += time.perf_counter() - began
 
-    def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
+    def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
         began = time.perf_counter()
         super().settled(batch, refused)
         self.spent_s += time.perf_counter() - began

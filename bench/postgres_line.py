@@ -21,25 +21,20 @@ from typing import Any
 import asyncpg
 
 from homing.core.ids import uuid7
-from homing.core.model import (
-    AttemptRecord,
+from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, NewNotification, Submission
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.notifications import (
     Channel,
-    Claim,
-    ClaimRequest,
     Content,
-    LaneRoom,
     Message,
     Mode,
-    NewNotification,
     OutcomeKind,
     Priority,
     Recipient,
-    Settlement,
     Status,
-    Submission,
 )
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import PLANNING
+from homing.stores.postgres.connection import PLANNER_SETTINGS
 
 DAY_MS = 86_400_000
 LANE = "standard.email"
@@ -81,7 +76,7 @@ def a_submission(size: int, number: int, send_at: int | None = None) -> Submissi
 
 
 def a_request(slots: int) -> ClaimRequest:
-    room = LaneRoom(slots=slots, tenant_slots=slots)
+    room = LaneCapacity(slots=slots, tenant_slots=slots)
     return ClaimRequest(worker="host:4711", lease_ms=30_000, lanes={LANE: room}, outlet_slots=slots)
 
 
@@ -207,7 +202,7 @@ async def explained(connection: Any, batch: int) -> tuple[float, dict[str, Any]]
     """Explains the statements of a claim, rolls them back, and returns the buffers per row and the plans."""
     now = time.time_ns() // 1_000_000 + 60_000
     plans: dict[str, Any] = {}
-    await connection.execute(f"BEGIN; {PLANNING}")
+    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
     queue = await connection.fetchval("SELECT id FROM homing.queues")
     seqs = await connection.fetch("SELECT seq FROM homing.live ORDER BY due_at, seq LIMIT $1", batch)
     shape, leased = leases.LEASE.fitted([(seq, now, now, 1, 1, 1, now, False, "") for (seq,) in seqs])

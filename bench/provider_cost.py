@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from msgspec import Struct
 
-from homing.core.model import Channel, Content
-from homing.core.ports import Delivery
-from homing.providers.http import Answer
-from homing.providers.transport import CurlTransport
-from homing.providers.wire import HttpProvider
+from homing.core.notifications import Channel, Content
+from homing.core.ports.providers import Delivery
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpResponse
+from homing.providers.common.http_provider import HttpProvider
 from homing.testing.provider_suite import NOW_MS, a_delivery
 
 BAR_US = 100.0
@@ -47,7 +47,7 @@ class Contestant(Struct, frozen=True, kw_only=True):
     kind: str
     settings: dict[str, Any]
     delivery: Delivery
-    answer: Answer
+    answer: HttpResponse
     signing: tuple[str, ...] = ()
     """Functions that sign or encrypt, as `module:name`."""
 
@@ -84,14 +84,14 @@ def contestants() -> list[Contestant]:
             kind="sns:SnsProvider",
             settings={"region": "eu-west-1", "access_key_id": "AKIA", "secret_access_key": "s" * 40},
             delivery=a_delivery(Channel.SMS, "+15550111", TEXT),
-            answer=Answer(status=200, headers={"content-type": "text/xml"}, body=sns),
-            signing=("homing.providers.sigv4:SigV4Signer.sign",),
+            answer=HttpResponse(status=200, headers={"content-type": "text/xml"}, body=sns),
+            signing=("homing.providers.sns.signature:SigV4Signer.sign",),
         ),
         Contestant(
             kind="sendgrid:SendGridProvider",
             settings={"api_key": "SG.x", "from_email": "shop@example.org"},
             delivery=a_delivery(Channel.EMAIL, "ada@example.org", MAIL),
-            answer=Answer(status=202, headers={"x-message-id": "m-1"}),
+            answer=HttpResponse(status=202, headers={"x-message-id": "m-1"}),
         ),
         Contestant(
             kind="acs:AcsProvider",
@@ -102,7 +102,7 @@ def contestants() -> list[Contestant]:
             },
             delivery=a_delivery(Channel.EMAIL, "ada@example.org", MAIL),
             answer=_json(202, {"id": "o-1", "status": "Running"}),
-            signing=("homing.providers.acs_signature:AcsSigner.headers",),
+            signing=("homing.providers.acs.provider:AcsSigner.headers",),
         ),
         Contestant(
             kind="fcm:FcmProvider",
@@ -114,32 +114,32 @@ def contestants() -> list[Contestant]:
             kind="webhook:WebhookProvider",
             settings={"secret": "whsec_" + b64encode(b"s" * 32).decode()},
             delivery=a_delivery(Channel.WEBHOOK, "https://hooks.example.org/in", TEXT),
-            answer=Answer(status=204, headers={}),
-            signing=("homing.providers.webhook:signature",),
+            answer=HttpResponse(status=204, headers={}),
+            signing=("homing.providers.webhook.provider:signature",),
         ),
         Contestant(
             kind="slack:SlackProvider",
             settings={"webhook_url": "https://hooks.slack.com/services/T/B/x"},
             delivery=a_delivery(Channel.CHAT, "#alerts", TEXT),
-            answer=Answer(status=200, headers={}, body=b"ok"),
+            answer=HttpResponse(status=200, headers={}, body=b"ok"),
         ),
         Contestant(
             kind="webpush:WebPushProvider",
             settings={"vapid_private_key": b64url(vapid), "vapid_subject": "mailto:ops@example.org"},
             delivery=a_delivery(Channel.PUSH, subscription(), TEXT),
-            answer=Answer(status=201, headers={"location": "https://push.example.net/m/1"}),
+            answer=HttpResponse(status=201, headers={"location": "https://push.example.net/m/1"}),
             signing=(
-                "homing.providers.webpush:encrypt",
-                "homing.providers.webpush:new_private_key",
-                "homing.providers.webpush_keys:Vapid.authorization",
+                "homing.providers.webpush.provider:encrypt",
+                "homing.providers.webpush.provider:new_private_key",
+                "homing.providers.webpush.encryption:VapidSigner.authorization",
             ),
         ),
     ]
 
 
-def _json(status: int, body: Any) -> Answer:
+def _json(status: int, body: Any) -> HttpResponse:
     headers = {"content-type": "application/json"}
-    return Answer(status=status, headers=headers, body=json.dumps(body).encode())
+    return HttpResponse(status=status, headers=headers, body=json.dumps(body).encode())
 
 
 def best_us(call: Callable[[], object], rounds: int, calls: int) -> float:

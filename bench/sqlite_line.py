@@ -23,26 +23,21 @@ from pathlib import Path
 import msgspec
 
 from homing.core.ids import uuid7
-from homing.core.model import (
-    AttemptRecord,
+from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, NewNotification, Submission
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.notifications import (
     Channel,
-    Claim,
-    ClaimRequest,
     Content,
-    LaneRoom,
     Message,
     Mode,
-    NewNotification,
     OutcomeKind,
     Priority,
     Recipient,
-    Settlement,
     Status,
-    Submission,
     lane_of,
 )
 from homing.stores.sqlite import SqliteStore
-from homing.stores.sqlite.plans import hot_statements
+from homing.stores.sqlite.query_plans import hot_statements
 
 DAY_MS = 86_400_000
 LANE = lane_of(Mode.STANDARD, Channel.EMAIL)
@@ -84,7 +79,7 @@ def a_submission(size: int, tenant: int = 0, send_at: int | None = None) -> Subm
 
 
 def a_request(slots: int) -> ClaimRequest:
-    room = LaneRoom(slots=slots, tenant_slots=slots)
+    room = LaneCapacity(slots=slots, tenant_slots=slots)
     return ClaimRequest(worker="bench", lease_ms=60_000, lanes={LANE: room}, outlet_slots=slots)
 
 
@@ -296,9 +291,7 @@ async def throughput(folder: Path, rows: int, size: int, rounds: int) -> None:
 
 
 async def backlogs(folder: Path, sizes: Sequence[int], batch: int) -> None:
-    print(
-        f"claim of {batch} with a backlog that is due now, or tomorrow (with {10 * batch} other rows due)"
-    )
+    print(f"claim of {batch} with a backlog that is due now, or tomorrow (with {10 * batch} other rows due)")
     print(f"  {'backlog':>10}  {'due':<9} {'claim':>24}  {'settle':>24}")
     for size in sizes:
         for name, delay_ms in (("tomorrow", DAY_MS), ("now", 0)):

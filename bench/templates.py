@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from homing.core.model import Channel
-from homing.rendering.templates import FolderTemplates
+from homing.core.notifications import Channel
+from homing.rendering.folder_templates import FolderTemplates
 
 ROUNDS, RENDERS = 7, 2_000
 DATA: dict[str, Any] = {

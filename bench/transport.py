@@ -16,9 +16,9 @@ import time
 import pycurl  # type: ignore[import-untyped]
 import uvloop
 
-from homing.benching.sink import Sink
-from homing.providers.http import Answer, Request
-from homing.providers.transport import CurlTransport
+from homing.benching.http_sink import HttpSink
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpRequest, HttpResponse
 
 BODY = b'{"type":"order_confirmed","data":{"n":1,"text":"' + b"x" * 400 + b'"}}'
 
@@ -30,8 +30,8 @@ async def ours(url: str, requests: int, at_once: int) -> float:
 
     async def carry() -> None:
         for _ in left:
-            asked = Request(url=url, body=BODY, headers=(("content-type", "application/json"),))
-            assert isinstance(await transport.send(asked, timeout_ms=30_000), Answer)
+            asked = HttpRequest(url=url, body=BODY, headers=(("content-type", "application/json"),))
+            assert isinstance(await transport.send(asked, timeout_ms=30_000), HttpResponse)
 
     began = time.perf_counter()
     await asyncio.gather(*(carry() for _ in range(at_once)))
@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     best = {"bare": 0.0, "asyncio": 0.0, "uvloop": 0.0}
-    with Sink() as sink:
+    with HttpSink() as sink:
         for _ in range(given.rounds):  # alternating, so that other load affects all of them
             best["bare"] = max(best["bare"], bare(sink.url, given.requests, given.at_once))
             for name, loop in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):

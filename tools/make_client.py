@@ -16,7 +16,7 @@ from msgspec.structs import fields
 
 from client_types import Module, TypesModule, default_of, doc
 from homing.api.all_routes import all_routes
-from homing.api.routing import Route
+from homing.api.http.routing import Route
 
 TARGET = Path(__file__).parents[1] / "src" / "homing" / "client"
 _IDEMPOTENCY_KEY = "Idempotency-Key"

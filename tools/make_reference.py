@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from homing.api.all_routes import all_routes
-from homing.api.errors import CODES
-from homing.api.routing import Route
+from homing.api.http.errors import ERROR_CODES
+from homing.api.http.routing import Route
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "rest-api.md"
 _TABLE = re.compile(r"(<!-- (\w+): written by tools/make_reference.py -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -35,7 +35,7 @@ def endpoints() -> Iterator[str]:
 def errors() -> Iterator[str]:
     """Yields the table of error codes, ordered by status."""
     yield "\n| code | status | meaning |\n|---|---|---|\n"
-    for code, known in CODES.items():
+    for code, known in ERROR_CODES.items():
         yield f"| `{code}` | {known.status} | {known.meaning} |\n"
     yield "\n"
 

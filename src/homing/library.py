@@ -23,19 +23,21 @@ from typing import Any, Literal, Self, TypeVar
 
 from msgspec.structs import replace
 
-from homing import compose, config
+from homing import compose
 from homing.core.errors import ConfigError, InvalidRequest
-from homing.core.events import EVENT_NAMES, moment
-from homing.core.joining import CallersConnection
-from homing.core.model import Content, Filter, Notification, Page, Recipient
-from homing.core.observing import Observer
-from homing.core.ports import Backend, Chance, Clock, Directory, EventCall, Renderer
-from homing.core.reading import request_from
-from homing.core.request import SendRequest
-from homing.core.times import span_ms
-from homing.engine.homing import Engine
-from homing.engine.sending import Asked, Rejection, SendResult
-from homing.engine.stats import Processed
+from homing.core.lifecycle.events import EVENT_NAMES
+from homing.core.notifications import Content, Filter, Notification, Page, Recipient
+from homing.core.ports.observers import Observer
+from homing.core.ports.plug_ins import Directory, EventCallback, Renderer
+from homing.core.ports.runtime import Clock, RandomSource
+from homing.core.ports.stores import Backend, CallerConnection
+from homing.core.request_decoding import read_request
+from homing.core.send_request import SendRequest
+from homing.core.times import moment, span_ms
+from homing.engine.delivery.worker import Processed
+from homing.engine.engine import Engine
+from homing.engine.intake.accept import Rejection, SendInput, SendResult
+from homing.settings import Settings, load_settings
 
 _T = TypeVar("_T")
 
@@ -57,17 +59,17 @@ class Homing(Engine):
         self,
         store: str | Path | Backend | None = None,
         *,
-        providers: Mapping[str, compose.Given] | None = None,
+        providers: Mapping[str, compose.ProviderArgument] | None = None,
         worker: bool = False,
         config_file: str | Path | None = None,
-        on_event: EventCall | None = None,
+        on_event: EventCallback | None = None,
         events: Iterable[str] = EVENT_NAMES,
         directory: Directory | None = None,
         renderer: Renderer | None = None,
         clock: Clock | None = None,
-        chance: Chance | None = None,
+        chance: RandomSource | None = None,
         observers: Sequence[Observer] = (),
-        loaded_settings: config.Settings | None = None,
+        loaded_settings: Settings | None = None,
         **settings: Any,
     ) -> None:
         if not isinstance(worker, bool):
@@ -75,12 +77,12 @@ class Homing(Engine):
         backend = None if store is None or isinstance(store, (str, Path)) else store
         if isinstance(store, (str, Path)):
             settings["store"] = str(store)
-        loaded = loaded_settings or config.load(config_file, env=os.environ, flags=settings)
-        sinks: dict[str, compose.Subscribed] = {}
+        loaded = loaded_settings or load_settings(config_file, env=os.environ, flags=settings)
+        sinks: dict[str, compose.SubscribedSink] = {}
         if on_event is not None:
-            sinks["callback"] = compose.callback_sink(on_event, events)
+            sinks["callback"] = compose.build_callback_sink(on_event, events)
         super().__init__(
-            compose.parts(
+            compose.build_parts(
                 loaded,
                 backend=backend,
                 providers=providers,
@@ -91,7 +93,7 @@ class Homing(Engine):
                 chance=chance,
                 observers=observers,
             ),
-            compose.engine_settings(loaded, own_renderer=renderer is not None),
+            compose.build_engine_settings(loaded, own_renderer=renderer is not None),
         )
         self._with_worker = worker
 
@@ -142,14 +144,14 @@ class Homing(Engine):
         raw["recipients" if several else "recipient"] = recipient
         durations = any(isinstance(at, timedelta) for at in (send_at, expires_at))
         return await self.submit(
-            request_from(raw),
+            read_request(raw),
             if_unavailable=if_unavailable,
             connection=connection,
             asked=f"{send_at!s} {expires_at!s}" if durations else "",
         )
 
     def send_many(
-        self, requests: Iterable[Asked] | AsyncIterable[Asked], *, connection: Any = None
+        self, requests: Iterable[SendInput] | AsyncIterable[SendInput], *, connection: Any = None
     ) -> AsyncIterator[SendResult | Rejection]:
         """Accepts any number of requests, or mappings with their fields, as a stream in bounded memory."""
         return self.submit_many(requests, connection=connection)
@@ -255,7 +257,7 @@ class SyncHoming:
         if connection is None:
             return self.call(lambda engine: what(engine, None))
         thread_calls = _CallingThread()
-        joined = CallersConnection(connection, thread_calls.run)
+        joined = CallerConnection(connection, thread_calls.run)
         return thread_calls.serve(self._begin(what(self._opened(), joined)))
 
     async def _open(self) -> None:

@@ -38,8 +38,8 @@ from urllib.parse import quote
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from homing.core.model import Channel
-from homing.core.unsubscribe import Seal, Subscription
+from homing.core.notifications import Channel
+from homing.core.recipients.unsubscribe_links import LinkSealer, Subscription
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -665,7 +665,7 @@ def _key(service: Service, tenant: str, scopes: list[str]) -> str:
 def _link() -> str:
     """Returns the path of the unsubscribe link in an email to the attacker's own address."""
     left = Subscription("mallory", Channel.EMAIL, "news", address="mallory@example.org")
-    return f"/unsubscribe/{Seal(LINK_SECRET.encode()).token(left)}"
+    return f"/unsubscribe/{LinkSealer(LINK_SECRET.encode()).token(left)}"
 
 
 def _planted(service: Service, key: str) -> dict[str, str]:

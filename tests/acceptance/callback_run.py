@@ -27,7 +27,7 @@ import msgspec
 
 from homing import Filter, Homing, SendRequest, SendResult, Status
 from homing.api.service import ServiceSettings
-from homing.core.model import Content, Recipient
+from homing.core.notifications import Content, Recipient
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

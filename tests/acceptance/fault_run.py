@@ -23,8 +23,8 @@ from pathlib import Path
 import msgspec
 
 from homing import Filter, Homing, SendResult, Status
-from homing.testing import faults
-from homing.testing.faults import Act, FaultServer, Received
+from homing.testing import fault_server
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 TIMEOUT_MS = 15_000
@@ -64,7 +64,7 @@ on_timeout = "hold"
 class Fate(msgspec.Struct, frozen=True, kw_only=True):
     """The endpoint's behavior at each attempt, and the status in which it must end."""
 
-    acts: tuple[Callable[[], Act], ...]
+    acts: tuple[Callable[[], ServerAction], ...]
     """Behavior by attempt. The last one is repeated."""
     ends: Status
     attempts: int
@@ -79,64 +79,69 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
         return raced or (status, attempts, taken) == (self.ends, self.attempts, self.taken)
 
 
-def _same(act: Act) -> Callable[[], Act]:
+def _same(act: ServerAction) -> Callable[[], ServerAction]:
     return lambda: act
 
 
-def _in_a_second() -> Act:
-    return faults.throttle(formatdate(time.time() + 1, usegmt=True), 503)
+def _in_a_second() -> ServerAction:
+    return fault_server.throttle(formatdate(time.time() + 1, usegmt=True), 503)
 
 
-_OK = _same(faults.OK)
-_NEVER = _same(faults.answer(500))
+_OK = _same(fault_server.OK)
+_NEVER = _same(fault_server.answer(500))
 
 FATES: dict[str, Fate] = {
     "taken": Fate(acts=(_OK,), ends=Status.DELIVERED, attempts=1, taken=1, share=30),
     "closes after its answer": Fate(
-        acts=(_same(faults.CLOSE_AFTER_ANSWER),), ends=Status.DELIVERED, attempts=1, taken=1, races=True
+        acts=(_same(fault_server.CLOSE_AFTER_ANSWER),), ends=Status.DELIVERED, attempts=1, taken=1, races=True
     ),
     "fails once": Fate(acts=(_NEVER, _OK), ends=Status.DELIVERED, attempts=2, taken=1),
     "429 in seconds": Fate(
-        acts=(_same(faults.throttle("1")), _OK), ends=Status.DELIVERED, attempts=2, taken=1
+        acts=(_same(fault_server.throttle("1")), _OK), ends=Status.DELIVERED, attempts=2, taken=1
     ),
     "503 with a date": Fate(acts=(_in_a_second, _OK), ends=Status.DELIVERED, attempts=2, taken=1),
-    "a page": Fate(acts=(_same(faults.html(200)),), ends=Status.DELIVERED, attempts=1, taken=1),
-    "huge": Fate(acts=(_same(faults.huge(200, 300_000)),), ends=Status.DELIVERED, attempts=1, taken=1),
+    "a page": Fate(acts=(_same(fault_server.html_page(200)),), ends=Status.DELIVERED, attempts=1, taken=1),
+    "huge": Fate(
+        acts=(_same(fault_server.huge_body(200, 300_000)),), ends=Status.DELIVERED, attempts=1, taken=1
+    ),
     "a length too long": Fate(
-        acts=(_same(faults.lying(200, b"ok", length=99)),), ends=Status.DELIVERED, attempts=1, taken=1
+        acts=(_same(fault_server.wrong_length(200, b"ok", length=99)),),
+        ends=Status.DELIVERED,
+        attempts=1,
+        taken=1,
     ),
     "a length too short": Fate(
-        acts=(_same(faults.lying(200, b"ok and more", length=2)),),
+        acts=(_same(fault_server.wrong_length(200, b"ok and more", length=2)),),
         ends=Status.DELIVERED,
         attempts=1,
         taken=1,
         races=True,
     ),
     "chunked nonsense": Fate(
-        acts=(_same(faults.CHUNKED_NONSENSE),), ends=Status.DELIVERED, attempts=1, taken=1
+        acts=(_same(fault_server.CHUNKED_NONSENSE),), ends=Status.DELIVERED, attempts=1, taken=1
     ),
     "resets before reading": Fate(
-        acts=(_same(faults.RESET_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
+        acts=(_same(fault_server.RESET_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
     ),
     "resets after reading": Fate(
-        acts=(_same(faults.RESET_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
+        acts=(_same(fault_server.RESET_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
     ),
     "hangs before reading": Fate(
-        acts=(_same(faults.HANG_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
+        acts=(_same(fault_server.HANG_BEFORE_READING),), ends=Status.IN_DOUBT, attempts=1, taken=0
     ),
     "hangs after reading": Fate(
-        acts=(_same(faults.HANG_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
+        acts=(_same(fault_server.HANG_AFTER_READING),), ends=Status.IN_DOUBT, attempts=1, taken=1
     ),
     "drips": Fate(
-        acts=(_same(faults.dripping(faults.OK, 1_000)),), ends=Status.IN_DOUBT, attempts=1, taken=1
+        acts=(_same(fault_server.drip(fault_server.OK, 1_000)),), ends=Status.IN_DOUBT, attempts=1, taken=1
     ),
-    "empty": Fate(acts=(_same(faults.EMPTY),), ends=Status.IN_DOUBT, attempts=1, taken=1),
-    "garbage": Fate(acts=(_same(faults.GARBAGE),), ends=Status.IN_DOUBT, attempts=1, taken=1),
-    "half a head": Fate(acts=(_same(faults.HALF_A_HEAD),), ends=Status.IN_DOUBT, attempts=1, taken=1),
-    "gone": Fate(acts=(_same(faults.answer(410)),), ends=Status.FAILED, attempts=1, taken=0),
+    "empty": Fate(acts=(_same(fault_server.EMPTY),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "garbage": Fate(acts=(_same(fault_server.GARBAGE),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "half a head": Fate(acts=(_same(fault_server.HALF_A_HEAD),), ends=Status.IN_DOUBT, attempts=1, taken=1),
+    "gone": Fate(acts=(_same(fault_server.answer(410)),), ends=Status.FAILED, attempts=1, taken=0),
     "always fails": Fate(acts=(_NEVER,), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
     "redirects": Fate(
-        acts=(_same(faults.answer(302, headers={"location": "/taken/0"})),),
+        acts=(_same(fault_server.answer(302, headers={"location": "/taken/0"})),),
         ends=Status.FAILED,
         attempts=MAX_ATTEMPTS,
         taken=0,
@@ -153,10 +158,10 @@ class Endpoints:
     def __init__(self) -> None:
         self.taken: Counter[str] = Counter()
         self.tries: Counter[str] = Counter()
-        self.refusing = faults.refusing_url()
+        self.refusing = fault_server.refusing_url()
         self.servers: list[FaultServer] = []
 
-    def script(self, received: Received) -> Act:
+    def script(self, received: ReceivedRequest) -> ServerAction:
         fate = FATES[_named(received.path)]
         key = received.headers["webhook-id"]
         self.tries[key] += 1

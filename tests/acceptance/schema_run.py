@@ -20,9 +20,9 @@ from pathlib import Path
 
 from homing import Content, Recipient
 from homing.client import Client
-from homing.core.access import Scope
-from homing.core.model import Channel
-from homing.core.templates import TemplateParts
+from homing.core.access.scopes import Scope
+from homing.core.content.templates import TemplateParts
+from homing.core.notifications import Channel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

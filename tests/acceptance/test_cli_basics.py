@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homing import config
+from homing.settings import default_settings_text
 from support.cli_driver import Cli
 
 
@@ -43,7 +43,7 @@ def test_init_writes_the_documented_defaults_and_does_not_overwrite_them(cli: Cl
     first, mine, forced = cli.many(["init"], ["init", "mine.toml"], ["init", "old.toml", "--force"])
     assert "Wrote homing.toml" in first.out
     written = (cli.folder / "homing.toml").read_text()
-    assert written == config.default_text()
+    assert written == default_settings_text()
     assert tomllib.loads(written)["store"] == "homing.db"
     assert mine.code == 2
     assert mine.err == "error: mine.toml: already exists; overwrite it with --force\n"

@@ -13,23 +13,25 @@ from typing import Any, TypeVar
 import asyncpg
 import pytest
 
-from homing.core.breaker import Breaker
-from homing.core.model import CommandName, Entry, Filter, ReceiptEvent, Retention, Status
-from homing.core.ports import Backend
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Filter, Status
+from homing.core.ports.stores import Backend, Entry, Retention
+from homing.core.routing.breaker import Breaker
 from homing.stores.postgres import PostgresStore
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import (
     DAY_MS,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
     dead,
-    everything,
     in_doubt,
     retry_in,
     sent,
 )
-from homing.testing.store_suite.steps import everyone, order, status_of
+from homing.testing.store_suite.harness import a_command, list_all, status_of
 from support.cli_driver import Cli
 
 R = TypeVar("R")
@@ -70,7 +72,7 @@ async def _fill(store: Backend, number: int) -> None:
     await store.migrate()
     store.subscribe(("StatusChanged", "NotificationFailed"))
     await store.accept([KEYED, a_submission(*(a_notification() for _ in range(number)))])
-    claims = (await store.claim(everything())).claims
+    claims = (await store.claim(a_claim_request())).claims
     await store.settle(
         [
             *(sent(claim, f"m-{position}") for position, claim in enumerate(claims[4:])),
@@ -78,7 +80,7 @@ async def _fill(store: Backend, number: int) -> None:
         ]
     )
     [again] = [claims[1].id]
-    await store.amend("default", [again], order(CommandName.RESEND, [again]))
+    await store.amend("default", [again], a_command(CommandName.RESEND, [again]))
     await store.accept([a_submission(a_notification(), tenant="other")])
     await store.receipt([KNOWN, EARLY, a_receipt("m-1", ReceiptEvent.OPEN)])
     await store.put([Entry(tenant="other", kind="template", key="hi", value={"body": "Hello"})], who="ada")
@@ -88,7 +90,7 @@ async def _fill(store: Backend, number: int) -> None:
 async def snapshot(store: Backend) -> dict[str, Any]:
     """Returns everything that can be read from a store."""
     whose = await store.tenants()
-    items = {tenant: await everyone(store, tenant) for tenant in whose}
+    items = {tenant: await list_all(store, tenant) for tenant in whose}
     return {
         "tenants": whose,
         "items": items,
@@ -125,7 +127,7 @@ def test_the_copy_continues_where_the_file_stopped(cli: Cli, postgres_url: str) 
         [answer] = await store.accept([same])
         assert answer.duplicates, "a dedup window is open"
         assert (await store.receipt([KNOWN])).unchanged == (KNOWN.event_id,), "an event is known"
-        claims = (await store.claim(everything())).claims
+        claims = (await store.claim(a_claim_request())).claims
         assert {claim.tenant for claim in claims} == {"default", "other"}
         await store.settle([sent(claims[0], "m-later")])
         assert await status_of(store, claims[0].id, claims[0].tenant) is Status.DELIVERED, "a kept one waited"
@@ -211,7 +213,7 @@ def test_a_store_with_data_of_its_own_is_refused(cli: Cli, postgres_url: str) ->
     result = cli("db", "copy", str(path), postgres_url)
     assert result.code == 4
     assert "already holds data" in result.err
-    assert len(in_store(PostgresStore(postgres_url), everyone)) == 1
+    assert len(in_store(PostgresStore(postgres_url), list_all)) == 1
 
 
 def test_a_partial_copy_of_another_file_is_refused(cli: Cli, postgres_url: str) -> None:
@@ -225,7 +227,7 @@ def test_a_partial_copy_of_another_file_is_refused(cli: Cli, postgres_url: str) 
 
 def test_a_file_in_use_is_not_copied(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
-    in_store(SqliteStore(path), lambda store: store.claim(everything(worker="busy-1")))
+    in_store(SqliteStore(path), lambda store: store.claim(a_claim_request(worker="busy-1")))
     result = cli("db", "copy", str(path), postgres_url)
     assert result.code == 4
     assert "in use by busy-1" in result.err
@@ -234,7 +236,7 @@ def test_a_file_in_use_is_not_copied(cli: Cli, postgres_url: str) -> None:
 
 def test_a_lost_lease_is_copied_unchanged(cli: Cli, postgres_url: str) -> None:
     path = make(cli.folder)
-    in_store(SqliteStore(path), lambda store: store.claim(everything(worker="gone")))
+    in_store(SqliteStore(path), lambda store: store.claim(a_claim_request(worker="gone")))
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE homing_notifications SET lease_until = 1 WHERE lease_until IS NOT NULL")
     connection.close()
@@ -242,7 +244,7 @@ def test_a_lost_lease_is_copied_unchanged(cli: Cli, postgres_url: str) -> None:
 
     async def take_over(store: Backend) -> tuple[int, int]:
         sending = Filter(statuses=(Status.SENDING,))
-        held = [await everyone(store, tenant, sending) for tenant in ("default", "other")]
+        held = [await list_all(store, tenant, sending) for tenant in ("default", "other")]
         return sum(map(len, held)), len((await store.reclaim("w", 100, 60_000)).claims)
 
     held, lost = in_store(PostgresStore(postgres_url), take_over)

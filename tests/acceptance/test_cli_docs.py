@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from homing.cli.exits import ExitCode
+from homing.cli.common.exit_codes import ExitCode
 from support.cli_driver import Cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")

@@ -68,12 +68,12 @@ def test_the_page_lists_all_filters() -> None:
 
 
 def test_the_limits_on_the_page_match_the_code() -> None:
-    from homing.rendering import meter
+    from homing.rendering import render_budget
 
     bounds = PAGE.partition("## What is guaranteed")[2]
-    assert f"{meter.MOST_STEPS:,} steps" in bounds
-    assert f"{meter.MOST_CHARACTERS:,} characters" in bounds
-    assert f"{meter.MOST_SECONDS} s of processor" in bounds
+    assert f"{render_budget.MAX_STEPS:,} steps" in bounds
+    assert f"{render_budget.MAX_CHARACTERS:,} characters" in bounds
+    assert f"{render_budget.MAX_CPU_SECONDS} s of processor" in bounds
 
 
 def test_the_list_has_locales_versions_and_channels(cli: Cli) -> None:

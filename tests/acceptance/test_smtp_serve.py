@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import msgspec
 
-from homing.core.model import Channel, Content, Priority, Recipient
-from homing.core.ports import Delivery
-from homing.providers.smtp import SmtpProvider
+from homing.core.notifications import Channel, Content, Priority, Recipient
+from homing.core.ports.providers import Delivery
+from homing.providers.smtp.provider import SmtpProvider
 from support.mail_host import InstalledCli, mail_host
 from support.service_process import serving
 

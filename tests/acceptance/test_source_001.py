@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from homing import Homing, Listed, Outcome, OutcomeKind, SendRequest
-from homing.core.breaker import BreakerPolicy
-from homing.core.model import Channel, Content, Recipient
-from homing.core.ports import Delivery
-from homing.engine.clock import SystemClock
+from homing.core.notifications import Channel, Content, Recipient
+from homing.core.ports.providers import Delivery
+from homing.core.routing.breaker import BreakerPolicy
+from homing.engine.system_runtime import SystemClock
 from homing.stores.sqlite import SqliteStore
 from support.cli_driver import Cli
 from support.running_service import RunningService

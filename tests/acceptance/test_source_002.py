@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 import jwt
 import pytest
 
-from homing.testing.faults import Act, FaultServer, Received, answer
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 from support.cli_driver import Cli
 from support.fake_vendors import ACCOUNT, APP_SECRET, PUBLIC, TOKEN, Report, fcm_post, key_file, twilio_post
 from support.service_process import Service, serving
@@ -78,14 +78,14 @@ TEMPLATES = {
     "only_english/{locale}/email.txt": {"en-US": "Hello."},
 }
 PHONE = {"phone": "+15550100"}
-HANG = Act(then="hang")
+HANG = ServerAction(then="hang")
 
 
 class VendorServer:
     """All vendors on one address, on their own thread. They follow the test, or accept everything."""
 
     def __init__(self) -> None:
-        self.told: dict[str, deque[Act]] = defaultdict(deque)
+        self.told: dict[str, deque[ServerAction]] = defaultdict(deque)
         self._calls: Counter[str] = Counter()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
@@ -110,13 +110,13 @@ class VendorServer:
         """Returns this vendor's last message."""
         return [one.body for one in self._server.received if _PATHS[vendor] in one.path][-1]
 
-    def _act(self, received: Received) -> Act:
+    def _act(self, received: ReceivedRequest) -> ServerAction:
         vendor = next(name for name, path in _PATHS.items() if path in received.path)
         self._calls[vendor] += 1
         planned = self.told[vendor]
         return planned.popleft() if planned else self._taken(vendor, received)
 
-    def _taken(self, vendor: str, received: Received) -> Act:
+    def _taken(self, vendor: str, received: ReceivedRequest) -> ServerAction:
         number = self._calls[vendor]
         match vendor:
             case "token":
@@ -144,7 +144,7 @@ _PATHS = {
 }
 
 
-def _json(status: int, said: Any) -> Act:
+def _json(status: int, said: Any) -> ServerAction:
     return answer(status, json.dumps(said).encode(), {"content-type": "application/json"})
 
 
@@ -229,7 +229,7 @@ def test_scenario_2_a_synchronous_timeout_is_not_queued(service: Service, vendor
 def test_scenario_3_an_asynchronous_delivery_retries_and_fails_over(
     service: Service, vendors: VendorServer
 ) -> None:
-    vendors.told["sendgrid"] += [Act(then="reset"), answer(503)]
+    vendors.told["sendgrid"] += [ServerAction(then="reset"), answer(503)]
     status, sent = send(
         service,
         {

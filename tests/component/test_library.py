@@ -30,8 +30,8 @@ from homing import (
     Status,
     SyncHoming,
 )
-from homing.core.model import Filter
-from homing.testing.faults import FaultServer
+from homing.core.notifications import Filter
+from homing.testing.fault_server import FaultServer
 from support.event_loops import LoopKind
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from homing import Homing, config
+from homing import Homing
 from homing.compose import service
-from homing.config import Settings
-from homing.core.access import Scope
+from homing.core.access.scopes import Scope
 from homing.core.errors import ConfigError
+from homing.settings import Settings, load_settings
 
 
 def settings(tmp_path: Path, **own: Any) -> Settings:
-    return config.load(env={}, flags={"store": str(tmp_path / "homing.db"), "service": own})
+    return load_settings(env={}, flags={"store": str(tmp_path / "homing.db"), "service": own})
 
 
 async def test_the_first_key_is_created_once_as_an_admin_s_of_the_settings_tenant(tmp_path: Path) -> None:
     mine = settings(tmp_path)
     async with Homing(loaded_settings=mine) as homing:
-        assert await service.first_key(mine, homing)
-        assert not await service.first_key(mine, homing)
+        assert await service.ensure_first_key(mine, homing)
+        assert not await service.ensure_first_key(mine, homing)
         file = service.key_file(mine)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        caller = await service.gate(mine, homing).caller(f"Bearer {file.read_text().strip()}")
+        caller = await service.build_gate(mine, homing).caller(f"Bearer {file.read_text().strip()}")
         assert caller is not None
         assert (caller.tenant, caller.scopes) == ("default", frozenset({Scope.ADMIN}))
 
@@ -43,7 +43,7 @@ async def test_a_key_that_could_not_be_stored_leaves_no_file(
 
         monkeypatch.setattr(homing.keys, "create", broken)
         with pytest.raises(OSError, match="full"):
-            await service.first_key(mine, homing)
+            await service.ensure_first_key(mine, homing)
         assert not service.key_file(mine).exists()
 
 
@@ -67,13 +67,13 @@ async def test_a_start_after_a_crash_leaves_one_file_with_a_valid_key(
         with monkeypatch.context() as during:
             during.setattr(homing.keys, "_put", killed)
             with pytest.raises(Killed):
-                await service.first_key(mine, homing)
+                await service.ensure_first_key(mine, homing)
         assert not service.key_file(mine).exists(), "there is no file without a key"
     async with Homing(loaded_settings=mine) as homing:
-        assert await service.first_key(mine, homing)
+        assert await service.ensure_first_key(mine, homing)
         await assert_good(mine, homing)
         assert len(await homing.keys.list()) == 1
-        assert not await service.first_key(mine, homing)
+        assert not await service.ensure_first_key(mine, homing)
     assert sorted(path.name for path in service.key_file(mine).parent.iterdir()) == [
         ".gitignore",
         "admin.key",
@@ -92,7 +92,7 @@ async def test_an_empty_key_file_left_by_a_crash_is_replaced(tmp_path: Path, nam
             await homing.keys.create("default", "first admin", [Scope.ADMIN], who="homing")
         empty.parent.mkdir(exist_ok=True)
         empty.touch()
-        assert await service.first_key(mine, homing)
+        assert await service.ensure_first_key(mine, homing)
         await assert_good(mine, homing)
         assert not (tmp_path / "homing-admin.key").exists()
 
@@ -104,7 +104,7 @@ async def test_a_key_file_of_an_earlier_release_stays_in_use(tmp_path: Path) -> 
         await homing.tenants.ensure("default", who="homing")
         key = await homing.keys.create("default", "first admin", [Scope.ADMIN], who="homing")
         old.write_text(f"{key.text}\n")
-        assert not await service.first_key(mine, homing)
+        assert not await service.ensure_first_key(mine, homing)
         assert service.key_file(mine) == old
         await assert_good(mine, homing)
     assert not (tmp_path / ".homing").exists()
@@ -113,7 +113,7 @@ async def test_a_key_file_of_an_earlier_release_stays_in_use(tmp_path: Path) -> 
 async def test_two_simultaneous_starts_create_one_key(tmp_path: Path) -> None:
     mine = settings(tmp_path)
     async with Homing(loaded_settings=mine) as one, Homing(loaded_settings=mine) as two:
-        made = await asyncio.gather(service.first_key(mine, one), service.first_key(mine, two))
+        made = await asyncio.gather(service.ensure_first_key(mine, one), service.ensure_first_key(mine, two))
         assert sorted(made) == [False, True]
         assert len(await one.keys.list()) == 1
         await assert_good(mine, two)
@@ -126,7 +126,7 @@ async def test_a_prepared_file_that_others_can_read_is_refused(tmp_path: Path) -
     (folder / "admin.key.new").touch(mode=0o644)
     async with Homing(loaded_settings=mine) as homing:
         with pytest.raises(ConfigError, match=r"admin\.key\.new can be read or written by others"):
-            await service.first_key(mine, homing)
+            await service.ensure_first_key(mine, homing)
         assert await homing.keys.is_empty()
 
 
@@ -140,7 +140,7 @@ async def test_leftovers_of_a_failed_start_cause_no_second_key(tmp_path: Path) -
         left.parent.mkdir()
         left.touch(mode=0o600)
         left.write_text("hm_unknown\n")
-        assert not await service.first_key(mine, homing)
+        assert not await service.ensure_first_key(mine, homing)
         assert len(await homing.keys.list()) == 1
         assert not left.exists()
         assert not service.key_file(mine).exists()
@@ -152,20 +152,20 @@ async def test_a_key_file_that_this_user_cannot_read_is_left_alone(
     """Another user created it. The service starts, because its store has a key."""
     mine = settings(tmp_path)
     async with Homing(loaded_settings=mine) as homing:
-        await service.first_key(mine, homing)
+        await service.ensure_first_key(mine, homing)
 
         def denied(file: Path) -> bytes:
             raise PermissionError(13, "Permission denied")
 
         monkeypatch.setattr(Path, "read_bytes", denied)
-        assert not await service.first_key(mine, homing)
+        assert not await service.ensure_first_key(mine, homing)
         assert len(await homing.keys.list()) == 1
 
 
 async def assert_good(mine: Settings, homing: Homing) -> None:
     """Checks that the key in the file is an admin's."""
     file = service.key_file(mine)
-    caller = await service.gate(mine, homing).caller(f"Bearer {file.read_text().strip()}")
+    caller = await service.build_gate(mine, homing).caller(f"Bearer {file.read_text().strip()}")
     assert caller is not None
     assert caller.scopes == frozenset({Scope.ADMIN})
 
@@ -174,7 +174,7 @@ async def test_a_key_file_that_cannot_be_written_is_named(tmp_path: Path) -> Non
     mine = settings(tmp_path, key_file=str(tmp_path / "nowhere" / "key"))
     async with Homing(loaded_settings=mine) as homing:
         with pytest.raises(ConfigError, match=r"service\.key_file: .* cannot be written"):
-            await service.first_key(mine, homing)
+            await service.ensure_first_key(mine, homing)
         assert await homing.keys.is_empty()
 
 
@@ -191,7 +191,7 @@ async def test_a_key_file_that_cannot_be_written_is_named(tmp_path: Path) -> Non
 def test_the_key_file_is_next_to_the_store_or_at_its_configured_path(
     store: str, key_file: str, expected: str
 ) -> None:
-    loaded = config.load(env={}, flags={"store": store, "service": {"key_file": key_file}})
+    loaded = load_settings(env={}, flags={"store": store, "service": {"key_file": key_file}})
     assert service.key_file(loaded) == Path(expected)
 
 
@@ -201,7 +201,7 @@ async def test_a_wrong_issuer_is_named_with_its_index(tmp_path: Path) -> None:
     )
     async with Homing(loaded_settings=mine) as homing:
         with pytest.raises(ConfigError, match=r"service\.jwt\[0\]"):
-            service.gate(mine, homing)
+            service.build_gate(mine, homing)
 
 
 @pytest.mark.parametrize(
@@ -218,4 +218,4 @@ async def test_a_wrong_issuer_is_named_with_its_index(tmp_path: Path) -> None:
 )
 def test_a_wrong_setting_is_named(tmp_path: Path, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"service\.{key}"):
-        service.listen(settings(tmp_path, **{key: value}))
+        service.listen_address(settings(tmp_path, **{key: value}))

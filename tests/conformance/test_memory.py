@@ -12,12 +12,12 @@ import pytest
 from msgspec import json
 
 from homing.core.errors import StoreError
-from homing.core.ports import Backend
+from homing.core.ports.stores import Backend
 from homing.stores.memory import MemoryStore
 from homing.testing.builders import a_submission
-from homing.testing.clock import ManualClock
+from homing.testing.manual_clock import ManualClock
 from homing.testing.store_suite import StoreSuite
-from homing.testing.store_suite.walker import Walker
+from homing.testing.store_suite.random_walk import RandomWalker
 
 
 class MemoryHarness:
@@ -67,7 +67,7 @@ def test_the_same_steps_give_the_same_events_in_every_process() -> None:
 
 async def _walk() -> bytes:
     harness = MemoryHarness()
-    walker = Walker(harness, harness.store, random.Random(7))
+    walker = RandomWalker(harness, harness.store, random.Random(7))
     for _ in range(300):
         await walker.step()
     return json.encode(await harness.store.outbox("relay", 100_000, 1))

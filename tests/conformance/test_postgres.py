@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import asyncpg
 import pytest
 
-from homing.core.ports import Backend
+from homing.core.ports.stores import Backend
 from homing.stores.postgres import PostgresStore
 from homing.testing.store_suite import StoreSuite
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from homing.core.ports import Backend
+from homing.core.ports.stores import Backend
 from homing.stores.sqlite import SqliteStore
 from homing.testing.store_suite import StoreSuite
 

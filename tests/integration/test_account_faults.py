@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from homing import BreakerPolicy, Channel, Homing, Listed, OutcomeKind, Reason, Status
-from homing.core.model import History
-from homing.core.ports import Provider
-from homing.providers.acs import AcsProvider
-from homing.providers.answers import error_table
-from homing.providers.sendgrid import SendGridProvider
-from homing.providers.sns import SnsProvider
-from homing.providers.transport import CurlTransport
-from homing.providers.twilio import TwilioProvider
-from homing.testing.faults import Act, FaultServer, Received, answer
+from homing.core.notifications import History
+from homing.core.ports.providers import Provider
+from homing.net.curl_transport import CurlTransport
+from homing.providers.acs.provider import AcsProvider
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.sendgrid.provider import SendGridProvider
+from homing.providers.sns.provider import SnsProvider
+from homing.providers.twilio.provider import TwilioProvider
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 
 K = OutcomeKind
 RULES = [
@@ -43,26 +43,26 @@ TAKEN = {
 }
 
 
-def twilio(code: int, status: int = 400) -> Act:
+def twilio(code: int, status: int = 400) -> ServerAction:
     return answer(status, json.dumps({"code": code, "message": "no", "status": status}).encode())
 
 
-def sns(code: str, status: int = 400) -> Act:
+def sns(code: str, status: int = 400) -> ServerAction:
     said = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
     return answer(status, said.encode())
 
 
-def sendgrid(field: str | None, status: int = 400) -> Act:
+def sendgrid(field: str | None, status: int = 400) -> ServerAction:
     return answer(status, json.dumps({"errors": [{"message": "no", "field": field}]}).encode())
 
 
-def acs(code: str, status: int = 400) -> Act:
+def acs(code: str, status: int = 400) -> ServerAction:
     return answer(status, json.dumps({"error": {"code": code, "message": "no"}}).encode())
 
 
 TWILIO_FAULTS = [
     int(code)
-    for code, meaning in error_table("twilio").codes.items()
+    for code, meaning in load_error_table("twilio").codes.items()
     if code.isdigit() and meaning.outcome is K.PROVIDER_FAULT
 ]
 """Each numeric account fault in the table. Codes that were once missing are named in a separate test."""
@@ -105,7 +105,7 @@ def made(name: str, url: str, transport: CurlTransport) -> Provider:
             return AcsProvider(transport, sender_address="a@example.com", base_url=url, access_key="c2VjcmV0")
 
 
-async def sent_over(channel: Channel, answers: dict[str, Act], **more: Any) -> MessageResult:
+async def sent_over(channel: Channel, answers: dict[str, ServerAction], **more: Any) -> MessageResult:
     """Sends one message on a route of these vendors, in this order, and waits until it has ended."""
     async with AsyncExitStack() as stack:
         transport = CurlTransport()
@@ -129,11 +129,11 @@ async def sent_over(channel: Channel, answers: dict[str, Act], **more: Any) -> M
     return MessageResult(history, {name: len(server.received) for name, server in servers.items()})
 
 
-def always(act: Act) -> Callable[[Received], Act]:
+def always(act: ServerAction) -> Callable[[ReceivedRequest], ServerAction]:
     return lambda received: act
 
 
-async def reaches_the_second(channel: Channel, first: Act) -> MessageResult:
+async def reaches_the_second(channel: Channel, first: ServerAction) -> MessageResult:
     one, two = ROUTES[channel]
     ended = await sent_over(channel, {one: first, two: TAKEN[two]})
     done = ended.history.notification
@@ -171,7 +171,7 @@ async def test_each_account_fault_in_twilio_s_table_moves_to_sns(code: int) -> N
     ],
     ids=["from", "asm", "tracking", "key"],
 )
-async def test_an_account_fault_of_sendgrid_moves_to_communication_services(first: Act) -> None:
+async def test_an_account_fault_of_sendgrid_moves_to_communication_services(first: ServerAction) -> None:
     ended = await reaches_the_second(Channel.EMAIL, first)
     assert ended.outcomes == [("sendgrid", K.PROVIDER_FAULT), ("acs", K.ACCEPTED)]
 
@@ -199,7 +199,7 @@ async def test_an_account_fault_of_sns_moves_to_twilio(code: str) -> None:
     ],
     ids=["twilio code", "twilio 422", "twilio 418", "sendgrid field", "sendgrid 418"],
 )
-async def test_an_unlisted_error_moves_to_the_second_provider(channel: Channel, first: Act) -> None:
+async def test_an_unlisted_error_moves_to_the_second_provider(channel: Channel, first: ServerAction) -> None:
     ended = await reaches_the_second(channel, first)
     assert [outcome for _, outcome in ended.outcomes] == [K.PROVIDER_FAULT, K.ACCEPTED]
 
@@ -244,7 +244,7 @@ async def test_an_unlisted_error_of_a_pinned_provider_ends_as_bad_content() -> N
     ],
     ids=["too long", "filtered", "no field", "subject", "attachment", "too large"],
 )
-async def test_an_error_listed_as_bad_content_never_fails_over(channel: Channel, first: Act) -> None:
+async def test_an_error_listed_as_bad_content_never_fails_over(channel: Channel, first: ServerAction) -> None:
     one, two = ROUTES[channel]
     ended = await sent_over(channel, {one: first, two: TAKEN[two]})
     assert ended.history.notification.reason is Reason.BAD_CONTENT

@@ -21,9 +21,10 @@ from homing import (
     Status,
     StoreUnavailable,
 )
-from homing.core.model import Acceptance, Entry, Submission
-from homing.engine.clock import SystemClock
-from homing.engine.spool import Spool
+from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.ports.stores import Entry
+from homing.engine.intake.spool import Spool
+from homing.engine.system_runtime import SystemClock
 from homing.stores.memory import MemoryStore
 from homing.testing.builders import a_submission
 

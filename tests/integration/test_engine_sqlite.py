@@ -24,9 +24,9 @@ from homing import (
     Status,
     SyncHoming,
 )
-from homing.core.breaker import Phase
 from homing.core.errors import StoreError
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
 
 K = OutcomeKind
 FAST: list[dict[str, Any]] = [
@@ -93,7 +93,7 @@ async def test_with_a_flaky_provider_everything_is_sent_once() -> None:
 
 async def test_two_engines_on_one_file_share_the_work_without_duplicates() -> None:
     landed: Counter[str] = Counter()
-    at_work: set[str] = set()
+    active_workers: set[str] = set()
     both_work = asyncio.Event()
 
     def options(name: str) -> dict[str, Any]:
@@ -101,8 +101,8 @@ async def test_two_engines_on_one_file_share_the_work_without_duplicates() -> No
 
         async def slow(delivery: Delivery) -> None:
             landed[delivery.notification_id] += 1
-            at_work.add(name)
-            if len(at_work) == 2:
+            active_workers.add(name)
+            if len(active_workers) == 2:
                 both_work.set()
             await both_work.wait()
 

@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from homing import ConfigError, Homing, InvalidRequest, PolicyPatch, Rejection, Rule, SendResult, Status
-from homing.core.model import CommandName, Entry, Filter
+from homing.core.lifecycle.commands import CommandName
+from homing.core.notifications import Filter
+from homing.core.ports.stores import Entry
 from homing.core.times import DAY_MS, LONGEST_MS
-from homing.engine.policies import EVERY_TENANT
+from homing.engine.operations.policies import EVERY_TENANT
 
 MAIL: dict[str, Any] = {"recipient": "ada@example.org", "channel": "email", "content": {"body": "x"}}
 LAST = datetime.max.replace(microsecond=0, tzinfo=timezone(timedelta(hours=-12)))  # in the year 10000

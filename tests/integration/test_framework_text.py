@@ -29,8 +29,8 @@ from homing import (
     SyncHoming,
 )
 from homing.core.errors import StoreUnavailable
-from homing.core.model import Acceptance, Submission
-from homing.core.ports import Rendered
+from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.core.ports.plug_ins import Rendered
 from homing.stores.sqlite import SqliteStore
 
 ADA = "ada@example.org"

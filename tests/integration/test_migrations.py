@@ -14,16 +14,18 @@ import asyncpg
 import pytest
 from msgspec import to_builtins
 
-from homing.core.effects import SUPPRESSION
 from homing.core.errors import SchemaError, StoreBusy
-from homing.core.model import ReceiptEvent, Status
-from homing.core.ports import Backend
-from homing.stores.migrate import Migration, migrations
-from homing.stores.postgres import PostgresStore, migrating
-from homing.stores.postgres import schema as postgres_schema
+from homing.core.lifecycle.effects import SUPPRESSION
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Status
+from homing.core.ports.stores import Backend
+from homing.stores.common.migrations import Migration, load_migrations
+from homing.stores.postgres import PostgresStore
+from homing.stores.postgres import migrations as migrating
+from homing.stores.postgres import migrations as postgres_schema
 from homing.stores.sqlite import SqliteStore
-from homing.stores.sqlite import schema as sqlite_schema
-from homing.testing.builders import a_notification, a_receipt, a_submission, everything, sent
+from homing.stores.sqlite import migrations as sqlite_schema
+from homing.testing.builders import a_claim_request, a_notification, a_receipt, a_submission, sent
 
 Admin: TypeAlias = "asyncpg.Connection[Any]"
 SQLITE, POSTGRES = sqlite_schema.MIGRATIONS, postgres_schema.MIGRATIONS
@@ -38,7 +40,7 @@ def next_migration(known: tuple[Migration, ...], sql: str, *header: str) -> tupl
 async def goes_through(store: Backend) -> None:
     """Accepts, claims, settles and reads a notification."""
     [answer] = await store.accept([a_submission()])
-    await store.settle([sent(claim) for claim in (await store.claim(everything())).claims])
+    await store.settle([sent(claim) for claim in (await store.claim(a_claim_request())).claims])
     history = await store.get("default", answer.ids[0])
     assert history is not None
     assert history.notification.status is Status.SENT
@@ -60,7 +62,7 @@ def test_the_header_of_a_migration_is_parsed() -> None:
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
 def test_the_migrations_of_a_release_are_complete_and_numbered(dialect: str) -> None:
-    known = migrations(dialect)
+    known = load_migrations(dialect)
     assert [one.version for one in known] == list(range(1, len(known) + 1))
 
 
@@ -85,7 +87,7 @@ def kept_before(message: str, flags: dict[str, bool]) -> str:
 async def keep_and_settle(store: Backend, rewrite: Callable[[str, str], Awaitable[None]]) -> None:
     """Checks that early receipts stored by the previous release are applied correctly."""
     await store.accept([a_submission(a_notification()) for _ in KEPT_BEFORE])
-    claims = (await store.claim(everything())).claims
+    claims = (await store.claim(a_claim_request())).claims
     for message, flags in KEPT_BEFORE.items():
         await store.receipt([a_receipt(message, ReceiptEvent.FAILED, event_id=message)])
         await rewrite(message, kept_before(message, flags))

@@ -9,10 +9,10 @@ import asyncpg
 import pytest
 
 from homing.stores.postgres import PostgresStore, connection
+from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
-from homing.stores.postgres.names import read_address
-from homing.stores.postgres.statements import Tx
-from homing.testing.builders import a_notification, a_submission, everything, sent
+from homing.stores.postgres.statements import PostgresTransaction
+from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ async def lent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def database(postgres_url: str) -> AsyncIterator[Database]:
-    database = Database(read_address(postgres_url), timeout_s=60)
+    database = Database(parse_database_url(postgres_url), timeout_s=60)
     await database.open()
     yield database
     await database.close()
 
 
-async def _scans(tx: Tx) -> str:
+async def _scans(tx: PostgresTransaction) -> str:
     setting: str = await tx.one("SELECT current_setting('enable_seqscan')")
     return setting
 
@@ -37,7 +37,7 @@ async def _scans(tx: Tx) -> str:
 async def _committed_setting(database: Database) -> str:
     """Returns the settings that the next user of the connection finds."""
 
-    async def after(tx: Tx) -> str:
+    async def after(tx: PostgresTransaction) -> str:
         await tx.script("COMMIT")
         setting = await _scans(tx)
         await tx.script("BEGIN")
@@ -59,14 +59,14 @@ async def test_a_connection_lent_by_a_pooler_is_returned_unchanged(database: Dat
     assert await _committed_setting(database) == "on"
 
 
-async def _who(tx: Tx) -> int:
+async def _who(tx: PostgresTransaction) -> int:
     number: int = await tx.one("SELECT pg_backend_pid() FROM pg_sleep(0.005)")
     return number
 
 
 async def test_more_calls_than_connections_take_turns_and_all_are_served(postgres_url: str) -> None:
     several = "&" if "?" in postgres_url else "?"
-    database = Database(read_address(f"{postgres_url}{several}pool_size=3"), timeout_s=60)
+    database = Database(parse_database_url(f"{postgres_url}{several}pool_size=3"), timeout_s=60)
     await database.open()
     try:
         async with asyncio.timeout(60):
@@ -108,7 +108,7 @@ async def test_a_notification_is_delivered_through_a_pooler(postgres_url: str) -
     try:
         await store.migrate()
         await store.accept([a_submission(a_notification())])
-        claims = (await store.claim(everything())).claims
+        claims = (await store.claim(a_claim_request())).claims
         assert len((await store.settle([sent(claim) for claim in claims])).applied) == 1
         assert await store.now_ms() > 0
     finally:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from homing.core.examining import Finding
+from homing.core.ports.stores import StoreCheckResult
 from homing.stores.postgres import PostgresStore
 
 ROLE = f"homing_test_{os.getpid()}_runner"
@@ -37,7 +37,7 @@ async def _execute(url: str, *statements: str) -> None:
     await connection.close()
 
 
-async def _findings(url: str, *, skew_ms: int = 0) -> dict[str, Finding]:
+async def _findings(url: str, *, skew_ms: int = 0) -> dict[str, StoreCheckResult]:
     store = PostgresStore(url)
     await store.open()
     found = await store.examine(now_ms=time.time_ns() // 1_000_000 + skew_ms)

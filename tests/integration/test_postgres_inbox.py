@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from homing import Homing, Status
-from homing.core.inbox import Inbox, Intaken
-from homing.core.model import Reason
+from homing.core.notifications import Reason
+from homing.core.ports.stores import AcceptedEntry, Inbox
 from homing.testing.builders import a_notification, a_submission
 
 MAIL = 'channel => \'email\', recipient => \'{"email": "a@example.org"}\', content => \'{"body": "x"}\''
@@ -120,7 +120,7 @@ async def test_two_workers_take_an_entry_only_once(homing: Homing, db: asyncpg.C
     (slow,) = await inbox.take_inbox(10, 0)
     (quick,) = await inbox.take_inbox(10, 60_000)
     assert slow.number == quick.number
-    first, second = (Intaken(slow.number, a_submission(a_notification())) for _ in range(2))
+    first, second = (AcceptedEntry(slow.number, a_submission(a_notification())) for _ in range(2))
     assert await inbox.accept_inbox([second]) == 1
     assert await inbox.accept_inbox([first]) == 0
     assert await db.fetchval("SELECT count(*) FROM homing.messages") == 1

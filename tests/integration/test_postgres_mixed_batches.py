@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.model import Content, NewNotification, Submission
+from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.notifications import Content
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import HOUR_MS, a_message, a_notification, a_submission
 

@@ -10,9 +10,9 @@ import asyncpg
 import pytest
 
 from homing.stores.postgres import PostgresStore, claim, leases
-from homing.stores.postgres.connection import PLANNING
-from homing.stores.postgres.plans import hot_statements
-from homing.testing.builders import a_notification, a_submission, everything, sent
+from homing.stores.postgres.connection import PLANNER_SETTINGS
+from homing.stores.postgres.query_plans import hot_statements
+from homing.testing.builders import a_claim_request, a_notification, a_submission, sent
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -42,7 +42,7 @@ async def old_snapshot(
 async def test_no_hot_statement_scans_a_table(store: PostgresStore, connection: Connection) -> None:
     await _accept(store, 1_000)
     await connection.execute("VACUUM ANALYZE")
-    await connection.execute(f"BEGIN; {PLANNING}")
+    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
     for name, sql in hot_statements().items():
         plan = await _generic_plan(connection, sql)
         scanned = [node for node in _nodes(plan) if node["Node Type"] == "Seq Scan"]
@@ -67,12 +67,12 @@ async def test_rows_kept_by_an_old_snapshot_are_not_read_by_every_claim(
     await _accept(store, 6_000)
     await old_snapshot()
     for _ in range(11):
-        claims = (await store.claim(everything(slots=500))).claims
+        claims = (await store.claim(a_claim_request(slots=500))).claims
         assert len((await store.settle([sent(claim) for claim in claims])).applied) == 500
     now, queue = await store.now_ms(), await connection.fetchval("SELECT id FROM homing.queues")
     first = await connection.fetchval("SELECT min(due_at) FROM homing.live")
     from_start = await _touched(connection, claim.SWEEP)
-    from_mark = await _touched(connection, claim.LOOK, [queue], [first], now)
+    from_mark = await _touched(connection, claim.FIRST_DUE, [queue], [first], now)
     assert from_start > 100  # the dead rows are still there
     assert from_mark < from_start / 5
 
@@ -95,7 +95,7 @@ async def _touched_by_a_claim(store: PostgresStore, connection: Connection, batc
 
 async def _touched(connection: Connection, sql: str, *parameters: Any) -> int:
     """Returns the buffers read, in a transaction that is rolled back."""
-    await connection.execute(f"BEGIN; {PLANNING}")
+    await connection.execute(f"BEGIN; {PLANNER_SETTINGS}")
     explained = await connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}", *parameters)
     await connection.execute("ROLLBACK")
     plan: dict[str, int] = json.loads(explained)[0]["Plan"]

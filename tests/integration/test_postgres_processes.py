@@ -12,20 +12,22 @@ import asyncpg
 import pytest
 
 from homing.core.errors import SchemaError, StoreUnavailable
-from homing.core.model import ClaimRequest, Command, CommandName, Filter, Status
-from homing.stores.held import Found
+from homing.core.lifecycle.claims import ClaimRequest
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Filter, Status
+from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres import PostgresStore
 from homing.stores.postgres.claim import claim
-from homing.stores.postgres.lookout import Lookout
-from homing.stores.postgres.schema import MIGRATIONS
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.due_watermark import DueWatermark
+from homing.stores.postgres.migrations import MIGRATIONS
+from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import (
     HOUR_MS,
     MINUTE_MS,
+    a_claim_request,
     a_notification,
     a_settlement,
     a_submission,
-    everything,
     retry_in,
     sent,
 )
@@ -139,7 +141,7 @@ async def test_concurrent_accepts_claims_settlements_and_commands_leave_correct_
 
     async def work(mine: PostgresStore, name: str) -> None:
         for _ in range(rounds):
-            claims = (await mine.claim(everything(worker=name, slots=10))).claims
+            claims = (await mine.claim(a_claim_request(worker=name, slots=10))).claims
             await mine.settle([retry_in(c, 0) if n % 3 == 0 else sent(c) for n, c in enumerate(claims)])
 
     async def command(mine: PostgresStore) -> None:
@@ -161,7 +163,7 @@ async def test_concurrent_accepts_claims_settlements_and_commands_leave_correct_
 
 async def test_the_counts_are_the_same_after_the_ledger_was_folded(store: PostgresStore) -> None:
     await store.accept([a_submission(*(a_notification() for _ in range(5)))])
-    claims = (await store.claim(everything(slots=3))).claims
+    claims = (await store.claim(a_claim_request(slots=3))).claims
     await store.settle([sent(claim) for claim in claims])
     before = await store.tallies(None), await store.roll_ups(None, since_ms=HOUR_MS)
     await store.reclaim("w", 10, HOUR_MS)
@@ -202,14 +204,16 @@ async def test_a_rolled_back_claim_is_forgotten_whoever_leases_the_row_instead(
     """Both leases have the same token. Settled with the first one's data, the counts would be wrong."""
     [answer] = await store.accept([a_submission(a_notification())])
 
-    async def fails_at_its_end(tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> None:
+    async def fails_at_its_end(
+        tx: PostgresTransaction, request: ClaimRequest, lookout: DueWatermark, leased: list[SeqAndRow]
+    ) -> None:
         assert (await claim(tx, request, lookout, leased)).claims, "it had leased the row"
         raise StoreUnavailable
 
     with monkeypatch.context() as during:
         during.setattr("homing.stores.postgres.claim.claim", fails_at_its_end)
         with pytest.raises(StoreUnavailable):
-            await store.claim(everything())
+            await store.claim(a_claim_request())
     await admin.execute("UPDATE homing.live SET deadline_at = 1")  # it has expired
     overdue = (await another.reclaim("w-2", 10, MINUTE_MS)).claims
     result = await store.settle([a_settlement(overdue[0], Status.FAILED, attempt=None)])
@@ -236,7 +240,7 @@ async def test_a_restart_of_the_server_is_a_temporary_outage() -> None:
             await store.accept([a_submission()])
         await asyncio.to_thread(server.start)
         [after] = await store.accept([a_submission()])
-        claims = (await store.claim(everything())).claims
+        claims = (await store.claim(a_claim_request())).claims
         assert {claim.id for claim in claims} == {*before.ids, *after.ids}
         await store.close()
 
@@ -271,8 +275,8 @@ async def test_two_schemas_in_one_database_are_independent(postgres_url: str) ->
         await store.migrate()
     one, two = stores
     await one.accept([a_submission()])
-    assert (await two.claim(everything())).claims == ()
-    assert len((await one.claim(everything())).claims) == 1
+    assert (await two.claim(a_claim_request())).claims == ()
+    assert len((await one.claim(a_claim_request())).claims) == 1
     for store in stores:
         await store.close()
     connection = await asyncpg.connect(postgres_url)

@@ -9,18 +9,21 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
-from homing.core.model import Command, CommandName, Entry, Status, Submission
+from homing.core.lifecycle.claims import Submission
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Status
+from homing.core.ports.stores import Entry
 from homing.stores.postgres import PostgresStore, leases
+from homing.stores.postgres.address import parse_database_url
 from homing.stores.postgres.connection import Database
-from homing.stores.postgres.names import read_address
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import (
     HOUR_MS,
     STANDARD_EMAIL,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
-    everything,
     sent,
 )
 
@@ -44,11 +47,11 @@ async def _until_waiting(admin: Admin, task: asyncio.Task[Any]) -> None:
 
 
 async def test_the_number_of_a_rolled_back_queue_is_not_used(store: PostgresStore, postgres_url: str) -> None:
-    database = Database(read_address(postgres_url), timeout_s=60)
+    database = Database(parse_database_url(postgres_url), timeout_s=60)
     await database.open()
     queue = (STANDARD_EMAIL, "default", "new@host")
 
-    async def find_twice_and_fail(tx: Tx) -> None:
+    async def find_twice_and_fail(tx: PostgresTransaction) -> None:
         for _ in range(2):
             await tx.queues.find(tx, [queue])
         raise LookupError
@@ -57,7 +60,7 @@ async def test_the_number_of_a_rolled_back_queue_is_not_used(store: PostgresStor
         await database.do(find_twice_and_fail)
     assert database.queues.unknown([queue]) == [queue]
 
-    async def find(tx: Tx) -> dict[Any, int]:
+    async def find(tx: PostgresTransaction) -> dict[Any, int]:
         return await tx.queues.find(tx, [queue])
 
     number = (await database.do(find))[queue]
@@ -70,7 +73,7 @@ async def test_a_settlement_succeeds_although_the_row_moves_to_another_queue_mea
     store: PostgresStore, admin: Admin
 ) -> None:
     await store.accept([a_submission()])
-    [claim] = (await store.claim(everything())).claims
+    [claim] = (await store.claim(a_claim_request())).claims
     async with admin.transaction():
         await admin.execute("INSERT INTO homing.queues (lane, tenant, outlet) VALUES ('l', 'default', 'acs')")
         await admin.execute("UPDATE homing.live SET queue = (SELECT max(id) FROM homing.queues)")
@@ -82,12 +85,12 @@ async def test_a_settlement_succeeds_although_the_row_moves_to_another_queue_mea
 async def test_a_reclaim_sees_a_change_made_just_before_it_took_the_lock(
     store: PostgresStore, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = leases.PASSED.replace(
+    held = leases.EXPIRED_ROWS.replace(
         "ORDER BY l.lease_until", "AND (SELECT pg_advisory_lock_shared(7)) IS NOT NULL ORDER BY l.lease_until"
     )
-    monkeypatch.setattr(leases, "PASSED", held)
+    monkeypatch.setattr(leases, "EXPIRED_ROWS", held)
     await store.accept([a_submission()])
-    [claim] = (await store.claim(everything(lease_ms=0))).claims
+    [claim] = (await store.claim(a_claim_request(lease_ms=0))).claims
     before = await admin.fetchval("SELECT changes FROM homing.live")
     await admin.execute("SELECT pg_advisory_lock(7)")
     reclaiming = asyncio.create_task(store.reclaim("w", 10, HOUR_MS))
@@ -118,7 +121,7 @@ async def test_a_repeated_receipt_counts_if_its_first_process_died_in_between(
     store: PostgresStore, admin: Admin
 ) -> None:
     await store.accept([a_submission()])
-    [claim] = (await store.claim(everything())).claims
+    [claim] = (await store.claim(a_claim_request())).claims
     receipt = a_receipt("m-1")
     assert (await store.receipt([receipt])).orphaned == (receipt.event_id,)
     # The settlement committed at the same time without seeing the receipt, and the process died.
@@ -250,11 +253,11 @@ async def test_with_few_rows_recently_a_claim_takes_exactly_what_it_needs(
 ) -> None:
     """A sweep would include the first due rows, which may be too few or too many."""
     for _ in range(2):
-        assert (await store.claim(everything(slots=slots))).claims == ()
+        assert (await store.claim(a_claim_request(slots=slots))).claims == ()
     accepted = await store.accept([a_submission(a_notification()) for _ in range(30)])
     taken = []
     for _ in wanted:
-        batch = await store.claim(everything(slots=slots))
+        batch = await store.claim(a_claim_request(slots=slots))
         taken.append([claim.id for claim in batch.claims])
     assert [len(ids) for ids in taken] == wanted
     assert [id for ids in taken for id in ids] == [answer.ids[0] for answer in accepted][: sum(wanted)]
@@ -267,13 +270,16 @@ async def test_concurrent_claims_after_a_quiet_time_take_each_row_once(postgres_
     try:
         await stores[0].migrate()
         for number, store in enumerate(stores):
-            assert (await store.claim(everything(worker=f"w-{number}"))).claims == ()
+            assert (await store.claim(a_claim_request(worker=f"w-{number}"))).claims == ()
         await stores[0].accept([a_submission(a_notification()) for _ in range(40)])
         found: list[str] = []
         async with asyncio.timeout(60):
             while len(found) < 40:
                 batches = await asyncio.gather(
-                    *(store.claim(everything(worker=f"w-{n}", slots=2)) for n, store in enumerate(stores))
+                    *(
+                        store.claim(a_claim_request(worker=f"w-{n}", slots=2))
+                        for n, store in enumerate(stores)
+                    )
                 )
                 found += [claim.id for batch in batches for claim in batch.claims]
         assert len(set(found)) == len(found) == 40

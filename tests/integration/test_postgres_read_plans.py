@@ -9,11 +9,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from homing.core.model import Channel, Command, CommandName, Filter, Reason, Retention, Status
-from homing.core.ports import Backend
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Channel, Filter, Reason, Status
+from homing.core.ports.stores import Backend, Retention
 from homing.stores.postgres import PostgresStore
-from homing.stores.postgres.names import in_schema
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.address import in_schema
+from homing.stores.postgres.statements import PostgresTransaction
 from homing.testing.builders import a_receipt
 
 ROWS = 120_000
@@ -122,10 +123,10 @@ class Meter:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.dearest = (0, "")
         for name in ("rows", "run"):
-            monkeypatch.setattr(Tx, name, self._measured(getattr(Tx, name)))
+            monkeypatch.setattr(PostgresTransaction, name, self._measured(getattr(PostgresTransaction, name)))
 
     def _measured(self, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        async def measured(tx: Tx, sql: str, *parameters: Any) -> Any:
+        async def measured(tx: PostgresTransaction, sql: str, *parameters: Any) -> Any:
             await self._explain(tx.connection, in_schema(sql, tx.schema), parameters)
             return await original(tx, sql, *parameters)
 

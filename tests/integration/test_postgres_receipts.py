@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from homing.core.model import Claim, ReceiptEvent, Status
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Status
 from homing.stores.postgres import PostgresStore
-from homing.testing.builders import a_notification, a_receipt, a_submission, everything, in_doubt, sent
-from homing.testing.store_suite.steps import counts
+from homing.testing.builders import a_claim_request, a_notification, a_receipt, a_submission, in_doubt, sent
+from homing.testing.store_suite.harness import count_by_status
 
 ROUNDS, AT_ONCE = 15, 12
 
@@ -29,7 +31,7 @@ async def stores(postgres_url: str) -> AsyncIterator[tuple[PostgresStore, Postgr
 
 async def _claims(store: PostgresStore, number: int) -> tuple[Claim, ...]:
     await store.accept([a_submission(*(a_notification() for _ in range(number)))])
-    return (await store.claim(everything())).claims
+    return (await store.claim(a_claim_request())).claims
 
 
 async def test_a_receipt_concurrent_with_its_settlement_is_applied(
@@ -42,7 +44,7 @@ async def test_a_receipt_concurrent_with_its_settlement_is_applied(
         receipts = [other.receipt([a_receipt(claim.id)]) for claim in claims]
         mixed = [call for pair in zip(settlements, receipts, strict=True) for call in pair]
         await asyncio.gather(*mixed)
-    assert await counts(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
+    assert await count_by_status(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
 
 
 async def test_a_receipt_concurrent_with_the_one_that_names_its_message_is_applied(
@@ -59,7 +61,7 @@ async def test_a_receipt_concurrent_with_the_one_that_names_its_message_is_appli
         ]
         about = [other.receipt([a_receipt(f"m-{claim.id}", ReceiptEvent.DELIVERED)]) for claim in claims]
         await asyncio.gather(*naming, *about)
-    assert await counts(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
+    assert await count_by_status(one) == {Status.DELIVERED: ROUNDS * AT_ONCE}
 
 
 async def test_an_event_received_twice_at_once_counts_once(

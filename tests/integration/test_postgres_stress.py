@@ -16,28 +16,22 @@ import asyncpg
 import pytest
 
 from homing.core.errors import StoreError
-from homing.core.events import STATUS_CHANGED
-from homing.core.model import (
-    Claim,
-    Command,
-    CommandName,
-    Filter,
-    Lease,
-    Receipt,
-    ReceiptEvent,
-    Retention,
-    Settlement,
-    Status,
-)
+from homing.core.lifecycle.claims import Claim, Lease
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.events import STATUS_CHANGED
+from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.notifications import Filter, Status
+from homing.core.ports.stores import Retention
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import (
     HOUR_MS,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
     an_id,
     dead,
-    everything,
     in_doubt,
     postponed,
     retry_in,
@@ -165,7 +159,7 @@ class Chaos:
 
     async def work(self, worker: str) -> None:
         for _ in range(ROUNDS):
-            request = everything(worker=worker, slots=12, lease_ms=self.chance.choice((1, HOUR_MS)))
+            request = a_claim_request(worker=worker, slots=12, lease_ms=self.chance.choice((1, HOUR_MS)))
             batch = await self.call(lambda request=request: self.store.claim(request))  # type: ignore[misc]
             await self.deal_with(batch.claims)
 
@@ -230,7 +224,7 @@ class Chaos:
             )
             self.accepted += [(tenant, id) for id in result.resent.values()]
 
-    async def hear(self) -> None:
+    async def handle_callback(self) -> None:
         for _ in range(ROUNDS):
             count = min(6, len(self.messages))
             receipts: list[Receipt] = []
@@ -252,7 +246,7 @@ class Chaos:
         for _ in range(200):
             claims = [
                 *(await self.store.reclaim("last", 500, HOUR_MS)).claims,
-                *(await self.store.claim(everything(worker="last"))).claims,
+                *(await self.store.claim(a_claim_request(worker="last"))).claims,
             ]
             if not claims:
                 break
@@ -300,7 +294,7 @@ async def test_all_counts_are_correct_after_any_concurrent_operations(
         *(chaos.work(f"w-{number}") for number in range(3)),
         *(chaos.reap() for _ in range(2)),
         *(chaos.command() for _ in range(2)),
-        *(chaos.hear() for _ in range(2)),
+        *(chaos.handle_callback() for _ in range(2)),
         *(chaos.keep_up() for _ in range(2)),
     )
     assert chaos.unanswered, "connections were cut, and nobody noticed"

@@ -11,19 +11,21 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from homing.core.model import CommandName, Entry, ReceiptEvent
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.ports.stores import Entry
 from homing.stores.postgres import PostgresStore
 from homing.testing.builders import (
     DAY_MS,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
     dead,
-    everything,
     retry_in,
     sent,
 )
-from homing.testing.store_suite.steps import order
+from homing.testing.store_suite.harness import a_command
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -70,7 +72,7 @@ async def _fill(store: PostgresStore, tenant: str, mark: str) -> None:
         a_notification(type=mark, dedup_key=f"{mark}-{number}", dedup_window_ms=DAY_MS) for number in range(4)
     ]
     await store.accept([a_submission(*news, tenant=tenant, key=mark, batch_id=mark)])
-    claims = (await store.claim(everything(worker=mark))).claims
+    claims = (await store.claim(a_claim_request(worker=mark))).claims
     await store.settle(
         [
             sent(claims[0], f"{mark}-m"),
@@ -79,7 +81,7 @@ async def _fill(store: PostgresStore, tenant: str, mark: str) -> None:
         ]
     )
     await store.receipt([a_receipt(f"{mark}-m", ReceiptEvent.OPEN), a_receipt(f"{mark}-unknown")])
-    await store.amend(tenant, [claims[1].id], order(CommandName.ACKNOWLEDGE))
+    await store.amend(tenant, [claims[1].id], a_command(CommandName.ACKNOWLEDGE))
     await store.put([Entry(tenant=tenant, kind="template", key=mark, value={"body": mark})], who=mark)
 
 

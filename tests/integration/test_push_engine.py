@@ -12,8 +12,8 @@ import pytest
 from standardwebhooks import Webhook
 
 from homing import Homing, Reason, Recipient, Status
-from homing.core.callbacks import Callback
-from homing.testing.faults import Act, FaultServer, Received, answer
+from homing.core.lifecycle.receipts import Callback
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 FCM: dict[str, Any] = json.loads((VECTORS / "fcm.json").read_text())
@@ -24,14 +24,14 @@ UNREGISTERED = next(error["body"] for error in FCM["errors"] if error["id"] == "
 CALLBACK_SECRET = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
 
 
-def google(received: Received) -> Act:
+def google(received: ReceivedRequest) -> ServerAction:
     """A token server and an FCM server."""
     if received.path == "/token":
         return answer(200, json.dumps(FCM["oauth"]["token_response"]).encode())
     return answer(200, json.dumps(FCM["send"]["success"]["body"]).encode())
 
 
-def google_without_devices(received: Received) -> Act:
+def google_without_devices(received: ReceivedRequest) -> ServerAction:
     return google(received) if received.path == "/token" else answer(404, json.dumps(UNREGISTERED).encode())
 
 
@@ -73,7 +73,7 @@ async def test_a_push_is_sent_by_fcm_and_its_app_reports_it_delivered(tmp_path: 
         sent = await homing.send(Recipient(device_token="tok1"), channel="push", title="T", body="B")
         done = await homing.wait(sent.id)
         assert (done.status, done.provider_message_ids) == (Status.SENT, (NAME,))
-        await homing.hear("fcm", report(NAME))
+        await homing.handle_callback("fcm", report(NAME))
         assert (await homing.get(sent.id)).status is Status.DELIVERED
     assert json.loads(server.received[1].body)["message"]["android"] == {"priority": "normal"}
 

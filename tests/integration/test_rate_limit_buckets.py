@@ -7,13 +7,12 @@ from pathlib import Path
 
 import asyncpg
 
-from homing.core.limits import RateLimit
-from homing.core.model import Retention
-from homing.core.ports import Shared, Want
+from homing.core.ports.stores import Retention, SharedState, TokenRequest
+from homing.core.routing.rate_limits import RateLimit
 from homing.stores.memory import MemoryStore
 from homing.stores.postgres import PostgresStore
 from homing.stores.sqlite import SqliteStore
-from homing.testing.clock import ManualClock
+from homing.testing.manual_clock import ManualClock
 
 EIGHT_DAYS_MS = 8 * 86_400_000
 OLD = ["recipient:acme:id:u-1", "recipient:acme:email:ada@example.org", "tenant:acme", "provider:mail"]
@@ -21,8 +20,8 @@ YOUNG = "recipient:acme:id:u-2"
 LEFT = {"tenant:acme", "provider:mail", YOUNG}
 
 
-async def _take(store: Shared, *keys: str) -> None:
-    await store.take_many({key: Want(RateLimit(1.0, 5), 1) for key in keys})
+async def _take(store: SharedState, *keys: str) -> None:
+    await store.take_many({key: TokenRequest(RateLimit(1.0, 5), 1) for key in keys})
 
 
 async def test_full_buckets_are_removed_in_memory() -> None:

@@ -18,13 +18,13 @@ from urllib.parse import parse_qsl, urlencode
 import pytest
 
 from homing import Callback, Event, Homing, Recipient, Status
-from homing.providers.sns import SnsProvider
-from homing.providers.transport import CurlTransport
-from homing.providers.twilio import TwilioProvider
-from homing.providers.twilio_callbacks import signature_of
+from homing.net.curl_transport import CurlTransport
+from homing.providers.sns.provider import SnsProvider
+from homing.providers.twilio.callbacks import compute_signature
+from homing.providers.twilio.provider import TwilioProvider
 from homing.stores.memory import MemoryStore
-from homing.testing.clock import ManualClock
-from homing.testing.faults import Act, FaultServer, Received, answer
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer
+from homing.testing.manual_clock import ManualClock
 from support.fake_vendors import PUBLIC, FakeVendors, Report, posts
 
 ERRORS = json.loads((Path(__file__).parents[1] / "vectors" / "twilio_errors.json").read_text())
@@ -73,9 +73,9 @@ class TwoVendorSetup:
         fields = [("MessageSid", sid(len(sends))), ("MessageStatus", status), ("ErrorCode", str(code))]
         headers = {
             "content-type": "application/x-www-form-urlencoded",
-            "x-twilio-signature": signature_of(TOKEN, url, fields),
+            "x-twilio-signature": compute_signature(TOKEN, url, fields),
         }
-        heard = await self.engine.hear(
+        heard = await self.engine.handle_callback(
             "twilio", Callback(url=url, headers=headers, body=urlencode(fields).encode())
         )
         assert heard.applied + heard.unchanged >= 1
@@ -89,7 +89,7 @@ def sid(number: int) -> str:
 async def a_line(*, also_sns: bool = False, **settings: Any) -> AsyncIterator[TwoVendorSetup]:
     numbers = count(1)
 
-    def company(received: Received) -> Act:
+    def company(received: ReceivedRequest) -> ServerAction:
         if "Messages.json" in received.path:
             return answer(201, json.dumps({"sid": sid(next(numbers)), "status": "queued"}).encode())
         return answer(200, b"<R><PublishResult><MessageId>m-1</MessageId></PublishResult></R>")
@@ -266,7 +266,7 @@ async def reported(
         for post in posts(vendors.reports):
             headers = {name.lower(): value for name, value in post.headers.items()}
             raw = Callback(url=PUBLIC + post.path, headers=headers, body=post.body)
-            assert (await engine.hear(vendor, raw)).applied >= 1
+            assert (await engine.handle_callback(vendor, raw)).applied >= 1
         vendors.reports = list[Report]()
         await engine.process()
         await check(engine, clock, vendors, sent.id)

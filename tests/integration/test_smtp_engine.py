@@ -13,7 +13,7 @@ import pytest
 
 from homing import BreakerPolicy, Channel, Homing, Listed, Status
 from homing.core.errors import ConfigError
-from homing.providers.smtp import SmtpProvider
+from homing.providers.smtp.provider import SmtpProvider
 from support.smtp_servers import RecordingHandler, ScriptedSmtpServer, SmtpReply, aiosmtpd_server
 
 RULES = [

@@ -14,9 +14,9 @@ from moto.server import ThreadedMotoServer
 from moto.sns.models import sns_backends
 
 from homing import Channel, Content, Delivery
-from homing.core.model import OutcomeKind
-from homing.providers.sns import SnsProvider
-from homing.providers.transport import CurlTransport
+from homing.core.notifications import OutcomeKind
+from homing.net.curl_transport import CurlTransport
+from homing.providers.sns.provider import SnsProvider
 from homing.testing.provider_suite import a_delivery
 
 KEYS = {"aws_access_key_id": "AKIDEXAMPLE", "aws_secret_access_key": "secret", "region_name": "us-east-1"}

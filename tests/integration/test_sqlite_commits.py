@@ -13,11 +13,21 @@ from typing import Any
 import pytest
 
 from homing.core.errors import StoreError, StoreFull
-from homing.core.model import Command, CommandName, Filter, NewNotification, Status, Submission
+from homing.core.lifecycle.claims import NewNotification, Submission
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Filter, Status
 from homing.stores.sqlite import SqliteStore
-from homing.stores.sqlite.threads import Call, Writer
-from homing.testing.builders import a_message, a_notification, a_submission, dead, everything, retry_in, sent
-from homing.testing.store_suite.steps import claim_all, counts
+from homing.stores.sqlite.writer_thread import ThreadCall, WriterThread
+from homing.testing.builders import (
+    a_claim_request,
+    a_message,
+    a_notification,
+    a_submission,
+    dead,
+    retry_in,
+    sent,
+)
+from homing.testing.store_suite.harness import claim_all, count_by_status
 
 
 @pytest.fixture
@@ -29,7 +39,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await store.close()
 
 
-def writer_of(store: SqliteStore) -> Writer:
+def writer_of(store: SqliteStore) -> WriterThread:
     assert store._writer is not None
     return store._writer
 
@@ -47,7 +57,7 @@ class WriterBlock:
         assert self._open.wait(30), "nobody opened the gate"
 
     async def __aenter__(self) -> WriterBlock:
-        self._held = asyncio.ensure_future(writer_of(self._store).do(Call(self._wait)))
+        self._held = asyncio.ensure_future(writer_of(self._store).do(ThreadCall(self._wait)))
         assert await asyncio.to_thread(self._entered.wait, 30), "the writer did not come"
         return self
 
@@ -90,7 +100,7 @@ async def test_queued_calls_are_committed_together(store: SqliteStore) -> None:
         answers = await asyncio.gather(*waiting)
     assert len(seen) == 2  # the blocking call's own, and one for all the others
     assert [answer.ids for (answer,) in answers] == [(s.notifications[0].id,) for s in submissions]
-    assert await counts(store) == {Status.PENDING: 40}
+    assert await count_by_status(store) == {Status.PENDING: 40}
 
 
 async def test_queued_acceptances_are_written_by_the_same_statements(store: SqliteStore) -> None:
@@ -154,7 +164,7 @@ async def test_a_settlement_based_on_an_outdated_row_is_repeated_with_the_stored
     await store.amend("default", [second.id], CANCEL)  # requested during the attempt
     result = await store.settle([retry_in(first, 60_000), retry_in(second, 60_000)])
     assert (result.applied, result.stale) == ((first.id, second.id), ())
-    assert await counts(store) == {Status.RETRYING: 1, Status.CANCELLED: 1}
+    assert await count_by_status(store) == {Status.RETRYING: 1, Status.CANCELLED: 1}
     for claim in (first, second):
         history = await store.get("default", claim.id)
         assert history is not None
@@ -178,14 +188,14 @@ async def test_settlements_outdated_by_their_own_commit_group_are_repeated_too(s
     assert len(seen) == 2
     assert (one.applied, two.applied) == ((first.id, second.id), (third.id,))
     assert (led, three.applied) == (True, (fourth.id,))
-    assert await counts(store) == {Status.CANCELLED: 2, Status.SENT: 2}
+    assert await count_by_status(store) == {Status.CANCELLED: 2, Status.SENT: 2}
 
 
 async def test_a_lease_taken_over_by_another_process_is_stale_although_it_is_cached(
     store: SqliteStore, tmp_path: Path
 ) -> None:
     await store.accept([a_submission()])
-    [claim] = (await store.claim(everything(lease_ms=1))).claims
+    [claim] = (await store.claim(a_claim_request(lease_ms=1))).claims
     other = SqliteStore(tmp_path / "homing.db")
     await other.open()
     await asyncio.sleep(0.01)
@@ -230,7 +240,7 @@ async def test_a_failing_call_among_calls_of_many_kinds_is_undone_alone(store: S
         assert await led
         assert (await later)[0].ids == (after.notifications[0].id,)
     assert len(seen) == 2
-    assert await counts(store) == {Status.PENDING: 2, Status.FAILED: 1}
+    assert await count_by_status(store) == {Status.PENDING: 2, Status.FAILED: 1}
 
 
 def write_and_fail(cursor: sqlite3.Cursor) -> None:
@@ -241,7 +251,7 @@ def write_and_fail(cursor: sqlite3.Cursor) -> None:
 async def test_writes_of_a_failing_call_are_undone(store: SqliteStore, tmp_path: Path) -> None:
     async with WriterBlock(store):
         before = asyncio.ensure_future(store.accept([a_submission()]))
-        failing = asyncio.ensure_future(writer_of(store).do(Call(write_and_fail)))
+        failing = asyncio.ensure_future(writer_of(store).do(ThreadCall(write_and_fail)))
         after = asyncio.ensure_future(store.lead("upkeep", "w-1", 60_000))
         await queued(before, failing, after)
     with pytest.raises(RuntimeError, match="in the middle"):
@@ -249,7 +259,7 @@ async def test_writes_of_a_failing_call_are_undone(store: SqliteStore, tmp_path:
     assert (await before)[0].ids
     assert await after
     with pytest.raises(RuntimeError, match="in the middle"):  # and the same without other calls
-        await writer_of(store).do(Call(write_and_fail))
+        await writer_of(store).do(ThreadCall(write_and_fail))
     connection = sqlite3.connect(tmp_path / "homing.db")
     assert connection.execute("SELECT * FROM homing_counters WHERE name = 'half done'").fetchall() == []
     connection.close()
@@ -268,14 +278,14 @@ async def test_a_call_that_breaks_the_whole_transaction_does_not_affect_the_othe
     [claim] = await claim_all(store)
     async with WriterBlock(store):
         settled = asyncio.ensure_future(store.settle([sent(claim)]))
-        broken = asyncio.ensure_future(writer_of(store).do(Call(lose_the_transaction)))
+        broken = asyncio.ensure_future(writer_of(store).do(ThreadCall(lose_the_transaction)))
         accepted = asyncio.ensure_future(store.accept([a_submission()]))
         await queued(settled, broken, accepted)
     with pytest.raises(StoreError):
         await broken
     assert (await settled).applied == (claim.id,)
     assert (await accepted)[0].ids
-    assert await counts(store) == {Status.SENT: 1, Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.SENT: 1, Status.PENDING: 1}
 
 
 async def test_a_failing_acceptance_does_not_affect_the_others(store: SqliteStore) -> None:
@@ -292,7 +302,7 @@ async def test_a_failing_acceptance_does_not_affect_the_others(store: SqliteStor
     assert [not isinstance(answer, BaseException) for answer in (one, two, three)] == [True] * 3
     assert isinstance(theft, StoreError)
     assert isinstance(nonsense, TypeError)
-    assert await counts(store) == {Status.PENDING: 4}
+    assert await count_by_status(store) == {Status.PENDING: 4}
 
 
 async def test_a_failed_commit_fails_for_every_caller_and_changes_nothing(store: SqliteStore) -> None:
@@ -303,11 +313,11 @@ async def test_a_failed_commit_fails_for_every_caller_and_changes_nothing(store:
         return sqlite3.SQLITE_DENY if denied else sqlite3.SQLITE_OK
 
     writer_of(store)._connection.set_authorizer(no_commit)
-    calls = (store.accept([a_submission()]), store.claim(everything()), store.accept([a_submission()]))
+    calls = (store.accept([a_submission()]), store.claim(a_claim_request()), store.accept([a_submission()]))
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(answer) for answer in answers] == [StoreError] * 3
     writer_of(store)._connection.set_authorizer(None)
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
     await store.accept([a_submission()])
     assert len(await claim_all(store)) == 2
 
@@ -332,14 +342,14 @@ async def test_a_repeated_call_is_recognized_by_its_ids_even_if_dedup_skipped_th
     [again] = await store.accept([submission])
     assert again.ids == first.ids
     assert again.duplicates == frozenset(first.ids)
-    assert await counts(store) == {Status.PENDING: 3}
+    assert await count_by_status(store) == {Status.PENDING: 3}
 
 
 async def test_reads_do_not_wait_for_the_writer(store: SqliteStore) -> None:
     await store.accept([a_submission()])
     async with WriterBlock(store):  # the writer is inside a transaction now
         assert len((await store.list("default", Filter())).items) == 1
-        assert await counts(store) == {Status.PENDING: 1}
+        assert await count_by_status(store) == {Status.PENDING: 1}
 
 
 async def test_a_cancelled_caller_does_not_affect_others(store: SqliteStore) -> None:
@@ -351,7 +361,7 @@ async def test_a_cancelled_caller_does_not_affect_others(store: SqliteStore) -> 
     assert isinstance(answers[1], asyncio.CancelledError)
     assert [isinstance(answer, tuple) for answer in answers] == [True, False, True]
     await store.accept([a_submission()])
-    assert (await counts(store))[Status.PENDING] >= 3
+    assert (await count_by_status(store))[Status.PENDING] >= 3
 
 
 async def test_closing_finishes_queued_calls(store: SqliteStore, tmp_path: Path) -> None:
@@ -377,7 +387,7 @@ async def test_a_closed_store_can_be_opened_again(store: SqliteStore) -> None:
     await store.close()
     await store.close()
     await store.open()
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
 
 
 async def limit_pages(store: SqliteStore, pages: int | None) -> None:
@@ -387,7 +397,7 @@ async def limit_pages(store: SqliteStore, pages: int | None) -> None:
         used = cursor.execute("PRAGMA page_count").fetchone()[0]
         cursor.execute(f"PRAGMA max_page_count = {2**30 if pages is None else used + pages}")
 
-    await writer_of(store).do(Call(action))
+    await writer_of(store).do(ThreadCall(action))
 
 
 async def test_a_full_disk_changes_nothing_and_later_calls_succeed(store: SqliteStore) -> None:
@@ -396,11 +406,11 @@ async def test_a_full_disk_changes_nothing_and_later_calls_succeed(store: Sqlite
     large = a_submission(*(a_notification(message=a_message("x" * 5000)) for _ in range(50)))
     with pytest.raises(StoreFull, match="free some space"):
         await store.accept([large])
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
     assert len((await store.list("default", Filter())).items) == 1
     await limit_pages(store, None)
     assert len((await store.accept([large]))[0].ids) == 50
-    assert await counts(store) == {Status.PENDING: 51}
+    assert await count_by_status(store) == {Status.PENDING: 51}
 
 
 async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteStore) -> None:
@@ -417,4 +427,4 @@ async def test_a_full_disk_fails_only_the_call_that_does_not_fit(store: SqliteSt
         await refused
     assert (await settled).applied == (claim.id,)
     assert await led
-    assert await counts(store) == {Status.SENT: 1}
+    assert await count_by_status(store) == {Status.SENT: 1}

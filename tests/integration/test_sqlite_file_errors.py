@@ -21,12 +21,13 @@ from homing.core.errors import (
     StoreReadOnly,
     StoreUnavailable,
 )
-from homing.core.limits import RateLimit
-from homing.core.model import Filter, Retention, Status
+from homing.core.notifications import Filter, Status
+from homing.core.ports.stores import Retention
+from homing.core.routing.rate_limits import RateLimit
 from homing.stores.sqlite import SqliteStore
-from homing.stores.sqlite.schema import MIGRATIONS
-from homing.testing.builders import a_notification, a_submission, everything
-from homing.testing.store_suite.steps import claim_all, counts
+from homing.stores.sqlite.migrations import MIGRATIONS
+from homing.testing.builders import a_claim_request, a_notification, a_submission
+from homing.testing.store_suite.harness import claim_all, count_by_status
 
 _ALL = tuple(migration.name for migration in MIGRATIONS)
 
@@ -59,10 +60,10 @@ async def test_a_locked_file_is_busy_only_while_it_is_locked(store: SqliteStore,
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreBusy, match="try again"):
         await store.accept([a_submission()])
-    calls = (store.accept([a_submission()]), store.claim(everything()))
+    calls = (store.accept([a_submission()]), store.claim(a_claim_request()))
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(answer) for answer in answers] == [StoreBusy] * 2
-    assert await counts(store) == {Status.PENDING: 1}  # reading is still possible
+    assert await count_by_status(store) == {Status.PENDING: 1}  # reading is still possible
     other.execute("ROLLBACK")
     other.close()
     await store.accept([a_submission()])
@@ -147,7 +148,7 @@ async def test_a_connection_that_may_not_write_is_read_only(store: SqliteStore) 
     with pytest.raises(StoreReadOnly, match="permissions"):
         await store.accept([a_submission()])
     store._writer._connection.execute("PRAGMA query_only = OFF")
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
 
 
 async def test_a_file_that_is_not_a_database_is_refused_unchanged(path: Path) -> None:
@@ -184,7 +185,7 @@ async def test_a_file_without_a_schema_is_refused_with_the_command_to_run(path: 
     await store.open()
     calls = (
         store.accept([a_submission()]),
-        store.claim(everything()),
+        store.claim(a_claim_request()),
         store.list("default", Filter()),
         store.tallies(None),
         store.prune(Retention(), 10),
@@ -239,7 +240,7 @@ async def test_of_many_concurrent_migrations_one_does_the_work(path: Path) -> No
     applied = await asyncio.gather(*(store.migrate() for store in stores))
     assert sorted(applied) == [()] * 7 + [_ALL]
     await stores[0].accept([a_submission()])
-    assert await counts(stores[1]) == {Status.PENDING: 1}
+    assert await count_by_status(stores[1]) == {Status.PENDING: 1}
     await asyncio.gather(*(store.close() for store in stores))
 
 
@@ -253,7 +254,7 @@ async def test_tables_of_an_application_can_be_in_the_same_file(path: Path) -> N
     await store.open()
     await store.migrate()
     await store.accept([a_submission()])
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
     await store.close()
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from homing.core.errors import SchemaError, StoreBusy, StoreError
-from homing.core.model import Status
+from homing.core.notifications import Status
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_notification, a_submission
-from homing.testing.store_suite.steps import claim_all, counts, see
+from homing.testing.store_suite.harness import claim_all, count_by_status, get_notification
 
 
 @pytest.fixture
@@ -37,18 +37,18 @@ async def test_both_are_stored_after_the_commit(store: SqliteStore, app: sqlite3
     new = a_notification()
     [answer] = await store.accept([a_submission(new)], tx=app)
     assert answer.ids == (new.id,)
-    assert await counts(store) == {}  # nobody else sees it yet
+    assert await count_by_status(store) == {}  # nobody else sees it yet
     app.commit()
-    assert (await see(store, new.id)).status is Status.PENDING
+    assert (await get_notification(store, new.id)).status is Status.PENDING
     assert [claim.id for claim in await claim_all(store)] == [new.id]
-    assert await counts(store) == {Status.SENDING: 1}
+    assert await count_by_status(store) == {Status.SENDING: 1}
 
 
 async def test_neither_is_stored_after_a_rollback(store: SqliteStore, app: sqlite3.Connection) -> None:
     app.execute("INSERT INTO orders VALUES (1)")
     await store.accept([a_submission(key="k")], tx=app)
     app.rollback()
-    assert await counts(store) == {}
+    assert await count_by_status(store) == {}
     assert await claim_all(store) == ()
     [answer] = await store.accept([a_submission(key="k", fingerprint="other")])
     assert not answer.conflict
@@ -59,9 +59,9 @@ async def test_a_transaction_is_started_when_sqlite3_would_start_one(
 ) -> None:
     await store.accept([a_submission()], tx=app)
     assert app.in_transaction
-    assert await counts(store) == {}
+    assert await count_by_status(store) == {}
     app.commit()
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
 
 
 async def test_in_autocommit_mode_there_is_no_transaction_to_join(
@@ -73,7 +73,7 @@ async def test_in_autocommit_mode_there_is_no_transaction_to_join(
     app.execute("BEGIN")
     await store.accept([a_submission()], tx=app)
     app.execute("COMMIT")
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
 
 
 async def test_a_failed_send_is_undone_alone(store: SqliteStore, app: sqlite3.Connection) -> None:
@@ -88,7 +88,7 @@ async def test_a_failed_send_is_undone_alone(store: SqliteStore, app: sqlite3.Co
     app.commit()
     assert app.execute("SELECT count(*) FROM orders").fetchone() == (1,)
     assert app.execute("SELECT count(*) FROM homing_notifications").fetchone() == (1,)
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
 
 
 async def test_the_settings_of_the_connection_are_unchanged(
@@ -99,7 +99,7 @@ async def test_the_settings_of_the_connection_are_unchanged(
     await store.accept([a_submission(key="k")], tx=app)
     app.commit()
     assert app.execute("SELECT 1").fetchone() == {"row": (1,)}
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
 
 
 async def test_a_lock_of_another_connection_raises_busy(

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from homing.core.model import Status
+from homing.core.notifications import Status
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import a_notification, a_submission
-from homing.testing.store_suite.steps import claim_all, counts, everyone
+from homing.testing.store_suite.harness import claim_all, count_by_status, list_all
 from support.event_loops import LoopKind
 
 CLAIMER = """
@@ -120,7 +120,7 @@ async def test_concurrently_claiming_processes_get_different_rows(path: Path, lo
     assert [worker.returncode for worker in workers] == [0] * 4, outputs
     claimed = [id for out in (*firsts, *(out for out, _ in outputs)) for id in out.split()]
     assert sorted(claimed) == sorted(answers[0].ids)
-    assert await counts(store) == {Status.SENT: 300}
+    assert await count_by_status(store) == {Status.SENT: 300}
     await store.close()
 
 
@@ -141,10 +141,10 @@ async def test_a_process_killed_while_it_writes_loses_nothing_acknowledged(
         answered.update(lines[:-1])  # the text after the last line break is incomplete
     store = SqliteStore(path)
     await store.open()
-    stored = {notification.id for notification in await everyone(store)}
+    stored = {notification.id for notification in await list_all(store)}
     assert len(answered) > 30
     assert answered <= stored
-    assert await counts(store) == {Status.PENDING: len(stored)}
+    assert await count_by_status(store) == {Status.PENDING: len(stored)}
     await store.close()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -160,7 +160,7 @@ async def test_a_program_that_forgets_to_close_the_store_ends_anyway(
     assert process.returncode == code, errors
     store = SqliteStore(path)
     await store.open()
-    assert await counts(store) == {Status.PENDING: 1}
+    assert await count_by_status(store) == {Status.PENDING: 1}
     await store.close()
 
 
@@ -169,7 +169,7 @@ def test_a_store_can_be_used_by_one_event_loop_after_another(path: Path, loop_ki
     loop_kind.run(store.open())
     loop_kind.run(_accept(store))
     loop_kind.run(_accept(store))
-    assert loop_kind.run(counts(store)) == {Status.PENDING: 2}
+    assert loop_kind.run(count_by_status(store)) == {Status.PENDING: 2}
     loop_kind.run(store.close())
 
 
@@ -183,7 +183,7 @@ async def test_a_message_comes_back_byte_for_byte(path: Path) -> None:
     texts = ["", "\x00 nul", "🦊 fuchs", '"quoted" \\ and \u2028', "a" * 100_000, "[1,2", "null", "true", "1"]
     news = [a_notification(address=text, type=text or "none") for text in texts]
     await store.accept([a_submission(*news)])
-    found = {n.id: n for n in await everyone(store)}
+    found = {n.id: n for n in await list_all(store)}
     for new in news:
         assert found[new.id].type == new.type
         assert msgspec.json.encode(found[new.id].content) == msgspec.json.encode(new.message.content)

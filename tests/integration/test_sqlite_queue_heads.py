@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from homing.core.model import Command, CommandName, ReceiptEvent, Retention
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.ports.stores import Retention
 from homing.stores.sqlite import SqliteStore
 from homing.testing.builders import (
     HOUR_MS,
     MINUTE_MS,
+    a_claim_request,
     a_notification,
     a_receipt,
     a_submission,
-    everything,
     in_doubt,
     retry_in,
 )
-from homing.testing.clock import START_MS
+from homing.testing.manual_clock import START_MS
 
 TRUTH = """
 SELECT lane, tenant, outlet, min(due_at) FROM homing_notifications
@@ -70,43 +72,43 @@ async def world(tmp_path: Path) -> AsyncIterator[QueueHeadChecker]:
 
 async def test_a_cancelled_row_leaves_its_queue_head(world: QueueHeadChecker) -> None:
     first, second = await world.accept(MINUTE_MS, HOUR_MS)
-    assert (await world.store.claim(everything())).next_due_at == world.now + MINUTE_MS
+    assert (await world.store.claim(a_claim_request())).next_due_at == world.now + MINUTE_MS
     await world.command(CommandName.CANCEL, first)
     world.check()
-    assert (await world.store.claim(everything())).next_due_at == world.now + HOUR_MS
+    assert (await world.store.claim(a_claim_request())).next_due_at == world.now + HOUR_MS
     await world.command(CommandName.CANCEL, second)
     assert world.check() == []
-    assert (await world.store.claim(everything())).next_due_at is None
+    assert (await world.store.claim(a_claim_request())).next_due_at is None
 
 
 async def test_a_rescheduled_row_moves_its_queue_head(world: QueueHeadChecker) -> None:
     [id] = await world.accept(MINUTE_MS)
     await world.command(CommandName.RESCHEDULE, id, delay_ms=HOUR_MS)
     world.check()
-    assert (await world.store.claim(everything())).next_due_at == world.now + HOUR_MS
+    assert (await world.store.claim(a_claim_request())).next_due_at == world.now + HOUR_MS
     await world.command(CommandName.RETRY, id)
     world.check()
-    assert [claim.id for claim in (await world.store.claim(everything())).claims] == [id]
+    assert [claim.id for claim in (await world.store.claim(a_claim_request())).claims] == [id]
 
 
 async def test_a_row_moved_to_another_outlet_leaves_its_queue(world: QueueHeadChecker) -> None:
     [id] = await world.accept(MINUTE_MS)
     await world.command(CommandName.RETRY, id, provider="acs")
     assert [(outlet, due) for _, _, outlet, due in world.check()] == [("acs", world.now)]
-    batch = await world.store.claim(everything(outlet_room={"sendgrid": 0}))
+    batch = await world.store.claim(a_claim_request(outlet_room={"sendgrid": 0}))
     assert [claim.id for claim in batch.claims] == [id]
 
 
 async def test_claims_and_retries_keep_the_queues_exact(world: QueueHeadChecker) -> None:
     await world.accept(0, 0, MINUTE_MS, HOUR_MS)
     await world.accept(0, 5, tenant="b")
-    batch = await world.store.claim(everything(slots=2))
+    batch = await world.store.claim(a_claim_request(slots=2))
     world.check()
     assert batch.next_due_at == world.now + 5
     await world.store.settle([retry_in(claim, 90_000, provider="acs") for claim in batch.claims])
     world.check()
     world.now += 2 * MINUTE_MS
-    batch = await world.store.claim(everything())
+    batch = await world.store.claim(a_claim_request())
     assert len(batch.claims) == 5
     assert batch.next_due_at == START_MS + HOUR_MS
     assert len(world.check()) == 1
@@ -117,7 +119,7 @@ async def test_a_passed_deadline_and_a_reopening_receipt_keep_the_queues_exact(
 ) -> None:
     new = a_notification(send_at=world.now + HOUR_MS, expires_at=world.now + MINUTE_MS)
     await world.store.accept([a_submission(new), a_submission()])
-    [claim] = (await world.store.claim(everything())).claims
+    [claim] = (await world.store.claim(a_claim_request())).claims
     await world.store.settle([in_doubt(claim, "m-1")])
     world.now += 2 * MINUTE_MS
     assert [c.id for c in (await world.store.reclaim("w-1", 10, MINUTE_MS)).claims] == [new.id]
@@ -132,7 +134,7 @@ async def test_a_passed_deadline_and_a_reopening_receipt_keep_the_queues_exact(
 async def test_idle_queues_are_deleted(world: QueueHeadChecker) -> None:
     await world.accept(0)
     await world.accept(HOUR_MS, tenant="b")
-    await world.store.claim(everything())
+    await world.store.claim(a_claim_request())
     await world.store.prune(Retention(), 100)
     connection = sqlite3.connect(world._path)
     assert connection.execute("SELECT tenant FROM homing_queues").fetchall() == [("b",)]

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.model import Channel, Content, Outcome, OutcomeKind, Priority, Recipient
-from homing.core.ports import Begins, Delivery
-from homing.providers.http import Answer, Failure, Request
-from homing.providers.transport import CurlTransport
-from homing.providers.wire import HttpProvider, Unsendable
-from homing.testing import faults
-from homing.testing.faults import FaultServer
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import Channel, Content, OutcomeKind, Priority, Recipient
+from homing.core.ports.providers import Delivery, SupportsBatchSend
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.providers.common.http_provider import HttpProvider, Unsendable
+from homing.testing import fault_server
+from homing.testing.fault_server import FaultServer
 
 K = OutcomeKind
 
@@ -45,7 +46,7 @@ async def test_each_request_is_reported_once_and_many_together(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     told = RecordedOutcomes()
-    transport.begin([(Request(f"{server.url}/{n}", b"{}"), 60_000, n) for n in range(200)], told)
+    transport.begin([(HttpRequest(f"{server.url}/{n}", b"{}"), 60_000, n) for n in range(200)], told)
     await told.of(200)
     assert {(answer.status, answer.body) for answer in told.said.values()} == {(200, b"ok")}
     assert len(server.received) == 200
@@ -56,8 +57,8 @@ async def test_a_request_that_cannot_be_sent_is_reported_with_the_others(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     told = RecordedOutcomes()
-    bad = Request(server.url, b"{}", (("x-note", "one\r\nx-other: two"),))
-    transport.begin([(bad, 60_000, "bad"), (Request(server.url, b"{}"), 60_000, "good")], told)
+    bad = HttpRequest(server.url, b"{}", (("x-note", "one\r\nx-other: two"),))
+    transport.begin([(bad, 60_000, "bad"), (HttpRequest(server.url, b"{}"), 60_000, "good")], told)
     assert told.said == {}, "never before it returns"
     await told.of(2)
     assert (told.said["bad"].code, told.said["good"].status) == ("bad_request", 200)
@@ -67,9 +68,9 @@ async def test_a_request_that_cannot_be_sent_is_reported_with_the_others(
 async def test_each_request_ends_within_its_own_timeout(
     server: FaultServer, transport: CurlTransport
 ) -> None:
-    server.play(faults.HANG_AFTER_READING, faults.HANG_AFTER_READING)
+    server.play(fault_server.HANG_AFTER_READING, fault_server.HANG_AFTER_READING)
     told = RecordedOutcomes()
-    transport.begin([(Request(server.url, b"{}"), ms, ms) for ms in (3_000, 600_000)], told)
+    transport.begin([(HttpRequest(server.url, b"{}"), ms, ms) for ms in (3_000, 600_000)], told)
     await server.heard(2)
     await told.of(1)
     transport.give_up({600_000})
@@ -79,24 +80,24 @@ async def test_each_request_ends_within_its_own_timeout(
 
 
 async def test_an_aborted_request_is_not_reported(server: FaultServer, transport: CurlTransport) -> None:
-    server.play(faults.HANG_AFTER_READING, faults.HANG_AFTER_READING)
+    server.play(fault_server.HANG_AFTER_READING, fault_server.HANG_AFTER_READING)
     told = RecordedOutcomes()
-    transport.begin([(Request(server.url, b"{}"), 60_000, "begun")], told)
+    transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "begun")], told)
     await server.heard(1)
-    transport.begin([(Request(server.url, b"{}"), 60_000, "waiting")], told)
+    transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "waiting")], told)
     transport.give_up({"begun", "waiting"})
-    transport.begin([(Request(server.url, b"{}"), 300, "after")], told)
+    transport.begin([(HttpRequest(server.url, b"{}"), 300, "after")], told)
     await told.of(1)
     assert list(told.said) == ["after"]
     assert len(server.received) == 2
 
 
 async def test_closing_reports_all_running_requests(server: FaultServer) -> None:
-    server.play(faults.HANG_AFTER_READING)
+    server.play(fault_server.HANG_AFTER_READING)
     transport, told = CurlTransport(), RecordedOutcomes()
-    transport.begin([(Request(server.url, b"{}"), 60_000, "written")], told)
+    transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "written")], told)
     await server.heard(1)
-    transport.begin([(Request(server.url, b"{}"), 60_000, "waiting")], told)
+    transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "waiting")], told)
     await transport.close()
     assert {mark: (failure.code, failure.written) for mark, failure in told.said.items()} == {
         "written": ("dropped", True),
@@ -109,14 +110,14 @@ async def test_a_callback_that_raises_does_not_affect_the_others(
 ) -> None:
     broke = asyncio.Event()
 
-    def broken(results: list[tuple[Any, Answer | Failure]]) -> None:
+    def broken(results: list[tuple[Any, HttpResponse | TransportFailure]]) -> None:
         broke.set()
         raise RuntimeError("not now")
 
     told = RecordedOutcomes()
     with caplog.at_level(logging.ERROR):
-        transport.begin([(Request(server.url, b"{}"), 60_000, "a")], broken)
-        transport.begin([(Request(server.url, b"{}"), 60_000, "b")], told)
+        transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "a")], broken)
+        transport.begin([(HttpRequest(server.url, b"{}"), 60_000, "b")], told)
         async with asyncio.timeout(60):
             await asyncio.gather(told.of(1), broke.wait())
     assert told.said["b"].status == 200
@@ -133,14 +134,14 @@ class SampleProvider(HttpProvider):
         super().__init__(transport)
         self._url = url
 
-    def build(self, delivery: Delivery, now_ms: int) -> Request:
+    def build(self, delivery: Delivery, now_ms: int) -> HttpRequest:
         if delivery.content.body == "too long":
             raise Unsendable(K.BAD_CONTENT, "too_long", "the text is too long")
         if delivery.content.body == "broken":
             raise LookupError("no such thing")
-        return Request(self._url, (delivery.content.body or "").encode())
+        return HttpRequest(self._url, (delivery.content.body or "").encode())
 
-    def classify(self, answer: Answer, now_ms: int) -> Outcome:
+    def classify(self, answer: HttpResponse, now_ms: int) -> Outcome:
         if answer.status != 200:
             raise ArithmeticError("unread")
         return Outcome(K.ACCEPTED)
@@ -166,7 +167,7 @@ async def test_a_provider_starts_what_it_can_and_reports_everything(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     provider, told = SampleProvider(transport, server.url), RecordedOutcomes()
-    assert isinstance(provider, Begins)
+    assert isinstance(provider, SupportsBatchSend)
     assert provider.begins
     provider.begin([(delivery(body), body) for body in ("hello", "too long", "broken")], told)
     await told.of(3)
@@ -181,9 +182,9 @@ async def test_a_batch_has_the_same_outcomes_as_single_sends(
 ) -> None:
     provider, told = SampleProvider(transport, server.url), RecordedOutcomes()
     hangs = delivery("hello", timeout_ms=3_000)
-    server.play(faults.HANG_AFTER_READING)
+    server.play(fault_server.HANG_AFTER_READING)
     alone = await provider.send(hangs)
-    server.play(faults.HANG_AFTER_READING)
+    server.play(fault_server.HANG_AFTER_READING)
     provider.begin([(hangs, 1)], told)
     await told.of(1)
     assert told.said[1] == alone
@@ -200,7 +201,7 @@ async def test_an_unreadable_response_is_reported_as_the_error(
     server: FaultServer, transport: CurlTransport
 ) -> None:
     provider, told = SampleProvider(transport, server.url), RecordedOutcomes()
-    server.play(faults.answer(500))
+    server.play(fault_server.answer(500))
     provider.begin([(delivery("hello"), 1)], told)
     await told.of(1)
     assert isinstance(told.said[1], ArithmeticError)

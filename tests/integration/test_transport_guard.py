@@ -6,23 +6,23 @@ import asyncio
 
 import pytest
 
-from homing.providers.guard import Guard, networks
-from homing.providers.http import Answer, Failure, Request
-from homing.providers.transport import CurlTransport
-from homing.testing import faults
-from homing.testing.faults import FaultServer
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.ssrf_guard import AddressGuard, parse_networks
+from homing.testing import fault_server
+from homing.testing.fault_server import FaultServer
 
 
-def guard(*allowed: str) -> Guard:
-    return Guard(networks=networks(allowed, "test"), http=True)
+def guard(*allowed: str) -> AddressGuard:
+    return AddressGuard(networks=parse_networks(allowed, "test"), http=True)
 
 
-async def ask(transport: CurlTransport, url: str, *, guarded: bool = True) -> Answer | Failure:
-    return await transport.send(Request(url=url, body=b"{}", guarded=guarded), timeout_ms=60_000)
+async def ask(transport: CurlTransport, url: str, *, guarded: bool = True) -> HttpResponse | TransportFailure:
+    return await transport.send(HttpRequest(url=url, body=b"{}", guarded=guarded), timeout_ms=60_000)
 
 
-def refused(answer: Answer | Failure) -> bool:
-    return isinstance(answer, Failure) and answer.code == "refused_address" and not answer.written
+def refused(answer: HttpResponse | TransportFailure) -> bool:
+    return isinstance(answer, TransportFailure) and answer.code == "refused_address" and not answer.written
 
 
 async def test_a_name_that_resolves_to_this_machine_is_not_even_connected_to(server: FaultServer) -> None:
@@ -45,8 +45,8 @@ async def test_a_name_that_resolves_differently_the_second_time_is_refused_too(s
     place = f"rebind.example:{server.port}"
     resolves = {place: "127.0.0.1"}
     transport = CurlTransport(guard=guard("127.0.0.1/32"), resolve=resolves)
-    server.play(faults.CLOSE_AFTER_ANSWER)
-    assert isinstance(await ask(transport, f"http://{place}/"), Answer)
+    server.play(fault_server.CLOSE_AFTER_ANSWER)
+    assert isinstance(await ask(transport, f"http://{place}/"), HttpResponse)
     resolves[place] = (
         "127.0.0.2"  # the server listens only on 127.0.0.1, but that is not the reason for the refusal
     )
@@ -59,20 +59,20 @@ async def test_a_guarded_request_does_not_use_a_connection_of_an_unguarded_one(
 ) -> None:
     place = f"shared.example:{server.port}"
     transport = CurlTransport(guard=guard(), resolve={place: "127.0.0.1"})
-    assert isinstance(await ask(transport, f"http://{place}/", guarded=False), Answer)
+    assert isinstance(await ask(transport, f"http://{place}/", guarded=False), HttpResponse)
     assert refused(await ask(transport, f"http://{place}/"))
-    assert isinstance(await ask(transport, f"http://{place}/", guarded=False), Answer)
+    assert isinstance(await ask(transport, f"http://{place}/", guarded=False), HttpResponse)
     await transport.close()
     assert len(server.received) == 2
 
 
 async def test_a_redirect_into_our_own_network_is_not_followed(server: FaultServer) -> None:
     async with FaultServer() as inside:
-        server.play(faults.answer(302, headers={"location": f"{inside.url}/secret"}))
+        server.play(fault_server.answer(302, headers={"location": f"{inside.url}/secret"}))
         transport = CurlTransport(guard=guard("127.0.0.0/8"))
         answer = await ask(transport, f"{server.url}/")
         await transport.close()
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, HttpResponse)
         assert answer.status == 302
         assert inside.connections == 0
 
@@ -81,16 +81,18 @@ async def test_a_name_with_one_refused_address_fails_like_the_other_address(serv
     """A private address among public ones is skipped; it does not make the recipient a bad one."""
     place = f"two.example:{server.port}"
     transport = CurlTransport(guard=guard("127.0.0.1/32"), resolve={place: "[::1],127.0.0.1"})
-    assert isinstance(await ask(transport, f"http://{place}/"), Answer)
+    assert isinstance(await ask(transport, f"http://{place}/"), HttpResponse)
     await server.stop()
     missed = await ask(transport, f"http://{place}/")
     await transport.close()
-    assert isinstance(missed, Failure)
+    assert isinstance(missed, TransportFailure)
     assert missed.code == "connect"
 
 
 async def test_ports_are_checked_when_connecting_too(server: FaultServer) -> None:
-    transport = CurlTransport(guard=Guard(networks=guard("127.0.0.1/32").networks, http=True, ports=(443,)))
+    transport = CurlTransport(
+        guard=AddressGuard(networks=guard("127.0.0.1/32").networks, http=True, ports=(443,))
+    )
     assert refused(await ask(transport, f"http://127.0.0.1:{server.port}/"))
     await transport.close()
     assert server.connections == 0
@@ -101,6 +103,6 @@ async def test_allowed_addresses_work_and_are_pooled(server: FaultServer) -> Non
     answers = [await ask(transport, f"http://localhost:{server.port}/") for _ in range(5)]
     await asyncio.gather(*(ask(transport, f"http://localhost:{server.port}/") for _ in range(20)))
     await transport.close()
-    assert all(isinstance(answer, Answer) for answer in answers)
+    assert all(isinstance(answer, HttpResponse) for answer in answers)
     assert len(server.received) == 25
     assert server.connections <= 20

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 import trustme
 
-from homing.providers.http import Answer, Failure, Request
-from homing.providers.transport import CurlTransport
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpRequest, HttpResponse, TransportFailure
 from support.postgres_servers import skip_or_fail
 
 NODE = shutil.which("node")
@@ -25,8 +25,10 @@ class Peer(NamedTuple):
     transport: CurlTransport
     process: asyncio.subprocess.Process
 
-    async def ask(self, path: str, body: bytes = b"hello", timeout_ms: int = 60_000) -> Answer | Failure:
-        return await self.transport.send(Request(url=self.url + path, body=body), timeout_ms=timeout_ms)
+    async def ask(
+        self, path: str, body: bytes = b"hello", timeout_ms: int = 60_000
+    ) -> HttpResponse | TransportFailure:
+        return await self.transport.send(HttpRequest(url=self.url + path, body=body), timeout_ms=timeout_ms)
 
     async def heard(self, count: int) -> list[str]:
         """Returns what the server has read completely: path and size of the body."""
@@ -57,7 +59,7 @@ async def peer(tmp_path: Path) -> AsyncIterator[Peer]:
 
 async def test_many_requests_share_one_connection(peer: Peer) -> None:
     answers = await asyncio.gather(*(peer.ask("/ok", b"x" * n) for n in range(60)))
-    assert {answer.body for answer in answers if isinstance(answer, Answer)} == {b"1"}
+    assert {answer.body for answer in answers if isinstance(answer, HttpResponse)} == {b"1"}
     assert len(answers) == 60
     assert sorted(await peer.heard(60)) == sorted(f"/ok {n}" for n in range(60))
 
@@ -65,7 +67,7 @@ async def test_many_requests_share_one_connection(peer: Peer) -> None:
 async def test_a_stream_reset_after_reading_is_ambiguous(peer: Peer) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/reset")
-    assert isinstance(missed, Failure)
+    assert isinstance(missed, TransportFailure)
     assert missed.written
     assert await peer.heard(2) == ["/ok 5", "/reset 5"]
 
@@ -75,28 +77,28 @@ async def test_a_connection_that_breaks_after_reading_is_ambiguous_and_nothing_i
 ) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/drop")
-    assert isinstance(missed, Failure)
+    assert isinstance(missed, TransportFailure)
     assert missed.written
-    assert isinstance(await peer.ask("/ok"), Answer)
+    assert isinstance(await peer.ask("/ok"), HttpResponse)
     assert await peer.heard(3) == ["/ok 5", "/drop 5", "/ok 5"]
 
 
 async def test_a_timeout_after_writing_is_ambiguous(peer: Peer) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/hang", timeout_ms=3_000)
-    assert isinstance(missed, Failure)
+    assert isinstance(missed, TransportFailure)
     assert (missed.code, missed.written) == ("timeout", True)
 
 
 async def test_a_request_that_is_stuck_halfway_was_not_written(peer: Peer) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/unread", b"x" * 20_000_000, timeout_ms=500)
-    assert isinstance(missed, Failure)
+    assert isinstance(missed, TransportFailure)
     assert (missed.code, missed.written) == ("timeout", False)
 
 
 async def test_a_refused_stream_is_never_taken_for_a_response(peer: Peer) -> None:
     await peer.ask("/ok")
     missed = await peer.ask("/refuse")
-    assert isinstance(missed, Failure)
+    assert isinstance(missed, TransportFailure)
     assert await peer.heard(1) == ["/ok 5"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from homing.providers.http import Answer, Failure, Request
-from homing.providers.transport import CurlTransport
-from homing.providers.watching import Alarm
-from homing.testing import faults
-from homing.testing.faults import FaultServer, Received
+from homing.net.curl_sockets import LazyTimer
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.testing import fault_server
+from homing.testing.fault_server import FaultServer, ReceivedRequest
 
 
 @pytest.fixture(params=["epoll", "the loop's own"])
@@ -24,26 +24,29 @@ def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("either")
 async def test_many_concurrent_requests_over_few_connections_all_get_their_responses() -> None:
-    def script(received: Received) -> faults.Act:
+    def script(received: ReceivedRequest) -> fault_server.ServerAction:
         if received.path.endswith("7"):
-            return faults.RESET_AFTER_READING
+            return fault_server.RESET_AFTER_READING
         closes = received.path.endswith("3")
         headers = {"connection": "close"} if closes else {}
-        return faults.answer(200, received.path.encode(), headers, then="close" if closes else "keep")
+        return fault_server.answer(200, received.path.encode(), headers, then="close" if closes else "keep")
 
     transport = CurlTransport(max_host_connections=8)
     async with FaultServer(script) as server:
         paths = [f"/{number}" for number in range(200)]
         results = await asyncio.gather(
-            *(transport.send(Request(url=server.url + path, body=b"x"), timeout_ms=60_000) for path in paths)
+            *(
+                transport.send(HttpRequest(url=server.url + path, body=b"x"), timeout_ms=60_000)
+                for path in paths
+            )
         )
         await transport.close()
     for path, result in zip(paths, results, strict=True):
         if path.endswith("7"):
-            assert isinstance(result, Failure)
+            assert isinstance(result, TransportFailure)
             assert result.written
         else:
-            assert isinstance(result, Answer)
+            assert isinstance(result, HttpResponse)
             assert result.body == path.encode()
     assert len(server.received) == len(paths)
 
@@ -51,11 +54,11 @@ async def test_many_concurrent_requests_over_few_connections_all_get_their_respo
 @pytest.mark.usefixtures("either")
 async def test_a_large_body_and_a_large_response_take_many_steps() -> None:
     transport = CurlTransport()
-    async with FaultServer(lambda received: faults.answer(200, b"y" * 60_000)) as server:
-        sent = Request(url=server.url, body=b"x" * 8_000_000)
+    async with FaultServer(lambda received: fault_server.answer(200, b"y" * 60_000)) as server:
+        sent = HttpRequest(url=server.url, body=b"x" * 8_000_000)
         result = await transport.send(sent, timeout_ms=60_000)
         await transport.close()
-    assert isinstance(result, Answer)
+    assert isinstance(result, HttpResponse)
     assert len(result.body) == 60_000
 
 
@@ -93,7 +96,7 @@ class _Timer:
 def alarm() -> tuple[_Loop, Any, list[float]]:
     loop = _Loop()
     rang: list[float] = []
-    return loop, Alarm(loop, lambda: rang.append(loop.now)), rang  # type: ignore[arg-type]
+    return loop, LazyTimer(loop, lambda: rang.append(loop.now)), rang  # type: ignore[arg-type]
 
 
 def test_an_alarm_fires_at_the_time_it_was_last_set_for() -> None:
@@ -127,8 +130,8 @@ def test_a_cancelled_alarm_does_not_fire() -> None:
 
 def test_an_alarm_with_a_latest_time_keeps_an_earlier_one() -> None:
     loop, one, rang = alarm()
-    one.set_at_latest(5.0)
-    one.set_at_latest(8.0)
-    one.set_at_latest(3.0)
+    one.set_no_later_than(5.0)
+    one.set_no_later_than(8.0)
+    one.set_no_later_than(3.0)
     loop.run()
     assert rang == [3.0]

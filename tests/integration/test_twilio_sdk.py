@@ -11,10 +11,10 @@ import pytest
 from twilio.rest import Client  # type: ignore[import-untyped]
 
 from homing import Channel, Content
-from homing.core.model import OutcomeKind
-from homing.providers.transport import CurlTransport
-from homing.providers.twilio import TwilioProvider
-from homing.testing.faults import FaultServer, Received, answer
+from homing.core.notifications import OutcomeKind
+from homing.net.curl_transport import CurlTransport
+from homing.providers.twilio.provider import TwilioProvider
+from homing.testing.fault_server import FaultServer, ReceivedRequest, answer
 from homing.testing.provider_suite import a_delivery
 from support.openapi_validation import OpenApi
 
@@ -82,7 +82,7 @@ def sdk_sends(url: str, call: dict[str, Any]) -> Any:
     return sid
 
 
-def fields(received: Received) -> list[tuple[str, str]]:
+def fields(received: ReceivedRequest) -> list[tuple[str, str]]:
     return sorted(parse_qsl(received.body.decode(), keep_blank_values=True, strict_parsing=True))
 
 

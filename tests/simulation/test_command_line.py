@@ -1,4 +1,4 @@
-"""`python -m homing.sim`: its output and its exit codes."""
+"""`python -m simulation`: its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from unittest.mock import patch
 
 import pytest
+from simulation.__main__ import main
 
-from homing.core import rows
-from homing.sim.__main__ import main
+from homing.core.lifecycle import rows
 
 
 def test_the_result_is_printed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +38,7 @@ def test_a_violation_ends_with_code_1_and_shows_how_to_replay_it(
         assert main(["--lifetimes", "500", "--seed", "7", "--requests", "40"]) == 1
         out = capsys.readouterr().out
         assert "invariant 5" in out
-        assert "reproduce with: python -m homing.sim --replay 7 --requests 40" in out
+        assert "reproduce with: python -m simulation --replay 7 --requests 40" in out
         assert main(["--replay", "7", "--requests", "40"]) == 1
     assert "invariant 5" in capsys.readouterr().out
 

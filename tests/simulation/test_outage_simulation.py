@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from homing.core.breaker import BreakerPolicy
 from homing.core.errors import ConfigError
-from homing.core.model import Channel, Priority
-from homing.core.policy import OnTimeout, PolicyPatch, RetryPolicy, Rule
+from homing.core.notifications import Channel, Priority
 from homing.core.rehearsal import Outage, OutageKind, Rehearsal, RehearsalReport, Traffic
-from homing.sim.rehearsal import rehearse
-from homing.sim.rehearsal_svg import draw
+from homing.core.retry.policy import OnTimeout, PolicyPatch, RetryPolicy, Rule
+from homing.core.routing.breaker import BreakerPolicy
+from homing.rehearsal.chart import draw_svg
+from homing.rehearsal.rehearse import rehearse
 
 MINUTE_MS = 60_000
 SOME = Traffic(per_second=1.0, duration_ms=20 * MINUTE_MS)
@@ -140,7 +140,7 @@ def test_the_report_survives_json() -> None:
 
 def test_the_chart_is_well_formed_and_labelled() -> None:
     report = rehearse(Rehearsal(traffic=SOME, outages=(TEN_MINUTES,), providers=2))
-    root = ElementTree.fromstring(draw(report))
+    root = ElementTree.fromstring(draw_svg(report))
     assert root.tag.endswith("svg")
     words = " ".join(node.text or "" for node in root.iter() if node.tag.endswith("text"))
     for said in (

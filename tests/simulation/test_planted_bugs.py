@@ -5,24 +5,23 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-
-from homing.sim.planted import SEEDS, Plan, Planted, all_bugs, hunt, planted
-from homing.sim.world import WorldReport, run_world
+from simulation.planted.bugs import SEEDS, PlanFactory, PlantedBug, hunt_bug, load_all_bugs, plant_bug
+from simulation.world import SimulationReport, run_simulation
 
 FIRST_SEED = 1_000
-BUGS = all_bugs()
+BUGS = load_all_bugs()
 
 
 @cache
-def control(plan: Plan, seed: int) -> WorldReport:
+def control(plan: PlanFactory, seed: int) -> SimulationReport:
     """Runs the same simulation without the bug."""
-    return run_world(plan(seed))
+    return run_simulation(plan(seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_planted_bug_is_found_and_the_same_simulation_without_it_passes(bug: Planted) -> None:
-    caught = hunt(bug, range(FIRST_SEED, FIRST_SEED + SEEDS))
+def test_a_planted_bug_is_found_and_the_same_simulation_without_it_passes(bug: PlantedBug) -> None:
+    caught = hunt_bug(bug, range(FIRST_SEED, FIRST_SEED + SEEDS))
     assert caught is not None, f"{bug.what}: not found in {SEEDS} worlds"
     print(f"{bug.name}: invariant {caught.violation.invariant}, seed {caught.seed}: {caught.violation.text}")
     assert caught.violation.invariant in bug.invariants, str(caught.violation)
@@ -43,6 +42,6 @@ def test_a_bug_is_removed_after_its_run() -> None:
     bug = BUGS[0]
     owner, name, _ = bug.patches[0]
     before = vars(owner)[name]
-    with planted(bug):
+    with plant_bug(bug):
         assert vars(owner)[name] is not before
     assert vars(owner)[name] is before

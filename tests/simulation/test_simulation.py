@@ -8,11 +8,10 @@ import sys
 
 import pytest
 from msgspec.structs import replace
-
-from homing.sim.campaign import campaign
-from homing.sim.trace import Trace
-from homing.sim.weather import calm, plan_of
-from homing.sim.world import run_world
+from simulation.campaign import run_campaign
+from simulation.store_boundary import Trace
+from simulation.world import run_simulation
+from simulation.world_plan import build_faultless_plan, build_plan
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +42,7 @@ is fixed. It is cheap, though, and covers unusual situations.
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_thousand_notifications_keep_every_invariant(start: int) -> None:
-    totals = campaign(LIFETIMES, seed=start)
+    totals = run_campaign(LIFETIMES, seed=start)
     assert not totals.failures, totals.failures[0].text
     assert totals.lifetimes >= LIFETIMES
     assert totals.attempts > LIFETIMES / 2
@@ -51,11 +50,11 @@ def test_a_thousand_notifications_keep_every_invariant(start: int) -> None:
 
 @pytest.mark.parametrize(("seed", "requests", "what"), REGRESSIONS)
 def test_a_seed_that_once_found_a_bug_finds_nothing_now(seed: int, requests: int, what: str) -> None:
-    run_world(plan_of(seed, requests))
+    run_simulation(build_plan(seed, requests))
 
 
 def test_the_faults_really_happen() -> None:
-    totals = campaign(2_000, seed=77)
+    totals = run_campaign(2_000, seed=77)
     assert not totals.failures, totals.failures[0].text
     happened = {
         "crashes": totals.crashes,
@@ -76,12 +75,12 @@ def test_the_faults_really_happen() -> None:
 
 def test_providers_are_asked_about_notifications_without_receipts() -> None:
     trace = Trace(None)
-    run_world(plan_of(2, 150), trace)
+    run_simulation(build_plan(2, 150), trace)
     assert any("is asked about" in line for line in trace.lines)
 
 
 def test_without_faults_almost_everything_is_delivered() -> None:
-    report = run_world(calm(3, 300))
+    report = run_simulation(build_faultless_plan(3, 300))
     good = report.statuses.get("sent", 0) + report.statuses.get("delivered", 0)
     assert good > 0.8 * report.lifetimes
     assert report.crashes == report.stale == 0
@@ -89,8 +88,8 @@ def test_without_faults_almost_everything_is_delivered() -> None:
 
 def test_the_same_seed_gives_the_same_trace() -> None:
     first, second = Trace(None), Trace(None)
-    run_world(plan_of(42, 60), first)
-    run_world(plan_of(42, 60), second)
+    run_simulation(build_plan(42, 60), first)
+    run_simulation(build_plan(42, 60), second)
     assert list(first.lines) == list(second.lines)
     assert first.length > 300
 
@@ -100,7 +99,7 @@ def test_the_trace_depends_only_on_the_seed() -> None:
     outputs = []
     for hash_seed in ("0", "1", "4711"):
         done = subprocess.run(
-            [sys.executable, "-m", "homing.sim", "--replay", "11", "--requests", "60"],
+            [sys.executable, "-m", "simulation", "--replay", "11", "--requests", "60"],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
@@ -112,15 +111,15 @@ def test_the_trace_depends_only_on_the_seed() -> None:
 
 
 def test_another_seed_gives_another_trace() -> None:
-    assert run_world(plan_of(1, 30)).trace_sha256 != run_world(plan_of(2, 30)).trace_sha256
+    assert run_simulation(build_plan(1, 30)).trace_sha256 != run_simulation(build_plan(2, 30)).trace_sha256
 
 
 def test_a_tenant_with_less_to_send_waits_less() -> None:
     """A flood of one tenant must not delay the others: each gets its turn."""
-    plan = calm(8, 400)
+    plan = build_faultless_plan(8, 400)
     carriers = tuple(replace(carrier, rate=None, max_in_flight=2) for carrier in plan.carriers)
     crowd = replace(plan, tenants=("t0", "t1", "t2"), carriers=carriers, spread_ms=2_000, faults_ms=10_000)
-    report = run_world(crowd)
+    report = run_simulation(crowd)
     lane = f"standard.{plan.channels[0].value}"
     waits = report.mean_wait_ms[lane]
     assert waits["t2"] < 0.7 * waits["t0"], report.mean_wait_ms

@@ -8,7 +8,15 @@ from contextvars import copy_context
 
 import pytest
 
-from homing.sim.loop import GROUP, START_MS, NothingLeft, VirtualClock, VirtualLoop, VirtualTask, run
+from homing.rehearsal.virtual_time import (
+    START_MS,
+    TASK_GROUP,
+    VirtualClock,
+    VirtualDeadlock,
+    VirtualLoop,
+    VirtualTask,
+    run_virtual,
+)
 
 DAY_S = 86_400
 
@@ -18,7 +26,7 @@ def test_waiting_for_days_takes_no_time() -> None:
         await asyncio.sleep(30 * DAY_S)
         return loop.time()
 
-    assert run(main) == 30 * DAY_S
+    assert run_virtual(main) == 30 * DAY_S
 
 
 def test_sleepers_wake_in_the_order_of_their_times() -> None:
@@ -32,7 +40,7 @@ def test_sleepers_wake_in_the_order_of_their_times() -> None:
         await asyncio.gather(*(sleeper(seconds) for seconds in (5, 0.25, 3600, 1)))
         return woken
 
-    assert run(main) == [0.25, 1, 5, 3600]
+    assert run_virtual(main) == [0.25, 1, 5, 3600]
 
 
 def test_a_timeout_ends_a_slow_task() -> None:
@@ -42,15 +50,15 @@ def test_a_timeout_ends_a_slow_task() -> None:
                 await asyncio.Event().wait()
         return loop.time()
 
-    assert run(main) == 12
+    assert run_virtual(main) == 12
 
 
 def test_a_task_that_nothing_will_wake_is_an_error_and_not_a_hang() -> None:
     async def main(loop: VirtualLoop) -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(NothingLeft):
-        run(main)
+    with pytest.raises(VirtualDeadlock):
+        run_virtual(main)
 
 
 def test_threads_are_refused() -> None:
@@ -58,7 +66,7 @@ def test_threads_are_refused() -> None:
         await asyncio.to_thread(time.sleep, 1)
 
     with pytest.raises(RuntimeError, match="no threads"):
-        run(main)
+        run_virtual(main)
 
 
 def test_the_wall_clock_can_jump_and_the_monotonic_one_cannot() -> None:
@@ -69,7 +77,7 @@ def test_the_wall_clock_can_jump_and_the_monotonic_one_cannot() -> None:
         await clock.sleep_ms(250)
         return clock.now_ms(), clock.monotonic_ms()
 
-    assert run(main) == (START_MS + 1_250 - 60_000, 500 + 1_250)
+    assert run_virtual(main) == (START_MS + 1_250 - 60_000, 500 + 1_250)
 
 
 def test_a_frozen_group_stands_still_while_the_others_continue() -> None:
@@ -82,7 +90,7 @@ def test_a_frozen_group_stands_still_while_the_others_continue() -> None:
                 seen.append((name, loop.time()))
 
         context = copy_context()
-        context.run(GROUP.set, "frozen")
+        context.run(TASK_GROUP.set, "frozen")
         one = loop.create_task(ticks("frozen"), context=context)
         other = loop.create_task(ticks("free"))
         await asyncio.sleep(1.5)
@@ -92,7 +100,7 @@ def test_a_frozen_group_stands_still_while_the_others_continue() -> None:
         await asyncio.gather(one, other)
         return seen
 
-    assert run(main) == [
+    assert run_virtual(main) == [
         ("frozen", 1),
         ("free", 1),
         ("free", 2),
@@ -109,7 +117,7 @@ def test_cancelling_a_group_cancels_exactly_its_tasks() -> None:
             await asyncio.sleep(100)
 
         context = copy_context()
-        context.run(GROUP.set, "doomed")
+        context.run(TASK_GROUP.set, "doomed")
         loop.create_task(parent(), context=context)
         other = loop.create_task(asyncio.sleep(1))
         await asyncio.sleep(0.5)
@@ -117,7 +125,7 @@ def test_cancelling_a_group_cancels_exactly_its_tasks() -> None:
         await other
         return number, other.cancelled()
 
-    assert run(main) == (2, False)
+    assert run_virtual(main) == (2, False)
 
 
 def test_a_set_of_tasks_has_the_same_order_in_every_run() -> None:
@@ -127,4 +135,4 @@ def test_a_set_of_tasks_has_the_same_order_in_every_run() -> None:
         await asyncio.gather(*tasks)
         return order
 
-    assert run(main) == run(main)
+    assert run_virtual(main) == run_virtual(main)

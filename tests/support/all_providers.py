@@ -6,14 +6,15 @@ import json
 from base64 import b64encode
 from typing import Any
 
-from homing import Channel, Content, Delivery, Priority, Recipient, config
+from homing import Channel, Content, Delivery, Priority, Recipient
+from homing.compose.factories import PROVIDERS, ProviderDependencies, build_from_settings
 from homing.core.errors import ConfigError
-from homing.making import PROVIDERS, Shared, make
-from homing.providers.http import Transport
+from homing.net.http import Transport
+from homing.settings import load_settings
 from support.email_deliveries import UNREACHABLE
 from support.push_deliveries import FCM, KEY_FILE, WEBPUSH
 
-HTTP = config.load(None, env={}).http
+HTTP = load_settings(None, env={}).http
 NOW_MS = 1_705_320_000_000
 NAMES = [kind for kind in PROVIDERS if kind not in ("console", "file", "scripted")]
 OVER_HTTP = [kind for kind in NAMES if kind not in ("smtp", "apprise")]
@@ -108,10 +109,10 @@ SUBSCRIPTION = json.dumps(
 
 def a_provider(kind: str, transport: Transport | None = None, **settings: Any) -> Any:
     """Creates the provider from settings, as for a user."""
-    shared = Shared(HTTP, lambda: NOW_MS)
+    shared = ProviderDependencies(HTTP, lambda: NOW_MS)
     if transport is not None:
         shared._transport = transport
-    return make("providers", kind, kind, PROVIDERS, {**SETTINGS[kind], **settings}, shared)
+    return build_from_settings("providers", kind, kind, PROVIDERS, {**SETTINGS[kind], **settings}, shared)
 
 
 def refusal(kind: str, field: str, value: Any) -> ConfigError | None:

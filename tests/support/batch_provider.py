@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from homing.core.ports import Delivery, OnOutcomes
+from homing.core.ports.providers import Delivery, OnOutcomes
 from support.engine_world import TimedProvider
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import Outcome, OutcomeKind, Receipt, ReceiptEvent
-from homing.core.ports import Delivery
-from homing.providers.scripted import ScriptedProvider
+from homing.core.errors import CallbackRefused
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.providers.local.scripted import ScriptedProvider
 
 SECRET = b"whsec"
 LOST_ANSWER = Outcome(OutcomeKind.AMBIGUOUS, error_code="reset", error="the connection was lost")
@@ -21,7 +23,7 @@ LOST_ANSWER = Outcome(OutcomeKind.AMBIGUOUS, error_code="reset", error="the conn
 class CallbackProvider(ScriptedProvider):
     """Follows its script. Tests can make it report on any delivery."""
 
-    def hear(self, callback: Callback, now_ms: int) -> Heard:
+    def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
         signature = hmac.new(SECRET, callback.body, "sha256").hexdigest()
         if not hmac.compare_digest(callback.headers.get("signature", ""), signature):
             raise CallbackRefused
@@ -33,7 +35,7 @@ class CallbackProvider(ScriptedProvider):
                 ignored += 1
             else:
                 receipts.append(msgspec.convert({"provider": "whoever", "at": now_ms, **event}, Receipt))
-        return Heard(receipts=tuple(receipts), ignored=ignored, unreadable=unreadable)
+        return ParsedCallback(receipts=tuple(receipts), ignored=ignored, unreadable=unreadable)
 
 
 def event_about(delivery: Delivery, event: ReceiptEvent, *, number: int = 0, **fields: Any) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 
 from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
-from homing.core.model import Channel
-from homing.core.policy import Jitter, OnTimeout
-from homing.core.ports import Delivery
+from homing.core.notifications import Channel
+from homing.core.ports.providers import Delivery
+from homing.core.retry.policy import Jitter, OnTimeout
 
 SETTINGS = """\
 store = "homing.db"

@@ -6,35 +6,23 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from homing.core.failover import Route, Stop
-from homing.core.model import (
-    Channel,
-    Claim,
-    Command,
-    CommandName,
-    Content,
-    Message,
-    Mode,
-    NewNotification,
-    Outcome,
-    OutcomeKind,
-    Priority,
-    Receipt,
-    ReceiptEvent,
-    Recipient,
-    Submission,
-)
-from homing.core.policy import Keys, RetryPolicy
-from homing.core.rows import Change, Row, new_row
+from homing.core.lifecycle.claims import Claim, NewNotification, Submission
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.lifecycle.rows import Change, Row, new_row
+from homing.core.notifications import Channel, Content, Message, Mode, OutcomeKind, Priority, Recipient
+from homing.core.retry.policy import MatchKeys, RetryPolicy
+from homing.core.routing.failover import Route, RouteStep
 
 NOW = 1_737_387_000_000
 """2025-01-20T15:30:00Z, the time in source 002's example."""
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 
-ONE: Route = (Stop("twilio"),)
-TWO: Route = (Stop("twilio"), Stop("sns"))
-THREE: Route = (Stop("twilio"), Stop("sns"), Stop("spare"))
+ONE: Route = (RouteStep("twilio"),)
+TWO: Route = (RouteStep("twilio"), RouteStep("sns"))
+THREE: Route = (RouteStep("twilio"), RouteStep("sns"), RouteStep("spare"))
 
 MESSAGE = Message(
     recipient=Recipient(id="user-uuid-789", phone="+15550100"),
@@ -46,8 +34,8 @@ STEADY = RetryPolicy(max_attempts=5, base_ms=10 * SECOND, factor=2.0)
 """10 s, 20 s, 40 s …, without jitter and cap."""
 
 
-def make_keys(**changes: Any) -> Keys:
-    keys = Keys("default", "order_confirmed", "orders", Channel.SMS, Priority.MEDIUM)
+def make_keys(**changes: Any) -> MatchKeys:
+    keys = MatchKeys("default", "order_confirmed", "orders", Channel.SMS, Priority.MEDIUM)
     return replace(keys, **changes)
 
 

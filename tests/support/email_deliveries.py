@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from homing.core.model import Attachment, Channel, Content, Priority, Recipient
-from homing.core.ports import Delivery
-from homing.providers.http import Answer, Failure, Request
+from homing.core.notifications import Attachment, Channel, Content, Priority, Recipient
+from homing.core.ports.providers import Delivery
+from homing.net.http import HttpRequest, HttpResponse, TransportFailure
 
 ID = "018d0c7e-5a00-7000-8000-000000000001"
 NOW_MS = 1_705_320_000_000
@@ -37,18 +37,18 @@ def a_mail(content: Content | None = None, **fields: Any) -> Delivery:
 class FakeTransport:
     """A transport that records its requests and returns the given response."""
 
-    def __init__(self, answer: Answer | Failure) -> None:
+    def __init__(self, answer: HttpResponse | TransportFailure) -> None:
         self.answer = answer
-        self.requests: list[Request] = []
+        self.requests: list[HttpRequest] = []
 
-    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+    async def send(self, request: HttpRequest, *, timeout_ms: int) -> HttpResponse | TransportFailure:
         self.requests.append(request)
         return self.answer
 
     async def close(self) -> None: ...
 
 
-UNREACHABLE = FakeTransport(Failure(code="connect", error="nobody is there", written=False))
+UNREACHABLE = FakeTransport(TransportFailure(code="connect", error="nobody is there", written=False))
 
 FULL = Content(
     subject="Grüße aus Köln – Ihre Bestellung ist unterwegs und kommt morgen an, wenn alles gut geht",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from homing.sim.loop import VirtualLoop
+from homing.rehearsal.virtual_time import VirtualLoop
 from support.engine_world import World
 
 

@@ -13,30 +13,19 @@ from typing import Any
 import pytest
 
 from homing import Homing, InvalidRequest, Listed
-from homing.compose import Given, list_provider
-from homing.core.breaker import Breaker, Phase
-from homing.core.decide import Facts
+from homing.compose import ProviderArgument, list_provider
 from homing.core.errors import StoreUnavailable
-from homing.core.limits import RateLimit
-from homing.core.model import (
-    Acceptance,
-    Channel,
-    Claim,
-    ClaimBatch,
-    ClaimRequest,
-    Event,
-    Lease,
-    Outcome,
-    OutcomeKind,
-    Recipient,
-    Settlement,
-    SettleResult,
-    Status,
-    Submission,
-)
-from homing.core.ports import Delivery, Taken, Want
-from homing.providers.scripted import ScriptedProvider
-from homing.sim.loop import VirtualClock, VirtualLoop
+from homing.core.lifecycle.claims import Acceptance, Claim, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
+from homing.core.notifications import Channel, OutcomeKind, Recipient, Status
+from homing.core.ports.providers import Delivery
+from homing.core.ports.stores import TokenGrant, TokenRequest
+from homing.core.retry.decide import RecipientFacts
+from homing.core.routing.breaker import Breaker, Phase
+from homing.core.routing.rate_limits import RateLimit
+from homing.providers.local.scripted import ScriptedProvider
+from homing.rehearsal.virtual_time import VirtualClock, VirtualLoop
 from homing.stores.memory import MemoryStore
 
 SECOND, MINUTE, HOUR, DAY = 1.0, 60.0, 3600.0, 86_400.0
@@ -120,11 +109,11 @@ class WatchedStore(MemoryStore):
         await self._meet("put_breaker")
         return await super().put_breaker(provider, breaker)
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
         await self._meet("take")
         return await super().take(key, limit, want)
 
-    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
+    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
         await self._meet("take_many")
         return await super().take_many(wants)
 
@@ -146,7 +135,7 @@ class World:
         self.events: list[Event] = []
         self._engines: list[Homing] = []
 
-    def make(self, providers: Mapping[str, Given] | None = None, **settings: Any) -> Homing:
+    def make(self, providers: Mapping[str, ProviderArgument] | None = None, **settings: Any) -> Homing:
         """Returns an engine that is not open yet."""
         settings.setdefault("worker_name", f"w{len(self._engines) + 1}")
         settings.setdefault("on_event", self.events.append)
@@ -161,7 +150,11 @@ class World:
         return engine
 
     async def open(
-        self, providers: Mapping[str, Given] | None = None, *, working: bool = True, **settings: Any
+        self,
+        providers: Mapping[str, ProviderArgument] | None = None,
+        *,
+        working: bool = True,
+        **settings: Any,
     ) -> Homing:
         """Returns an open engine, with a running worker unless `working` is False."""
         engine = self.make(providers, **settings)
@@ -227,7 +220,7 @@ class RecipientHook:
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:
         return {}
 
-    async def facts(self, claims: Sequence[Claim]) -> Mapping[str, Facts]:
+    async def facts(self, claims: Sequence[Claim]) -> Mapping[str, RecipientFacts]:
         self.asked += 1
         answer = self._facts(claims)
         if asyncio.iscoroutine(answer):

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-from homing.sim.loop import VirtualLoop
+from homing.rehearsal.virtual_time import VirtualLoop
 
 T = TypeVar("T")
 NewLoop = Callable[[], asyncio.AbstractEventLoop]

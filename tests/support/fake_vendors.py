@@ -30,15 +30,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from homing.providers.acs import AcsProvider
-from homing.providers.fcm import FcmProvider
-from homing.providers.http import Answer, Request
-from homing.providers.secret import Secret
-from homing.providers.sendgrid import SendGridProvider
-from homing.providers.sns import SnsProvider
-from homing.providers.standard_webhooks import SigningKey, signature
-from homing.providers.twilio import TwilioProvider
-from homing.providers.twilio_callbacks import signature_of
+from homing.net.http import HttpRequest, HttpResponse
+from homing.providers.acs.provider import AcsProvider
+from homing.providers.common.secrets import Secret
+from homing.providers.common.standard_webhooks import SigningKey, build_signature_header
+from homing.providers.fcm.provider import FcmProvider
+from homing.providers.sendgrid.provider import SendGridProvider
+from homing.providers.sns.provider import SnsProvider
+from homing.providers.twilio.callbacks import compute_signature
+from homing.providers.twilio.provider import TwilioProvider
 
 PUBLIC = "https://notify.example.org"
 """The public URL of the service, which the vendors sign whatever address the service listens on."""
@@ -156,10 +156,10 @@ class FakeVendors:
         self.sends: Counter[tuple[str, str]] = Counter()
         self.certificate = _certificate()
 
-    async def send(self, request: Request, *, timeout_ms: int) -> Answer:
+    async def send(self, request: HttpRequest, *, timeout_ms: int) -> HttpResponse:
         host = urlsplit(request.url).netloc
         if request.method == "GET":
-            return Answer(status=200, headers={}, body=self.certificate)
+            return HttpResponse(status=200, headers={}, body=self.certificate)
         if host.startswith("oauth"):
             return _json(200, {"access_token": "ya29", "expires_in": 3600, "token_type": "Bearer"})
         for part, taken in (
@@ -216,29 +216,29 @@ class FakeVendors:
 
     # Messages to the vendors ------------------------------------------------------------------------
 
-    def _twilio(self, request: Request) -> Answer:
+    def _twilio(self, request: HttpRequest) -> HttpResponse:
         form = dict(parse_qsl(request.body.decode()))
         sid = self._taken("twilio", form["To"], {"url": form["StatusCallback"]}, "SM")
         return _json(201, {"sid": sid, "status": "queued"})
 
-    def _sns(self, request: Request) -> Answer:
+    def _sns(self, request: HttpRequest) -> HttpResponse:
         form = parse_qs(request.body.decode())
         id = self._taken("sns", form["PhoneNumber"][0])
         body = f"<R><PublishResult><MessageId>{id}</MessageId></PublishResult></R>"
-        return Answer(status=200, headers={}, body=body.encode())
+        return HttpResponse(status=200, headers={}, body=body.encode())
 
-    def _sendgrid(self, request: Request) -> Answer:
+    def _sendgrid(self, request: HttpRequest) -> HttpResponse:
         (person,) = json.loads(request.body)["personalizations"]
         id = self._taken("sendgrid", person["to"][0]["email"], person["custom_args"])
-        return Answer(status=202, headers={"x-message-id": id})
+        return HttpResponse(status=202, headers={"x-message-id": id})
 
-    def _acs(self, request: Request) -> Answer:
+    def _acs(self, request: HttpRequest) -> HttpResponse:
         address = json.loads(request.body)["recipients"]["to"][0]["address"]
         operation = dict(request.headers)["Operation-Id"]
         self._taken("acs", address, {"operation": operation})
         return _json(202, {"id": operation, "status": "Running"})
 
-    def _fcm(self, request: Request) -> Answer:
+    def _fcm(self, request: HttpRequest) -> HttpResponse:
         id = self._taken("fcm", json.loads(request.body)["message"]["token"])
         return _json(200, {"name": f"projects/demo-proj/messages/{id}"})
 
@@ -271,7 +271,7 @@ def twilio_post(report: Report, token: str = TOKEN) -> Post:
     params = [("MessageSid", report.message_id), *TWILIO[report.what].items()]
     headers = {
         "Content-Type": "application/x-www-form-urlencoded",
-        "X-Twilio-Signature": signature_of(token, url, params),
+        "X-Twilio-Signature": compute_signature(token, url, params),
     }
     return Post(url.removeprefix(PUBLIC), headers, urlencode(params).encode(), (report,))
 
@@ -344,7 +344,7 @@ def fcm_post(report: Report, secret: str = APP_SECRET) -> Post:
         "Content-Type": "application/json",
         "Webhook-Id": report.id,
         "Webhook-Timestamp": str(stamp),
-        "Webhook-Signature": signature([SigningKey(Secret(secret))], report.id, stamp, body),
+        "Webhook-Signature": build_signature_header([SigningKey(Secret(secret))], report.id, stamp, body),
     }
     return Post("/api/v1/webhooks/fcm/delivery-status", headers, body, (report,))
 
@@ -364,8 +364,8 @@ def forged(report: Report) -> Post:
             return fcm_post(report, secret="whsec_" + b64encode(b"guessed" * 5).decode())
 
 
-def _json(status: int, said: Mapping[str, Any]) -> Answer:
-    return Answer(status=status, headers={}, body=json.dumps(said).encode())
+def _json(status: int, said: Mapping[str, Any]) -> HttpResponse:
+    return HttpResponse(status=status, headers={}, body=json.dumps(said).encode())
 
 
 def _certificate() -> bytes:

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from homing import Channel, Content, Delivery, Priority, Recipient
-from homing.providers.fcm import FcmProvider
-from homing.providers.http import Transport
-from homing.testing.faults import Act, Received, answer
+from homing.net.http import Transport
+from homing.providers.fcm.provider import FcmProvider
+from homing.testing.fault_server import ReceivedRequest, ServerAction, answer
 from support.vector_files import vectors
 
 FCM: dict[str, Any] = vectors("fcm")
@@ -60,12 +60,12 @@ def an_fcm(transport: Transport, url: str = "http://127.0.0.1:1", **settings: An
     return FcmProvider(transport, **given)
 
 
-def a_token(name: str = "ya29.test", lasts_s: object = 3599) -> Act:
+def a_token(name: str = "ya29.test", lasts_s: object = 3599) -> ServerAction:
     """Returns a token server's successful response."""
     return answer(
         200, json.dumps({"access_token": name, "expires_in": lasts_s, "token_type": "Bearer"}).encode()
     )
 
 
-def asks_for_a_token(received: Received) -> bool:
+def asks_for_a_token(received: ReceivedRequest) -> bool:
     return received.path == "/token"

@@ -16,10 +16,10 @@ import pytest
 
 from homing import Homing
 from homing.api.all_routes import all_routes
-from homing.api.app import App
-from homing.api.server import Server, ServerSettings, listening
-from homing.api.service import Service, ServiceSettings, Watcher
-from homing.core.access import Caller, Scope
+from homing.api.http.app import App
+from homing.api.http.server import HttpServer, ServerSettings, open_listener
+from homing.api.service import RequestObserver, Service, ServiceSettings
+from homing.core.access.scopes import Caller, Scope
 from support.event_loops import LoopKind
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class RunningService:
         loop_kind: LoopKind,
         settings: ServiceSettings | None = None,
         *,
-        watchers: Sequence[Watcher] = (),
+        watchers: Sequence[RequestObserver] = (),
         **homing: Any,
     ) -> None:
         self._settings = settings or ServiceSettings()
@@ -134,8 +134,8 @@ class RunningService:
                 engine=self.engine, gatekeeper=AnyKey(), trail=self.trail, settings=self._settings
             )
             self.app = App(service, all_routes(), chance=random.Random(1), watchers=self._watchers)
-            self._server = Server(self.app, ServerSettings())
-            at = listening("127.0.0.1", 0)
+            self._server = HttpServer(self.app, ServerSettings())
+            at = open_listener("127.0.0.1", 0)
             self.port = at.getsockname()[1]
             self._ready.set()
             await self._server.serve([at])

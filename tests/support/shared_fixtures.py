@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from homing.providers.transport import CurlTransport
+from homing.net.curl_transport import CurlTransport
 from homing.stores.postgres import PostgresStore
-from homing.testing.faults import FaultServer
+from homing.testing.fault_server import FaultServer
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from homing import Channel, Content, Delivery
-from homing.core.model import OutcomeKind
-from homing.providers.http import Answer, Failure, Request
-from homing.providers.sns import SnsProvider
-from homing.providers.twilio import TwilioProvider
+from homing.core.notifications import OutcomeKind
+from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.providers.sns.provider import SnsProvider
+from homing.providers.twilio.provider import TwilioProvider
 from homing.testing import provider_suite as suite
 
 NOW_MS = 1_705_320_000_000
@@ -54,7 +54,7 @@ def a_push(**fields: Any) -> Delivery:
 class UnusedTransport:
     """A transport for tests that send nothing."""
 
-    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+    async def send(self, request: HttpRequest, *, timeout_ms: int) -> HttpResponse | TransportFailure:
         raise AssertionError("nothing is sent here")
 
     async def close(self) -> None: ...

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from homing.core.model import Channel, Content
-from homing.rendering.files import Folder, Source, Written, file_name
-from homing.rendering.templates import Library, rendered
+from homing.core.notifications import Channel, Content
+from homing.rendering.folder_templates import (
+    TemplateFile,
+    TemplateFolder,
+    TemplateLibrary,
+    TemplateSources,
+    part_file_name,
+    render_with_json_data,
+)
 
 ORDER: dict[str, str] = {
     "order/sample.json": '{"name": "Ada", "items": [{"name": "Tea", "price": 9.5}]}',
@@ -38,11 +44,11 @@ def render(
     partials: Mapping[str, str] | None = None,
 ) -> Content:
     """Renders one source as the only part of an email."""
-    name = f"t/en/{file_name(Channel.EMAIL, part)}"
-    one = Source(name=name, channel=Channel.EMAIL, part=part, text=source)
-    written = {"t": {"en": Written(sources=(one,), version="1")}}
-    library = Library(Folder(written=written, partials=dict(partials or {})))
-    return rendered(library.compiled("t", "en"), "t", Channel.EMAIL, data or {}).content
+    name = f"t/en/{part_file_name(Channel.EMAIL, part)}"
+    one = TemplateFile(name=name, channel=Channel.EMAIL, part=part, text=source)
+    written = {"t": {"en": TemplateSources(sources=(one,), version="1")}}
+    library = TemplateLibrary(TemplateFolder(written=written, partials=dict(partials or {})))
+    return render_with_json_data(library.compiled("t", "en"), "t", Channel.EMAIL, data or {}).content
 
 
 def text(source: str, data: Mapping[str, Any] | None = None, **more: Any) -> str:

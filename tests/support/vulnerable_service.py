@@ -2,7 +2,7 @@
 
     python tests/support/vulnerable_service.py serve …
 
-The server is uvicorn's own protocol, without the limits of `homing.api.server`: trailers become headers,
+The server is uvicorn's own protocol, without the limits of `homing.api.http.server`: trailers become headers,
 headers may be repeated, and a byte after a response cancels the only timer. Forms on unsubscribe links may be
 large and are parsed by the standard library's MIME parser.
 """
@@ -17,7 +17,8 @@ from typing import Any
 from msgspec.structs import replace
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from homing.api import server, unsubscribe
+from homing.api.http import server
+from homing.api.intake import unsubscribe
 from homing.cli.app import run
 
 
@@ -38,10 +39,10 @@ def parsed_as_mime(content_type: str, body: bytes) -> bool:
 
 
 def plant() -> None:
-    server.Connection = UnlimitedConnection  # type: ignore[assignment,misc]
+    server.ClientConnection = UnlimitedConnection  # type: ignore[assignment,misc]
     unsubscribe.is_one_click = parsed_as_mime
     routes = unsubscribe.routes.all
-    routes[:] = [replace(route, most_bytes=None) for route in routes]
+    routes[:] = [replace(route, max_bytes=None) for route in routes]
 
 
 if __name__ == "__main__":

@@ -9,16 +9,23 @@ from typing import Any
 import pytest
 
 from homing import Channel, ConfigError, Delivery, Homing, Listed, RateLimit
-from homing.compose import callback_sink, configured_sinks, engine_settings, list_provider, roster, store
-from homing.config import load
-from homing.core.failover import Stop
-from homing.core.model import Mode
-from homing.engine.clock import SystemClock
-from homing.engine.roster import Roster
-from homing.providers.console import ConsoleProvider
-from homing.providers.file import FileProvider
-from homing.providers.function import FunctionProvider
-from homing.providers.scripted import ScriptedProvider
+from homing.compose import (
+    build_callback_sink,
+    build_engine_settings,
+    build_roster,
+    build_sinks,
+    build_store,
+    list_provider,
+)
+from homing.core.notifications import Mode
+from homing.core.routing.failover import RouteStep
+from homing.engine.provider_roster import ProviderRoster
+from homing.engine.system_runtime import SystemClock
+from homing.providers.local.console import ConsoleProvider
+from homing.providers.local.file import FileProvider
+from homing.providers.local.function import FunctionProvider
+from homing.providers.local.scripted import ScriptedProvider
+from homing.settings import load_settings
 from homing.sinks.log import LogSink
 from homing.stores.memory import MemoryStore
 
@@ -28,25 +35,25 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def wired(providers: dict[str, Any] | None = None, **flags: Any) -> Roster:
-    return roster(load(flags={"providers": providers or {}, **flags}))
+def wired(providers: dict[str, Any] | None = None, **flags: Any) -> ProviderRoster:
+    return build_roster(load_settings(flags={"providers": providers or {}, **flags}))
 
 
 # Stores ------------------------------------------------------------------------------------------------
 
 
 def test_memory_is_a_store() -> None:
-    assert isinstance(store("memory:"), MemoryStore)
+    assert isinstance(build_store("memory:"), MemoryStore)
 
 
 @pytest.mark.parametrize("address", ["homing.db", "sqlite:homing.db"])
 def test_a_path_is_a_sqlite_file(address: str) -> None:
-    assert type(store(address)).__name__ == "SqliteStore"
+    assert type(build_store(address)).__name__ == "SqliteStore"
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
 def test_a_url_is_a_postgres_database_and_its_password_is_not_shown(scheme: str) -> None:
-    made = store(f"{scheme}://ada:secret@db.example.com:5433/app?schema=outbox")
+    made = build_store(f"{scheme}://ada:secret@db.example.com:5433/app?schema=outbox")
     assert repr(made) == "PostgresStore('db.example.com:5433/app', schema='outbox')"
 
 
@@ -61,7 +68,7 @@ def test_a_url_is_a_postgres_database_and_its_password_is_not_shown(scheme: str)
 )
 def test_an_invalid_store_is_refused(address: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"store: .*{says}"):
-        store(address)
+        build_store(address)
 
 
 # Providers ---------------------------------------------------------------------------------------------
@@ -104,7 +111,7 @@ def test_a_provider_given_in_python_is_an_object_a_function_or_listed() -> None:
 
     own = ScriptedProvider()
     ready = Listed(id="whatever", provider=own, channels=(Channel.SMS,), max_in_flight=1)
-    found = roster(load(), {"own": own, "call": call, "READY": ready})
+    found = build_roster(load_settings(), {"own": own, "call": call, "READY": ready})
     assert [listed.id for listed in found] == ["own", "call", "ready"]
     assert found["own"].provider is own
     assert isinstance(found["call"].provider, FunctionProvider)
@@ -122,11 +129,11 @@ def test_a_provider_given_in_python_can_declare_its_channels() -> None:
 def test_routes_follow_the_order_of_the_providers_unless_given() -> None:
     providers = {"twilio": {"kind": "console"}, "sns": {"kind": "console", "channels": ["sms", "email"]}}
     found = wired(providers)
-    assert found.route(Channel.SMS) == (Stop("twilio"), Stop("sns"))
-    assert found.route(Channel.PUSH) == (Stop("twilio"),)
+    assert found.route(Channel.SMS) == (RouteStep("twilio"), RouteStep("sns"))
+    assert found.route(Channel.PUSH) == (RouteStep("twilio"),)
     turned = wired(providers, routes={"sms": ["AWS_SNS", "Twilio"], "email": ["sns"]})
-    assert turned.route(Channel.SMS) == (Stop("sns"), Stop("twilio"))
-    assert turned.route(Channel.EMAIL) == (Stop("sns"),)
+    assert turned.route(Channel.SMS) == (RouteStep("sns"), RouteStep("twilio"))
+    assert turned.route(Channel.EMAIL) == (RouteStep("sns"),)
 
 
 def test_with_host_slots_each_host_is_its_own_outlet() -> None:
@@ -241,7 +248,9 @@ def test_two_spellings_of_one_provider_are_refused() -> None:
 
 
 def test_a_sink_is_made_from_its_table() -> None:
-    sinks = configured_sinks(load(flags={"sinks": {"more": {"kind": "log", "events": ["StatusChanged"]}}}))
+    sinks = build_sinks(
+        load_settings(flags={"sinks": {"more": {"kind": "log", "events": ["StatusChanged"]}}})
+    )
     assert {name: names for name, (_, names) in sinks.items()} == {
         "log": {"NotificationFailed", "Alert"},
         "more": {"StatusChanged"},
@@ -261,14 +270,14 @@ def test_a_sink_is_made_from_its_table() -> None:
 )
 def test_a_sink_that_cannot_be_made_is_named(table: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        configured_sinks(load(flags={"sinks": {"x": table}}))
+        build_sinks(load_settings(flags={"sinks": {"x": table}}))
     assert caught.value.field == field
     assert says in caught.value.message
 
 
 def test_a_function_can_subscribe_only_to_existing_events() -> None:
     with pytest.raises(ConfigError, match="events: has 'Everything'"):
-        callback_sink(print, ["Everything"])
+        build_callback_sink(print, ["Everything"])
 
 
 # Engines -----------------------------------------------------------------------------------------------
@@ -288,7 +297,7 @@ def test_the_engine_s_settings_are_those_of_the_file() -> None:
         "dedup_windows_ms": {"otp": "1m"},
         "spool": "spool.jsonl",
     }
-    made = engine_settings(load(flags=flags))
+    made = build_engine_settings(load_settings(flags=flags))
     assert (made.name, made.tenant, made.preset.name) == ("w-7", "acme", "simple")
     assert (made.worker.poll_ms, made.worker.lease_ms) == (10, 120_000)
     assert (made.slots.bulk, made.intake.limits.fan_out) == (3, 5)
@@ -300,12 +309,12 @@ def test_the_engine_s_settings_are_those_of_the_file() -> None:
 
 
 def test_an_unnamed_worker_is_named_after_its_process() -> None:
-    assert engine_settings(load()).name.endswith(f":{os.getpid()}")
+    assert build_engine_settings(load_settings()).name.endswith(f":{os.getpid()}")
 
 
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ConfigError, match="preset: is 'complex'; it must be one of priority, simple"):
-        engine_settings(load(flags={"preset": "complex"}))
+        build_engine_settings(load_settings(flags={"preset": "complex"}))
 
 
 def test_a_rule_that_contradicts_itself_is_refused_when_the_engine_is_made() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from homing import ConfigError, Rule
-from homing.config import Settings, default_text, duration_ms, load, rule_from
+from homing.settings import Settings, build_rule, default_settings_text, load_settings, parse_duration
 
 
 @pytest.fixture(autouse=True)
@@ -32,8 +32,8 @@ def squared(attempt: int) -> float:
 
 
 def test_without_other_sources_the_default_file_applies() -> None:
-    raw = tomllib.loads(default_text())
-    settings = load()
+    raw = tomllib.loads(default_settings_text())
+    settings = load_settings()
     assert set(raw) <= set(Settings.__struct_fields__)
     assert (settings.store, settings.tenant, settings.preset) == ("homing.db", "default", "priority")
     assert settings.worker.poll_ms == 1000
@@ -46,19 +46,19 @@ def test_without_other_sources_the_default_file_applies() -> None:
 def test_each_source_overrides_the_previous_one() -> None:
     file = written('tenant = "file"\nstore = "file.db"\nspool = "file.spool"\n')
     env = {"HOMING_STORE": "env.db", "HOMING_SPOOL": "env.spool", "PATH": "/bin"}
-    settings = load(file, env=env, flags={"spool": "flag.spool", "tenant": None})
+    settings = load_settings(file, env=env, flags={"spool": "flag.spool", "tenant": None})
     assert (settings.tenant, settings.store, settings.spool) == ("file", "env.db", "flag.spool")
 
 
 def test_a_homing_toml_in_the_current_folder_is_read_automatically() -> None:
     Path("homing.toml").write_text('tenant = "here"\n', encoding="utf-8")
-    assert load().tenant == "here"
+    assert load_settings().tenant == "here"
 
 
 def test_tables_are_merged_key_by_key() -> None:
     file = written("[slots]\nbulk = 3\n[providers.out]\nkind = 'file'\npath = 'a'\n")
     env = {"HOMING_SLOTS__STANDARD": "9", "HOMING_PROVIDERS__OUT__PATH": "b"}
-    settings = load(file, env=env, flags={"slots": {"priority": 5}})
+    settings = load_settings(file, env=env, flags={"slots": {"priority": 5}})
     assert (settings.slots.priority, settings.slots.standard, settings.slots.bulk) == (5, 9, 3)
     assert settings.providers == {"out": {"kind": "file", "path": "b"}}
 
@@ -71,7 +71,7 @@ def test_variables_may_contain_numbers_lists_and_text() -> None:
         "HOMING_TENANT": "42",
         "HOMING_STORE": "true",
     }
-    settings = load(env=env)
+    settings = load_settings(env=env)
     assert settings.synchronous_types == ("alarm",)
     assert settings.thresholds.failure_rate == 2.5
     assert settings.worker.poll_ms == 300_000
@@ -81,10 +81,10 @@ def test_variables_may_contain_numbers_lists_and_text() -> None:
 def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('tenant = "acme"\n')
-    assert load(env={"HOMING_CONFIG": str(file)}).tenant == "acme"
+    assert load_settings(env={"HOMING_CONFIG": str(file)}).tenant == "acme"
     other = tmp_path / "other.toml"
     other.write_text('tenant = "globex"\n')
-    assert load(other, env={"HOMING_CONFIG": str(file)}).tenant == "globex"
+    assert load_settings(other, env={"HOMING_CONFIG": str(file)}).tenant == "globex"
 
 
 # Durations ---------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_a_variable_may_name_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_duration_is_a_number_or_text(given: Any, ms: int) -> None:
-    assert duration_ms(given, "x") == ms
+    assert parse_duration(given, "x") == ms
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_a_duration_is_a_number_or_text(given: Any, ms: int) -> None:
 )
 def test_an_invalid_duration_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"where: is .*; give milliseconds or text like 30s, 5m, 1h30m"):
-        duration_ms(given, "where")
+        parse_duration(given, "where")
 
 
 # Rules -------------------------------------------------------------------------------------------------
 
 
 def test_a_rule_is_one_flat_table() -> None:
-    settings = load(
+    settings = load_settings(
         written(
             """
             [[rules]]
@@ -148,19 +148,19 @@ def test_a_rule_is_one_flat_table() -> None:
 
 def test_a_rule_given_in_python_is_used_unchanged() -> None:
     rule = Rule(name="x")
-    assert load(flags={"rules": [rule]}).rules == (rule,)
+    assert load_settings(flags={"rules": [rule]}).rules == (rule,)
 
 
 @pytest.mark.parametrize("call", [squared, f"{__name__}:squared"])
 def test_a_rule_may_name_a_function(call: Any) -> None:
-    rule = rule_from({"name": "mine", "backoff": "callable", "call": call}, "rules[0]")
+    rule = build_rule({"name": "mine", "backoff": "callable", "call": call}, "rules[0]")
     assert rule.policy.given()["call"](3) == 9000
 
 
 @pytest.mark.parametrize("call", ["nowhere.at:all", "math", "math:pi", f"{__name__}:nothing", 5])
 def test_a_missing_function_is_refused(call: Any) -> None:
     with pytest.raises(ConfigError, match=r"rules\[0\]\.call"):
-        rule_from({"name": "mine", "backoff": "callable", "call": call}, "rules[0]")
+        build_rule({"name": "mine", "backoff": "callable", "call": call}, "rules[0]")
 
 
 # Errors ------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("flags", "field", "says"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
 def test_a_wrong_setting_is_named_with_what_is_allowed(flags: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(flags=flags)
+        load_settings(flags=flags)
     assert caught.value.field.startswith(field)
     assert says in caught.value.message
 
@@ -235,31 +235,31 @@ def test_a_misspelt_setting_is_reported_with_its_place(source: str, said: str) -
         "flags": {"flags": {"presset": "simple"}},
     }
     with pytest.raises(ConfigError, match=f"presset: is not known; did you mean preset.*{said}"):
-        load(**sources[source])
+        load_settings(**sources[source])
 
 
 def test_a_variable_for_a_table_and_one_for_its_part_are_mutually_exclusive() -> None:
     for names in (("HOMING_SLOTS", "HOMING_SLOTS__BULK"), ("HOMING_SLOTS__BULK", "HOMING_SLOTS")):
         with pytest.raises(ConfigError, match="both set"):
-            load(env=dict.fromkeys(names, "5"))
+            load_settings(env=dict.fromkeys(names, "5"))
 
 
 def test_a_named_file_must_exist() -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
-        load("missing.toml")
+        load_settings("missing.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        load(Path.cwd())
+        load_settings(Path.cwd())
 
 
 def test_invalid_toml_is_reported_with_its_position() -> None:
     with pytest.raises(ConfigError, match=r"test\.toml: is not valid TOML: .*line 2"):
-        load(written('store = "x"\ntenant = \n'))
+        load_settings(written('store = "x"\ntenant = \n'))
     Path("test.toml").write_bytes(b'store = "\xff"')
     with pytest.raises(ConfigError, match="is not valid TOML"):
-        load("test.toml")
+        load_settings("test.toml")
 
 
 def test_loading_twice_keeps_settings_separate() -> None:
-    load(flags={"slots": {"bulk": 1}, "providers": {"a": {"kind": "console"}}})
-    assert load().slots.bulk == 64
-    assert load().providers == {}
+    load_settings(flags={"slots": {"bulk": 1}, "providers": {"a": {"kind": "console"}}})
+    assert load_settings().slots.bulk == 64
+    assert load_settings().providers == {}

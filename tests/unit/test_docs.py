@@ -11,28 +11,30 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from homing import Homing, SyncHoming, config
-from homing.core import errors, events, states
-from homing.core.breaker import PUSH_BREAKER, BreakerPolicy
-from homing.core.model import (
+from homing import Homing, SyncHoming
+from homing.core import errors
+from homing.core.lifecycle import events, states
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import (
     Channel,
-    CommandName,
     Content,
-    Event,
     Filter,
     Message,
     Mode,
     Notification,
     OutcomeKind,
     Reason,
-    ReceiptEvent,
     Recipient,
     Status,
 )
-from homing.core.policy import MODES, Backoff, Jitter, OnTimeout, PolicyPatch, RetryPolicy
-from homing.core.presets import PRESETS
-from homing.core.request import SendRequest
-from homing.engine.sending import Rejection, SendResult
+from homing.core.retry.policy import MODE_DEFAULTS, Backoff, Jitter, OnTimeout, PolicyPatch, RetryPolicy
+from homing.core.retry.presets import PRESETS
+from homing.core.routing.breaker import PUSH_BREAKER, BreakerPolicy
+from homing.core.send_request import SendRequest
+from homing.engine.intake.accept import Rejection, SendResult
+from homing.settings import default_settings_text, parse_duration
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -65,7 +67,7 @@ def _listed(page: str, start: str) -> set[str]:
 
 
 def _ms(text: str) -> int:
-    return config.duration_ms(text.replace("min", "m").replace(" ", ""), "docs")
+    return parse_duration(text.replace("min", "m").replace(" ", ""), "docs")
 
 
 def test_every_code_block_that_imports_homing_is_marked_as_runnable_or_not() -> None:
@@ -123,7 +125,7 @@ def test_all_outcomes_and_reasons_are_described() -> None:
 
 
 def test_the_effect_of_each_outcome_on_a_breaker_matches_the_code() -> None:
-    from homing.core.breaker import blames_provider
+    from homing.core.routing.breaker import blames_provider
 
     words = {True: "failure", False: "success", None: "ignored"}
     for kind, _, _, breaker in _rows("outcomes-and-reasons.md", "Outcomes"):
@@ -159,12 +161,12 @@ def test_the_settings_match_the_default_file() -> None:
         (key, tomllib.loads(f"value = {default}")["value"])
         for key, default, _ in _rows("settings.md", "Settings")
     ]
-    assert told == list(flat(tomllib.loads(config.default_text())))
+    assert told == list(flat(tomllib.loads(default_settings_text())))
 
 
 def test_the_settings_without_a_default_are_described() -> None:
     headings = re.findall(r"^### `\[+(\w+)", (REFERENCE / "settings.md").read_text(), re.MULTILINE)
-    empty = {key for key, value in tomllib.loads(config.default_text()).items() if value == {}}
+    empty = {key for key, value in tomllib.loads(default_settings_text()).items() if value == {}}
     assert set(headings) == empty | {"sinks", "rules"}
 
 
@@ -214,7 +216,10 @@ def test_the_modes_match_the_code() -> None:
     rows = {row[0]: row[2] for row in _rows("policies-and-presets.md", "Delivery modes")}
     assert set(rows) == {mode.value for mode in Mode}
     for mode, words in rows.items():
-        attempts, seconds = MODES[Mode(mode)]["max_attempts"], MODES[Mode(mode)]["timeout_ms"] // 1000
+        attempts, seconds = (
+            MODE_DEFAULTS[Mode(mode)]["max_attempts"],
+            MODE_DEFAULTS[Mode(mode)]["timeout_ms"] // 1000,
+        )
         assert re.search(
             rf"{'one attempt' if attempts == 1 else f'{attempts} attempts'}\D+{seconds} s", words
         ), mode

@@ -89,7 +89,7 @@ def calls(path: Path) -> Iterator[Found]:
 
 
 def part_of(dotted: str) -> str:
-    """Maps `homing.core.model` to `core`. Modules outside of a part belong to the package itself."""
+    """Maps `homing.core.notifications` to `core`. Modules outside of a part belong to the package itself."""
     _, _, below = dotted.partition(".")
     first = below.partition(".")[0]
     return first if first in RULES or first in FOR_TRIALS else "homing"
@@ -140,7 +140,7 @@ def test_the_core_uses_no_clock_randomness_log_or_io() -> None:
 
 def test_the_core_exists_and_was_checked() -> None:
     seen = {module for module, _ in modules(PACKAGE) if part_of(module) == "core"}
-    assert {"homing.core", "homing.core.decide", "homing.core.rows"} <= seen
+    assert {"homing.core", "homing.core.retry.decide", "homing.core.lifecycle.rows"} <= seen
 
 
 def test_no_two_parts_may_import_each_other() -> None:
@@ -163,7 +163,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("core/model", "from homing.engine.worker import Worker"),
+        ("core/model", "from homing.engine.delivery.worker import Worker"),
         ("core/model", "import homing"),
         ("core/model", "from .. import engine"),
         ("core/model", "from ..engine import worker"),
@@ -175,30 +175,30 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("engine/worker", "from importlib import import_module\nimport_module('homing.sinks.log')"),
         ("engine/worker", "import importlib\nimportlib.import_module('homing.sinks.log')"),
         ("engine/worker", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import homing.cli"),
-        ("stores/memory", "from homing.providers.http import Client"),
+        ("stores/memory", "from homing.net.http import Client"),
         ("stores/sql/deep/one", "from ....providers import http"),
         ("stores/__init__", "from ..engine import intake"),
-        ("timers/redis", "from homing.engine.upkeep import Upkeep"),
+        ("timers/redis", "from homing.engine.upkeep.upkeep import Upkeep"),
         ("sinks/kafka", "from homing.timers.kafka import Producer"),
-        ("rendering/templates", "from homing.config import Settings"),
+        ("rendering/templates", "from homing.settings import Settings"),
         ("api/app", "from homing.stores.memory import MemoryStore"),
         ("api/app", "from homing.compose import compose"),
-        ("dashboard/pages", "from homing.api.app import app"),
+        ("dashboard/pages", "from homing.api.http.app import app"),
         ("bridges/rabbitmq", "from homing.sinks.rabbitmq import publish"),
-        ("config", "from homing.engine.room import Slots"),
-        ("compose", "from homing.testing.clock import VirtualClock"),
+        ("config", "from homing.engine.delivery.capacity import Slots"),
+        ("compose", "from homing.testing.manual_clock import VirtualClock"),
         ("library", "from homing.sinks.log import LogSink"),
-        ("client/clients", "from homing.engine.sending import SendResult"),
-        ("client/types", "from homing.api.batch import BatchItem"),
+        ("client/clients", "from homing.engine.intake.accept import SendResult"),
+        ("client/types", "from homing.api.intake.batch import BatchItem"),
         ("library", "from homing.cli import main"),
         ("cli/send", "from homing.stores.memory import MemoryStore"),
         ("cli/send", "from homing.sim import run"),
         ("cli/send", "from homing.testing import fakes"),
         ("cli/send", "from homing.benching import sink"),
-        ("engine/worker", "from homing.benching.crew import Crew"),
+        ("engine/worker", "from homing.benching.worker_processes import Crew"),
         ("engine/demo", "from homing.sim import run"),
         ("__init__", "from homing.testing import fakes"),
-        ("novelty", "from homing.core.model import Claim"),
+        ("novelty", "from homing.core.notifications import Claim"),
     ],
 )
 def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: str, source: str) -> None:
@@ -210,22 +210,25 @@ def test_a_wrong_import_is_found_anywhere_in_a_module(tmp_path: Path, module: st
     ("module", "source"),
     [
         ("core/rows", "from homing.core import events\nfrom . import model\nfrom .model import Claim"),
-        ("engine/worker", "from homing.core.model import Claim\nfrom homing.engine import settler"),
+        ("engine/worker", "from homing.core.notifications import Claim\nfrom homing.engine import settler"),
         ("stores/sql/one", "from homing.core import rows\nfrom ..codec import Codec\nimport sqlite3"),
-        ("client/sync_calls", "from homing.core.model import Notification\nimport http.client"),
-        ("api/app", "import homing.engine.intake\nfrom homing.core import errors"),
+        ("client/sync_calls", "from homing.core.notifications import Notification\nimport http.client"),
+        ("api/app", "import homing.engine.intake.requests\nfrom homing.core import errors"),
         ("compose", "from homing.stores.memory import M\nfrom homing.api import app\nimport redis"),
-        ("library", "from homing import compose, config\nfrom homing.engine.homing import Engine"),
+        ("library", "from homing import compose, config\nfrom homing.engine.engine import Engine"),
         ("cli/send", "from homing import __version__, compose\nfrom homing.library import Homing"),
         ("cli/demo", "from homing.sim import run\nfrom homing.testing import fakes"),
         ("cli/demo/stage", "from homing.testing import fakes"),
         ("cli/policy_simulate", "import homing.sim"),
-        ("cli/bench", "from homing.benching.running import measure"),
-        ("benching/crew", "from homing.library import Homing\nfrom homing.providers.http import Request"),
-        ("__init__", "from homing.library import Homing\nfrom homing.core.model import Status"),
+        ("cli/bench", "from homing.benching.run import measure"),
+        ("benching/crew", "from homing.library import Homing\nfrom homing.net.http import Request"),
+        ("__init__", "from homing.library import Homing\nfrom homing.core.notifications import Status"),
         ("__main__", "from homing.cli import main"),
         ("testing/fakes", "from homing.stores.memory import M\nfrom homing.cli import main\nimport homing"),
-        ("sim/run", "from homing.testing.clock import VirtualClock\nfrom homing.compose import compose"),
+        (
+            "sim/run",
+            "from homing.testing.manual_clock import VirtualClock\nfrom homing.compose import compose",
+        ),
     ],
 )
 def test_an_allowed_import_is_accepted(tmp_path: Path, module: str, source: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import homing
-from homing import config
+from homing import settings
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -91,11 +91,11 @@ def test_the_library_depends_only_on_msgspec() -> None:
 
 
 def test_the_default_file_has_exactly_the_existing_settings() -> None:
-    tables = tomllib.loads(config.default_text())
-    kinds = config.Settings.__annotations__
-    assert set(tables) | {"rules"} == set(config.Settings.__struct_fields__)
+    tables = tomllib.loads(settings.default_settings_text())
+    kinds = settings.Settings.__annotations__
+    assert set(tables) | {"rules"} == set(settings.Settings.__struct_fields__)
     for name, table in tables.items():
-        kind = getattr(config, kinds[name], None)
+        kind = getattr(settings, kinds[name], None)
         if kind is not None:
             needed = {
                 one.name for one in msgspec.structs.fields(kind) if one.required
@@ -107,8 +107,8 @@ def test_the_default_file_alone_is_a_complete_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "homing.toml").write_text(config.default_text())
-    assert config.load(env={}) == config.load(tmp_path / "homing.toml", env={})
+    (tmp_path / "homing.toml").write_text(settings.default_settings_text())
+    assert settings.load_settings(env={}) == settings.load_settings(tmp_path / "homing.toml", env={})
 
 
 def test_no_file_contains_a_path_of_a_machine() -> None:

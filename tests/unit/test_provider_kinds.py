@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from homing import Channel, ConfigError, Delivery, Outcome, OutcomeKind, making
-from homing.compose import list_provider, roster
-from homing.config import load
-from homing.engine.roster import Roster
-from homing.making import PROVIDERS
-from homing.providers.transport import CurlTransport
-from homing.providers.webhook import WebhookProvider
+from homing import Channel, ConfigError, Delivery, Outcome, OutcomeKind
+from homing.compose import build_roster, factories, list_provider
+from homing.compose.factories import PROVIDERS
+from homing.engine.provider_roster import ProviderRoster
+from homing.net.curl_transport import CurlTransport
+from homing.providers.webhook.provider import WebhookProvider
+from homing.settings import load_settings
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -25,8 +25,8 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def wired(providers: dict[str, Any], **flags: Any) -> Roster:
-    return roster(load(flags={"providers": providers, **flags}))
+def wired(providers: dict[str, Any], **flags: Any) -> ProviderRoster:
+    return build_roster(load_settings(flags={"providers": providers, **flags}))
 
 
 def test_all_providers_share_one_transport() -> None:
@@ -104,13 +104,13 @@ async def test_shared_parts_are_closed_after_the_providers_even_if_closing_one_f
                 raise OSError
 
     listed = [list_provider(name, Part(name)) for name in ("first", "second")]
-    await Roster(listed, shared=Part("shared")).close()
+    await ProviderRoster(listed, shared=Part("shared")).close()
     assert closed == ["first", "second", "shared"]
 
 
 def told(code: str) -> str:
     """Returns what a new interpreter prints."""
-    lines = f"import sys; from homing.compose import roster; from homing.config import load\n{code}"
+    lines = f"import sys; from homing.compose import roster; from homing.settings import load\n{code}"
     done = subprocess.run([sys.executable, "-c", lines], check=False, capture_output=True, text=True)
     return done.stdout + done.stderr
 
@@ -136,7 +136,7 @@ def test_a_missing_library_is_named_with_the_extra_to_install(
 
 def test_no_provider_module_is_imported_before_it_is_used() -> None:
     seen = "print(*[m for m in sys.modules if m.startswith('homing.providers.') or m == 'pycurl'])"
-    assert told(f"roster(load()); {seen}").split() == ["homing.providers.console"]
+    assert told(f"roster(load()); {seen}").split() == ["homing.providers.local.console"]
 
 
 @pytest.mark.parametrize(
@@ -155,5 +155,5 @@ def test_wrong_settings_of_the_http_client_are_named(http: dict[str, Any], says:
 
 def test_every_kind_names_a_class_with_the_required_methods() -> None:
     for kind, address in PROVIDERS.items():
-        made: Any = making.load(address)
+        made: Any = factories.import_object(address)
         assert all(callable(getattr(made, name)) for name in ("send", "check", "close")), kind

@@ -1,5 +1,5 @@
-"""The REST API: an ASGI application, its routes by subject, and the OpenAPI document generated from them.
+"""The REST service: HTTP requests come in, engine calls go out, and JSON responses come back.
 
-HTTP requests come in. Each route reads its request strictly, calls the engine and returns a struct, which is
-encoded as JSON. Imports `homing.core` and `homing.engine`, but no store and no provider.
+The folders match those of the engine: `intake`, `receipts`, `operations` and `access`; `http` has the server
+and `description` the OpenAPI document. Imports the engine and core.
 """

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from functools import cache
 
-from homing.api import (
+from homing.api.access import audit, keys, tenants
+from homing.api.description import meta
+from homing.api.http.routing import Route
+from homing.api.intake import batch, notifications, unsubscribe
+from homing.api.operations import (
     admin,
-    audit,
-    batch,
-    callbacks,
     dead_letters,
     jobs,
-    keys,
-    meta,
-    notifications,
     policies,
     providers,
     queue,
     recipients,
     suppressions,
     templates,
-    tenants,
-    unsubscribe,
 )
-from homing.api.routing import Route
+from homing.api.receipts import callbacks
 
 SUBJECTS = (
     notifications,

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 from msgspec import Struct, field
 
-from homing.core.access import Caller
+from homing.core.access.scopes import Caller
 from homing.core.rehearsal import Rehearsal, RehearsalReport
-from homing.engine.front import Front
-from homing.engine.homing import Engine
+from homing.engine.engine import Engine
+from homing.engine.tenant_api import TenantApi
 
 _MAX_FRONTS = 1_000
 
@@ -45,14 +45,14 @@ class Gatekeeper(Protocol):
         """Counts one request. Returns 0 if it is within the rate limit, else the milliseconds to wait."""
 
 
-class Trail(Protocol):
+class AuditRecorder(Protocol):
     """Records who does what in the audit trail."""
 
     async def note(self, caller: Caller, action: str, target: str, detail: Mapping[str, Any]) -> None:
         """Writes an entry. Called before the action is executed."""
 
 
-class Watcher(Protocol):
+class RequestObserver(Protocol):
     """Observes requests, for example for metrics. Both methods must be fast and have no side effects."""
 
     def began(self, headers: Sequence[tuple[bytes, bytes]]) -> Any:
@@ -67,7 +67,7 @@ class Service(Struct, kw_only=True):
 
     engine: Engine
     gatekeeper: Gatekeeper
-    trail: Trail
+    trail: AuditRecorder
     settings: ServiceSettings = ServiceSettings()
     simulate: Callable[[Rehearsal], Awaitable[RehearsalReport]] | None = None
     """Runs a simulation without blocking other requests. None if simulations are not available."""
@@ -75,10 +75,10 @@ class Service(Struct, kw_only=True):
     """Number of running simulations."""
     metrics: Callable[[], Awaitable[tuple[bytes, str]]] | None = None
     """Returns the metrics for Prometheus and their content type. None if metrics are not enabled."""
-    fronts: dict[str, Front] = field(default_factory=dict)
+    fronts: dict[str, TenantApi] = field(default_factory=dict)
     """Cached fronts by tenant."""
 
-    def front(self, tenant: str) -> Front:
+    def front(self, tenant: str) -> TenantApi:
         """Returns the engine's operations for one tenant."""
         if tenant == self.engine.tenant:
             return self.engine
@@ -90,7 +90,7 @@ class Service(Struct, kw_only=True):
         return found
 
 
-class Call(Struct, kw_only=True, gc=False):
+class ApiCall(Struct, kw_only=True, gc=False):
     """One request, as passed to a handler."""
 
     service: Service
@@ -110,10 +110,10 @@ class Call(Struct, kw_only=True, gc=False):
         query = self.scope["query_string"].decode("latin-1")
         base = self.service.settings.public_url.rstrip("/")
         base = base or f"{self.scope.get('scheme', 'http')}://{self.headers.get('host', '')}"
-        return f"{base}{sent_path(self.scope)}{f'?{query}' if query else ''}"
+        return f"{base}{raw_path(self.scope)}{f'?{query}' if query else ''}"
 
     @property
-    def front(self) -> Front:
+    def front(self) -> TenantApi:
         """The engine's operations for the caller's tenant."""
         return self.service.front(self.caller.tenant)
 
@@ -122,12 +122,13 @@ class Call(Struct, kw_only=True, gc=False):
         await self.service.trail.note(self.caller, action, target, detail)
 
 
-def sent_path(scope: Mapping[str, Any]) -> str:
+def raw_path(scope: Mapping[str, Any]) -> str:
     """Returns the path of a request, undecoded."""
     raw = scope.get("raw_path")
     return raw.decode("latin-1") if raw else quote(scope["path"])
 
 
-NOBODY = Caller(tenant="", who="", scopes=frozenset())
+ANONYMOUS = Caller(tenant="", who="", scopes=frozenset())
+
 
 Handler = Callable[..., Awaitable[Any]]

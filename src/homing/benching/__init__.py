@@ -8,5 +8,5 @@ every notification is accounted for; if not, no figure is reported. Only the com
 from __future__ import annotations
 
 
-class Unsound(Exception):
+class InvalidMeasurement(Exception):
     """A notification was lost or repeated, or counts do not match, so the figure would be invalid."""

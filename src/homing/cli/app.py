@@ -8,32 +8,31 @@ from importlib import import_module
 
 import typer
 
-from homing.cli.exits import ExitCode, code_of, one_line
+from homing.cli.common.exit_codes import ExitCode, exit_code_for, one_line
 from homing.cli.root import app
 
 _COMMANDS = (
-    "init",
-    "demo",
-    "send",
-    "process",
-    "worker",
-    "serve",
-    "read",
-    "explain",
-    "health",
-    "dead",
-    "operate",
-    "providers",
-    "policy",
-    "policy_table",
-    "simulate",
-    "templates",
-    "keys",
-    "tenants",
-    "audit",
-    "db",
-    "doctor",
-    "bench",
+    "setup.init",
+    "demo.command",
+    "intake.send",
+    "delivery.process",
+    "delivery.worker",
+    "delivery.serve",
+    "operations.status_and_lists",
+    "operations.explain",
+    "operations.stats_and_health",
+    "operations.dead",
+    "operations.retry_cancel_resolve_purge",
+    "operations.providers",
+    "operations.policy",
+    "operations.policy_simulate",
+    "operations.templates",
+    "access.keys",
+    "access.tenants",
+    "access.audit",
+    "setup.db",
+    "setup.doctor",
+    "setup.bench",
 )
 """Modules that register commands, in the order of `homing --help`."""
 
@@ -63,7 +62,7 @@ def run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except Exception as error:
-        code = code_of(error)
+        code = exit_code_for(error)
         if code is None:
             raise
         sys.stderr.write(f"error: {one_line(str(error))}\n")

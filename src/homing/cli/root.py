@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from homing.cli.shared import Config, NoColor, Options, ShowRecipients, Store, Tenant
+from homing.cli.common.options import Config, NoColor, Options, ShowRecipients, Store, Tenant
 
 app = typer.Typer(
     name="homing",
@@ -48,7 +48,7 @@ def _globals(
         raise typer.Exit
 
 
-def group(name: str, help: str) -> typer.Typer:
+def add_command_group(name: str, help: str) -> typer.Typer:
     """Adds a command with subcommands to the application and returns it."""
     made = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(made, name=name)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homing.client.base import AsyncBase, SyncBase
 from homing.client.types import BatchItem, BatchResult
-from homing.core.request import SendRequest
+from homing.core.send_request import SendRequest
 
 _PATH = "/api/v1/notifications/batch"
 _NDJSON = "application/x-ndjson"

@@ -87,34 +87,39 @@ from homing.client.types import (
     WaitingQuery,
     WhyQuery,
 )
-from homing.core.access import Scope
-from homing.core.audit import Audited
-from homing.core.jobs import Job
-from homing.core.keys import ApiKey
-from homing.core.model import (
-    Channel,
-    Content,
-    ErrorGroup,
-    Mode,
-    Notification,
-    Page,
-    Priority,
-    Reason,
-    Recipient,
-    RollUp,
-    Status,
-)
-from homing.core.recipients import Device, QuietWindow, RecipientProfile, Suppression
-from homing.core.rehearsal import Outage, RehearsalReport, Traffic
-from homing.core.request import SendRequest
-from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
-from homing.core.templates import (
+from homing.core.access.api_keys import ApiKey
+from homing.core.access.audit import AuditEntryView
+from homing.core.access.scopes import Scope
+from homing.core.content.templates import (
     CheckReport,
     Preview,
     Template,
     TemplateParts,
     TemplateSummary,
     TemplateVersion,
+)
+from homing.core.lifecycle.jobs import Job
+from homing.core.notifications import (
+    Channel,
+    Content,
+    Mode,
+    Notification,
+    Page,
+    Priority,
+    Reason,
+    Recipient,
+    Status,
+)
+from homing.core.recipients.profiles import Device, QuietWindow, RecipientProfile, Suppression
+from homing.core.rehearsal import Outage, RehearsalReport, Traffic
+from homing.core.send_request import SendRequest
+from homing.core.statistics import (
+    AttemptStatistics,
+    AttemptSuccess,
+    ErrorGroup,
+    HealthMetrics,
+    RetryInfo,
+    RollUp,
 )
 
 
@@ -998,7 +1003,7 @@ class SyncCalls(SyncBase):
 
     # Audit
 
-    def list_audit(self, *, shared: bool = False, limit: int = 50) -> Iterator[Audited]:
+    def list_audit(self, *, shared: bool = False, limit: int = 50) -> Iterator[AuditEntryView]:
         """List the audit trail of the caller's tenant, newest first.
 
         Each entry is written before its action is executed, and contains the hash of the previous

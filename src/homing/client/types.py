@@ -11,11 +11,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from homing.core.access import Scope
-from homing.core.audit import Audited
-from homing.core.breaker import Phase
-from homing.core.keys import ApiKey
-from homing.core.model import (
+from homing.core.access.api_keys import ApiKey
+from homing.core.access.audit import AuditEntryView
+from homing.core.access.scopes import Scope
+from homing.core.content.templates import TemplateParts, TemplateSummary, TemplateVersion
+from homing.core.notifications import (
     Attempt,
     Cause,
     Channel,
@@ -27,10 +27,10 @@ from homing.core.model import (
     Recipient,
     Status,
 )
-from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout
-from homing.core.recipients import Device, Preference, QuietWindow, RecipientProfile, Suppression
+from homing.core.recipients.profiles import Device, Preference, QuietWindow, RecipientProfile, Suppression
 from homing.core.rehearsal import Outage, Traffic
-from homing.core.templates import TemplateParts, TemplateSummary, TemplateVersion
+from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout
+from homing.core.routing.breaker import Phase
 
 _T = TypeVar("_T")
 
@@ -1018,5 +1018,5 @@ class AuditQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class AuditPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Newest first; `cursor` asks for what follows, None is the end."""
 
-    items: tuple[Audited, ...]
+    items: tuple[AuditEntryView, ...]
     cursor: str | None = None

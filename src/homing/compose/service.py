@@ -11,31 +11,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from homing.api.access.authentication import ApiGatekeeper
 from homing.api.all_routes import all_routes
-from homing.api.app import App
-from homing.api.gatekeeper import Gate
-from homing.api.server import Server, ServerSettings, listening
-from homing.api.service import Service, ServiceSettings, Watcher
-from homing.config import Settings
-from homing.core.access import Caller, Scope
+from homing.api.http.app import App
+from homing.api.http.server import HttpServer, ServerSettings, open_listener
+from homing.api.service import RequestObserver, Service, ServiceSettings
+from homing.compose.factories import import_object
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
-from homing.engine.chance import SystemChance
-from homing.engine.clock import SystemClock
-from homing.engine.homing import Engine
-from homing.making import load
-from homing.observing.endpoint import Listen, listen_at
-from homing.providers.secret import secret
+from homing.engine.engine import Engine
+from homing.engine.system_runtime import SystemClock, SystemRandomSource
+from homing.providers.common.secrets import read_secret
+from homing.settings import Settings
+from homing.telemetry.http_endpoint import ListenAddress, parse_listen_address
 
 FOLDER = ".homing"
 """Name of the folder for files that must not be published."""
 
 
-def behind(settings: Settings, engine: Engine) -> Service:
+def build_service(settings: Settings, engine: Engine) -> Service:
     """Builds the object that the routes work with."""
     own = settings.service
     return Service(
         engine=engine,
-        gatekeeper=gate(settings, engine),
+        gatekeeper=build_gate(settings, engine),
         trail=engine.audit,
         settings=ServiceSettings(
             public_url=own.public_url,
@@ -49,18 +48,18 @@ def behind(settings: Settings, engine: Engine) -> Service:
     )
 
 
-def gate(settings: Settings, engine: Engine) -> Gate:
+def build_gate(settings: Settings, engine: Engine) -> ApiGatekeeper:
     """Builds the access check: API keys, and tokens of the issuers that the settings name."""
     own, clock = settings.service, SystemClock()
     tokens = None
     if own.jwt:
         if importlib.util.find_spec("jwt") is None:
             raise ConfigError("service.jwt", "needs PyJWT, which is missing: pip install 'homing[service]'")
-        issuers = load("homing.api.tokens:issuers")(
-            own.jwt, lambda field, given: secret(field, given).reveal()
+        issuers = import_object("homing.api.access.authentication:read_issuers")(
+            own.jwt, lambda field, given: read_secret(field, given).reveal()
         )
-        tokens = load("homing.api.tokens:Tokens")(issuers, clock)
-    return Gate(
+        tokens = import_object("homing.api.access.authentication:TokenVerifier")(issuers, clock)
+    return ApiGatekeeper(
         keys=engine.keys,
         tenants=engine.tenants,
         shared=engine.shared,
@@ -71,11 +70,11 @@ def gate(settings: Settings, engine: Engine) -> Gate:
     )
 
 
-def server(settings: Settings, served: Service, watchers: Sequence[Watcher] = ()) -> Server:
+def build_server(settings: Settings, served: Service, watchers: Sequence[RequestObserver] = ()) -> HttpServer:
     """Builds the HTTP server with all routes. Its sockets are passed in when it is started."""
     own = settings.service
-    return Server(
-        App(served, all_routes(), chance=SystemChance(), watchers=watchers),
+    return HttpServer(
+        App(served, all_routes(), chance=SystemRandomSource(), watchers=watchers),
         ServerSettings(
             head_ms=own.head_ms,
             keep_alive_ms=own.keep_alive_ms,
@@ -85,22 +84,22 @@ def server(settings: Settings, served: Service, watchers: Sequence[Watcher] = ()
     )
 
 
-def listen(settings: Settings) -> Listen:
+def listen_address(settings: Settings) -> ListenAddress:
     """Returns the address on which the service listens."""
-    return listen_at(settings.service.listen, "service.listen")
+    return parse_listen_address(settings.service.listen, "service.listen")
 
 
-def metrics_listen(settings: Settings) -> Listen:
+def metrics_address(settings: Settings) -> ListenAddress:
     """Returns the address on which metrics are served without a key."""
-    return listen_at(settings.metrics.listen, "metrics.listen")
+    return parse_listen_address(settings.metrics.listen, "metrics.listen")
 
 
-def bound(where: Listen) -> socket.socket:
+def bind_socket(where: ListenAddress) -> socket.socket:
     """Returns a listening socket. Raises `OSError` if the address is not available."""
-    return listening(where.host, where.port)
+    return open_listener(where.host, where.port)
 
 
-async def first_key(settings: Settings, engine: Engine) -> bool:
+async def ensure_first_key(settings: Settings, engine: Engine) -> bool:
     """Creates an admin key if the store has none, and writes it to its file. Returns True if the file is new.
 
     The key is first written to a file that ends in `.new`, then to the store, and then the file is renamed. A

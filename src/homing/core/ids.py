@@ -41,7 +41,7 @@ def _head(now_ms: int) -> str:
     return f"{text[:8]}-{text[8:]}-7"
 
 
-def made_at(id: str) -> int:
+def id_time_ms(id: str) -> int:
     """Returns the time in a UUIDv7, in epoch milliseconds, or 0 if the id is not a UUIDv7."""
     try:
         return int(id[:8] + id[9:13], 16)

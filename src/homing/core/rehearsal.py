@@ -12,15 +12,15 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from homing.core.breaker import BreakerPolicy
 from homing.core.errors import ConfigError
-from homing.core.model import Channel, Priority
-from homing.core.policy import RetryPolicy, Rule
+from homing.core.notifications import Channel, Priority
+from homing.core.retry.policy import RetryPolicy, Rule
+from homing.core.routing.breaker import BreakerPolicy
 
 PROVIDERS = ("primary", "secondary")
 """The providers of a rehearsal, in route order."""
 
-MOST_NOTIFICATIONS = 50_000
+MAX_NOTIFICATIONS = 50_000
 
 _WEEK_MS = 7 * 24 * 3_600_000
 _From0 = Annotated[int, Meta(ge=0, le=_WEEK_MS)]
@@ -107,7 +107,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True, rename="camel"):
     """Maximum number of sends in flight per provider."""
     breaker: BreakerPolicy | None = None
     """Breaker policy. None for the channel's default."""
-    notifications: int = MOST_NOTIFICATIONS
+    notifications: int = MAX_NOTIFICATIONS
     """Maximum number of notifications, whatever the traffic."""
     seed: int = 1
 
@@ -139,7 +139,7 @@ class Ending(Struct, frozen=True, kw_only=True, rename="camel"):
     count: int
 
 
-class Bucket(Struct, frozen=True, kw_only=True, rename="camel"):
+class TimeBucket(Struct, frozen=True, kw_only=True, rename="camel"):
     """One interval of the timeline, `RehearsalReport.bucket_ms` long."""
 
     start_ms: int
@@ -191,7 +191,7 @@ class RehearsalReport(Struct, frozen=True, kw_only=True, rename="camel"):
     endings: tuple[Ending, ...]
     """Numbers by status and reason, largest first."""
     bucket_ms: int
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[TimeBucket, ...]
     """Timeline, while there was traffic or an outage and until nearly all sends were made."""
     sends_after: int
     """Number of sends after the last bucket: late retries of notifications that wait for hours."""
@@ -212,9 +212,9 @@ def _problems(r: Rehearsal) -> list[tuple[str, str]]:
         (r.latency_ms >= 0, "latency_ms", f"is {r.latency_ms}; it cannot be negative"),
         (r.max_in_flight >= 1, "max_in_flight", f"is {r.max_in_flight}; it must be at least 1"),
         (
-            1 <= r.notifications <= MOST_NOTIFICATIONS,
+            1 <= r.notifications <= MAX_NOTIFICATIONS,
             "notifications",
-            f"is {r.notifications}; it must be from 1 to {MOST_NOTIFICATIONS}",
+            f"is {r.notifications}; it must be from 1 to {MAX_NOTIFICATIONS}",
         ),
         (
             bool(t.priorities)

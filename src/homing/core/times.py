@@ -13,16 +13,24 @@ from datetime import UTC, date, datetime, timedelta
 from homing.core.errors import ConfigError, InvalidRequest
 
 DAY_MS = 86_400_000
+
 LONGEST_MS = 100 * 365 * DAY_MS
 """Maximum of any duration, and of how far ahead a time may be: about 100 years."""
+
 LONGEST_TIMEOUT_MS = DAY_MS
 """Maximum timeout of one attempt. The lease is longer than the timeout, and blocks its notification."""
 
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 _MS = timedelta(milliseconds=1)
+
 _NEVER_EARLIER = datetime(2, 1, 1, tzinfo=UTC)
+
 _NEVER_LATER = datetime(9999, 1, 1, tzinfo=UTC)
+
 _FIRST_MS = (_NEVER_EARLIER - EPOCH) // _MS
+
 _LAST_MS = (_NEVER_LATER - EPOCH) // _MS
 
 

@@ -1,4 +1,6 @@
-"""The engine takes a request through to a settled notification.
+"""The engine: from a request to a settled notification.
 
-It reaches stores and providers through ports.
+Requests, callbacks and commands come in; store calls and provider calls go out, through the ports of the core.
+The folders name the work: `intake`, `delivery`, `receipts`, `operations`, `upkeep` and `access`. The engine
+imports the core only.
 """

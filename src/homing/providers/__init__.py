@@ -1,5 +1,4 @@
-"""Providers: each builds a request for one vendor or protocol, sends it, and classifies the response.
+"""Providers: one folder per vendor, `local` for console, file, function and scripted, `common` for what they share.
 
-The engine passes in a delivery and gets an outcome back. A provider may also verify callbacks and look up the
-status of a message. To add a provider, add one module.
+A delivery comes in and an outcome goes out. Providers import `core` and `net`, and never another vendor.
 """

@@ -1,6 +1,4 @@
-"""Templates: reads them from a folder or the registry, compiles them once, and renders them within fixed
-limits.
+"""Rendering: templates from a folder or a tenant, compiled once and rendered in a bounded sandbox.
 
-A template key, channel, locale and data come in; the content of a message, or an error with file and line,
-comes out.
+A template key, a locale and data come in; content goes out. Imports the core only.
 """

@@ -23,11 +23,23 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
-from homing.rendering.filters import BUILT, CONCAT, ROUNDS, allowed_filters, text_of
-from homing.rendering.meter import Stopped, account, step, write, written
+from homing.rendering.filters import (
+    CHARGE_CONCAT,
+    CHARGE_ITERATIONS,
+    CHARGE_LITERAL,
+    allowed_filters,
+    require_text_or_number,
+)
+from homing.rendering.render_budget import (
+    RenderStopped,
+    charge_characters,
+    charge_steps,
+    charge_text,
+    charge_value,
+)
 
-MOST_ROUNDS_OF_RANGE = 10_000
-MOST_BITS = 4096
+MAX_RANGE_LENGTH = 10_000
+MAX_INTEGER_BITS = 4096
 """Largest integer that a template may compute, in bits."""
 
 _TEXT_METHODS = frozenset(
@@ -52,8 +64,8 @@ _MISSING = object()
 
 def bounded_range(*bounds: int) -> range:
     made = range(*bounds)
-    if len(made) > MOST_ROUNDS_OF_RANGE:
-        raise Stopped(f"uses a range of more than {MOST_ROUNDS_OF_RANGE:,} numbers")
+    if len(made) > MAX_RANGE_LENGTH:
+        raise RenderStopped(f"uses a range of more than {MAX_RANGE_LENGTH:,} numbers")
     return made
 
 
@@ -73,7 +85,7 @@ class _ChargingCodeGenerator(CodeGenerator):
         return f"environment.written({super()._output_const_repr(group)})"
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
+class TemplateSandbox(ImmutableSandboxedEnvironment):
     """The environment of all templates of a folder. Only `partials` can be included, extended or imported."""
 
     code_generator_class = _ChargingCodeGenerator
@@ -99,7 +111,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "cycler": Cycler,
             "joiner": Joiner,
         }
-        self.written = written
+        self.written = charge_text
         """Charges the template's own text. Called by the compiled code."""
 
     def make_globals(self, d: MutableMapping[str, Any] | None) -> MutableMapping[str, Any]:
@@ -151,18 +163,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return getattr(obj, "__name__", "") in names
 
     def call(self, context: Context, obj: Any, /, *args: Any, **named: Any) -> Any:
-        step(5)
+        charge_steps(5)
         if not self.is_safe_callable(obj):
             raise SecurityError("calls something that templates must not call")
-        return account(context.call(obj, *args, **named))
+        return charge_value(context.call(obj, *args, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        step(1)
+        charge_steps(1)
         return _OPERATORS[operator](left, right)
 
     def join_path(self, template: str, parent: str) -> str:
         """Rejects including text in HTML, where it would not be escaped, and HTML in text."""
-        step(20)
+        charge_steps(20)
         if template.endswith(".html") != parent.endswith(".html"):
             raise PartialNotFound(
                 template[:100], "cannot be included here; use .html in HTML, .txt elsewhere"
@@ -187,24 +199,24 @@ class _ChargeInserter(NodeTransformer):
         if node.recursive:
             raise TemplateSyntaxError("uses a recursive loop, which is not allowed", node.lineno, self._name)
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, ROUNDS)
+        node.iter = _filtered(node.iter, CHARGE_ITERATIONS)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(nodes.List(node.nodes, lineno=node.lineno), CONCAT)
+        return _filtered(nodes.List(node.nodes, lineno=node.lineno), CHARGE_CONCAT)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(node, BUILT)
+        return _filtered(node, CHARGE_LITERAL)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return _filtered(node, BUILT)
+        return _filtered(node, CHARGE_LITERAL)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         self.generic_visit(node)
-        return node if node.ctx != "load" else _filtered(node, BUILT)
+        return node if node.ctx != "load" else _filtered(node, CHARGE_LITERAL)
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Node:  # noqa: N802
         raise TemplateSyntaxError(
@@ -219,9 +231,9 @@ def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
 @pass_context  # the context is unused, but keeps Jinja from evaluating constants at compile time
 def _finalize(context: Context, value: Any) -> Any:
     if type(value) is str:
-        return written(value)
-    found = text_of(value)
-    write(len(found) if isinstance(found, str) else 32)
+        return charge_text(value)
+    found = require_text_or_number(value)
+    charge_characters(len(found) if isinstance(found, str) else 32)
     return found
 
 
@@ -231,14 +243,14 @@ def _is_number(value: Any) -> bool:
 
 def _add(left: Any, right: Any) -> Any:
     if all(isinstance(value, (str, list, tuple)) for value in (left, right)):
-        write((len(left) + len(right)) * 6)  # escaping turns one character into up to six
-        return account(left + right)
+        charge_characters((len(left) + len(right)) * 6)  # escaping turns one character into up to six
+        return charge_value(left + right)
     return _bounded(operator.add)(left, right)
 
 
 def _power(left: Any, right: Any) -> Any:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MOST_BITS:
-        raise Stopped("computes a number that is too large")
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > MAX_INTEGER_BITS:
+        raise RenderStopped("computes a number that is too large")
     return _bounded(operator.pow)(left, right)
 
 
@@ -249,10 +261,10 @@ def _bounded(work: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
                 str(value)  # raises an error with the undefined name
             if not _is_number(value):
                 kind = _KINDS.get(type(value), "something else")
-                raise Stopped(f"uses {kind} in arithmetic; only numbers are allowed")
+                raise RenderStopped(f"uses {kind} in arithmetic; only numbers are allowed")
         result = work(left, right)
-        if isinstance(result, int) and result.bit_length() > MOST_BITS:
-            raise Stopped("computes a number that is too large")
+        if isinstance(result, int) and result.bit_length() > MAX_INTEGER_BITS:
+            raise RenderStopped("computes a number that is too large")
         return result
 
     return run

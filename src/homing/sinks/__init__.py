@@ -1,1 +1,1 @@
-"""Sinks: destinations of events such as alerts, dead letters and status changes."""
+"""Sinks: where the relay publishes events. Imports the core only."""

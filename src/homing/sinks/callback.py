@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 
-from homing.core.model import Event
-from homing.core.ports import EventCall
+from homing.core.lifecycle.events import Event
+from homing.core.ports.plug_ins import EventCallback
 
 
 class CallbackSink:
@@ -15,7 +15,7 @@ class CallbackSink:
     If the function raises, the events are published again.
     """
 
-    def __init__(self, call: EventCall) -> None:
+    def __init__(self, call: EventCallback) -> None:
         self._call = call
 
     async def publish(self, events: Sequence[Event]) -> None:

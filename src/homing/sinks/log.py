@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from homing.core.events import STATUS_CHANGED
-from homing.core.model import Event
-from homing.core.redact import redact
+from homing.core.lifecycle.events import STATUS_CHANGED, Event
+from homing.core.redaction import redact
 
 log = logging.getLogger("homing.events")
 

@@ -11,34 +11,31 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from homing.core import rows
-from homing.core.effects import has_effects, receipt_effects
 from homing.core.errors import StoreError
-from homing.core.model import (
+from homing.core.lifecycle import rows
+from homing.core.lifecycle.claims import (
     Acceptance,
-    AmendResult,
     Claim,
     ClaimBatch,
     ClaimRequest,
-    Command,
-    CommandName,
-    Event,
-    Filter,
     Lease,
     NewNotification,
-    Receipt,
-    ReceiptResult,
-    Retention,
-    Settlement,
-    SettleResult,
-    Status,
     Submission,
 )
-from homing.core.pacing import LONGEST_REFILL_MS
-from homing.core.ports import Clock
-from homing.core.receipts import attempt_of
-from homing.core.rows import Change
-from homing.core.states import after_command, may_settle
+from homing.core.lifecycle.commands import AmendResult, Command, CommandName
+from homing.core.lifecycle.effects import has_effects, receipt_effects
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipt_decision import apply_receipt, attempt_of
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.row_commands import apply_command, resent_row
+from homing.core.lifecycle.row_events import events_of
+from homing.core.lifecycle.rows import Change
+from homing.core.lifecycle.states import after_command, may_settle
+from homing.core.notifications import Filter, Status
+from homing.core.ports.runtime import Clock
+from homing.core.ports.stores import Retention
+from homing.core.routing.rate_limits import LONGEST_REFILL_MS
 from homing.stores.memory_reads import MemoryReads, decode_message, encode_message, matcher
 from homing.stores.memory_registry import MemoryRegistry, check_puts
 from homing.stores.memory_schedule import NOWHERE, Kept, Place, place_of
@@ -179,7 +176,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         unchanged: list[str] = []
         orphaned: list[str] = []
         for receipt in batch:
-            if not self._receipts.hear(receipt, now):
+            if not self._receipts.handle_callback(receipt, now):
                 unchanged.append(receipt.event_id)
                 continue
             kept = self._kept.get(self._receipts.owner(receipt) or "")
@@ -278,11 +275,11 @@ class MemoryStore(MemoryReads, MemoryRegistry):
     def _amend(self, kept: Kept, command: Command, now: int) -> bool:
         """Applies an allowed command. Returns True if it takes effect only after the current attempt."""
         was = place_of(kept.row)
-        change = rows.command(kept.row, command, now)
+        change = apply_command(kept.row, command, now)
         assert change is not None, "only a command that is possible gets here"
         self._commit(kept, change, was)
         if command.name is CommandName.RESEND:
-            fresh = rows.resent(kept.row, command, now)
+            fresh = resent_row(kept.row, command, now)
             successor = Kept(fresh.row, kept.message)
             self._enroll(successor)
             self._commit(successor, fresh, NOWHERE)
@@ -294,7 +291,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         verdict = self._receipts.verdict(kept, receipt, index, now)
         if verdict is not None:
             was = place_of(kept.row)
-            self._commit(kept, rows.receive(kept.row, verdict, receipt, now), was)
+            self._commit(kept, apply_receipt(kept.row, verdict, receipt, now), was)
             if has_effects(receipt):
                 recipient = decode_message(kept.message).recipient
                 self._write(receipt_effects(kept.row, recipient, receipt))
@@ -321,7 +318,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         self._ledger.record(change)
         if self._subscribed:
             message = decode_message(kept.message)
-            self._outbox.add(rows.events_of(change, self._subscribed, message, kept.attempts))
+            self._outbox.add(events_of(change, self._subscribed, message, kept.attempts))
 
     def _remove(self, kept: Kept) -> None:
         self._strike(kept)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from homing.core.model import Acceptance, NewNotification, Submission
+from homing.core.lifecycle.claims import Acceptance, NewNotification, Submission
 
 
-class Keys:
+class MemoryKeys:
     """Idempotency keys with their results, and dedup keys with their notifications."""
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from homing.core.model import LaneRoom
-from homing.core.outlets import OutletRoom
+from homing.core.lifecycle.claims import LaneCapacity
+from homing.core.routing.fair_share import OutletCapacity
 
 Taker = Callable[[str], None]
 """Leases the row with this id, so that it is no longer due when the next row is chosen."""
@@ -51,7 +51,7 @@ class Agenda:
         return sorted({e for e in self._heap if after < e[0] <= until and self._holds(*e)})
 
 
-class Queue(Agenda):
+class MemoryQueue(Agenda):
     """The waiting rows of one tenant at one outlet in one lane."""
 
     __slots__ = ("alarm_at", "outlet", "ready", "served", "tenant")
@@ -69,7 +69,7 @@ class Queue(Agenda):
         self.alarm_at: int | None = None
 
 
-class Turns:
+class MemoryTurns:
     """One tenant of a lane: its last turn, and its outlets that have due rows."""
 
     __slots__ = ("aside", "queued", "ready", "served", "tenant")
@@ -94,8 +94,8 @@ class Lane:
     def __init__(self, holds_at: Callable[[str], Callable[[int, str], bool]]) -> None:
         self._holds_at = holds_at
         """Returns, for an outlet, a function that tests whether a row still waits there for a time."""
-        self._queues: dict[tuple[str, str], Queue] = {}
-        self._tenants: dict[str, Turns] = {}
+        self._queues: dict[tuple[str, str], MemoryQueue] = {}
+        self._tenants: dict[str, MemoryTurns] = {}
         self._line: list[tuple[int, str]] = []
         """Heap of (served, tenant), with one entry per tenant with ready queues."""
         self._alarms: list[tuple[int, str, str]] = []
@@ -106,7 +106,7 @@ class Lane:
         """Adds a waiting row."""
         queue = self._queues.get((tenant, outlet))
         if queue is None:
-            queue = Queue(tenant, outlet, self._holds_at(outlet))
+            queue = MemoryQueue(tenant, outlet, self._holds_at(outlet))
             self._queues[tenant, outlet] = queue
         queue.add(due_at, id)
         if not queue.ready and (queue.alarm_at is None or due_at < queue.alarm_at):
@@ -116,7 +116,7 @@ class Lane:
         """Removes a waiting row."""
         self._queues[tenant, outlet].leave()
 
-    def deal(self, room: LaneRoom, outlets: OutletRoom, now: int, take: Taker) -> None:
+    def deal(self, room: LaneCapacity, outlets: OutletCapacity, now: int, take: Taker) -> None:
         """Takes one row of each tenant in turn until the capacity is used or no due row is left.
 
         This makes the shares equal, and tenants with more rows share the capacity that the others leave
@@ -138,7 +138,7 @@ class Lane:
         for tenant in room_left:
             self._come_back(self._tenants[tenant])
 
-    def next_due_at(self, outlets: OutletRoom, now: int) -> int | None:
+    def next_due_at(self, outlets: OutletCapacity, now: int) -> int | None:
         """Returns the earliest due time after `now` among the outlets that have capacity.
 
         Ignores rows in queues whose due rows did not fit. The worker claims again as soon as it has capacity.
@@ -163,7 +163,7 @@ class Lane:
             heappush(self._alarms, alarm)
         return found
 
-    def _serve(self, turns: Turns, outlets: OutletRoom, now: int, take: Taker) -> bool:
+    def _serve(self, turns: MemoryTurns, outlets: OutletCapacity, now: int, take: Taker) -> bool:
         """Takes the oldest due row of the tenant's least recently served outlet."""
         while turns.ready:
             place = heappop(turns.ready)
@@ -185,7 +185,7 @@ class Lane:
             return True
         return False
 
-    def _come_back(self, turns: Turns) -> None:
+    def _come_back(self, turns: MemoryTurns) -> None:
         """Restores the turn of a tenant whose due rows did not fit into the claim."""
         for place in turns.aside:
             heappush(turns.ready, place)
@@ -200,7 +200,7 @@ class Lane:
             if queue.alarm_at == due_at:
                 self._look(queue, now)
 
-    def _look(self, queue: Queue, now: int) -> None:
+    def _look(self, queue: MemoryQueue, now: int) -> None:
         """Marks a queue as ready if its first row is due. Otherwise sets an alarm for that row."""
         queue.alarm_at = None
         first = queue.first()
@@ -212,15 +212,15 @@ class Lane:
         queue.ready = True
         turns = self._tenants.get(queue.tenant)
         if turns is None:
-            turns = self._tenants[queue.tenant] = Turns(queue.tenant)
+            turns = self._tenants[queue.tenant] = MemoryTurns(queue.tenant)
         heappush(turns.ready, (queue.served, queue.outlet))
         self._line_up(turns)
 
-    def _line_up(self, turns: Turns) -> None:
+    def _line_up(self, turns: MemoryTurns) -> None:
         if turns.ready and not turns.queued:
             turns.queued = True
             heappush(self._line, (turns.served, turns.tenant))
 
-    def _set_alarm(self, queue: Queue, due_at: int) -> None:
+    def _set_alarm(self, queue: MemoryQueue, due_at: int) -> None:
         queue.alarm_at = due_at
         heappush(self._alarms, (due_at, queue.tenant, queue.outlet))

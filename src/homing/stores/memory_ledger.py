@@ -7,9 +7,12 @@ from heapq import heappop, heappush
 
 from msgspec import msgpack
 
-from homing.core.model import Channel, Event, RollUp, Status, Tally
-from homing.core.rows import Change, Row, sums_of
-from homing.core.views import when
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.row_events import roll_up_counts
+from homing.core.lifecycle.rows import Change, Row
+from homing.core.lifecycle.views import optional_moment
+from homing.core.notifications import Channel, Status
+from homing.core.statistics import RollUp, Tally
 
 HOUR_MS = 3_600_000
 
@@ -33,7 +36,7 @@ class Ledger:
         if change.before is not None:
             _add(cells, change.before, change.attempts_before, -1)
         _add(cells, row.status, row.attempts, 1)
-        sums = sums_of(change)
+        sums = roll_up_counts(change)
         if sums:
             key = (change.at - change.at % HOUR_MS, row.tenant, row.channel, change.provider)
             hour = self._hours.setdefault(key, {})
@@ -69,7 +72,11 @@ class Ledger:
         ]
         return tuple(
             RollUp(
-                hour_at=when(hour_at), tenant=whose, channel=channel, provider=provider, **self._hours[key]
+                hour_at=optional_moment(hour_at),
+                tenant=whose,
+                channel=channel,
+                provider=provider,
+                **self._hours[key],
             )
             for key in sorted(keys)
             for hour_at, whose, channel, provider in (key,)

@@ -10,25 +10,16 @@ from itertools import islice
 
 from msgspec import msgpack
 
-from homing.core import views
-from homing.core.model import (
-    ErrorGroup,
-    Filter,
-    History,
-    Message,
-    Notification,
-    Page,
-    RollUp,
-    Status,
-    Tally,
-)
-from homing.core.ports import Clock
-from homing.core.rows import Row
-from homing.stores.memory_keys import Keys
+from homing.core.lifecycle import views
+from homing.core.lifecycle.rows import Row
+from homing.core.notifications import Filter, History, Message, Notification, Page, Status
+from homing.core.ports.runtime import Clock
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.codec import count_fitting
+from homing.stores.memory_keys import MemoryKeys
 from homing.stores.memory_ledger import Ledger, Outbox
 from homing.stores.memory_receipts import Receipts
 from homing.stores.memory_schedule import Kept, Schedule
-from homing.stores.paging import that_fit
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -42,7 +33,7 @@ class MemoryReads:
         self._ids: dict[str, list[str]] = {}
         """Sorted ids of each tenant. Purged ids are removed once they outnumber the others."""
         self._purged_ids: dict[str, int] = {}
-        self._keys = Keys()
+        self._keys = MemoryKeys()
         self._schedule = Schedule(self._kept)
         self._ledger = Ledger()
         self._outbox = Outbox()
@@ -97,7 +88,7 @@ class MemoryReads:
         return self._ledger.roll_ups(tenant, self._clock.now_ms() - since_ms)
 
     async def oldest_retry_at(self, tenant: str | None) -> datetime | None:
-        return views.when(self._schedule.oldest_retry_at(tenant))
+        return views.optional_moment(self._schedule.oldest_retry_at(tenant))
 
     async def silent(
         self, status: Status, providers: Collection[str], *, after: int, until: int, limit: int
@@ -181,7 +172,7 @@ def _microseconds(at: datetime | None) -> int | None:
 
 def _page(found: Sequence[Kept], limit: int) -> Page:
     """Returns the notifications, as many as the limit and the maximum size of a page allow."""
-    items = tuple(map(_show, found[: min(limit, that_fit(len(kept.message) for kept in found))]))
+    items = tuple(map(_show, found[: min(limit, count_fitting(len(kept.message) for kept in found))]))
     return Page(items=items, cursor=items[-1].id if items and len(items) < len(found) else None)
 
 
@@ -204,6 +195,6 @@ def _group(members: Sequence[Row]) -> ErrorGroup:
         last_error=newest.last_error,
         count=len(members),
         unacknowledged=sum(row.acknowledged_at is None for row in members),
-        newest_at=views.when(newest.failed_at or newest.updated_at),
+        newest_at=views.optional_moment(newest.failed_at or newest.updated_at),
         example_id=newest.id,
     )

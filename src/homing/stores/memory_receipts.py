@@ -6,9 +6,8 @@ from collections import deque
 
 from msgspec.structs import replace
 
-from homing.core.model import Receipt
-from homing.core.receipts import Verdict, absorb
-from homing.core.rows import standing_of
+from homing.core.lifecycle.receipt_decision import ReceiptDecision, decide_receipt, receipt_context
+from homing.core.lifecycle.receipts import Receipt
 from homing.stores.memory_schedule import Kept
 
 _Waited = tuple[str, str]
@@ -29,7 +28,7 @@ class Receipts:
     def __len__(self) -> int:
         return len(self._heard)
 
-    def hear(self, receipt: Receipt, now: int) -> bool:
+    def handle_callback(self, receipt: Receipt, now: int) -> bool:
         """Stores the event. Returns False if it was stored before."""
         event = (receipt.provider, receipt.event_id)
         if event in self._heard:
@@ -74,9 +73,9 @@ class Receipts:
         self.link(kept, index)
         return True
 
-    def verdict(self, kept: Kept, receipt: Receipt, index: int, now: int) -> Verdict | None:
+    def verdict(self, kept: Kept, receipt: Receipt, index: int, now: int) -> ReceiptDecision | None:
         """Decides what the receipt does to the notification and stores its rank."""
-        verdict = absorb(standing_of(kept.row, kept.attempts, kept.ranks, index, now), receipt)
+        verdict = decide_receipt(receipt_context(kept.row, kept.attempts, kept.ranks, index, now), receipt)
         if verdict is not None:
             kept.ranks = (*kept.ranks[:index], verdict.rank, *kept.ranks[index + 1 :])
         return verdict

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
 
-from homing.core.model import AttemptRecord, ClaimRequest, Mode, Retention, Status
-from homing.core.outlets import OutletRoom
-from homing.core.rows import CauseRecord, Row
-from homing.core.states import FINAL
+from homing.core.lifecycle.claims import ClaimRequest
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.rows import CauseRecord, Row
+from homing.core.lifecycle.states import FINAL
+from homing.core.notifications import Mode, Status
+from homing.core.ports.stores import Retention
+from homing.core.routing.fair_share import OutletCapacity
 from homing.stores.memory_lanes import Agenda, Lane, Taker
 
 
@@ -89,7 +92,7 @@ class Schedule:
 
     def deal(self, request: ClaimRequest, now: int, take: Taker) -> int | None:
         """Calls `take` for each row that the claim gets and returns the next due time."""
-        outlets = OutletRoom(request.outlet_room, request.outlet_slots)
+        outlets = OutletCapacity(request.outlet_room, request.outlet_slots)
         lanes = [(self._lanes[name], room) for name, room in request.lanes.items() if name in self._lanes]
         for lane, room in lanes:
             lane.deal(room, outlets, now, take)

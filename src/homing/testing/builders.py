@@ -6,42 +6,42 @@ from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from homing.core.failover import Route, Stop
 from homing.core.ids import uuid7
-from homing.core.model import (
+from homing.core.lifecycle.claims import Claim, ClaimRequest, LaneCapacity, NewNotification, Submission
+from homing.core.lifecycle.outcomes import AttemptRecord, RegistryPut, Settlement
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.notifications import (
     DEFAULT_TENANT,
-    AttemptRecord,
     Channel,
-    Claim,
-    ClaimRequest,
     Content,
-    LaneRoom,
     Message,
     Mode,
-    NewNotification,
     OutcomeKind,
     Priority,
     Reason,
-    Receipt,
-    ReceiptEvent,
     Recipient,
-    RegistryPut,
-    Settlement,
     Status,
-    Submission,
     lane_of,
 )
+from homing.core.routing.failover import Route, RouteStep
 
 DAY_MS = 86_400_000
+
 HOUR_MS = 3_600_000
+
 MINUTE_MS = 60_000
+
 STANDARD_EMAIL = lane_of(Mode.STANDARD, Channel.EMAIL)
+
 STANDARD_SMS = lane_of(Mode.STANDARD, Channel.SMS)
-PLENTY = 1_000_000
+
+UNLIMITED_SLOTS = 1_000_000
 """Capacity that no test uses up."""
 
-MAIL_ROUTE: Route = (Stop("sendgrid"), Stop("acs"))
+
+MAIL_ROUTE: Route = (RouteStep("sendgrid"), RouteStep("acs"))
 """Route of an email: the providers in failover order."""
+
 
 _numbers = count(1)
 
@@ -141,21 +141,21 @@ def a_submission(
     )
 
 
-def everything(
+def a_claim_request(
     *lanes: str,
     worker: str = "w-1",
     lease_ms: int = MINUTE_MS,
-    slots: int = PLENTY,
-    tenant_slots: int = PLENTY,
+    slots: int = UNLIMITED_SLOTS,
+    tenant_slots: int = UNLIMITED_SLOTS,
     tenant_room: Mapping[str, int] | None = None,
-    outlet_slots: int = PLENTY,
+    outlet_slots: int = UNLIMITED_SLOTS,
     outlet_room: Mapping[str, int] | None = None,
 ) -> ClaimRequest:
     """Returns a request to claim all due rows of these lanes, unless an argument limits it.
 
     Without lanes, the request is for standard email.
     """
-    room = LaneRoom(slots=slots, tenant_slots=tenant_slots, tenant_room=tenant_room or {})
+    room = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_room=tenant_room or {})
     return ClaimRequest(
         worker=worker,
         lease_ms=lease_ms,
@@ -349,7 +349,7 @@ def a_receipt(
 ) -> Receipt:
     """Returns a receipt about one provider message. It is a new event unless `event_id` is given.
 
-    `outcome` and `retry_after_ms` are used only if the event is a failure.
+    `outcome` and `parse_retry_after_ms` are used only if the event is a failure.
     """
     failed = event is ReceiptEvent.FAILED
     return Receipt(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from homing import Homing, Status
-from homing.core.model import OutcomeKind
-from homing.providers.scripted import ScriptedProvider
+from homing.core.notifications import OutcomeKind
+from homing.providers.local.scripted import ScriptedProvider
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from homing.api.batch import MOST_ITEMS
+from homing.api.intake.batch import MAX_BATCH_ITEMS
 from homing.core.errors import StoreUnavailable
-from homing.core.model import Acceptance, Submission
-from homing.engine.clock import SystemClock
+from homing.core.lifecycle.claims import Acceptance, Submission
+from homing.engine.system_runtime import SystemClock
 from homing.stores.memory import MemoryStore
 from support.running_service import Reply, RunningService
 
@@ -70,7 +70,10 @@ def test_several_chunks_are_accepted_completely_and_in_order(service: RunningSer
 
 def test_too_many_requests_are_refused_before_any_is_accepted(service: RunningService) -> None:
     mail = msgspec.json.encode(MAIL)
-    for refused in (lines(service, *[mail] * (MOST_ITEMS + 2)), service.call("POST", BATCH, [0] * 10_001)):
+    for refused in (
+        lines(service, *[mail] * (MAX_BATCH_ITEMS + 2)),
+        service.call("POST", BATCH, [0] * 10_001),
+    ):
         assert (refused.status, refused.json["error"]["code"]) == (422, "INVALID_REQUEST")
     assert stored(service) == 0
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from homing import Homing
-from homing.core.breaker import Phase
-from homing.core.model import OutcomeKind
-from homing.providers.scripted import ScriptedProvider
+from homing.core.notifications import OutcomeKind
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import ScriptedProvider
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]

@@ -11,18 +11,17 @@ from typing import Any
 import jwt
 import pytest
 
+from homing.api.access.authentication import ApiGatekeeper, TokenVerifier, read_issuers
 from homing.api.all_routes import all_routes
-from homing.api.gatekeeper import Gate
-from homing.api.tokens import Tokens, issuers
-from homing.core.access import Caller, Scope
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import StoreUnavailable
-from homing.core.limits import RateLimit
-from homing.core.ports import Taken
-from homing.engine.clock import SystemClock
-from homing.engine.keychain import Keychain
-from homing.engine.tenants import Tenants
+from homing.core.ports.stores import TokenGrant
+from homing.core.routing.rate_limits import RateLimit
+from homing.engine.access.api_keys import ApiKeyManager
+from homing.engine.access.tenants import Tenants
+from homing.engine.system_runtime import SystemClock
 from homing.stores.memory import MemoryStore
-from homing.testing.clock import ManualClock
+from homing.testing.manual_clock import ManualClock
 from support.event_loops import LoopKind
 from support.running_service import Reply, RunningService
 
@@ -45,13 +44,13 @@ class GuardedService:
         engine = serving.engine
         clock = SystemClock()
         serving.app.service.trail = engine.audit
-        serving.app.service.gatekeeper = Gate(
+        serving.app.service.gatekeeper = ApiGatekeeper(
             keys=engine.keys,
             tenants=engine.tenants,
             shared=store,
             clock=clock,
             rate_per_second=rate_per_second,
-            tokens=Tokens(issuers([ISSUER], lambda field, given: given), clock),
+            tokens=TokenVerifier(read_issuers([ISSUER], lambda field, given: given), clock),
         )
         self.admin = serving.on_loop(lambda e: e.keys.create("default", "first", ["admin"], who="test")).text
 
@@ -329,16 +328,16 @@ class CountingStore(MemoryStore):
 
     leases = 0
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
         self.leases += 1
         await asyncio.sleep(0)
         return await super().take(key, limit, want)
 
 
-def gate(store: MemoryStore, clock: ManualClock, rate: float = 100, burst: int = 0) -> Gate:
+def gate(store: MemoryStore, clock: ManualClock, rate: float = 100, burst: int = 0) -> ApiGatekeeper:
     tenants = Tenants(store, clock)
-    return Gate(
-        keys=Keychain(store, tenants, clock, random.Random(1)),
+    return ApiGatekeeper(
+        keys=ApiKeyManager(store, tenants, clock, random.Random(1)),
         tenants=tenants,
         shared=store,
         clock=clock,
@@ -351,7 +350,7 @@ def caller(rate: float | None = None, key: str = "key:1") -> Caller:
     return Caller(tenant="t", who=key, scopes=frozenset(Scope), rate_per_second=rate, rate_key=key)
 
 
-async def admitted(one: Gate, who: Caller, requests: int) -> int:
+async def admitted(one: ApiGatekeeper, who: Caller, requests: int) -> int:
     return sum([await one.admit(who) == 0 for _ in range(requests)])
 
 
@@ -402,7 +401,7 @@ async def test_if_the_store_fails_every_waiting_caller_gets_the_error() -> None:
     clock = ManualClock()
 
     class UnavailableStore(MemoryStore):
-        async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
+        async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
             await asyncio.sleep(0)
             raise StoreUnavailable
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from homing import Listed, OutcomeKind, PolicyPatch, Rule
-from homing.core.model import Channel
-from homing.core.policy import OnTimeout
-from homing.engine.clock import SystemClock
-from homing.providers.scripted import ScriptedProvider
-from homing.testing.clock import ManualClock
+from homing.core.notifications import Channel
+from homing.core.retry.policy import OnTimeout
+from homing.engine.system_runtime import SystemClock
+from homing.providers.local.scripted import ScriptedProvider
+from homing.testing.manual_clock import ManualClock
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]

@@ -14,7 +14,7 @@ import pytest
 from homing import Homing
 from homing.core.errors import ConfigError
 from homing.core.rehearsal import Rehearsal, RehearsalReport
-from homing.sim.apart import rehearse_apart
+from homing.rehearsal.rehearse import rehearse_in_subprocess
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]
@@ -148,7 +148,7 @@ def simulating(service: RunningService, simulate: Any) -> None:
 
 
 def test_an_outage_is_simulated_with_the_engine_itself(service: RunningService) -> None:
-    simulating(service, rehearse_apart)
+    simulating(service, rehearse_in_subprocess)
     body = {
         "policy": {"maxAttempts": 1, "backoff": "fixed", "stepsMs": [1000], "jitter": "none"},
         "traffic": {"perSecond": 1.0, "durationMs": 60_000},
@@ -195,7 +195,7 @@ def test_without_parameters_the_caller_s_effective_policies_are_simulated(servic
     ],
 )
 def test_an_invalid_simulation_is_refused(service: RunningService, body: Any, status: int) -> None:
-    simulating(service, rehearse_apart)
+    simulating(service, rehearse_in_subprocess)
     assert service.call("POST", "/api/v1/policies/simulate", body).status == status
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from homing.core.model import OutcomeKind
-from homing.providers.scripted import ScriptedProvider
+from homing.core.notifications import OutcomeKind
+from homing.providers.local.scripted import ScriptedProvider
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from homing import Homing, Listed, Outcome, OutcomeKind, PolicyPatch, Rule
-from homing.core.model import Channel
-from homing.core.ports import Delivery
+from homing.core.notifications import Channel
+from homing.core.ports.providers import Delivery
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]

@@ -13,9 +13,10 @@ import msgspec
 
 from homing import Listed
 from homing.api.service import ServiceSettings
-from homing.core.model import Channel, Outcome
-from homing.core.ports import Delivery
-from homing.providers.scripted import ScriptedProvider
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import Channel
+from homing.core.ports.providers import Delivery
+from homing.providers.local.scripted import ScriptedProvider
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from homing import Facts, Reason, Recipient
-from homing.api import unsubscribe as module
-from homing.api.unsubscribe import is_one_click
-from homing.core.model import Claim
-from homing.core.unsubscribe import Subscription
+from homing import Reason, Recipient, RecipientFacts
+from homing.api.intake import unsubscribe as module
+from homing.api.intake.unsubscribe import is_one_click
+from homing.core.lifecycle.claims import Claim
+from homing.core.recipients.unsubscribe_links import Subscription
 from support.running_service import Reply, RunningService
 
 Serve = Callable[..., RunningService]
@@ -329,7 +329,7 @@ class CustomDirectory:
     async def resolve(self, tenant: str, ids: Any) -> dict[str, Recipient]:
         return {}
 
-    async def facts(self, claims: Sequence[Claim]) -> dict[str, Facts]:
+    async def facts(self, claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
         return {}
 
 
@@ -342,9 +342,9 @@ class UnsubscribableDirectory(CustomDirectory):
     async def unsubscribe(self, subscription: Subscription) -> None:
         self.left.append(subscription)
 
-    async def facts(self, claims: Sequence[Claim]) -> dict[str, Facts]:
+    async def facts(self, claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
         gone = {one.address for one in self.left}
-        return {one.id: Facts(skip=Reason.UNSUBSCRIBED) for one in claims if one.address in gone}
+        return {one.id: RecipientFacts(skip=Reason.UNSUBSCRIBED) for one in claims if one.address in gone}
 
 
 def test_a_custom_directory_gets_unsubscribes_or_there_are_no_links(serve: Serve) -> None:

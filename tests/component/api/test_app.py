@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.api.answers import Answer
-from homing.api.app import App
-from homing.api.routing import Routes
-from homing.api.service import Call, ServiceSettings
+from homing.api.http.app import App
+from homing.api.http.bodies import ApiResponse
+from homing.api.http.routing import Routes
+from homing.api.service import ApiCall, ServiceSettings
 from homing.core.errors import StoreUnavailable
 from support.running_service import RunningService
 
@@ -179,7 +179,7 @@ async def test_a_request_that_takes_too_long_is_aborted(service: RunningService)
     broken_off = asyncio.Event()
 
     @routes.get("/forever")
-    async def forever(call: Call) -> None:
+    async def forever(call: ApiCall) -> None:
         """Never ends."""
         try:
             await asyncio.Event().wait()
@@ -197,7 +197,7 @@ async def test_an_unexpected_error_is_answered_without_its_text_and_logged_with_
     routes = Routes("Test", prefix="")
 
     @routes.get("/broken")
-    async def broken(call: Call) -> None:
+    async def broken(call: ApiCall) -> None:
         """Fails."""
         raise ValueError("the password is swordfish")
 
@@ -214,7 +214,7 @@ async def test_the_address_of_the_store_appears_only_in_the_log(
     routes = Routes("Test", prefix="")
 
     @routes.get("/away")
-    async def away(call: Call) -> None:
+    async def away(call: ApiCall) -> None:
         """Cannot be done."""
         raise StoreUnavailable("store-host.internal:5432/homing cannot be reached right now. Try again.")
 
@@ -231,7 +231,7 @@ async def test_a_value_that_cannot_be_encoded_as_json_is_an_unexpected_error_too
     routes = Routes("Test", prefix="")
 
     @routes.get("/odd")
-    async def odd(call: Call) -> object:
+    async def odd(call: ApiCall) -> object:
         """Not JSON."""
         return object()
 
@@ -242,9 +242,9 @@ async def test_no_value_can_add_a_header(service: RunningService) -> None:
     routes = Routes("Test", prefix="")
 
     @routes.get("/header")
-    async def header(call: Call) -> Answer[None]:
+    async def header(call: ApiCall) -> ApiResponse[None]:
         """Reflects what it should not."""
-        return Answer(None, headers={"Location": "/a\r\nSet-Cookie: b=c\x00\u2028é"})
+        return ApiResponse(None, headers={"Location": "/a\r\nSet-Cookie: b=c\x00\u2028é"})
 
     asked = await DirectRequest(an_app(service, routes))("/header")
     assert asked.headers[b"location"] == b"/a??Set-Cookie: b=c???"

@@ -13,7 +13,7 @@ from select import select
 from typing import Any
 
 from homing.api.service import ServiceSettings
-from homing.stores.sqlite.threads import Call as Wish
+from homing.stores.sqlite.writer_thread import ThreadCall as Wish
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from homing.api import server as module
-from homing.api.server import Connection, Server, ServerSettings, listening
+from homing.api.http import server as module
+from homing.api.http.server import ClientConnection, HttpServer, ServerSettings, open_listener
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ASK = b"GET / HTTP/1.1\r\nHost: homing\r\n\r\n"
@@ -47,9 +47,9 @@ class RecordingApp:
 
 
 @asynccontextmanager
-async def serving(app: RecordingApp, **settings: Any) -> AsyncIterator[tuple[Server, Callable[[], Any]]]:
-    server = Server(app, ServerSettings(**settings))
-    at = listening("127.0.0.1", 0)
+async def serving(app: RecordingApp, **settings: Any) -> AsyncIterator[tuple[HttpServer, Callable[[], Any]]]:
+    server = HttpServer(app, ServerSettings(**settings))
+    at = open_listener("127.0.0.1", 0)
     port = at.getsockname()[1]
     task = asyncio.create_task(server.serve([at]))
     opened: list[asyncio.StreamWriter] = []
@@ -87,9 +87,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def only_connection(server: Server) -> Connection:
+def only_connection(server: HttpServer) -> ClientConnection:
     (found,) = server.server_state.connections
-    assert isinstance(found, Connection)
+    assert isinstance(found, ClientConnection)
     return found
 
 

@@ -12,8 +12,8 @@ import pytest
 from homing import Content, Listed, OutcomeKind, Recipient, SendRequest
 from homing.client import AsyncClient, Client, Forbidden, ServiceRefused, Unauthorized
 from homing.core.errors import CommandRefused, DeliveryFailed, IdempotencyConflict, InvalidRequest, NotFound
-from homing.core.model import Channel, Status
-from homing.providers.scripted import ScriptedProvider
+from homing.core.notifications import Channel, Status
+from homing.providers.local.scripted import ScriptedProvider
 from support.running_service import RunningService
 
 Serve = Callable[..., RunningService]

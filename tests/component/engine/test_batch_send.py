@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from homing import Outcome, Status
-from homing.core.breaker import Phase
-from homing.core.ports import Delivery, OnOutcomes
-from homing.providers.scripted import HANG
-from homing.sim.loop import GROUP, VirtualLoop
+from homing.core.ports.providers import Delivery, OnOutcomes
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG
+from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
 from support.batch_provider import BatchProvider
 from support.engine_world import ADA, K, World, mail, phase, seconds, serving, status, steady
 
@@ -153,9 +153,9 @@ async def test_a_suspended_worker_blames_no_provider(world: World) -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     provider = BatchProvider(latency_ms=5_000)
-    joined = GROUP.set("suspended")
+    joined = TASK_GROUP.set("suspended")
     engine = await world.open({"mail": provider}, rules=steady(timeout_ms="10s"))
-    GROUP.reset(joined)
+    TASK_GROUP.reset(joined)
     for _ in range(10):
         await mail(engine)
     await seconds(1)

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from homing import Delivery, Homing, Outcome, RateLimit, Status
-from homing.core.breaker import Phase
-from homing.providers.scripted import HANG
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG
 from support.engine_world import (
     FailingProvider,
     K,

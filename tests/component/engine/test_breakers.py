@@ -9,10 +9,10 @@ from datetime import timedelta
 import pytest
 
 from homing import BreakerPolicy, InvalidRequest, Outcome, Status
-from homing.core.breaker import Phase
-from homing.core.model import OutcomeKind
-from homing.providers.scripted import ScriptedProvider
-from homing.sim.loop import GROUP, VirtualLoop
+from homing.core.notifications import OutcomeKind
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import ScriptedProvider
+from homing.rehearsal.virtual_time import TASK_GROUP, VirtualLoop
 from support.batch_provider import BatchProvider
 from support.engine_world import (
     FailingProvider,
@@ -69,9 +69,9 @@ async def test_a_suspended_worker_blames_no_provider(world: World) -> None:
     """Suspended during its sends, a worker finds all their timeouts elapsed when it resumes."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    joined = GROUP.set("suspended")
+    joined = TASK_GROUP.set("suspended")
     engine = await world.open({"mail": TimedProvider(latency_ms=5_000)}, rules=steady(timeout_ms="10s"))
-    GROUP.reset(joined)
+    TASK_GROUP.reset(joined)
     for _ in range(10):
         await mail(engine)
     await seconds(1)

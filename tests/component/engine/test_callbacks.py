@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from homing import Callback, CallbackRefused, CallbackUnreadable, Homing, InvalidRequest
-from homing.core.callbacks import Heard
 from homing.core.errors import StoreUnavailable
-from homing.core.model import ReceiptEvent, Status
-from homing.providers.scripted import ScriptedProvider
-from homing.sim.loop import VirtualLoop
+from homing.core.lifecycle.receipts import ParsedCallback, ReceiptEvent
+from homing.core.notifications import Status
+from homing.providers.local.scripted import ScriptedProvider
+from homing.rehearsal.virtual_time import VirtualLoop
 from support.callback_provider import LOST_ANSWER, CallbackProvider, event_about, signed_callback
 from support.engine_world import ADA, World, mail, seconds, serving, status, steady
 
@@ -35,10 +35,10 @@ async def sent_mail(world: World, **settings: Any) -> tuple[Homing, CallbackProv
 async def test_a_delivery_is_applied_and_counted(world: World) -> None:
     engine, postman, id = await sent_mail(world)
     events = [event_about(postman.sent[0], E.SENT), event_about(postman.sent[0], E.DELIVERED)]
-    result = await engine.hear("post", signed_callback(events))
+    result = await engine.handle_callback("post", signed_callback(events))
     assert (result.applied, result.unchanged, result.orphaned) == (2, 0, 0)
     assert await status(engine, id) is Status.DELIVERED
-    again = await engine.hear("POST", signed_callback(events))
+    again = await engine.handle_callback("POST", signed_callback(events))
     assert (again.applied, again.unchanged) == (0, 2)
 
 
@@ -46,7 +46,7 @@ async def test_an_unsigned_callback_changes_nothing(world: World) -> None:
     engine, postman, id = await sent_mail(world)
     before = await engine.history(id)
     with pytest.raises(CallbackRefused):
-        await engine.hear(
+        await engine.handle_callback(
             "post", signed_callback([event_about(postman.sent[0], E.DELIVERED)], secret=b"guessed")
         )
     assert await engine.history(id) == before
@@ -56,7 +56,7 @@ async def test_one_bad_event_never_fails_its_batch(world: World) -> None:
     engine, postman, id = await sent_mail(world)
     good = event_about(postman.sent[0], E.DELIVERED)
     bad = [None, {"event": "ping"}, {**good, "event_id": "\x00"}, {**good, "event_id": "e" * 999}]
-    result = await engine.hear("post", signed_callback([*bad, good]))
+    result = await engine.handle_callback("post", signed_callback([*bad, good]))
     assert (result.applied, result.ignored, result.unreadable) == (1, 1, 3)
     assert await status(engine, id) is Status.DELIVERED
 
@@ -65,21 +65,21 @@ async def test_an_invalid_notification_id_is_ignored_and_the_message_id_is_used(
     engine, postman, id = await sent_mail(world)
     event = event_about(postman.sent[0], E.DELIVERED, notification_id="order-7\x00", attempt=10**12)
     event["provider_message_id"] = "post-1"
-    assert (await engine.hear("post", signed_callback([event]))).applied == 1
+    assert (await engine.handle_callback("post", signed_callback([event]))).applied == 1
     assert await status(engine, id) is Status.DELIVERED
 
 
 async def test_a_callback_that_the_provider_cannot_read_is_to_be_repeated_later(world: World) -> None:
     engine, _, _ = await sent_mail(world)
     with pytest.raises(CallbackUnreadable):
-        await engine.hear("post", signed_callback([{"event": "no such event"}]))
+        await engine.handle_callback("post", signed_callback([{"event": "no such event"}]))
 
 
 async def test_a_very_large_callback_is_not_even_read(world: World) -> None:
     engine, postman, id = await sent_mail(world)
     events = [event_about(postman.sent[0], E.DELIVERED, error="x" * 9_000_000)]
     with pytest.raises(CallbackUnreadable, match="8388608 bytes"):
-        await engine.hear("post", signed_callback(events))
+        await engine.handle_callback("post", signed_callback(events))
     assert await status(engine, id) is Status.SENT
 
 
@@ -87,7 +87,7 @@ async def test_a_provider_without_callbacks_raises_an_error(world: World) -> Non
     engine = await world.open({"mail": ScriptedProvider(), "post": CallbackProvider()})
     for name, problem in (("mail", "does not support callbacks"), ("nobody", "is not configured")):
         with pytest.raises(InvalidRequest, match=f"{name}.*{problem}.*post"):
-            await engine.hear(name, signed_callback([]))
+            await engine.handle_callback(name, signed_callback([]))
 
 
 async def test_a_bounce_moves_to_the_next_provider_at_once(world: World) -> None:
@@ -96,7 +96,7 @@ async def test_a_bounce_moves_to_the_next_provider_at_once(world: World) -> None
     engine = await world.open({"first": first, "second": second})
     id = await mail(engine)
     await seconds(1)
-    await engine.hear(
+    await engine.handle_callback(
         "first", signed_callback([event_about(first.sent[0], E.FAILED, error="mailbox busy\x07")])
     )
     await seconds(0.05)
@@ -111,7 +111,7 @@ async def test_a_bounced_push_stays_with_the_provider_that_knows_the_device(worl
     engine = await world.open(providers, rules=steady())
     await engine.send({"deviceToken": "t-1"}, channel="push", body="Hello")
     await seconds(1)
-    await engine.hear("first", signed_callback([event_about(first.sent[0], E.FAILED)]))
+    await engine.handle_callback("first", signed_callback([event_about(first.sent[0], E.FAILED)]))
     await seconds(1)
     assert (len(first.sent), len(second.sent)) == (1, 0), "it waits for its backoff"
     await seconds(10)
@@ -129,7 +129,7 @@ async def test_a_hard_bounce_fails_over_only_if_the_preset_says_so(
     id = await mail(engine)
     await seconds(1)
     bounce = event_about(first.sent[0], E.FAILED, outcome="dead_address")
-    await engine.hear("first", signed_callback([bounce]))
+    await engine.handle_callback("first", signed_callback([bounce]))
     await seconds(1)
     assert (await status(engine, id), len(second.sent)) == (ends_as, sends)
 
@@ -141,7 +141,7 @@ async def test_the_rule_of_the_notification_decides_whether_a_hard_bounce_fails_
     order, news = await mail(engine, type="order"), await mail(engine, type="news")
     await seconds(1)
     for delivery in tuple(first.sent):
-        await engine.hear(
+        await engine.handle_callback(
             "first", signed_callback([event_about(delivery, E.FAILED, outcome="bad_recipient")])
         )
     await seconds(1)
@@ -157,12 +157,16 @@ async def test_a_changed_rule_applies_from_the_next_attempt_on(world: World) -> 
     await seconds(1)
     [rule] = engine.policies.book.rules
     await engine.policies.set(replace(rule, policy=replace(rule.policy, base_ms=60_000)), who="ada")
-    await engine.hear("post", signed_callback([event_about(post.sent[0], E.FAILED, outcome="transient")]))
+    await engine.handle_callback(
+        "post", signed_callback([event_about(post.sent[0], E.FAILED, outcome="transient")])
+    )
     await seconds(9)
     assert len(post.sent) == 1
     await seconds(2)
     assert len(post.sent) == 2
-    await engine.hear("post", signed_callback([event_about(post.sent[1], E.FAILED, outcome="transient")]))
+    await engine.handle_callback(
+        "post", signed_callback([event_about(post.sent[1], E.FAILED, outcome="transient")])
+    )
     await seconds(59)
     assert len(post.sent) == 2
     await seconds(2)
@@ -176,7 +180,7 @@ async def test_bounces_at_both_providers_do_not_alternate_for_ever(world: World)
     await seconds(1)
     for post, delivery in ((first, 0), (second, 0)):
         event = event_about(post.sent[delivery], E.FAILED, outcome="transient")
-        await engine.hear(post.name, signed_callback([event]))
+        await engine.handle_callback(post.name, signed_callback([event]))
         await seconds(1)
     assert (len(first.sent), len(second.sent)) == (1, 1)
     await seconds(7)
@@ -194,7 +198,7 @@ async def test_a_reported_provider_fault_raises_the_same_alert_as_a_failed_send(
     if early:
         event |= {"notification_id": None, "provider_message_id": "not-known-yet"}
     for _ in range(2):
-        await engine.hear("post", signed_callback([event]))
+        await engine.handle_callback("post", signed_callback([event]))
         await seconds(2)
     [alert] = world.alerts("ProviderFault")
     assert alert["provider"] == "post"
@@ -205,7 +209,7 @@ async def test_an_alert_that_cannot_be_written_does_not_fail_the_callback(world:
     engine, postman, id = await sent_mail(world)
     world.store.away.add("emit")
     event = event_about(postman.sent[0], E.FAILED, outcome="provider_fault")
-    assert (await engine.hear("post", signed_callback([event]))).applied == 1
+    assert (await engine.handle_callback("post", signed_callback([event]))).applied == 1
     assert await status(engine, id) is Status.FAILED
     world.store.away.clear()
     await seconds(5)
@@ -214,8 +218,8 @@ async def test_an_alert_that_cannot_be_written_does_not_fail_the_callback(world:
 
 async def test_an_invalid_class_or_delay_is_ignored(world: World) -> None:
     class Odd(CallbackProvider):
-        def hear(self, callback: Callback, now_ms: int) -> Heard:
-            heard = super().hear(callback, now_ms)
+        def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
+            heard = super().handle_callback(callback, now_ms)
             odd: Any = {"outcome": "nonsense", "retry_after_ms": "soon"}
             return replace(heard, receipts=tuple(replace(one, **odd) for one in heard.receipts))
 
@@ -223,7 +227,9 @@ async def test_an_invalid_class_or_delay_is_ignored(world: World) -> None:
     engine = await world.open({"post": postman}, rules=steady())
     await mail(engine)
     await seconds(1)
-    assert (await engine.hear("post", signed_callback([event_about(postman.sent[0], E.FAILED)]))).applied == 1
+    assert (
+        await engine.handle_callback("post", signed_callback([event_about(postman.sent[0], E.FAILED)]))
+    ).applied == 1
     await seconds(11)
     assert len(postman.sent) == 2
 
@@ -234,14 +240,14 @@ async def test_a_receipt_resolves_an_ambiguous_send(world: World) -> None:
     id = await mail(engine)
     await seconds(1)
     assert await status(engine, id) is Status.IN_DOUBT
-    await engine.hear("post", signed_callback([event_about(postman.sent[0], E.SENT)]))
+    await engine.handle_callback("post", signed_callback([event_about(postman.sent[0], E.SENT)]))
     found = await engine.get(id)
     assert (found.status, found.provider_message_ids) == (Status.SENT, (f"m-{id}-1",))
 
 
 async def test_an_unsubscribed_recipient_gets_nothing_more_of_that_category(world: World) -> None:
     engine, postman, _ = await sent_mail(world)
-    await engine.hear("post", signed_callback([event_about(postman.sent[0], E.UNSUBSCRIBE)]))
+    await engine.handle_callback("post", signed_callback([event_about(postman.sent[0], E.UNSUBSCRIBE)]))
     same = await mail(engine)
     other = await mail(engine, type="invoice")
     await seconds(1)
@@ -255,7 +261,7 @@ async def test_a_recipient_unsubscribed_from_everything_gets_nothing_at_any_addr
     await engine.send({"id": "u-1", "email": ADA}, channel="email", body="Hello")
     await seconds(1)
     event = event_about(postman.sent[0], E.UNSUBSCRIBE, unsubscribed_from_all=True)
-    await engine.hear("post", signed_callback([event]))
+    await engine.handle_callback("post", signed_callback([event]))
     other = await engine.send(
         {"id": "u-1", "email": "ada@work.example"}, channel="email", type="invoice", body="Hello"
     )
@@ -268,9 +274,9 @@ async def test_a_callback_during_a_store_outage_is_applied_when_it_is_repeated(w
     callback = signed_callback([event_about(postman.sent[0], E.DELIVERED)])
     receipt, world.store.receipt = world.store.receipt, _away  # type: ignore[method-assign]
     with pytest.raises(StoreUnavailable):
-        await engine.hear("post", callback)
+        await engine.handle_callback("post", callback)
     world.store.receipt = receipt  # type: ignore[method-assign]
-    assert (await engine.hear("post", callback)).applied == 1
+    assert (await engine.handle_callback("post", callback)).applied == 1
     assert await status(engine, id) is Status.DELIVERED
 
 
@@ -280,11 +286,11 @@ async def _away(batch: object) -> Any:
 
 async def test_a_handshake_is_answered(world: World) -> None:
     class Shaking(CallbackProvider):
-        def hear(self, callback: Callback, now_ms: int) -> Heard:
-            return Heard(reply=b"yes", reply_type="application/json", reply_headers={"Allow": "all"})
+        def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
+            return ParsedCallback(reply=b"yes", reply_type="application/json", reply_headers={"Allow": "all"})
 
     engine = await world.open({"post": Shaking("post")})
-    result = await engine.hear("post", Callback(url="https://us.example/cb", method="OPTIONS"))
+    result = await engine.handle_callback("post", Callback(url="https://us.example/cb", method="OPTIONS"))
     assert (result.reply, result.reply_type) == (b"yes", "application/json")
     assert result.reply_headers == {"Allow": "all"}
 
@@ -301,10 +307,10 @@ async def test_a_provider_may_fetch_something_before_verification(world: World, 
                 await asyncio.Event().wait()
             self.fetched = True
 
-        def hear(self, callback: Callback, now_ms: int) -> Heard:
+        def handle_callback(self, callback: Callback, now_ms: int) -> ParsedCallback:
             if not self.fetched:
                 raise CallbackRefused
-            return super().hear(callback, now_ms)
+            return super().handle_callback(callback, now_ms)
 
     postman = Fetching("post")
     engine = await world.open({"post": postman})
@@ -312,10 +318,10 @@ async def test_a_provider_may_fetch_something_before_verification(world: World, 
     await seconds(1)
     callback = signed_callback([event_about(postman.sent[0], E.DELIVERED)])
     if trouble is None:
-        assert (await engine.hear("post", callback)).applied == 1
+        assert (await engine.handle_callback("post", callback)).applied == 1
     else:
         with pytest.raises(CallbackRefused):
-            await engine.hear("post", callback)
+            await engine.handle_callback("post", callback)
 
 
 async def test_a_large_callback_reaches_the_store_in_limited_steps(world: World) -> None:
@@ -329,7 +335,7 @@ async def test_a_large_callback_reaches_the_store_in_limited_steps(world: World)
 
     world.store.receipt = counting  # type: ignore[method-assign]
     events = [event_about(postman.sent[0], E.OPEN, number=number) for number in range(450)]
-    assert (await engine.hear("post", signed_callback(events))).applied == 450
+    assert (await engine.handle_callback("post", signed_callback(events))).applied == 450
     assert sizes == [200, 200, 50]
 
 
@@ -363,12 +369,12 @@ async def _end(
                     continue
                 if forged:
                     with pytest.raises(CallbackRefused):
-                        await engine.hear(
+                        await engine.handle_callback(
                             "post", signed_callback([event_about(postman.sent[0], E.FAILED)], b"forged")
                         )
                 if not lost:
-                    await engine.hear("post", signed_callback([events[number]]))
-        await engine.hear("post", signed_callback(events[::-1]))  # lost callbacks are sent again
+                    await engine.handle_callback("post", signed_callback([events[number]]))
+        await engine.handle_callback("post", signed_callback(events[::-1]))  # lost callbacks are sent again
         found = [await engine.get(id) for id in ids]
         return [(n.status, n.reason, n.engagement, n.provider_message_ids) for n in found]
     finally:

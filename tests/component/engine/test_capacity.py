@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from homing import Listed, RateLimit, Status
-from homing.core.breaker import Phase
-from homing.core.model import Channel
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.notifications import Channel
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import K, TimedProvider, World, mail, seconds, serving, status, steady, text
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from homing import Channel, CommandName, CommandRefused, Filter, Homing, InvalidRequest, Status
-from homing.core.breaker import Phase
-from homing.engine.commands import BulkProgress
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.routing.breaker import Phase
+from homing.engine.operations.commands import BulkProgress
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import K, TimedProvider, World, mail, seconds, serving, status, steady, text
 
 FAILED = Filter(statuses=(Status.FAILED,))

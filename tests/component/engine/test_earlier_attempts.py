@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from homing import IdempotencyConflict, InvalidRequest, Recipient, Status
-from homing.core.events import moment
-from homing.core.model import Content
-from homing.core.request import SendRequest
-from homing.engine.intake import Earlier
-from homing.sim.loop import START_MS
+from homing.core.notifications import Content
+from homing.core.send_request import SendRequest
+from homing.core.times import moment
+from homing.engine.intake.requests import PriorAttempts
+from homing.rehearsal.virtual_time import START_MS
 from support.engine_world import ADA, K, TimedProvider, World, seconds, status, steady
 
 NOW = moment(START_MS)
@@ -27,7 +27,7 @@ def asked(**fields: Any) -> SendRequest:
 async def test_after_a_failure_elsewhere_it_is_due_after_the_policy_s_first_delay(world: World) -> None:
     mail = TimedProvider("mail")
     engine = await world.open({"mail": mail}, rules=steady(factor=2.0))
-    sent = await engine.submit(asked(), earlier=Earlier(attempts=1))
+    sent = await engine.submit(asked(), earlier=PriorAttempts(attempts=1))
     found = await engine.get(sent.id)
     assert (found.status, found.attempt_count) == (Status.RETRYING, 1)
     assert found.next_retry_at == NOW + timedelta(seconds=10)
@@ -40,7 +40,7 @@ async def test_after_a_failure_elsewhere_it_is_due_after_the_policy_s_first_dela
 async def test_its_backoff_continues_with_its_attempts(world: World) -> None:
     mail = TimedProvider("mail", [K.TRANSIENT])
     engine = await world.open({"mail": mail}, rules=steady(factor=2.0))
-    await engine.submit(asked(), earlier=Earlier(attempts=2))
+    await engine.submit(asked(), earlier=PriorAttempts(attempts=2))
     await seconds(120)
     assert mail.times == [20.0, 60.0]
 
@@ -48,7 +48,7 @@ async def test_its_backoff_continues_with_its_attempts(world: World) -> None:
 async def test_its_own_maximum_overrides_the_policy_s(world: World) -> None:
     mail = TimedProvider("mail", usual=K.TRANSIENT)
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=9))
-    fewer = await engine.submit(asked(), earlier=Earlier(attempts=1, max_attempts=3))
+    fewer = await engine.submit(asked(), earlier=PriorAttempts(attempts=1, max_attempts=3))
     await seconds(200)
     found = await engine.get(fewer.id)
     assert (found.status, found.attempt_count, found.max_attempts) == (Status.FAILED, 3, 3)
@@ -60,7 +60,7 @@ async def test_its_own_maximum_overrides_the_policy_s(world: World) -> None:
 async def test_its_own_maximum_may_exceed_the_policy_s(world: World) -> None:
     mail = TimedProvider("mail", usual=K.TRANSIENT)
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=1))
-    more = await engine.submit(asked(), earlier=Earlier(max_attempts=4))
+    more = await engine.submit(asked(), earlier=PriorAttempts(max_attempts=4))
     await seconds(200)
     assert (await engine.get(more.id)).attempt_count == 4
 
@@ -68,7 +68,7 @@ async def test_its_own_maximum_may_exceed_the_policy_s(world: World) -> None:
 async def test_a_notification_without_attempts_left_is_a_dead_letter_at_once(world: World) -> None:
     mail = TimedProvider("mail")
     engine = await world.open({"mail": mail}, rules=steady(max_attempts=3))
-    spent = await engine.submit(asked(), earlier=Earlier(attempts=3))
+    spent = await engine.submit(asked(), earlier=PriorAttempts(attempts=3))
     await seconds(60)
     found = await engine.get(spent.id)
     assert (found.status, found.reason, found.attempt_count) == (Status.FAILED, "RETRIES_EXHAUSTED", 3)
@@ -78,14 +78,14 @@ async def test_a_notification_without_attempts_left_is_a_dead_letter_at_once(wor
 async def test_a_send_time_replaces_the_backoff(world: World) -> None:
     mail = TimedProvider("mail")
     engine = await world.open({"mail": mail}, rules=steady())
-    await engine.submit(asked(send_at=NOW + timedelta(seconds=3)), earlier=Earlier(attempts=1))
+    await engine.submit(asked(send_at=NOW + timedelta(seconds=3)), earlier=PriorAttempts(attempts=1))
     await seconds(30)
     assert mail.times == [3.0]
 
 
 async def test_explain_shows_the_attempts_made_elsewhere(world: World) -> None:
     engine = await world.open(working=False, rules=steady(max_attempts=9))
-    sent = await engine.submit(asked(), earlier=Earlier(attempts=2, max_attempts=5))
+    sent = await engine.submit(asked(), earlier=PriorAttempts(attempts=2, max_attempts=5))
     explained = await engine.explain(sent.id)
     assert explained.history.notification.attempts_before == 2
     assert explained.next_step.startswith("attempt 3 of 5 at ")
@@ -93,23 +93,23 @@ async def test_explain_shows_the_attempts_made_elsewhere(world: World) -> None:
 
 async def test_the_same_request_with_other_earlier_attempts_is_another_request(world: World) -> None:
     engine = await world.open(working=False)
-    first = await engine.submit(asked(idempotency_key="k"), earlier=Earlier(attempts=1))
-    again = await engine.submit(asked(idempotency_key="k"), earlier=Earlier(attempts=1))
+    first = await engine.submit(asked(idempotency_key="k"), earlier=PriorAttempts(attempts=1))
+    again = await engine.submit(asked(idempotency_key="k"), earlier=PriorAttempts(attempts=1))
     assert (again.id, again.duplicate) == (first.id, True)
     with pytest.raises(IdempotencyConflict):
-        await engine.submit(asked(idempotency_key="k"), earlier=Earlier(attempts=2))
+        await engine.submit(asked(idempotency_key="k"), earlier=PriorAttempts(attempts=2))
 
 
 @pytest.mark.parametrize(
     ("earlier", "field"),
     [
-        (Earlier(attempts=-1), "attempts"),
-        (Earlier(attempts=1001), "attempts"),
-        (Earlier(max_attempts=0), "maxAttempts"),
-        (Earlier(max_attempts=1001), "maxAttempts"),
+        (PriorAttempts(attempts=-1), "attempts"),
+        (PriorAttempts(attempts=1001), "attempts"),
+        (PriorAttempts(max_attempts=0), "maxAttempts"),
+        (PriorAttempts(max_attempts=1001), "maxAttempts"),
     ],
 )
-async def test_impossible_numbers_are_refused(world: World, earlier: Earlier, field: str) -> None:
+async def test_impossible_numbers_are_refused(world: World, earlier: PriorAttempts, field: str) -> None:
     engine = await world.open(working=False)
     with pytest.raises(InvalidRequest) as refused:
         await engine.submit(asked(), earlier=earlier)
@@ -119,5 +119,5 @@ async def test_impossible_numbers_are_refused(world: World, earlier: Earlier, fi
 async def test_a_synchronous_send_cannot_have_earlier_attempts(world: World) -> None:
     engine = await world.open(working=False)
     with pytest.raises(InvalidRequest) as refused:
-        await engine.submit(asked(synchronous=True), earlier=Earlier(attempts=1))
+        await engine.submit(asked(synchronous=True), earlier=PriorAttempts(attempts=1))
     assert refused.value.field == "synchronous"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from homing.core.model import Attachment, Content
-from homing.providers.scripted import ScriptedProvider
+from homing.core.notifications import Attachment, Content
+from homing.providers.local.scripted import ScriptedProvider
 from support.engine_world import ADA, World, refused
 
 BAD: list[tuple[str, Content]] = [

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from homing import CommandRefused, Reason, Status
-from homing.core.breaker import Phase
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import K, TimedProvider, World, mail, seconds, status, steady
 
 DAY = 86_400

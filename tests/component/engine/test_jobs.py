@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from homing import CommandName, CommandRefused, Filter, Homing, InvalidRequest, NotFound, Status
-from homing.core.breaker import Phase
 from homing.core.errors import StoreError, StoreUnavailable
-from homing.core.jobs import LEASE_MS, Job, JobStatus
-from homing.core.model import Page
+from homing.core.lifecycle.jobs import JOB_LEASE_MS, Job, JobStatus
+from homing.core.notifications import Page
+from homing.core.routing.breaker import Phase
 from support.engine_world import K, TimedProvider, World, mail, seconds, serving, status
 
 DEAD = Filter(statuses=(Status.FAILED,), acknowledged=False)
@@ -125,7 +125,7 @@ async def test_a_job_without_a_sign_of_life_is_interrupted(world: World) -> None
     job = await resend(engine, rate=0.1)
     other = await world.open({"mail": serving("mail", TimedProvider("mail"))}, working=False)
     assert (await read(other, job)).status is JobStatus.RUNNING
-    await seconds(LEASE_MS / 1000 + 10)
+    await seconds(JOB_LEASE_MS / 1000 + 10)
     assert (await read(other, job)).status is JobStatus.INTERRUPTED
     stopped = await other.jobs.stop("default", job.id, who="bob")
     assert (stopped.status, stopped.stopped) == (JobStatus.STOPPED, "stopped by bob")

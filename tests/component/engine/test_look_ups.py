@@ -9,8 +9,9 @@ import pytest
 from msgspec import convert
 
 from homing import Homing
-from homing.core.breaker import Phase
-from homing.core.model import Receipt, ReceiptEvent, Status
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.notifications import Status
+from homing.core.routing.breaker import Phase
 from support.callback_provider import (
     LOST_ANSWER,
     CallbackProvider,
@@ -91,7 +92,7 @@ async def test_a_notification_with_receipts_is_not_looked_up(world: World) -> No
     engine = await world.open({"post": post})
     await mail(engine)
     await seconds(20 * MINUTE)
-    await engine.hear("post", signed_callback([event_about(post.sent[0], E.DELIVERED)]))
+    await engine.handle_callback("post", signed_callback([event_about(post.sent[0], E.DELIVERED)]))
     await seconds(HOUR)
     assert post.asked == []
 

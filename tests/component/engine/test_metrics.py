@@ -9,11 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from homing import Homing, IdempotencyConflict, StoreUnavailable
-from homing.core.breaker import Phase
-from homing.core.model import ReceiptEvent
-from homing.observing.catalogue import CATALOGUE
-from homing.observing.metrics import Metrics
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
+from homing.telemetry.metric_catalog import CATALOGUE
+from homing.telemetry.metrics import Metrics
 from homing.testing.builders import a_notification, a_submission
 from support.callback_provider import CallbackProvider, event_about, signed_callback
 from support.engine_world import ADA, PHONE, FailingProvider, K, World, mail, seconds, steady
@@ -154,8 +154,8 @@ async def test_receipts_are_counted_by_event_and_effect(world: World) -> None:
     await mail(engine)
     await seconds(1)
     event = event_about(postman.sent[0], ReceiptEvent.DELIVERED)
-    await engine.hear("post", signed_callback([event]))
-    await engine.hear("post", signed_callback([event]))
+    await engine.handle_callback("post", signed_callback([event]))
+    await engine.handle_callback("post", signed_callback([event]))
     page = await scrape(metrics)
     assert page("homing_receipts_total", provider="post", event="delivered", fate="applied") == 1
     assert page("homing_receipts_total", provider="post", event="delivered", fate="unchanged") == 1

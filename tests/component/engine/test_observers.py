@@ -8,20 +8,13 @@ from datetime import timedelta
 import pytest
 
 from homing import StoreUnavailable
-from homing.core.breaker import Phase
 from homing.core.errors import StoreError
-from homing.core.model import (
-    Acceptance,
-    ClaimBatch,
-    OutcomeKind,
-    Receipt,
-    ReceiptEvent,
-    ReceiptResult,
-    Status,
-    Submission,
-)
-from homing.core.observing import Settled
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, Submission
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
+from homing.core.notifications import OutcomeKind, Status
+from homing.core.ports.observers import SettledClaim
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.callback_provider import CallbackProvider, event_about, signed_callback
 from support.engine_world import ADA, PHONE, FailingProvider, K, World, mail, seconds, status, steady
 
@@ -43,7 +36,7 @@ class RecordingObserver:
     def claimed(self, batch: ClaimBatch) -> None:
         self.batches.append(("claimed", len(batch.claims)))
 
-    def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
+    def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
         self.batches.append(("settled", len(batch)))
         for settlement, claim in batch:
             assert (settlement.id, settlement.token) == (claim.id, claim.token)
@@ -119,7 +112,9 @@ async def test_receipts_and_breakers_are_reported(world: World) -> None:
     engine = await world.open({"post": postman}, observers=[diary])
     await mail(engine)
     await seconds(1)
-    await engine.hear("post", signed_callback([event_about(postman.sent[0], ReceiptEvent.DELIVERED)]))
+    await engine.handle_callback(
+        "post", signed_callback([event_about(postman.sent[0], ReceiptEvent.DELIVERED)])
+    )
     assert diary.batches[-1] == ("heard", 1)
     await engine.force_breaker("post", Phase.OPEN, who="ann", why="maintenance")
     await engine.force_breaker("post", None, who="ann")
@@ -153,7 +148,7 @@ async def test_an_observer_that_raises_delays_nothing_and_no_other_observer(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(RecordingObserver):
-        def settled(self, batch: Sequence[Settled], refused: Collection[str]) -> None:
+        def settled(self, batch: Sequence[SettledClaim], refused: Collection[str]) -> None:
             raise RuntimeError("the disk of the observer is full")
 
         accepted = claimed = store_failed = settled  # type: ignore[assignment]
@@ -169,7 +164,7 @@ async def test_an_observer_that_raises_delays_nothing_and_no_other_observer(
 
 async def test_a_snapshot_shows_attempts_in_flight(world: World) -> None:
     engine = await world.open({"mail": ScriptedProvider("mail", [HANG])}, working=False)
-    assert (engine.glance().working, engine.glance().looked_ms_ago) == (False, None)
+    assert (engine.glance().working, engine.glance().ms_since_last_claim) == (False, None)
     engine.start_worker()
     await mail(engine)
     await seconds(2)
@@ -177,8 +172,8 @@ async def test_a_snapshot_shows_attempts_in_flight(world: World) -> None:
     assert glance.working
     assert glance.in_flight == {("standard.email", "mail"): 1}
     assert glance.breakers == {"mail": Phase.CLOSED}
-    assert glance.looked_ms_ago is not None
-    assert glance.looked_ms_ago <= 1_000
+    assert glance.ms_since_last_claim is not None
+    assert glance.ms_since_last_claim <= 1_000
     await engine.stop_worker(hard=True)
     assert not engine.glance().working
 

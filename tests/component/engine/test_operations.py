@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from homing import Channel, Homing, InvalidRequest, NotFound, OutcomeKind, Priority, Status
-from homing.core.model import Retention
-from homing.core.policy import Keys
-from homing.core.retry_numbers import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
-from homing.providers.scripted import ScriptedProvider
+from homing.core.ports.stores import Retention
+from homing.core.retry.policy import MatchKeys
+from homing.core.statistics import AttemptStatistics, AttemptSuccess, HealthMetrics, RetryInfo
+from homing.providers.local.scripted import ScriptedProvider
 from support.engine_world import K, TimedProvider, World, mail, seconds, steady
 
 FIVE = timedelta(minutes=5)
@@ -59,7 +59,7 @@ async def test_the_delay_doubles_from_the_given_one(world: World, attempt: int, 
 
 async def test_the_delay_can_be_computed_by_policy(world: World) -> None:
     engine = await world.open(working=False, preset="simple")
-    keys = Keys("default", "incident", "", Channel.EMAIL, Priority.MEDIUM)
+    keys = MatchKeys("default", "incident", "", Channel.EMAIL, Priority.MEDIUM)
     assert engine.calculate_delay(2, keys=keys) == timedelta(minutes=20)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from homing import ConfigError, PolicyPatch, Reason, Rule, Status
-from homing.core.decide import Facts
-from homing.core.model import Entry
-from homing.core.policy import Backoff, Jitter
-from homing.core.presets import preset
-from homing.engine.policies import EVERY_TENANT, Policies
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.ports.stores import Entry
+from homing.core.retry.decide import RecipientFacts
+from homing.core.retry.policy import Backoff, Jitter
+from homing.core.retry.presets import find_preset
+from homing.engine.operations.policies import EVERY_TENANT, Policies
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import (
     K,
     RecipientHook,
@@ -30,7 +30,9 @@ from support.engine_world import (
 
 def office(world: World, *rules: Rule, named: str = "priority") -> Policies:
     """Returns the interface that operators' tools use to change policies."""
-    return Policies(preset(named), rules, registry=world.store, clock=world.clock, chance=random.Random(99))
+    return Policies(
+        find_preset(named), rules, registry=world.store, clock=world.clock, chance=random.Random(99)
+    )
 
 
 def patience(name: str = "patience", **policy: Any) -> Rule:
@@ -280,8 +282,18 @@ async def test_explain_shows_what_happened_and_what_comes_next(world: World) -> 
     [
         (HANG, {}, "sending", "attempt 1 is in flight at mail"),
         (K.AMBIGUOUS, {"on_timeout": "hold"}, "in_doubt (UNCONFIRMED)", "waits for a receipt"),
-        (K.BAD_CONTENT, {}, "failed after 1 attempt (BAD_CONTENT): scripted returned bad_content", "no further attempt"),
-        (K.TRANSIENT, {"max_attempts": 1}, "failed after 1 attempt (RETRIES_EXHAUSTED)", "no further attempt"),
+        (
+            K.BAD_CONTENT,
+            {},
+            "failed after 1 attempt (BAD_CONTENT): scripted returned bad_content",
+            "no further attempt",
+        ),
+        (
+            K.TRANSIENT,
+            {"max_attempts": 1},
+            "failed after 1 attempt (RETRIES_EXHAUSTED)",
+            "no further attempt",
+        ),
     ],
 )
 async def test_explain_has_a_text_for_every_ending(
@@ -296,7 +308,7 @@ async def test_explain_has_a_text_for_every_ending(
 
 
 async def test_explain_shows_why_a_notification_waits_and_that_its_age_ended_it(world: World) -> None:
-    waits = Facts(postpone_ms=3_600_000, postpone_reason=Reason.NO_PROVIDER)
+    waits = RecipientFacts(postpone_ms=3_600_000, postpone_reason=Reason.NO_PROVIDER)
     hook = RecipientHook(lambda claims: {claim.id: waits for claim in claims})
     engine = await world.open(
         {"mail": ScriptedProvider()}, directory=hook, rules=steady(max_age_ms="2m"), working=True

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from homing import Homing, HomingError, Reason, Recipient, Status
-from homing.core.decide import Facts
-from homing.core.model import Claim, Entry
-from homing.providers.scripted import ScriptedProvider
+from homing.core.lifecycle.claims import Claim
+from homing.core.ports.stores import Entry
+from homing.core.retry.decide import RecipientFacts
+from homing.providers.local.scripted import ScriptedProvider
 from support.engine_world import (
     ADA,
     K,
@@ -139,8 +140,8 @@ async def test_a_recipient_that_opted_out_or_is_gone_gets_nothing_more(world: Wo
 
 
 async def test_a_hook_s_facts_decide(world: World) -> None:
-    def facts(claims: Sequence[Claim]) -> dict[str, Facts]:
-        return {c.id: Facts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
+    def facts(claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
+        return {c.id: RecipientFacts(skip=Reason.UNSUBSCRIBED) for c in claims if c.address == ADA}
 
     engine = await world.open({"mail": ScriptedProvider()}, directory=RecipientHook(facts))
     skipped, sent = await mail(engine), await mail(engine, to="bob@example.org")
@@ -152,10 +153,10 @@ async def test_a_hook_can_postpone_and_the_attempt_is_returned(world: World) -> 
     provider = TimedProvider()
     asked = 0
 
-    def facts(claims: Sequence[Claim]) -> dict[str, Facts]:
+    def facts(claims: Sequence[Claim]) -> dict[str, RecipientFacts]:
         nonlocal asked
         asked += 1
-        wait = Facts(postpone_ms=60_000, postpone_reason=Reason.QUIET_HOURS)
+        wait = RecipientFacts(postpone_ms=60_000, postpone_reason=Reason.QUIET_HOURS)
         return {c.id: wait for c in claims} if asked == 1 else {}
 
     engine = await world.open({"mail": provider}, directory=RecipientHook(facts))

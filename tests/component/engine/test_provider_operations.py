@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from homing import Channel, InvalidRequest, Outcome, RateLimit, Status
-from homing.core.breaker import Phase
-from homing.core.events import moment
-from homing.core.model import OutcomeKind, Recipient
-from homing.core.ports import Delivery
-from homing.providers.scripted import ScriptedProvider
-from homing.sim.loop import START_MS
+from homing.core.notifications import OutcomeKind, Recipient
+from homing.core.ports.providers import Delivery
+from homing.core.routing.breaker import Phase
+from homing.core.times import moment
+from homing.providers.local.scripted import ScriptedProvider
+from homing.rehearsal.virtual_time import START_MS
 from support.engine_world import ADA, K, TimedProvider, World, mail, seconds, serving, status
 
 NOW = moment(START_MS)

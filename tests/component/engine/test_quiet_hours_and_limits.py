@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from homing import ConfigError, Homing, Reason, Status
-from homing.core.decide import Facts
-from homing.core.model import Claim, Settlement
-from homing.core.quiet_hours import Window
-from homing.providers.scripted import ScriptedProvider
-from homing.testing.clock import ManualClock
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.outcomes import Settlement
+from homing.core.recipients.quiet_hours import Window
+from homing.core.retry.decide import RecipientFacts
+from homing.providers.local.scripted import ScriptedProvider
+from homing.testing.manual_clock import ManualClock
 from support.engine_world import (
     ADA,
     HOUR,
@@ -180,7 +181,9 @@ async def test_retries_wait_for_the_end_of_quiet_hours_too(world: World) -> None
 async def test_a_hook_may_return_time_zone_and_hours(world: World) -> None:
     now_ms = world.clock.now_ms() % 86_400_000
     window = Window((now_ms - 60_000) % 86_400_000, (now_ms + 600_000) % 86_400_000)
-    hook = RecipientHook(lambda claims: {c.id: Facts(time_zone="UTC", quiet_hours=window) for c in claims})
+    hook = RecipientHook(
+        lambda claims: {c.id: RecipientFacts(time_zone="UTC", quiet_hours=window) for c in claims}
+    )
     engine = await world.open({"mail": ScriptedProvider()}, directory=hook)
     id = await mail(engine)
     await seconds(MINUTE)
@@ -353,14 +356,14 @@ async def test_waiting_for_a_rate_limit_does_not_count_towards_the_age(world: Wo
 @pytest.mark.parametrize(
     "nonsense",
     [
-        Facts(postpone_ms=-5),
-        Facts(postpone_ms=10**18),
-        Facts(postpone_ms="soon"),  # type: ignore[arg-type]
-        Facts(postpone_ms=True),
-        Facts(skip="because"),  # type: ignore[arg-type]
-        Facts(postpone_reason=3),  # type: ignore[arg-type]
-        Facts(time_zone=5),  # type: ignore[arg-type]
-        Facts(quiet_hours=("22:00", "07:00")),  # type: ignore[arg-type]
+        RecipientFacts(postpone_ms=-5),
+        RecipientFacts(postpone_ms=10**18),
+        RecipientFacts(postpone_ms="soon"),  # type: ignore[arg-type]
+        RecipientFacts(postpone_ms=True),
+        RecipientFacts(skip="because"),  # type: ignore[arg-type]
+        RecipientFacts(postpone_reason=3),  # type: ignore[arg-type]
+        RecipientFacts(time_zone=5),  # type: ignore[arg-type]
+        RecipientFacts(quiet_hours=("22:00", "07:00")),  # type: ignore[arg-type]
         "no",
         None,
     ],

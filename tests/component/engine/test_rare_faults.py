@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from homing import RateLimit, Reason, Status
-from homing.core.breaker import Phase
-from homing.core.model import ClaimBatch, ClaimRequest, Retention, Tally
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.lifecycle.claims import ClaimBatch, ClaimRequest
+from homing.core.ports.stores import Retention
+from homing.core.routing.breaker import Phase
+from homing.core.statistics import Tally
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import (
     K,
     TimedProvider,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from homing import Homing
-from homing.core.breaker import Phase
-from homing.core.model import ReceiptEvent
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.routing.breaker import Phase
 from support.callback_provider import CallbackProvider, event_about, signed_callback
 from support.engine_world import HOUR, MINUTE, World, mail, phase, seconds
 
@@ -28,7 +28,7 @@ async def send_and_tell(
     await seconds(1)
     for delivery, event in zip(post.sent[first:], events, strict=False):
         if event is not None:
-            await engine.hear(post.name, signed_callback([event_about(delivery, event, **fields)]))
+            await engine.handle_callback(post.name, signed_callback([event_about(delivery, event, **fields)]))
 
 
 async def open_two(world: World, **receipts: Any) -> tuple[Homing, CallbackProvider, CallbackProvider]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from homing import Channel, Homing, InvalidRequest, NotFound, Reason, Status, VersionConflict
-from homing.core.model import Entry
-from homing.core.recipients import Device, QuietWindow, RecipientProfile
-from homing.providers.scripted import ScriptedProvider
+from homing.core.ports.stores import Entry
+from homing.core.recipients.profiles import Device, QuietWindow, RecipientProfile
+from homing.providers.local.scripted import ScriptedProvider
 from support.engine_world import ADA, K, World, seconds, serving, status
 
 ADA_FILED: dict[str, Any] = {

@@ -11,10 +11,9 @@ import msgspec
 import pytest
 
 from homing import Outcome, Status
-from homing.core.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED
-from homing.core.model import Event
-from homing.engine.relay import Relay
-from homing.providers.scripted import ScriptedProvider
+from homing.core.lifecycle.events import ALERT, NOTIFICATION_FAILED, STATUS_CHANGED, Event
+from homing.engine.upkeep.relay import OutboxRelay
+from homing.providers.local.scripted import ScriptedProvider
 from homing.sinks.callback import CallbackSink
 from homing.sinks.log import LogSink
 from support.engine_world import ADA, K, World, mail, seconds, steady
@@ -46,8 +45,8 @@ def an_event(number: int, name: str = ALERT) -> Event:
     return Event(id=f"e-{number:05d}", name=name, tenant="*", at=number, payload={"number": number})
 
 
-def a_relay(world: World, worker: str = "w", **sinks: Any) -> Relay:
-    return Relay(world.store, {name: (sink, ALL) for name, sink in sinks.items()}, world.clock, worker)
+def a_relay(world: World, worker: str = "w", **sinks: Any) -> OutboxRelay:
+    return OutboxRelay(world.store, {name: (sink, ALL) for name, sink in sinks.items()}, world.clock, worker)
 
 
 async def test_every_status_change_is_published_in_order(world: World) -> None:
@@ -162,7 +161,7 @@ async def test_two_relays_do_not_publish_the_same_events_at_once(world: World) -
 
 async def test_events_without_a_subscriber_leave_the_outbox(world: World) -> None:
     await world.store.emit([an_event(1)])
-    relay = Relay(world.store, {}, world.clock, "w")
+    relay = OutboxRelay(world.store, {}, world.clock, "w")
     assert await relay.run_once() == 1
     assert (await world.store.size())["outbox"] == 0
 

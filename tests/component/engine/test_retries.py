@@ -9,8 +9,9 @@ import pytest
 
 from homing import Outcome, OutcomeKind, Reason, Status
 from homing.core.errors import DeliveryFailed
-from homing.core.model import Channel, CommandName, History
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.lifecycle.commands import CommandName
+from homing.core.notifications import Channel, History
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import ADA, K, TimedProvider, World, mail, seconds, status, steady
 
 

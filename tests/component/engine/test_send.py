@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 
-from homing import (
-    Channel,
-    Homing,
-    IdempotencyConflict,
-    InvalidRequest,
-    NotFound,
-    Priority,
-    Recipient,
-    Status,
-)
+from homing import Channel, Homing, IdempotencyConflict, InvalidRequest, NotFound, Priority, Recipient, Status
 from homing.core.errors import TemplateNotFound
-from homing.core.model import Content, Entry, Mode
-from homing.core.ports import Rendered
-from homing.providers.scripted import ScriptedProvider
-from homing.sim.loop import START_MS
+from homing.core.notifications import Content, Mode
+from homing.core.ports.plug_ins import Rendered
+from homing.core.ports.stores import Entry
+from homing.providers.local.scripted import ScriptedProvider
+from homing.rehearsal.virtual_time import START_MS
 from support.engine_world import (
     ADA,
     PHONE,

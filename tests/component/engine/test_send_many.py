@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from homing import Rejection, SendRequest, SendResult, StoreUnavailable
-from homing.core.model import Content, Recipient
-from homing.providers.scripted import ScriptedProvider
+from homing.core.notifications import Content, Recipient
+from homing.providers.local.scripted import ScriptedProvider
 from support.engine_world import World, seconds, stored
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from homing import Homing, InvalidRequest, Recipient
 from homing.core.errors import TemplateNotFound
-from homing.core.model import Attachment, Content
-from homing.providers.scripted import ScriptedProvider
-from homing.sim.loop import START_MS
+from homing.core.notifications import Attachment, Content
+from homing.providers.local.scripted import ScriptedProvider
+from homing.rehearsal.virtual_time import START_MS
 from support.engine_world import ADA, PHONE, World, refused, serving, stored
 
 NOW = datetime.fromtimestamp(START_MS / 1000, UTC)

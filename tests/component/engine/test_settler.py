@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Sequence
 
 from homing.core.errors import StoreError
-from homing.core.model import Claim, Settlement, SettleResult, Status
-from homing.engine.settler import Settler
-from homing.testing.builders import a_notification, a_submission, everything, retry_in, sent
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.notifications import Status
+from homing.engine.delivery.settler import Settler
+from homing.testing.builders import a_claim_request, a_notification, a_submission, retry_in, sent
 from support.engine_world import WatchedStore, World, seconds
 
 
 async def claimed(store: WatchedStore, number: int) -> tuple[Claim, ...]:
     await store.accept([a_submission(a_notification()) for _ in range(number)])
-    return (await store.claim(everything())).claims
+    return (await store.claim(a_claim_request())).claims
 
 
 class FaultyStore(WatchedStore):

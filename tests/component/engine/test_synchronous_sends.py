@@ -20,11 +20,13 @@ from homing import (
     Reason,
     Status,
 )
-from homing.core.breaker import Phase
 from homing.core.errors import StoreUnavailable
-from homing.core.model import CommandName, Entry, Filter, Mode
-from homing.core.reading import request_from
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.lifecycle.commands import CommandName
+from homing.core.notifications import Filter, Mode
+from homing.core.ports.stores import Entry
+from homing.core.request_decoding import read_request
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import (
     ADA,
     PHONE,
@@ -275,7 +277,7 @@ async def test_the_same_key_repeats_a_failure_as_a_failure(world: World) -> None
 async def test_a_send_for_another_tenant_is_read_back_as_that_tenant(world: World) -> None:
     engine = await world.open({"sms": ScriptedProvider("sms")}, working=False)
     raw = {"recipient": ADA, "channel": "email", "content": {"body": "x"}, "synchronous": True}
-    sent = await engine.of("acme").submit(request_from(raw))
+    sent = await engine.of("acme").submit(read_request(raw))
     assert sent.status == "sent"
     assert await world.store.get("acme", sent.id) is not None
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from homing import Outcome, OutcomeKind, Status
-from homing.core.ports import Delivery
-from homing.engine.answering import clean
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.ports.providers import Delivery
+from homing.engine.delivery.attempts import sanitize_outcome
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import K, World, mail, seconds, status, steady
 
 
@@ -88,7 +88,7 @@ async def test_a_provider_that_cannot_be_closed_does_not_prevent_closing_the_eng
 
 
 async def test_errors_are_shortened_and_cleaned() -> None:
-    outcome = clean(
+    outcome = sanitize_outcome(
         Outcome(
             K.TRANSIENT,
             error="line 1\r\nline 2\x00\x1b[31m" + "x" * 5000 + "\ud800",
@@ -108,12 +108,12 @@ async def test_errors_are_shortened_and_cleaned() -> None:
     ("given", "kept"), [(-5, None), (0, None), (7, 7), ("soon", None), (None, None), (10**15, 10**15)]
 )
 async def test_an_invalid_retry_after_is_ignored(given: Any, kept: int | None) -> None:
-    assert clean(Outcome(K.THROTTLED, retry_after_ms=given)).retry_after_ms == kept
+    assert sanitize_outcome(Outcome(K.THROTTLED, retry_after_ms=given)).retry_after_ms == kept
 
 
 async def test_ids_and_errors_that_are_not_text_become_text() -> None:
     odd: Any = Outcome(K.ACCEPTED, provider_message_id=17, error=ValueError("x"))  # type: ignore[arg-type]
-    assert clean(odd) == Outcome(K.ACCEPTED, provider_message_id="17", error="x")
+    assert sanitize_outcome(odd) == Outcome(K.ACCEPTED, provider_message_id="17", error="x")
 
 
 async def test_a_hanging_provider_delays_no_other(world: World) -> None:
@@ -129,4 +129,4 @@ async def test_a_hanging_provider_delays_no_other(world: World) -> None:
 
 async def test_every_outcome_has_a_name() -> None:
     for kind in OutcomeKind:
-        assert clean(Outcome(kind)).kind is kind
+        assert sanitize_outcome(Outcome(kind)).kind is kind

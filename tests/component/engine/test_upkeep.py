@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from homing import Homing, Outcome, Status
-from homing.core.breaker import Phase
-from homing.core.model import Retention
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.ports.stores import Retention
+from homing.core.routing.breaker import Phase
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import K, TimedProvider, World, mail, seconds, status, steady
 
 LOOK = 65

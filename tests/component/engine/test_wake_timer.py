@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from homing.engine.answering import Deadlines
-from homing.engine.clock import LocalWaker
-from homing.engine.rhythm import Rhythm
-from homing.engine.seats import Seats
+from homing.engine.delivery.attempts import DeadlineTimer
+from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
+from homing.engine.delivery.wake_timer import WakeTimer
+from homing.engine.system_runtime import LocalWaker
 from support.engine_world import World
 
 
 async def test_an_idle_worker_that_is_woken_claims_at_once(world: World) -> None:
     waker = LocalWaker()
-    rhythm = Rhythm(waker, world.clock, lambda: False)
+    rhythm = WakeTimer(waker, world.clock, lambda: False)
     rhythm.look()
     began_ms = world.clock.monotonic_ms()
     waker.wake()
@@ -25,7 +25,7 @@ async def test_an_idle_worker_that_is_woken_claims_at_once(world: World) -> None
 
 async def test_a_busy_worker_that_is_woken_waits_for_the_batching_window(world: World) -> None:
     waker = LocalWaker()
-    rhythm = Rhythm(waker, world.clock, lambda: True)
+    rhythm = WakeTimer(waker, world.clock, lambda: True)
     rhythm.look()
     began_ms = world.clock.monotonic_ms()
     for _ in range(3):
@@ -35,29 +35,29 @@ async def test_a_busy_worker_that_is_woken_waits_for_the_batching_window(world: 
 
 
 async def test_a_row_due_during_a_claim_shortens_the_next_sleep(world: World) -> None:
-    rhythm = Rhythm(LocalWaker(), world.clock, lambda: False)
+    rhythm = WakeTimer(LocalWaker(), world.clock, lambda: False)
     rhythm.look()
-    rhythm.look_in(300)
+    rhythm.claim_in(300)
     began_ms = world.clock.monotonic_ms()
     await rhythm.sleep(1_000)
     assert world.clock.monotonic_ms() == began_ms + 300
 
 
 async def test_a_row_due_during_a_sleep_wakes_the_worker_at_that_time(world: World) -> None:
-    rhythm = Rhythm(LocalWaker(), world.clock, lambda: False)
+    rhythm = WakeTimer(LocalWaker(), world.clock, lambda: False)
     rhythm.look()
     began_ms = world.clock.monotonic_ms()
     sleeping = asyncio.create_task(rhythm.sleep(1_000))
     await asyncio.sleep(0)
-    rhythm.look_in(400)
-    rhythm.look_in(700)
+    rhythm.claim_in(400)
+    rhythm.claim_in(700)
     await sleeping
     assert world.clock.monotonic_ms() == began_ms + 400
     rhythm.close()
 
 
 async def test_a_slot_goes_to_the_longest_waiting_task(world: World) -> None:
-    seats = Seats(1)
+    seats = ConcurrencyLimit(1)
     assert seats.take()
     assert not seats.take()
     first, second = (asyncio.create_task(seats.wait()) for _ in range(2))
@@ -73,7 +73,7 @@ async def test_a_slot_goes_to_the_longest_waiting_task(world: World) -> None:
 
 
 async def test_a_slot_given_to_a_task_that_was_just_cancelled_goes_to_the_next(world: World) -> None:
-    seats = Seats(1)
+    seats = ConcurrencyLimit(1)
     seats.take()
     first, second = (asyncio.create_task(seats.wait()) for _ in range(2))
     await asyncio.sleep(0)
@@ -90,7 +90,7 @@ async def test_a_slot_given_to_a_task_that_was_just_cancelled_goes_to_the_next(w
 
 
 async def test_each_deadline_ends_its_own_block_at_its_own_time(world: World) -> None:
-    deadlines = Deadlines(world.clock)
+    deadlines = DeadlineTimer(world.clock)
     ended: dict[int, int] = {}
 
     async def wait(for_ms: int) -> None:
@@ -104,7 +104,7 @@ async def test_each_deadline_ends_its_own_block_at_its_own_time(world: World) ->
 
 
 async def test_a_task_cancelled_from_outside_is_cancelled_and_not_timed_out(world: World) -> None:
-    deadlines = Deadlines(world.clock)
+    deadlines = DeadlineTimer(world.clock)
 
     async def wait() -> None:
         with deadlines.at(world.clock.monotonic_ms() + 1_000):
@@ -118,7 +118,7 @@ async def test_a_task_cancelled_from_outside_is_cancelled_and_not_timed_out(worl
 
 
 async def test_a_block_that_ignores_its_timeout_leaves_no_cancellation_behind(world: World) -> None:
-    deadlines = Deadlines(world.clock)
+    deadlines = DeadlineTimer(world.clock)
     with deadlines.at(world.clock.monotonic_ms() + 100):
         try:
             await asyncio.sleep(3_600)

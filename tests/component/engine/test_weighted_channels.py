@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from homing.core.breaker import Phase
+from homing.core.routing.breaker import Phase
 from support.engine_world import K, TimedProvider, World, mail, seconds, serving
 
 

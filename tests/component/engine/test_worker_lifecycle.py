@@ -11,10 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from homing import Status
-from homing.core.model import Settlement
-from homing.engine.stats import LATENESS_BUCKETS_MS, Lateness
-from homing.engine.worker import WorkerSettings
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.core.lifecycle.outcomes import Settlement
+from homing.engine.delivery.worker import LATENESS_BUCKETS_MS, Lateness, WorkerSettings
+from homing.providers.local.scripted import HANG, ScriptedProvider
 from support.engine_world import (
     K,
     TimedProvider,

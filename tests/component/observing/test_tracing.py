@@ -11,13 +11,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from homing import Homing, Outcome, OutcomeKind, PolicyPatch, Rule, compose, config
+from homing import Homing, Outcome, OutcomeKind, PolicyPatch, Rule, compose
 from homing.core.errors import ConfigError
-from homing.core.model import Receipt, ReceiptEvent, ReceiptResult
-from homing.core.policy import Jitter
-from homing.core.ports import Delivery
-from homing.engine.clock import SystemClock
-from homing.observing.tracing import Tracing
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent, ReceiptResult
+from homing.core.ports.providers import Delivery
+from homing.core.retry.policy import Jitter
+from homing.engine.system_runtime import SystemClock
+from homing.settings import load_settings
+from homing.telemetry.tracing import Tracing
 from support.running_service import RunningService
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -172,13 +173,13 @@ async def test_sampling_is_decided_by_the_id_so_that_all_processes_agree(tmp_pat
 
 
 def test_the_settings_enable_it_and_errors_name_the_setting() -> None:
-    assert compose.tracing(config.load(env={})) is None
+    assert compose.build_tracing(load_settings(env={})) is None
     with pytest.raises(ConfigError, match=r"tracing\.endpoint"):
-        compose.tracing(config.load(env={}, flags={"tracing": {"endpoint": "nowhere"}}))
+        compose.build_tracing(load_settings(env={}, flags={"tracing": {"endpoint": "nowhere"}}))
     with pytest.raises(ConfigError, match=r"tracing\.share"):
-        config.load(env={}, flags={"tracing": {"share": 2.0}})
-    made = compose.tracing(
-        config.load(env={}, flags={"tracing": {"endpoint": "http://127.0.0.1:9/v1/traces"}})
+        load_settings(env={}, flags={"tracing": {"share": 2.0}})
+    made = compose.build_tracing(
+        load_settings(env={}, flags={"tracing": {"endpoint": "http://127.0.0.1:9/v1/traces"}})
     )
     assert made is not None
     made.close()

@@ -17,15 +17,15 @@ from apprise.decorators import notify
 
 from homing import Channel, Content, Delivery, Outcome, OutcomeKind
 from homing.core.errors import ConfigError
-from homing.core.model import Attachment
-from homing.providers.apprise import AppriseProvider
-from homing.testing.faults import (
+from homing.core.notifications import Attachment
+from homing.providers.apprise.provider import AppriseProvider
+from homing.testing.fault_server import (
     HANG_AFTER_READING,
     RESET_AFTER_READING,
-    Act,
     FaultServer,
+    ServerAction,
     answer,
-    html,
+    html_page,
     refusing_url,
 )
 from support.push_deliveries import a_push
@@ -82,15 +82,15 @@ async def test_a_success_is_accepted(server: FaultServer) -> None:
     assert received.path == "/t0ken-path"
 
 
-@pytest.mark.parametrize("act", [html(500), html(401), RESET_AFTER_READING])
-async def test_a_failure_is_ambiguous(server: FaultServer, act: Act) -> None:
+@pytest.mark.parametrize("act", [html_page(500), html_page(401), RESET_AFTER_READING])
+async def test_a_failure_is_ambiguous(server: FaultServer, act: ServerAction) -> None:
     server.play(act)
     outcome = await sent(AppriseProvider(urls=url(server)))
     assert (outcome.kind, outcome.error_code) == (K.AMBIGUOUS, "no")
 
 
 async def test_a_failure_shows_only_its_status(server: FaultServer) -> None:
-    server.play(html(403))
+    server.play(html_page(403))
     assert (await sent(AppriseProvider(urls=url(server)))).error == "Apprise reported a failure (HTTP 403)"
 
 
@@ -100,7 +100,7 @@ async def test_a_refused_connection_is_a_failure_too() -> None:
 
 
 async def test_a_failure_of_one_of_several_services_is_ambiguous(server: FaultServer) -> None:
-    server.play(html(200), html(500))
+    server.play(html_page(200), html_page(500))
     outcome = await sent(AppriseProvider(urls=[url(server), url(server, "form")]))
     assert outcome.kind is K.AMBIGUOUS
     assert len(server.received) == 2
@@ -312,7 +312,7 @@ async def test_neither_apprise_nor_its_client_logs_a_secret(
     server: FaultServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG - 1)
-    server.play(html(500), html(200))
+    server.play(html_page(500), html_page(200))
     provider = AppriseProvider(urls=url(server))
     outcomes = [await provider.send(message()), await provider.send(message())]
     recipients = AppriseProvider(url_from_recipient=True, schemes=["json"], recipient_hosts=["127.0.0.1"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from homing.providers.sockets import Connections
+from homing.net.curl_sockets import PooledConnections
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -20,7 +20,7 @@ def port_of(one: socket.socket) -> int:
 
 
 def test_a_connection_closed_by_the_other_side_is_dead_even_with_unread_data() -> None:
-    known = Connections()
+    known = PooledConnections()
     ours, theirs = pair()
     with ours:
         assert known.alive(port_of(ours), [ours.fileno()])
@@ -31,11 +31,11 @@ def test_a_connection_closed_by_the_other_side_is_dead_even_with_unread_data() -
 
 
 def test_an_unknown_connection_counts_as_alive() -> None:
-    assert Connections().alive(50_000, [])
+    assert PooledConnections().alive(50_000, [])
 
 
 def test_of_several_sockets_tried_the_connected_one_counts() -> None:
-    known = Connections()
+    known = PooledConnections()
     (ours, theirs), (other, others) = pair(), pair()
     with ours, other, others:
         assert known.alive(port_of(ours), [other.fileno(), 10**6, ours.fileno()])
@@ -44,7 +44,7 @@ def test_of_several_sockets_tried_the_connected_one_counts() -> None:
 
 
 def test_open_connections_are_remembered_however_many_come_and_go() -> None:
-    known = Connections()
+    known = PooledConnections()
     ours, theirs = pair()
     with ours:
         known.alive(port_of(ours), [ours.fileno()])

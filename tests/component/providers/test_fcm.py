@@ -16,22 +16,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing import Content, Outcome, OutcomeKind
-from homing.providers import fcm_answers
-from homing.providers.answers import error_table
-from homing.providers.fcm import FcmProvider
-from homing.providers.fcm_token import ServiceAccount, read_token, token_request
-from homing.providers.http import Answer
-from homing.providers.secret import Secret
-from homing.providers.transport import CurlTransport
-from homing.testing.faults import (
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpResponse
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.common.secrets import Secret
+from homing.providers.fcm import answers
+from homing.providers.fcm.access_tokens import ServiceAccount, build_token_request, read_token
+from homing.providers.fcm.provider import FcmProvider
+from homing.testing.fault_server import (
     EMPTY,
     HANG_AFTER_READING,
     RESET_AFTER_READING,
-    Act,
     FaultServer,
-    Received,
+    ReceivedRequest,
+    ServerAction,
     answer,
-    html,
+    html_page,
     throttle,
 )
 from support.push_deliveries import (
@@ -66,13 +66,13 @@ class FakeGoogle:
 
     def __init__(self) -> None:
         self.server = FaultServer(self._act)
-        self.token_acts: list[Act] = []
-        self.send_acts: list[Act] = []
+        self.token_acts: list[ServerAction] = []
+        self.send_acts: list[ServerAction] = []
         self.revoked = ""
         """A token that every send is refused with."""
         self.asked = asyncio.Event()
 
-    def _act(self, received: Received) -> Act:
+    def _act(self, received: ReceivedRequest) -> ServerAction:
         self.asked.set()
         if self.revoked and received.headers.get("authorization") == f"Bearer {self.revoked}":
             return UNAUTHENTICATED
@@ -80,11 +80,11 @@ class FakeGoogle:
         return acts.pop(0) if acts else usual
 
     @property
-    def tokens_asked(self) -> list[Received]:
+    def tokens_asked(self) -> list[ReceivedRequest]:
         return [one for one in self.server.received if asks_for_a_token(one)]
 
     @property
-    def sends(self) -> list[Received]:
+    def sends(self) -> list[ReceivedRequest]:
         return [one for one in self.server.received if not asks_for_a_token(one)]
 
 
@@ -137,7 +137,7 @@ async def test_two_hundred_concurrent_sends_fetch_one_token(fcm: FcmProvider, go
 async def test_a_cancelled_send_leaves_the_token_fetch_to_the_others(
     google: FakeGoogle, transport: CurlTransport
 ) -> None:
-    google.token_acts = [Act(writes=a_token().writes, pause_ms=1)]  # long enough for a cancellation
+    google.token_acts = [ServerAction(writes=a_token().writes, pause_ms=1)]  # long enough for a cancellation
     fcm = an_fcm(transport, google.server.url)
     first, second = asyncio.ensure_future(fcm.send(a_push())), asyncio.ensure_future(fcm.send(a_push()))
     await asyncio.sleep(0)
@@ -172,7 +172,7 @@ async def test_a_failed_renewal_is_not_repeated_with_every_send(
 ) -> None:
     now = [NOW_MS]
     fcm = an_fcm(transport, google.server.url, now_ms=lambda: now[0])
-    google.token_acts = [a_token("old"), *[html(503)] * 9]
+    google.token_acts = [a_token("old"), *[html_page(503)] * 9]
     await fcm.send(a_push())
     now[0] += 3_400_000
     for _ in range(20):
@@ -215,7 +215,7 @@ async def test_a_new_token_that_is_refused_too_is_a_provider_fault(
 async def test_a_refused_token_that_cannot_be_replaced_is_not_ambiguous(
     fcm: FcmProvider, google: FakeGoogle
 ) -> None:
-    google.token_acts = [a_token(), html(503)]
+    google.token_acts = [a_token(), html_page(503)]
     google.send_acts = [UNAUTHENTICATED]
     outcome = await fcm.send(a_push())
     assert (outcome.kind, outcome.error_code) == (K.TRANSIENT, "token_unavailable")
@@ -247,9 +247,9 @@ REFUSED_GRANT = answer(400, b'{"error":"invalid_grant","error_description":"Inva
     [
         (REFUSED_GRANT, K.PROVIDER_FAULT, "token_refused"),
         (answer(401, b"{}"), K.PROVIDER_FAULT, "token_refused"),
-        (html(503), K.TRANSIENT, "token_unavailable"),
+        (html_page(503), K.TRANSIENT, "token_unavailable"),
         (throttle("7"), K.TRANSIENT, "token_unavailable"),
-        (html(200), K.TRANSIENT, "token_unavailable"),
+        (html_page(200), K.TRANSIENT, "token_unavailable"),
         (a_token("two words"), K.TRANSIENT, "token_unavailable"),
         (RESET_AFTER_READING, K.TRANSIENT, "dropped"),
         (EMPTY, K.TRANSIENT, "dropped"),
@@ -257,7 +257,7 @@ REFUSED_GRANT = answer(400, b'{"error":"invalid_grant","error_description":"Inva
     ],
 )
 async def test_without_a_token_nothing_is_sent_and_nothing_is_ambiguous(
-    fcm: FcmProvider, google: FakeGoogle, act: Act, kind: OutcomeKind, code: str
+    fcm: FcmProvider, google: FakeGoogle, act: ServerAction, kind: OutcomeKind, code: str
 ) -> None:
     google.token_acts = [act] * 9
     outcome = await fcm.send(a_push(timeout_ms=600 if act is HANG_AFTER_READING else 60_000))
@@ -266,7 +266,7 @@ async def test_without_a_token_nothing_is_sent_and_nothing_is_ambiguous(
 
 
 async def test_the_next_send_after_a_failed_fetch_tries_again(fcm: FcmProvider, google: FakeGoogle) -> None:
-    google.token_acts = [html(503)]
+    google.token_acts = [html_page(503)]
     assert (await fcm.send(a_push())).kind is K.TRANSIENT
     assert (await fcm.send(a_push())).kind is K.ACCEPTED
 
@@ -299,7 +299,7 @@ async def test_a_message_that_cannot_be_sent_fetches_no_token(fcm: FcmProvider, 
 async def test_the_health_check_succeeds_with_a_token_and_a_response(
     fcm: FcmProvider, google: FakeGoogle
 ) -> None:
-    google.send_acts = [html(404), html(502)]
+    google.send_acts = [html_page(404), html_page(502)]
     assert await fcm.check()
     assert not await fcm.check()
     assert {one.method for one in google.sends} == {"GET"}
@@ -338,14 +338,14 @@ def test_the_assertion_equals_google_s_byte_for_byte() -> None:
 
 
 def test_the_token_request_equals_google_s() -> None:
-    body = token_request("https://oauth2.example.org", FCM["oauth"]["assertion"]).body.decode()
+    body = build_token_request("https://oauth2.example.org", FCM["oauth"]["assertion"]).body.decode()
     assert body == FCM["oauth"]["token_request_body"].replace("<assertion>", FCM["oauth"]["assertion"])
 
 
 @pytest.mark.parametrize("lasts", [None, "soon", -1, 0, 1e300, True, [1]])
 def test_a_token_with_an_odd_lifetime_is_used_for_a_limited_time(lasts: object) -> None:
     body = json.dumps({"access_token": "x", "expires_in": lasts}).encode()
-    held = read_token(Answer(status=200, headers={}, body=body), NOW_MS)
+    held = read_token(HttpResponse(status=200, headers={}, body=body), NOW_MS)
     assert not isinstance(held, Outcome)
     assert NOW_MS < held.refresh_at <= held.useless_at <= NOW_MS + 3_600_000
 
@@ -353,23 +353,23 @@ def test_a_token_with_an_odd_lifetime_is_used_for_a_limited_time(lasts: object) 
 # Answers -----------------------------------------------------------------------------------------------
 
 
-def answer_of(vector: dict[str, Any]) -> Answer:
+def answer_of(vector: dict[str, Any]) -> HttpResponse:
     body = vector["raw_body"].encode() if "raw_body" in vector else json.dumps(vector["body"]).encode()
     headers = {name.lower(): value for name, value in vector.get("headers", {}).items()}
-    return Answer(status=vector["status"], headers=headers, body=body)
+    return HttpResponse(status=vector["status"], headers=headers, body=body)
 
 
 @pytest.mark.parametrize("vector", FCM["errors"], ids=lambda vector: vector["id"])
 def test_an_error_has_the_class_of_the_contract(vector: dict[str, Any]) -> None:
-    outcome = fcm_answers.classify(answer_of(vector), NOW_MS)
+    outcome = answers.classify(answer_of(vector), NOW_MS)
     assert outcome.kind in CLASSES[vector["expected_class"]]
-    assert fcm_answers.wants_a_new_token(answer_of(vector)) == (vector["expected_class"] == "auth_refresh")
+    assert answers.is_token_rejected(answer_of(vector)) == (vector["expected_class"] == "auth_refresh")
     if vector.get("retry_after_seconds"):
         assert outcome.retry_after_ms == vector["retry_after_seconds"] * 1000
 
 
 def outcome_of_vector(name: str) -> Outcome:
-    return fcm_answers.classify(answer_of(next(e for e in FCM["errors"] if e["id"] == name)), NOW_MS)
+    return answers.classify(answer_of(next(e for e in FCM["errors"] if e["id"] == name)), NOW_MS)
 
 
 def test_an_invalid_token_is_the_recipient_s_fault_and_an_invalid_payload_is_bad_content() -> None:
@@ -391,7 +391,7 @@ def test_a_refusal_missing_in_the_table_is_marked_as_unlisted(
     status: int, code: str | None, unlisted: bool
 ) -> None:
     body = json.dumps({"error": {"status": code, "message": "no"}}).encode()
-    outcome = fcm_answers.classify(Answer(status=status, headers={}, body=body), NOW_MS)
+    outcome = answers.classify(HttpResponse(status=status, headers={}, body=body), NOW_MS)
     assert outcome.unlisted is unlisted
 
 
@@ -401,8 +401,8 @@ def test_a_violation_of_the_token_field_is_the_recipient_s_fault() -> None:
         "fieldViolations": [{"field": "message.token"}],
     }
     error = {"status": "INVALID_ARGUMENT", "message": "Invalid registration", "details": [violation]}
-    answered = Answer(status=400, headers={}, body=json.dumps({"error": error}).encode())
-    assert fcm_answers.classify(answered, NOW_MS).kind is K.BAD_RECIPIENT
+    answered = HttpResponse(status=400, headers={}, body=json.dumps({"error": error}).encode())
+    assert answers.classify(answered, NOW_MS).kind is K.BAD_RECIPIENT
 
 
 def test_a_plain_404_deactivates_no_device() -> None:
@@ -420,12 +420,12 @@ def test_an_unspecified_error_is_judged_by_its_status() -> None:
         "errorCode": "UNSPECIFIED_ERROR",
     }
     body = json.dumps({"error": {"details": [detail]}}).encode()
-    assert fcm_answers.classify(Answer(status=503, headers={}, body=body), NOW_MS).kind is K.TRANSIENT
-    assert fcm_answers.classify(Answer(status=403, headers={}, body=body), NOW_MS).kind is K.PROVIDER_FAULT
+    assert answers.classify(HttpResponse(status=503, headers={}, body=body), NOW_MS).kind is K.TRANSIENT
+    assert answers.classify(HttpResponse(status=403, headers={}, body=body), NOW_MS).kind is K.PROVIDER_FAULT
 
 
 def test_an_unreadable_success_is_ambiguous() -> None:
-    assert fcm_answers.classify(Answer(status=200, headers={}, body=b"<html>"), NOW_MS).kind is K.AMBIGUOUS
+    assert answers.classify(HttpResponse(status=200, headers={}, body=b"<html>"), NOW_MS).kind is K.AMBIGUOUS
 
 
 KNOWN_NAMES = ("error", "details", "errorCode", "status", "message", "fieldViolations", "field", "name")
@@ -440,23 +440,23 @@ BODIES = st.binary() | JSON.map(lambda value: json.dumps(value).encode())
     status=st.integers(0, 999),
     body=BODIES,
     headers=st.dictionaries(st.sampled_from(["retry-after", "location"]), st.text()),
-    reader=st.sampled_from([fcm_answers.classify, read_token]),
+    reader=st.sampled_from([answers.classify, read_token]),
 )
 def test_no_response_makes_it_raise(
-    status: int, body: bytes, headers: dict[str, str], reader: Callable[[Answer, int], object]
+    status: int, body: bytes, headers: dict[str, str], reader: Callable[[HttpResponse, int], object]
 ) -> None:
-    answered = Answer(status=status, headers=headers, body=body)
-    fcm_answers.wants_a_new_token(answered)
+    answered = HttpResponse(status=status, headers=headers, body=body)
+    answers.is_token_rejected(answered)
     assert reader(answered, NOW_MS) is not None
 
 
 def test_a_deeply_nested_response_is_merely_unreadable() -> None:
-    answered = Answer(status=500, headers={}, body=b'{"error":' * 5000)
-    assert fcm_answers.classify(answered, NOW_MS).kind is K.TRANSIENT
+    answered = HttpResponse(status=500, headers={}, body=b'{"error":' * 5000)
+    assert answers.classify(answered, NOW_MS).kind is K.TRANSIENT
 
 
 def test_every_code_of_the_contract_is_in_the_table() -> None:
-    found = error_table("fcm").codes
+    found = load_error_table("fcm").codes
     for vector in FCM["errors"]:
         for detail in vector.get("body", {}).get("error", {}).get("details", []):
             assert detail.get("errorCode", "INTERNAL") in found

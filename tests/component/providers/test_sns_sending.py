@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from homing.core.model import OutcomeKind
-from homing.providers.sns import SnsProvider
-from homing.providers.transport import CurlTransport
-from homing.testing.faults import Act, FaultServer, Received, answer, html
+from homing.core.notifications import OutcomeKind
+from homing.net.curl_transport import CurlTransport
+from homing.providers.sns.provider import SnsProvider
+from homing.testing.fault_server import FaultServer, ReceivedRequest, ServerAction, answer, html_page
 from support.sms_deliveries import a_delivery, a_push, an_sns
 from support.vector_files import vectors
 
@@ -24,7 +24,7 @@ TAKEN = answer(200, WIRE["success"]["body"].encode())
 def only(token: str) -> FaultServer:
     """A server that accepts one session token."""
 
-    def script(received: Received) -> Act:
+    def script(received: ReceivedRequest) -> ServerAction:
         return TAKEN if received.headers["x-amz-security-token"] == token else EXPIRED
 
     return FaultServer(script)
@@ -74,7 +74,7 @@ async def test_a_health_check_publishes_nothing() -> None:
 # Opted-out recipients -----------------------------------------------------------------------------------
 
 
-def opted_out(answer_: str) -> Act:
+def opted_out(answer_: str) -> ServerAction:
     body = (
         '<CheckIfPhoneNumberIsOptedOutResponse xmlns="http://sns.amazonaws.com/doc/2010-03-31/">'
         f"<CheckIfPhoneNumberIsOptedOutResult><isOptedOut>{answer_}</isOptedOut>"
@@ -84,9 +84,9 @@ def opted_out(answer_: str) -> Act:
 
 
 @pytest.mark.parametrize(
-    "asked", [opted_out("false"), opted_out("perhaps"), answer(403), answer(500), html(200)]
+    "asked", [opted_out("false"), opted_out("perhaps"), answer(403), answer(500), html_page(200)]
 )
-async def test_a_recipient_that_has_not_clearly_opted_out_gets_the_sms(asked: Act) -> None:
+async def test_a_recipient_that_has_not_clearly_opted_out_gets_the_sms(asked: ServerAction) -> None:
     transport = CurlTransport()
     async with FaultServer() as server:
         server.play(asked, TAKEN)

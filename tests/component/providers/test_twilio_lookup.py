@@ -12,14 +12,14 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from homing import Channel, Content
-from homing.core.callbacks import Callback
 from homing.core.ids import uuid7
-from homing.core.model import OutcomeKind, ReceiptEvent
-from homing.core.ports import Hears, LooksUp
-from homing.providers.transport import CurlTransport
-from homing.providers.twilio import TwilioProvider
-from homing.providers.twilio_callbacks import read
-from homing.testing.faults import EMPTY, RESET_AFTER_READING, Act, FaultServer, answer
+from homing.core.lifecycle.receipts import Callback, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import SupportsCallbacks, SupportsLookup
+from homing.net.curl_transport import CurlTransport
+from homing.providers.twilio.callbacks import read_callback
+from homing.providers.twilio.provider import TwilioProvider
+from homing.testing.fault_server import EMPTY, RESET_AFTER_READING, FaultServer, ServerAction, answer
 from support.openapi_validation import OpenApi
 from support.sms_deliveries import ACCOUNT, NOW_MS, SID, a_delivery, a_twilio
 
@@ -46,7 +46,7 @@ def twilio(transport: CurlTransport, server: FaultServer) -> TwilioProvider:
     return a_twilio(transport, base_url=server.url + "/")
 
 
-def says(status: int, body: Any) -> Act:
+def says(status: int, body: Any) -> ServerAction:
     return answer(status, json.dumps(body).encode(), {"content-type": "application/json"})
 
 
@@ -64,13 +64,13 @@ def a_message(status: str = "delivered", **fields: Any) -> dict[str, Any]:
     }
 
 
-def a_page(*messages: Any, more: str | None = None) -> Act:
+def a_page(*messages: Any, more: str | None = None) -> ServerAction:
     return says(200, {"messages": messages, "next_page_uri": more})
 
 
 def test_it_supports_callbacks_and_look_ups() -> None:
-    assert isinstance(a_twilio(), Hears)
-    assert isinstance(a_twilio(), LooksUp)
+    assert isinstance(a_twilio(), SupportsCallbacks)
+    assert isinstance(a_twilio(), SupportsLookup)
 
 
 async def test_a_message_is_looked_up_by_its_id(twilio: TwilioProvider, server: FaultServer) -> None:
@@ -91,7 +91,7 @@ async def test_a_look_up_and_a_callback_give_the_same_event(
     found = await twilio.look_up(DELIVERY, SID)
     body = f"MessageSid={SID}&MessageStatus=undelivered&ErrorCode=30450".encode()
     form = {"content-type": "application/x-www-form-urlencoded"}
-    (heard,) = read(Callback(url="https://n.example.org/", headers=form, body=body), NOW_MS).receipts
+    (heard,) = read_callback(Callback(url="https://n.example.org/", headers=form, body=body), NOW_MS).receipts
     assert found is not None
     assert (found.event_id, found.error_code) == (heard.event_id, "30450")
     assert (found.outcome, found.retry_after_ms) == (heard.outcome, heard.retry_after_ms)
@@ -112,7 +112,7 @@ async def test_a_look_up_and_a_callback_give_the_same_event(
     ],
 )
 async def test_a_look_up_without_a_usable_response_returns_nothing(
-    twilio: TwilioProvider, server: FaultServer, act: Act
+    twilio: TwilioProvider, server: FaultServer, act: ServerAction
 ) -> None:
     server.play(act, act, act)
     assert await twilio.look_up(DELIVERY, SID) is None
@@ -154,7 +154,7 @@ async def test_a_message_without_an_id_is_searched_by_recipient_day_and_text(
     ],
 )
 async def test_an_ambiguous_search_finds_nothing(
-    twilio: TwilioProvider, server: FaultServer, page: Act
+    twilio: TwilioProvider, server: FaultServer, page: ServerAction
 ) -> None:
     server.play(page)
     assert await twilio.look_up(DELIVERY, None) is None

@@ -7,9 +7,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from homing import OutcomeKind
-from homing.providers.transport import CurlTransport
-from homing.providers.webpush import WebPushProvider
-from homing.testing.faults import RESET_AFTER_READING, Act, FaultServer, answer, html, throttle
+from homing.net.curl_transport import CurlTransport
+from homing.providers.webpush.provider import WebPushProvider
+from homing.testing.fault_server import (
+    RESET_AFTER_READING,
+    FaultServer,
+    ServerAction,
+    answer,
+    html_page,
+    throttle,
+)
 from support.push_deliveries import a_push
 from support.web_push_browser import Browser
 
@@ -26,12 +33,12 @@ PEM = (
     ("act", "kind"),
     [
         (answer(201, headers={"location": "/m/1"}), K.ACCEPTED),
-        (html(410), K.DEAD_ADDRESS),
+        (html_page(410), K.DEAD_ADDRESS),
         (throttle("3"), K.THROTTLED),
         (RESET_AFTER_READING, K.AMBIGUOUS),
     ],
 )
-async def test_each_response_of_a_push_service_has_its_outcome(act: Act, kind: OutcomeKind) -> None:
+async def test_each_response_of_a_push_service_has_its_outcome(act: ServerAction, kind: OutcomeKind) -> None:
     async with FaultServer(otherwise=act) as server:
         transport = CurlTransport()
         provider = WebPushProvider(

@@ -8,16 +8,8 @@ from typing import Any
 
 import pytest
 
-from homing import (
-    ConfigError,
-    Content,
-    Homing,
-    InvalidRequest,
-    TemplateFailed,
-    TemplateNotFound,
-    compose,
-    config,
-)
+from homing import ConfigError, Content, Homing, InvalidRequest, TemplateFailed, TemplateNotFound, compose
+from homing.settings import load_settings
 
 FILES = {
     "hello/en-US/sms.txt": "Hello {{ name }}",
@@ -118,33 +110,35 @@ async def test_a_missing_or_broken_template_stores_nothing(folder: Path) -> None
 )
 def test_contradictory_settings_are_refused(settings: dict[str, Any], field: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says.replace("?", r"\?")) as caught:
-        config.load(env={}, flags={"templates": settings})
+        load_settings(env={}, flags={"templates": settings})
     assert caught.value.field == field
 
 
 def test_a_missing_folder_or_library_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"templates\.folder: is not set"):
-        compose.templates(config.load(env={}))
+        compose.build_folder_renderer(load_settings(env={}))
     with pytest.raises(ConfigError, match=r"templates\.folder: '.*' is not a folder"):
-        compose.templates(config.load(env={}, flags={"templates": {"folder": str(tmp_path / "none")}}))
+        compose.build_folder_renderer(
+            load_settings(env={}, flags={"templates": {"folder": str(tmp_path / "none")}})
+        )
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ConfigError, match=r"pip install 'homing\[templates\]'"):
-        compose.templates(config.load(env={}, flags={"templates": {"folder": str(tmp_path)}}))
+        compose.build_folder_renderer(load_settings(env={}, flags={"templates": {"folder": str(tmp_path)}}))
 
 
 async def test_without_a_folder_the_default_locale_is_declared_and_tenants_may_write_templates() -> None:
-    settings = config.load(env={})
-    assert compose.locales(settings).declared == ("en-US",)
+    settings = load_settings(env={})
+    assert compose.build_locale_policy(settings).declared == ("en-US",)
     async with Homing("memory:", sinks={"log": {"events": []}}) as homing:
         with pytest.raises(TemplateNotFound, match="'hello' does not exist"):
             await homing.send(PHONE, channel="sms", template_key="hello", data={})
 
 
 def test_a_custom_renderer_gets_unresolved_locales_unless_they_are_declared() -> None:
-    settings = config.load(env={})
-    assert compose.engine_settings(settings, own_renderer=True).intake.locales is None
-    declared = config.load(env={}, flags={"templates": {"locales": ["de"], "default_locale": "de"}})
-    assert compose.engine_settings(declared, own_renderer=True).intake.locales is not None
+    settings = load_settings(env={})
+    assert compose.build_engine_settings(settings, own_renderer=True).intake.locales is None
+    declared = load_settings(env={}, flags={"templates": {"locales": ["de"], "default_locale": "de"}})
+    assert compose.build_engine_settings(declared, own_renderer=True).intake.locales is not None
 
 
 async def test_without_jinja_templates_cannot_be_managed(monkeypatch: pytest.MonkeyPatch) -> None:

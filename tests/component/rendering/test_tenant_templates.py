@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from homing import Homing, InvalidRequest, NotFound, TemplateFailed, TemplateNotFound, VersionConflict
-from homing.core.model import Channel
-from homing.core.templates import MOST_PART_BYTES, Locales, Template, TemplateOrigin, TemplateParts
-from homing.engine import templates as engine_templates
-from homing.engine.front import Front
-from homing.rendering import tenants
-from homing.rendering.tenants import FRESH_MS
+from homing.core.content.templates import MAX_PART_BYTES, Locales, Template, TemplateOrigin, TemplateParts
+from homing.core.notifications import Channel
+from homing.engine.operations import templates as engine_templates
+from homing.engine.tenant_api import TenantApi
+from homing.rendering import tenant_templates
+from homing.rendering.tenant_templates import TEMPLATE_FRESH_MS
 from homing.stores.memory import MemoryStore
-from homing.testing.clock import ManualClock
+from homing.testing.manual_clock import ManualClock
 from support import template_attacks as attacks
 from support.template_attacks import LEAKED, SECRET
 
@@ -68,12 +68,12 @@ async def engine(world: TemplateProcesses) -> AsyncIterator[Homing]:
         yield homing
 
 
-async def said(front: Front, key: str = "hello", locale: str = "en-US", **data: Any) -> str:
+async def said(front: TenantApi, key: str = "hello", locale: str = "en-US", **data: Any) -> str:
     """Returns the text of a message rendered now."""
-    from homing.core.reading import request_from
+    from homing.core.request_decoding import read_request
 
     sent = await front.submit(
-        request_from(
+        read_request(
             {
                 "recipient": {"phone": PHONE, "locale": locale},
                 "channel": "sms",
@@ -144,17 +144,17 @@ async def test_another_process_sees_a_change_within_seconds(world: TemplateProce
     async with world.process() as other:
         assert await said(other) == "Folder: Bob"
         await engine.templates.put(hello(), who="ada")
-        world.clock.advance(FRESH_MS)
+        world.clock.advance(TEMPLATE_FRESH_MS)
         assert await said(other) == "Hello Bob"
         await engine.templates.delete("hello")
-        world.clock.advance(FRESH_MS)
+        world.clock.advance(TEMPLATE_FRESH_MS)
         assert await said(other) == "Folder: Bob"
 
 
 async def test_the_number_of_compiled_templates_is_limited(
     engine: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tenants, "MOST_KNOWN", 3)
+    monkeypatch.setattr(tenant_templates, "MAX_CACHED_TEMPLATES", 3)
     for n in range(5):
         await engine.templates.put(Template(key=f"t{n}", locales=sms(f"{n}", f"{n}")), who="x")
     for n in (0, 1, 2, 3, 4, 0):
@@ -203,7 +203,7 @@ async def test_a_faulty_template_is_refused_with_its_errors_and_not_written(
         (Template(key="_shared", locales=sms("a", "b")), "key"),
         (Template(key="hello", locales={}), "locales"),
         (Template(key="hello", locales={"en_US": {}}), "locales"),
-        (hello(german="x" * (MOST_PART_BYTES + 1)), "locales.de.sms.text"),
+        (hello(german="x" * (MAX_PART_BYTES + 1)), "locales.de.sms.text"),
         (hello(german="a\x00b"), "locales.de.sms.text"),
         (Template(key="hello", locales={"de": {Channel.SMS: TemplateParts()}}), "locales.de.sms"),
         (Template(key="hello", locales=sms("a", "b"), sample={"n": 2**70}), "sample.n"),
@@ -281,8 +281,8 @@ async def test_a_check_covers_own_and_folder_templates_except_replaced_ones(
 async def test_versions_and_number_of_templates_are_limited(
     engine: Homing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_templates, "KEPT_VERSIONS", 3)
-    monkeypatch.setattr(engine_templates, "MOST_TEMPLATES", 2)
+    monkeypatch.setattr(engine_templates, "MAX_VERSIONS", 3)
+    monkeypatch.setattr(engine_templates, "MAX_TEMPLATES", 2)
     for n in range(5):
         await engine.templates.put(hello(english=f"{n} {{{{ name }}}}"), who="x")
     assert [one.version for one in await engine.templates.versions("hello")] == [5, 4, 3]

@@ -9,11 +9,10 @@ from typing import Any
 from msgspec import Struct
 
 from homing.api.all_routes import all_routes
-from homing.api.answers import Items
-from homing.api.openapi import document
-from homing.api.times import tell_times
+from homing.api.description.openapi import build_openapi, mark_time_fields
+from homing.api.http.bodies import ItemList
 
-DOCUMENT = document(all_routes(), version="0")
+DOCUMENT = build_openapi(all_routes(), version="0")
 
 
 def texts(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -59,7 +58,7 @@ def test_nested_structs_are_searched_even_if_they_contain_themselves() -> None:
         "Leaf": {"properties": {"at": {"type": "string"}, "parent": {}}},
         "Tree": {"properties": {"leaves": {}, "until": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
     }
-    tell_times([Items[Tree]], components)
+    mark_time_fields([ItemList[Tree]], components)
     assert components["Leaf"]["properties"]["at"]["format"] == "date-time"
     assert components["Tree"]["properties"]["until"]["anyOf"][0]["format"] == "date-time"
     assert components["Tree"]["properties"]["until"]["anyOf"][1] == {"type": "null"}

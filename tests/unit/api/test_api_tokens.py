@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from homing.api.tokens import LONGEST_TOKEN, Issuer, Tokens, issuers
-from homing.core.access import Caller, Scope
+from homing.api.access.authentication import MAX_TOKEN_CHARACTERS, Issuer, TokenVerifier, read_issuers
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import ConfigError
-from homing.testing.clock import START_MS, ManualClock
+from homing.testing.manual_clock import START_MS, ManualClock
 
 NOW = START_MS // 1000
 SECRET = "correct-horse-battery-staple-0123456789"
@@ -65,15 +65,15 @@ def table(**fields: Any) -> dict[str, Any]:
 
 
 def configured(*tables: dict[str, Any]) -> tuple[Issuer, ...]:
-    return issuers(tables or (table(),), lambda field, given: given)
+    return read_issuers(tables or (table(),), lambda field, given: given)
 
 
-def tokens(*tables: dict[str, Any], clock: ManualClock | None = None) -> Tokens:
-    return Tokens(configured(*tables), clock or ManualClock())
+def tokens(*tables: dict[str, Any], clock: ManualClock | None = None) -> TokenVerifier:
+    return TokenVerifier(configured(*tables), clock or ManualClock())
 
 
 @cache
-def rs256() -> Tokens:
+def rs256() -> TokenVerifier:
     return tokens(table(algorithm="RS256", key=public_pem(rsa_key())))
 
 
@@ -252,7 +252,7 @@ def test_a_tenant_claim_without_a_name_is_refused(value: Any) -> None:
 
 def test_a_huge_or_deep_or_broken_token_is_refused_at_once() -> None:
     known = tokens()
-    assert known.caller(signed({**CLAIMS, "more": "x" * LONGEST_TOKEN})) is None
+    assert known.caller(signed({**CLAIMS, "more": "x" * MAX_TOKEN_CHARACTERS})) is None
     assert known.caller(raw({"alg": "HS256"}, b"[" * 5000)) is None
     assert known.caller(raw(b'{"alg":' * 500, CLAIMS)) is None
     for broken in ("", ".", "..", "a.b", "a.b.c", "a.b.c.d", ".." + "=" * 100, "é.é.é", "\x00.\x00.\x00"):
@@ -365,7 +365,7 @@ def test_the_key_is_read_from_its_configured_place_and_never_shown() -> None:
         asked.append(f"{field}={given}")
         return SECRET
 
-    [one] = issuers([table(key="env:HOMING_JWT")], reveal)
+    [one] = read_issuers([table(key="env:HOMING_JWT")], reveal)
     assert asked == ["service.jwt[0].key=env:HOMING_JWT"]
     assert one.key == SECRET
     assert SECRET not in repr(one)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from homing.api.answers import ApiError
-from homing.api.bodies import read_body
+from homing.api.http.bodies import ApiError, read_body
 
 
 class Pieces:

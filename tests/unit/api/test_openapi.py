@@ -11,12 +11,12 @@ from typing import Any
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from homing.api.all_routes import all_routes
-from homing.api.docs_page import page
-from homing.api.errors import CODES
-from homing.api.openapi import document
+from homing.api.description.docs_page import build_docs_page
+from homing.api.description.openapi import build_openapi
+from homing.api.http.errors import ERROR_CODES
 
 DOCUMENT = json.loads(
-    json.dumps(document(all_routes(), version="1.2.3", server="https://notify.example.org"))
+    json.dumps(build_openapi(all_routes(), version="1.2.3", server="https://notify.example.org"))
 )
 SCHEMAS = DOCUMENT["components"]["schemas"]
 
@@ -90,19 +90,19 @@ def test_every_error_code_has_the_status_of_the_table() -> None:
     for _, path, operation in operations():
         for status, answer in operation["responses"].items():
             for code in re.findall(r"`([A-Z]{3,}[A-Z_]*)`:", answer["description"]):
-                assert CODES[code].status == int(status), path
+                assert ERROR_CODES[code].status == int(status), path
 
 
 # The page -------------------------------------------------------------------------------------------
 
 
 def test_the_page_shows_every_operation_schema_and_error_and_loads_nothing_from_elsewhere() -> None:
-    text = page(DOCUMENT, CODES).decode()
+    text = build_docs_page(DOCUMENT, ERROR_CODES).decode()
     for _, _, operation in operations():
         assert f'id="{operation["operationId"]}"' in text
     for name in SCHEMAS:
         assert f'id="schema-{name}"' in text
-    for code in CODES:
+    for code in ERROR_CODES:
         assert f"<code>{code}</code>" in text
     loaded = re.findall(r"(?:src|href)=[\"']?([^\"'> ]+)", text)
     assert {one for one in loaded if not one.startswith("#")} == {
@@ -114,4 +114,4 @@ def test_the_page_shows_every_operation_schema_and_error_and_loads_nothing_from_
 
 def test_text_of_a_description_cannot_become_markup_of_the_page() -> None:
     evil = json.loads(json.dumps(DOCUMENT).replace("Accept a notification.", "<script>alert(1)</script>"))
-    assert b"<script>alert" not in page(evil, CODES)
+    assert b"<script>alert" not in build_docs_page(evil, ERROR_CODES)

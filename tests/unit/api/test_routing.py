@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import pytest
 from msgspec import Meta, Struct
 
-from homing.api.answers import Answer, ApiError
-from homing.api.reading import arguments
-from homing.api.routing import Route, Routes, Table
-from homing.api.service import NOBODY, Call
-from homing.core.access import Scope
+from homing.api.http.bodies import ApiError, ApiResponse
+from homing.api.http.routing import Route, Routes, RouteTable, read_arguments
+from homing.api.service import ANONYMOUS, ApiCall
+from homing.core.access.scopes import Scope
 
 routes = Routes("Things")
 
@@ -29,7 +28,7 @@ class Query(Struct, rename="camel", forbid_unknown_fields=True):
 
 
 @routes.get("/things")
-async def list_things(call: Call, query: Query) -> Answer[Body]:
+async def list_things(call: ApiCall, query: Query) -> ApiResponse[Body]:
     """Things.
 
     All of them.
@@ -38,31 +37,31 @@ async def list_things(call: Call, query: Query) -> Answer[Body]:
 
 
 @routes.get("/things/{id}", scope=Scope.READ)
-async def get_thing(call: Call, id: int) -> Body:
+async def get_thing(call: ApiCall, id: int) -> Body:
     """One."""
     raise NotImplementedError
 
 
 @routes.get("/things/best", scope=(Scope.READ, Scope.SEND))
-async def best_thing(call: Call) -> Body:
+async def best_thing(call: ApiCall) -> Body:
     """The best."""
     raise NotImplementedError
 
 
 @routes.post("/things/{id}", status=201)
-async def make_thing(call: Call, id: str, body: Body) -> None:
+async def make_thing(call: ApiCall, id: str, body: Body) -> None:
     """Make one."""
 
 
-TABLE = Table(routes.all)
+TABLE = RouteTable(routes.all)
 
 
 def given(
     route: Route, params: dict[str, str] | None = None, query: str = "", raw: bytes = b""
 ) -> dict[str, Any]:
     scope = {"query_string": query.encode()}
-    call = Call(service=None, caller=NOBODY, method="GET", scope=scope, headers={}, raw=raw)  # type: ignore[arg-type]
-    return arguments(route, call, params or {})
+    call = ApiCall(service=None, caller=ANONYMOUS, method="GET", scope=scope, headers={}, raw=raw)  # type: ignore[arg-type]
+    return read_arguments(route, call, params or {})
 
 
 def test_a_route_is_derived_from_its_function() -> None:
@@ -76,7 +75,7 @@ def test_a_route_is_derived_from_its_function() -> None:
 
 
 def test_a_function_whose_parameters_differ_from_its_path_is_an_error() -> None:
-    async def handler(call: Call, name: str) -> None: ...
+    async def handler(call: ApiCall, name: str) -> None: ...
 
     with pytest.raises(AssertionError, match="parameters differ"):
         Routes("Wrong").get("/things/{id}")(handler)

@@ -20,13 +20,13 @@ from msgspec import Struct
 
 from homing import SendRequest
 from homing.api.all_routes import all_routes
-from homing.api.openapi import document
+from homing.api.description.openapi import build_openapi
 from homing.client import AsyncClient, Client
 from homing.client.requests import PreparedRequest
 from homing.client.transport import Response, Transport
 
 ROOT = Path(__file__).parents[3]
-DOCUMENT = document(all_routes(), version="0")
+DOCUMENT = build_openapi(all_routes(), version="0")
 BY_HAND = {"send_batch"}
 _SAMPLES: dict[Any, list[Any]] = {
     str: ["x", "y"], int: [7, 8], float: [7.5], bool: [True, False], Any: ["x"]

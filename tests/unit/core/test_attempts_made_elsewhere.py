@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from homing.core.decide import NOTHING_AGAINST_IT, allowed_attempts, decide, judge, postpone
-from homing.core.model import Outcome, OutcomeKind, Reason, Status
-from homing.core.rows import claim_of, lease, settle, sums_of
-from homing.core.views import history, notification
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.lifecycle.row_events import roll_up_counts
+from homing.core.lifecycle.rows import claim_of, lease, settle
+from homing.core.lifecycle.views import history, notification
+from homing.core.notifications import OutcomeKind, Reason, Status
+from homing.core.retry.decide import NO_OBJECTION, allowed_attempts, check_before_attempt, decide, postpone
 from support.core_builders import HOUR, MESSAGE, NOW, ONE, SECOND, STEADY, accept, make_claim, make_new
 
 
@@ -30,7 +32,7 @@ def test_the_decision_respects_the_notification_s_own_maximum(attempt: int, stat
 
 
 def test_a_notification_beyond_its_own_maximum_is_not_attempted() -> None:
-    settlement = judge(make_claim(attempt=4, max_attempts=3), STEADY, NOTHING_AGAINST_IT, now=NOW)
+    settlement = check_before_attempt(make_claim(attempt=4, max_attempts=3), STEADY, NO_OBJECTION, now=NOW)
     assert settlement is not None
     assert (settlement.status, settlement.reason) == (Status.FAILED, Reason.RETRIES_EXHAUSTED)
 
@@ -52,7 +54,7 @@ def test_after_a_postponement_it_still_waits_for_a_retry() -> None:
 
 
 def test_taking_a_notification_over_does_not_count_as_a_retry() -> None:
-    assert sums_of(accept(make_new(attempts_before=3))) == {"accepted": 1}
+    assert roll_up_counts(accept(make_new(attempts_before=3))) == {"accepted": 1}
 
 
 def test_attempts_made_elsewhere_keep_their_numbers_without_a_provider() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.backoff import LONGEST_DELAY_MS, base_delay_ms, bounds_ms, delay_ms
-from homing.core.policy import Backoff, Jitter, RetryPolicy
+from homing.core.retry.backoff import LONGEST_DELAY_MS, base_delay_ms, bounds_ms, delay_ms
+from homing.core.retry.policy import Backoff, Jitter, RetryPolicy
 from support.core_builders import DAY, MINUTE, SECOND
 
 ALMOST_ONE = math.nextafter(1.0, 0.0)

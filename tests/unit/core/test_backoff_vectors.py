@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from homing.core.backoff import base_delay_ms, bounds_ms
-from homing.core.model import Channel, Mode, Priority
-from homing.core.policy import Backoff, PolicyBook, RetryPolicy
-from homing.core.presets import BROKER, CHANNEL, FIXED, PRIORITY, SIMPLE
+from homing.core.notifications import Channel, Mode, Priority
+from homing.core.retry.backoff import base_delay_ms, bounds_ms
+from homing.core.retry.policy import Backoff, PolicyBook, RetryPolicy
+from homing.core.retry.presets import BROKER, CHANNEL, FIXED, PRIORITY, SIMPLE
 from support.core_builders import MINUTE, make_keys
 from support.vector_files import vectors
 

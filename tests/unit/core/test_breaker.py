@@ -7,23 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.breaker import (
+from homing.core.notifications import Channel, OutcomeKind
+from homing.core.routing.breaker import (
     PUSH_BREAKER,
     Breaker,
+    BreakerGate,
     BreakerPolicy,
-    Gate,
     Phase,
     begin_trial,
     blames_provider,
+    check_gate,
     default_policy,
-    force,
-    gate,
-    healthy,
+    force_phase,
     ramp_per_second,
-    record,
+    record_health_check,
+    record_outcome,
     reopens_at,
 )
-from homing.core.model import Channel, OutcomeKind
 from support.core_builders import MINUTE, NOW, SECOND
 
 POLICY = BreakerPolicy()
@@ -32,7 +32,7 @@ TRIAL_MS = 35 * SECOND
 
 def after(breaker: Breaker, *blames: bool | None, now: int = NOW) -> Breaker:
     for blame in blames:
-        breaker = record(breaker, POLICY, blame, now)
+        breaker = record_outcome(breaker, POLICY, blame, now)
     return breaker
 
 
@@ -58,8 +58,8 @@ def test_five_consecutive_failures_open_it_for_a_minute_and_for_push_ten_for_two
 def test_it_opens_at_exactly_the_configured_number_of_failures(channel: Channel) -> None:
     policy, breaker = default_policy(channel), Breaker()
     for count in range(1, policy.failures + 1):
-        assert gate(breaker, NOW) is Gate.GO
-        breaker = record(breaker, policy, True, NOW)
+        assert check_gate(breaker, NOW) is BreakerGate.GO
+        breaker = record_outcome(breaker, policy, True, NOW)
         assert breaker.failures == count
     assert (breaker.phase, breaker.open_until) == (Phase.OPEN, NOW + policy.open_ms)
     assert breaker.changed_at == NOW
@@ -114,8 +114,8 @@ def test_every_outcome_counts_as_failure_or_success_or_neither(kind: OutcomeKind
 
 
 def test_an_open_breaker_blocks_everything_until_its_time_is_up() -> None:
-    assert gate(OPEN, DUE - 1) is Gate.STOP
-    assert gate(OPEN, DUE) is Gate.TRIAL
+    assert check_gate(OPEN, DUE - 1) is BreakerGate.STOP
+    assert check_gate(OPEN, DUE) is BreakerGate.TRIAL
     assert reopens_at(OPEN) == DUE
 
 
@@ -125,14 +125,14 @@ def test_late_failures_do_not_keep_it_open_longer() -> None:
 
 
 def test_late_successes_do_not_close_it() -> None:
-    assert gate(after(OPEN, False, now=NOW + SECOND), NOW + SECOND) is Gate.STOP
+    assert check_gate(after(OPEN, False, now=NOW + SECOND), NOW + SECOND) is BreakerGate.STOP
 
 
 def test_there_is_only_one_trial_at_a_time() -> None:
     half = trying()
     assert (half.phase, half.trial_by, half.changed_at) == (Phase.HALF_OPEN, "worker-1", DUE)
-    assert gate(half, DUE) is Gate.STOP
-    assert gate(half, DUE + TRIAL_MS - 1) is Gate.STOP
+    assert check_gate(half, DUE) is BreakerGate.STOP
+    assert check_gate(half, DUE + TRIAL_MS - 1) is BreakerGate.STOP
 
 
 def test_if_two_workers_start_the_trial_at_once_the_store_lets_one_win() -> None:
@@ -154,13 +154,13 @@ def test_a_trial_of_a_dead_worker_is_offered_again_after_its_time() -> None:
     half = trying()
     again_at = DUE + TRIAL_MS
     assert reopens_at(half) == again_at
-    assert gate(half, again_at) is Gate.TRIAL
+    assert check_gate(half, again_at) is BreakerGate.TRIAL
     assert begin_trial(half, "worker-2", again_at, TRIAL_MS).trial_by == "worker-2"
 
 
 def test_a_successful_trial_closes_it_and_starts_the_ramp() -> None:
     closed = after(trying(), False, now=DUE + SECOND)
-    assert gate(closed, DUE + SECOND) is Gate.GO
+    assert check_gate(closed, DUE + SECOND) is BreakerGate.GO
     assert (closed.phase, closed.failures, closed.trial_by) == (Phase.CLOSED, 0, "")
     assert (closed.ramp_from, closed.changed_at) == (DUE + SECOND, DUE + SECOND)
 
@@ -181,48 +181,52 @@ def test_once_closed_it_takes_the_full_number_of_failures_to_open_again() -> Non
     assert after(closed, *[True] * 5).phase is Phase.OPEN
 
 
-@pytest.mark.parametrize("breaker", [Breaker(), OPEN, trying(), force(OPEN, Phase.OPEN, "ada", NOW)])
+@pytest.mark.parametrize("breaker", [Breaker(), OPEN, trying(), force_phase(OPEN, Phase.OPEN, "ada", NOW)])
 def test_a_trial_starts_only_if_the_gate_offers_one(breaker: Breaker) -> None:
     with pytest.raises(AssertionError, match="only if the gate permits one"):
         begin_trial(breaker, "worker-1", NOW, TRIAL_MS)
 
 
 def test_a_good_health_check_offers_the_trial_early() -> None:
-    better = healthy(OPEN, NOW + 30 * SECOND)
-    assert gate(better, NOW + 30 * SECOND) is Gate.TRIAL
+    better = record_health_check(OPEN, NOW + 30 * SECOND)
+    assert check_gate(better, NOW + 30 * SECOND) is BreakerGate.TRIAL
     assert better.changed_at == NOW + 30 * SECOND
 
 
 def test_a_health_check_changes_nothing_unless_the_breaker_is_open() -> None:
     for breaker in (Breaker(), trying(), replace(OPEN, open_until=NOW - 1)):
-        assert healthy(breaker, NOW) is breaker
+        assert record_health_check(breaker, NOW) is breaker
 
 
 # Forced states ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("automatic", [Breaker(), OPEN, trying()])
-@pytest.mark.parametrize(("choice", "expected"), [(Phase.OPEN, Gate.STOP), (Phase.CLOSED, Gate.GO)])
+@pytest.mark.parametrize(
+    ("choice", "expected"), [(Phase.OPEN, BreakerGate.STOP), (Phase.CLOSED, BreakerGate.GO)]
+)
 def test_a_forced_state_overrides_the_automatic_one(
-    automatic: Breaker, choice: Phase, expected: Gate
+    automatic: Breaker, choice: Phase, expected: BreakerGate
 ) -> None:
-    forced = force(automatic, choice, "ada", NOW)
+    forced = force_phase(automatic, choice, "ada", NOW)
     assert (forced.forced_by, forced.changed_at) == ("ada", NOW)
     moments = (NOW, DUE, DUE + TRIAL_MS, NOW + 99 * MINUTE)
-    assert {gate(forced, now) for now in moments} == {expected}
+    assert {check_gate(forced, now) for now in moments} == {expected}
     assert reopens_at(forced) is None
 
 
-@pytest.mark.parametrize(("choice", "expected"), [(Phase.OPEN, Gate.STOP), (Phase.CLOSED, Gate.GO)])
-def test_neither_outcomes_nor_health_checks_undo_a_forced_state(choice: Phase, expected: Gate) -> None:
-    forced = force(OPEN, choice, "ada", NOW)
-    assert gate(after(forced, *[True] * 20, False, None), NOW) is expected
-    assert gate(healthy(forced, NOW), NOW) is expected
+@pytest.mark.parametrize(
+    ("choice", "expected"), [(Phase.OPEN, BreakerGate.STOP), (Phase.CLOSED, BreakerGate.GO)]
+)
+def test_neither_outcomes_nor_health_checks_undo_a_forced_state(choice: Phase, expected: BreakerGate) -> None:
+    forced = force_phase(OPEN, choice, "ada", NOW)
+    assert check_gate(after(forced, *[True] * 20, False, None), NOW) is expected
+    assert check_gate(record_health_check(forced, NOW), NOW) is expected
 
 
 def test_a_breaker_returned_to_automatic_control_starts_closed_with_a_ramp() -> None:
-    stored = replace(force(OPEN, Phase.OPEN, "ada", NOW), version=4)
-    assert force(stored, None, "ada", NOW + SECOND) == Breaker(
+    stored = replace(force_phase(OPEN, Phase.OPEN, "ada", NOW), version=4)
+    assert force_phase(stored, None, "ada", NOW + SECOND) == Breaker(
         changed_at=NOW + SECOND, ramp_from=NOW + SECOND, version=4
     )
 

@@ -6,21 +6,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from homing.core.breaker import (
+from homing.core.notifications import OutcomeKind
+from homing.core.routing.breaker import (
     Breaker,
+    BreakerGate,
     BreakerPolicy,
-    Gate,
     Phase,
     begin_trial,
     blames_provider,
-    force,
-    gate,
-    healthy,
+    check_gate,
+    force_phase,
     ramp_per_second,
-    record,
+    record_health_check,
+    record_outcome,
     reopens_at,
 )
-from homing.core.model import OutcomeKind
 from support.core_builders import NOW
 
 POLICY = BreakerPolicy(failures=3, open_ms=1_000, ramp_ms=800)
@@ -43,13 +43,13 @@ class Walk(RuleBasedStateMachine):
         self.recovered_at: int | None = None
         self.ordered: Phase | None = None
 
-    def verdict(self) -> Gate:
+    def verdict(self) -> BreakerGate:
         if self.ordered is not None:
-            return Gate.STOP if self.ordered is Phase.OPEN else Gate.GO
+            return BreakerGate.STOP if self.ordered is Phase.OPEN else BreakerGate.GO
         if self.shut_until is None:
-            return Gate.GO
+            return BreakerGate.GO
         quiet_until = self.shut_until if self.trial_until is None else self.trial_until
-        return Gate.STOP if self.now < quiet_until else Gate.TRIAL
+        return BreakerGate.STOP if self.now < quiet_until else BreakerGate.TRIAL
 
     def shut(self) -> None:
         self.shut_until, self.trial_until, self.recovered_at = self.now + POLICY.open_ms, None, None
@@ -61,7 +61,7 @@ class Walk(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(list(OutcomeKind)))
     def an_attempt_ends(self, kind: OutcomeKind) -> None:
         """While half open this is the trial's attempt; while open it is an earlier attempt."""
-        self.breaker = record(self.breaker, POLICY, blames_provider(kind), self.now)
+        self.breaker = record_outcome(self.breaker, POLICY, blames_provider(kind), self.now)
         if kind in SILENT:
             return
         if kind in BAD:
@@ -74,7 +74,7 @@ class Walk(RuleBasedStateMachine):
             self.shut_until = self.trial_until = None
             self.recovered_at = self.now
 
-    @precondition(lambda self: self.verdict() is Gate.TRIAL)
+    @precondition(lambda self: self.verdict() is BreakerGate.TRIAL)
     @rule(worker=st.sampled_from(["one", "two"]))
     def a_worker_begins_the_trial(self, worker: str) -> None:
         self.breaker = begin_trial(self.breaker, worker, self.now, TRIAL_MS)
@@ -83,36 +83,36 @@ class Walk(RuleBasedStateMachine):
 
     @rule()
     def a_health_check_is_good(self) -> None:
-        self.breaker = healthy(self.breaker, self.now)
+        self.breaker = record_health_check(self.breaker, self.now)
         if self.shut_until is not None and self.trial_until is None:
             self.shut_until = min(self.shut_until, self.now)
 
     @rule(phase=st.sampled_from([Phase.OPEN, Phase.CLOSED]))
     def an_operator_chooses(self, phase: Phase) -> None:
-        self.breaker = force(self.breaker, phase, "ada", self.now)
+        self.breaker = force_phase(self.breaker, phase, "ada", self.now)
         self.ordered = phase
 
     @rule()
     def an_operator_gives_it_back(self) -> None:
-        self.breaker = force(self.breaker, None, "ada", self.now)
+        self.breaker = force_phase(self.breaker, None, "ada", self.now)
         self.ordered = self.shut_until = self.trial_until = None
         self.bad_in_a_row, self.recovered_at = 0, self.now
 
     @invariant()
     def the_gate_says_what_the_model_says(self) -> None:
-        assert gate(self.breaker, self.now) is self.verdict()
+        assert check_gate(self.breaker, self.now) is self.verdict()
 
     @invariant()
     def a_stopped_breaker_knows_when_it_lets_a_trial_through(self) -> None:
-        if gate(self.breaker, self.now) is not Gate.STOP:
+        if check_gate(self.breaker, self.now) is not BreakerGate.STOP:
             return
         at = reopens_at(self.breaker)
         if self.ordered is not None:
             assert at is None
             return
         assert at is not None
-        assert gate(self.breaker, at - 1) is Gate.STOP
-        assert gate(self.breaker, at) is Gate.TRIAL
+        assert check_gate(self.breaker, at - 1) is BreakerGate.STOP
+        assert check_gate(self.breaker, at) is BreakerGate.TRIAL
 
     @invariant()
     def the_ramp_runs_from_the_recovery_and_only_then(self) -> None:

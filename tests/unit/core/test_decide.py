@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.decide import LONGEST_RETRY_AFTER_MS, attributed, decide
-from homing.core.effects import suppression_key
-from homing.core.failover import REFUSAL_MS, Route, Stop, has_refused
-from homing.core.model import AttemptRecord, Channel, Claim, Mode, OutcomeKind, Reason, Settlement, Status
-from homing.core.policy import Jitter, OnTimeout, RetryPolicy
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.effects import suppression_key
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.notifications import Channel, Mode, OutcomeKind, Reason, Status
+from homing.core.retry.decide import LONGEST_RETRY_AFTER_MS, attribute_outcome, decide
+from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
+from homing.core.routing.failover import REFUSAL_MS, Route, RouteStep, has_refused
 from support.core_builders import (
     DAY,
     HOUR,
@@ -195,7 +197,7 @@ def test_without_a_route_the_same_provider_is_retried() -> None:
 
 
 def test_the_outlet_follows_the_provider_and_the_address() -> None:
-    route = (Stop("relay"), Stop("hook", per_host=True))
+    route = (RouteStep("relay"), RouteStep("hook", per_host=True))
     claim = make_claim(
         provider="relay", outlet="relay", address="https://Shop.example:8443/in", failures_here=1
     )
@@ -347,7 +349,7 @@ def test_an_expired_notification_does_not_fail_over() -> None:
 
 
 def unlisted(claim: Claim, route: Route, kind: OutcomeKind = K.BAD_CONTENT) -> OutcomeKind:
-    return attributed(claim, make_outcome(kind, unlisted=True), route, elapsed_ms=SECOND).kind
+    return attribute_outcome(claim, make_outcome(kind, unlisted=True), route, elapsed_ms=SECOND).kind
 
 
 def test_an_unlisted_error_is_a_provider_fault_if_another_provider_can_be_tried() -> None:
@@ -386,7 +388,7 @@ def test_one_of_three_providers_that_has_not_refused_yet_can_still_be_tried() ->
 def test_only_bad_content_is_reconsidered(kind: OutcomeKind) -> None:
     assert unlisted(make_claim(), TWO, kind) is kind
     listed = make_outcome(K.BAD_CONTENT)
-    assert attributed(make_claim(), listed, TWO, elapsed_ms=SECOND) is listed
+    assert attribute_outcome(make_claim(), listed, TWO, elapsed_ms=SECOND) is listed
 
 
 def test_an_unlisted_error_fails_over_at_once_and_its_provider_is_not_tried_again() -> None:

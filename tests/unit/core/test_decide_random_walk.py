@@ -9,13 +9,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.backoff import bounds_ms
-from homing.core.decide import LONGEST_RETRY_AFTER_MS, NOTHING_AGAINST_IT, decide, judge, postpone
-from homing.core.failover import Route, choose
-from homing.core.model import Claim, Outcome, OutcomeKind, Reason, Status
-from homing.core.policy import Jitter, OnTimeout, RetryPolicy
-from homing.core.rows import Row, claim_of, extend, lease, settle
-from homing.core.states import FINAL, WAITING
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.lifecycle.rows import Row, claim_of, extend, lease, settle
+from homing.core.lifecycle.states import FINAL, WAITING
+from homing.core.notifications import OutcomeKind, Reason, Status
+from homing.core.retry.backoff import bounds_ms
+from homing.core.retry.decide import (
+    LONGEST_RETRY_AFTER_MS,
+    NO_OBJECTION,
+    check_before_attempt,
+    decide,
+    postpone,
+)
+from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
+from homing.core.routing.failover import Route, choose_provider
 from support.core_builders import (
     DAY,
     HOUR,
@@ -86,7 +94,7 @@ def one_turn(row: Row, turn: Turn, policy: RetryPolicy, route: Route, now: int) 
     """Runs claim, guard, choice, attempt and settlement. Returns None if no attempt was made."""
     lease(row, "worker-1", LEASE_MS, now)
     claim = claim_of(row, MESSAGE, now)
-    choice = choose(
+    choice = choose_provider(
         route,
         claim.provider,
         pinned=claim.pinned,
@@ -94,7 +102,7 @@ def one_turn(row: Row, turn: Turn, policy: RetryPolicy, route: Route, now: int) 
         holds=claim.holds,
         now=now,
     )
-    settled = judge(claim, policy, NOTHING_AGAINST_IT, now=now)
+    settled = check_before_attempt(claim, policy, NO_OBJECTION, now=now)
     if settled is None and choice.stop is None:
         settled = postpone(claim, policy, choice.wait_ms or 30 * SECOND, Reason.NO_PROVIDER)
     if settled is not None or choice.stop is None:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
-from homing.core.decide import decide
-from homing.core.model import Mode, Outcome, OutcomeKind, Reason, Status
-from homing.core.policy import OnTimeout
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.notifications import Mode, OutcomeKind, Reason, Status
+from homing.core.retry.decide import decide
+from homing.core.retry.policy import OnTimeout
 from support.core_builders import DAY, MINUTE, NOW, ONE, SECOND, STEADY, TWO, make_claim
 
 ELAPSED_MS = 3 * SECOND

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.email import RESERVED_HEADERS, RESERVED_PREFIXES, list_unsubscribe
+from homing.core.content.email import RESERVED_HEADERS, RESERVED_PREFIXES, list_unsubscribe
 from homing.core.errors import InvalidRequest
-from homing.core.model import Attachment, Channel, Content, Recipient
-from homing.core.request import SendLimits, address_of, check_content
+from homing.core.notifications import Attachment, Channel, Content, Recipient
+from homing.core.send_request import SendLimits, address_of, check_content
 
 LIMITS = SendLimits()
 MAIL = Content(subject="s", body="b")

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core import events
-from homing.core.model import AttemptRecord, Channel, Message, OutcomeKind, Reason, Recipient, Status
-from homing.core.rows import CauseRecord
-from homing.core.views import history, notification, when
+from homing.core.lifecycle import events
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.rows import CauseRecord
+from homing.core.lifecycle.views import history, notification, optional_moment
+from homing.core.notifications import Channel, Message, OutcomeKind, Reason, Recipient, Status
 from support.core_builders import DAY, HOUR, MESSAGE, NOW, SECOND, make_row
 
 SEED_002 = {
@@ -122,20 +123,20 @@ def test_every_event_name_is_known() -> None:
 
 @given(st.integers(0, YEAR_2200))
 def test_a_time_is_written_to_the_millisecond_and_reads_back_as_it_was(at: int) -> None:
-    assert datetime.fromisoformat(events.iso(at)) == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(
+    assert datetime.fromisoformat(events.format_time(at)) == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(
         milliseconds=at
     )
 
 
 @given(st.integers(0, YEAR_2200))
 def test_the_read_model_s_times_are_exact_and_in_utc(at: int) -> None:
-    found = when(at)
+    found = optional_moment(at)
     assert found == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at)
     assert found.utcoffset() == timedelta(0)
 
 
 def test_an_absent_time_stays_absent() -> None:
-    assert when(None) is None
+    assert optional_moment(None) is None
 
 
 def test_the_read_model_uses_the_public_names() -> None:
@@ -170,7 +171,7 @@ def test_the_read_model_uses_the_public_names() -> None:
 @pytest.mark.parametrize("status", [Status.PENDING, Status.RETRYING])
 def test_a_waiting_notification_shows_its_next_attempt(status: Status) -> None:
     found = notification(make_row(status=status), MESSAGE)
-    assert found.next_retry_at == when(NOW)
+    assert found.next_retry_at == optional_moment(NOW)
     assert (found.provider_names, found.provider_message_ids) == ((), ())
 
 
@@ -223,6 +224,6 @@ def test_the_history_has_every_attempt_and_every_other_change() -> None:
     assert (told.status_before, told.status_after, told.at) == (
         Status.FAILED,
         Status.RETRYING,
-        when(NOW + SECOND),
+        optional_moment(NOW + SECOND),
     )
     assert found.notification.provider_names == ("twilio", "sns")

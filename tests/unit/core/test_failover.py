@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.failover import Choice, Route, Stop, choose, next_stop, rotation
+from homing.core.routing.failover import (
+    ProviderChoice,
+    Route,
+    RouteStep,
+    choose_provider,
+    next_step,
+    rotate_route,
+)
 from support.core_builders import NOW, ONE, SECOND, THREE, TWO
 
 NAMES = [stop.provider for stop in THREE]
@@ -22,8 +29,8 @@ def pick(
     pinned: bool = False,
     shut: frozenset[str] = frozenset(),
     holds: dict[str, int] | None = None,
-) -> Choice:
-    return choose(
+) -> ProviderChoice:
+    return choose_provider(
         route, start, pinned=pinned, usable=lambda name: name not in shut, holds=holds or {}, now=NOW
     )
 
@@ -32,15 +39,15 @@ def pick(
 
 
 def test_a_route_is_rotated_to_start_at_the_given_provider() -> None:
-    assert rotation(THREE, "sns") == (Stop("sns"), Stop("spare"), Stop("twilio"))
-    assert rotation(THREE, "twilio") == THREE
-    assert rotation(THREE, "elsewhere") == THREE
-    assert rotation((), "twilio") == ()
+    assert rotate_route(THREE, "sns") == (RouteStep("sns"), RouteStep("spare"), RouteStep("twilio"))
+    assert rotate_route(THREE, "twilio") == THREE
+    assert rotate_route(THREE, "elsewhere") == THREE
+    assert rotate_route((), "twilio") == ()
 
 
 @given(routes, st.sampled_from([*NAMES, "elsewhere"]))
 def test_rotating_a_route_neither_loses_nor_repeats_a_step(route: Route, start: str) -> None:
-    turned = rotation(route, start)
+    turned = rotate_route(route, start)
     assert sorted(stop.provider for stop in turned) == sorted(stop.provider for stop in route)
     if any(stop.provider == start for stop in route):
         assert turned[0].provider == start
@@ -60,7 +67,7 @@ def test_rotating_a_route_neither_loses_nor_repeats_a_step(route: Route, start: 
     ],
 )
 def test_the_step_after_the_last_one_is_the_first(route: Route, provider: str, following: str | None) -> None:
-    assert next_stop(route, provider) == (Stop(following) if following else None)
+    assert next_step(route, provider) == (RouteStep(following) if following else None)
 
 
 @given(routes)
@@ -68,7 +75,7 @@ def test_following_the_steps_visits_all_of_them_in_every_round(route: Route) -> 
     at, seen = route[0].provider, []
     for _ in range(2 * len(route)):
         seen.append(at)
-        stop = next_stop(route, at)
+        stop = next_step(route, at)
         if stop is None:
             assert len(route) == 1
             return
@@ -80,45 +87,45 @@ def test_following_the_steps_visits_all_of_them_in_every_round(route: Route) -> 
 
 
 def test_the_first_choice_is_the_current_provider() -> None:
-    assert pick(TWO, "sns") == Choice(Stop("sns"))
+    assert pick(TWO, "sns") == ProviderChoice(RouteStep("sns"))
 
 
 def test_with_an_open_breaker_the_next_provider_is_chosen_and_after_the_last_the_first() -> None:
-    assert pick(THREE, "twilio", shut=frozenset({"twilio"})).stop == Stop("sns")
-    assert pick(THREE, "sns", shut=frozenset({"sns", "spare"})).stop == Stop("twilio")
+    assert pick(THREE, "twilio", shut=frozenset({"twilio"})).stop == RouteStep("sns")
+    assert pick(THREE, "sns", shut=frozenset({"sns", "spare"})).stop == RouteStep("twilio")
 
 
 def test_a_provider_that_was_removed_from_the_route_is_replaced_by_the_first_usable_one() -> None:
-    assert pick(TWO, "gone").stop == Stop("twilio")
-    assert pick(TWO, "gone", shut=frozenset({"twilio"})).stop == Stop("sns")
+    assert pick(TWO, "gone").stop == RouteStep("twilio")
+    assert pick(TWO, "gone", shut=frozenset({"twilio"})).stop == RouteStep("sns")
 
 
 def test_a_hold_lasts_until_its_exact_end() -> None:
-    assert pick(ONE, "twilio", holds={"twilio": NOW + 1}) == Choice(None, 1)
-    assert pick(ONE, "twilio", holds={"twilio": NOW}) == Choice(Stop("twilio"))
-    assert pick(TWO, "twilio", holds={"twilio": NOW + SECOND}).stop == Stop("sns")
+    assert pick(ONE, "twilio", holds={"twilio": NOW + 1}) == ProviderChoice(None, 1)
+    assert pick(ONE, "twilio", holds={"twilio": NOW}) == ProviderChoice(RouteStep("twilio"))
+    assert pick(TWO, "twilio", holds={"twilio": NOW + SECOND}).stop == RouteStep("sns")
 
 
 def test_if_all_are_on_hold_it_waits_for_the_first_hold_to_end() -> None:
     found = pick(THREE, "twilio", holds={"twilio": NOW + 9, "sns": NOW + 3, "spare": NOW + 5})
-    assert found == Choice(None, 3)
+    assert found == ProviderChoice(None, 3)
 
 
 def test_a_hold_at_a_blocked_provider_does_not_determine_the_next_try() -> None:
     found = pick(TWO, "twilio", shut=frozenset({"sns"}), holds={"twilio": NOW + 9, "sns": NOW + 3})
-    assert found == Choice(None, 9)
+    assert found == ProviderChoice(None, 9)
 
 
 def test_if_every_provider_is_blocked_there_is_no_choice_and_no_time() -> None:
-    assert pick(TWO, "twilio", shut=frozenset({"twilio", "sns"})) == Choice(None, None)
-    assert pick((), "twilio") == Choice(None, None)
+    assert pick(TWO, "twilio", shut=frozenset({"twilio", "sns"})) == ProviderChoice(None, None)
+    assert pick((), "twilio") == ProviderChoice(None, None)
 
 
 def test_a_pinned_notification_goes_to_its_provider_or_waits() -> None:
-    assert pick(TWO, "sns", pinned=True).stop == Stop("sns")
-    assert pick(TWO, "sns", pinned=True, shut=frozenset({"sns"})) == Choice(None, None)
-    assert pick(TWO, "sns", pinned=True, holds={"sns": NOW + 7}) == Choice(None, 7)
-    assert pick(TWO, "gone", pinned=True) == Choice(None, None)
+    assert pick(TWO, "sns", pinned=True).stop == RouteStep("sns")
+    assert pick(TWO, "sns", pinned=True, shut=frozenset({"sns"})) == ProviderChoice(None, None)
+    assert pick(TWO, "sns", pinned=True, holds={"sns": NOW + 7}) == ProviderChoice(None, 7)
+    assert pick(TWO, "gone", pinned=True) == ProviderChoice(None, None)
 
 
 @given(routes, st.sampled_from(NAMES), st.booleans(), st.frozensets(st.sampled_from(NAMES)), holds)
@@ -144,8 +151,8 @@ def test_a_choice_is_always_usable_and_made_whenever_one_exists(
 
 
 def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
-    assert Stop("twilio").outlet("+15550100") == "twilio"
-    assert Stop("relay").outlet("https://shop.example/in") == "relay"
+    assert RouteStep("twilio").outlet("+15550100") == "twilio"
+    assert RouteStep("relay").outlet("https://shop.example/in") == "relay"
 
 
 @pytest.mark.parametrize(
@@ -162,8 +169,8 @@ def test_a_provider_without_host_slots_is_its_own_outlet() -> None:
     ],
 )
 def test_each_host_is_its_own_outlet_however_its_url_is_written(url: str, host: str) -> None:
-    assert Stop("webhook", per_host=True).outlet(url) == f"webhook@{host}"
+    assert RouteStep("webhook", per_host=True).outlet(url) == f"webhook@{host}"
 
 
 def test_no_password_is_part_of_an_outlet_s_name() -> None:
-    assert "secret" not in Stop("webhook", per_host=True).outlet("https://user:secret@shop.example/in")
+    assert "secret" not in RouteStep("webhook", per_host=True).outlet("https://user:secret@shop.example/in")

@@ -9,29 +9,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.decide import (
-    NOTHING_AGAINST_IT,
-    Facts,
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.outcomes import Settlement
+from homing.core.lifecycle.states import WAITING
+from homing.core.notifications import Mode, Reason, Status
+from homing.core.retry.decide import (
+    NO_OBJECTION,
+    RecipientFacts,
     allowed_attempts,
     attempts_made,
-    give_up,
-    judge,
+    check_before_attempt,
     postpone,
+    settle_timed_out,
     waiting_status,
 )
-from homing.core.model import Claim, Mode, Reason, Settlement, Status
-from homing.core.states import WAITING
 from support.core_builders import DAY, HOUR, MINUTE, NOW, SECOND, STEADY, make_claim
 
 SKIPS = (Reason.SUPPRESSED, Reason.UNSUBSCRIBED, Reason.DEVICE_INACTIVE)
-QUIET = Facts(postpone_ms=HOUR, postpone_reason=Reason.QUIET_HOURS)
+QUIET = RecipientFacts(postpone_ms=HOUR, postpone_reason=Reason.QUIET_HOURS)
 
 
-def verdict(claim: Claim, facts: Facts = NOTHING_AGAINST_IT, now: int = NOW) -> Settlement | None:
-    return judge(claim, STEADY, facts, now=now)
+def verdict(claim: Claim, facts: RecipientFacts = NO_OBJECTION, now: int = NOW) -> Settlement | None:
+    return check_before_attempt(claim, STEADY, facts, now=now)
 
 
-def ending(claim: Claim, facts: Facts = NOTHING_AGAINST_IT, now: int = NOW) -> tuple[Status, Reason | None]:
+def ending(
+    claim: Claim, facts: RecipientFacts = NO_OBJECTION, now: int = NOW
+) -> tuple[Status, Reason | None]:
     settled = verdict(claim, facts, now)
     assert settled is not None
     assert settled.attempt is None, "no attempt took place"
@@ -50,7 +54,7 @@ def test_an_expired_notification_is_not_attempted() -> None:
 
 @pytest.mark.parametrize("reason", SKIPS)
 def test_a_notification_that_must_not_be_sent_is_skipped_with_the_reason(reason: Reason) -> None:
-    assert ending(make_claim(), Facts(skip=reason)) == (Status.SKIPPED, reason)
+    assert ending(make_claim(), RecipientFacts(skip=reason)) == (Status.SKIPPED, reason)
 
 
 def test_a_notification_that_waited_too_long_is_a_dead_letter() -> None:
@@ -89,14 +93,14 @@ def test_a_synchronous_send_has_no_age_limit() -> None:
 @pytest.mark.parametrize("reason", [Reason.RATE_LIMIT, Reason.QUIET_HOURS, Reason.NO_PROVIDER])
 def test_a_synchronous_send_is_never_queued_whatever_prevents_it(reason: Reason) -> None:
     claim = make_claim(mode=Mode.SYNCHRONOUS)
-    judged = verdict(claim, Facts(postpone_ms=MINUTE, postpone_reason=reason))
+    judged = verdict(claim, RecipientFacts(postpone_ms=MINUTE, postpone_reason=reason))
     assert judged is not None
     assert judged.status not in WAITING
     assert postpone(claim, STEADY, MINUTE, reason).status not in WAITING
 
 
 def test_a_synchronous_send_that_timed_out_before_anything_was_sent_is_final() -> None:
-    settled = give_up(make_claim(mode=Mode.SYNCHRONOUS), STEADY)
+    settled = settle_timed_out(make_claim(mode=Mode.SYNCHRONOUS), STEADY)
     assert (settled.status, settled.reason) == (Status.FAILED, Reason.DELIVERY_TIMEOUT)
     assert (settled.attempt, settled.give_back) == (None, True)
 
@@ -121,9 +125,9 @@ def test_a_postponement_returns_the_attempt_and_changes_nothing_else(attempt: in
     )
 
 
-@pytest.mark.parametrize("facts", [Facts(skip=Reason.SUPPRESSED), QUIET])
+@pytest.mark.parametrize("facts", [RecipientFacts(skip=Reason.SUPPRESSED), QUIET])
 @pytest.mark.parametrize("overdue", [False, True])
-def test_only_a_counted_attempt_is_returned(facts: Facts, overdue: bool) -> None:
+def test_only_a_counted_attempt_is_returned(facts: RecipientFacts, overdue: bool) -> None:
     settled = verdict(make_claim(overdue=overdue), facts)
     assert settled is not None
     assert settled.give_back is not overdue
@@ -144,7 +148,7 @@ def test_a_row_past_its_deadline_that_was_due_long_ago_is_due_at_once() -> None:
 
 
 def test_a_row_past_its_deadline_is_never_attempted_on_that_lease() -> None:
-    for attempt, facts in itertools.product((0, 1, 9), (NOTHING_AGAINST_IT, QUIET, Facts(skip=SKIPS[0]))):
+    for attempt, facts in itertools.product((0, 1, 9), (NO_OBJECTION, QUIET, RecipientFacts(skip=SKIPS[0]))):
         assert verdict(make_claim(overdue=True, attempt=attempt), facts) is not None
 
 

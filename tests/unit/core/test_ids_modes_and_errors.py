@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from homing.core import errors
 from homing.core.errors import ConfigError, DeliveryFailed, DeliveryTimeout, HomingError, InvalidRequest
 from homing.core.ids import BITS_EACH, uuid7, uuids7
-from homing.core.model import Channel, Mode, Priority, lane_of
-from homing.core.modes import MODE_INFO, SYNCHRONOUS_TYPES, mode_of
-from homing.core.ports import Backend, Chance, Registry, Shared, Store
+from homing.core.notifications import Channel, Mode, Priority, lane_of
+from homing.core.ports.runtime import RandomSource
+from homing.core.ports.stores import Backend, Registry, SharedState, Store
+from homing.core.routing.delivery_modes import MODE_INFO, SYNCHRONOUS_TYPES, mode_of
 from support.core_builders import MINUTE, SECOND
 
 bits = st.integers(0, 2**74 - 1)
@@ -120,13 +121,13 @@ def test_a_lane_is_a_mode_and_a_channel() -> None:
 
 
 def test_a_random_generator_is_a_random_source() -> None:
-    chance: Chance = Random(7)
+    chance: RandomSource = Random(7)
     assert 0 <= chance.random() < 1
     assert uuid.UUID(uuid7(0, chance.getrandbits(74))).version == 7
 
 
 def test_a_backend_implements_store_registry_and_shared_state() -> None:
-    assert {Store, Registry, Shared} <= set(Backend.__mro__)
+    assert {Store, Registry, SharedState} <= set(Backend.__mro__)
 
 
 # Errors ----------------------------------------------------------------------------------------------

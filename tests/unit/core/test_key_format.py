@@ -11,25 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core import keys
-from homing.core.access import Scope, check_tenant, scopes_from
-from homing.core.errors import InvalidRequest
-from homing.core.keys import (
+from homing.core.access import api_keys
+from homing.core.access.api_keys import (
     ID_BITS,
     SECRET_BITS,
     KeyRecord,
     KeyStatus,
-    key_parts,
-    matches,
-    minted,
-    well_formed,
+    create_api_key,
+    is_well_formed,
+    secret_matches,
+    split_api_key,
 )
+from homing.core.access.scopes import Scope, check_tenant, read_scopes
+from homing.core.errors import InvalidRequest
 
 
 def read_key(text: str) -> tuple[str, str] | None:
     """Reads a key as a keychain does that has not seen it before."""
-    parts = key_parts(text)
-    return parts if parts is not None and well_formed(*parts) else None
+    parts = split_api_key(text)
+    return parts if parts is not None and is_well_formed(*parts) else None
 
 
 IDS = st.integers(0, 2**ID_BITS - 1)
@@ -51,19 +51,19 @@ def record(digest: str = "", **fields: Any) -> KeyRecord:
 
 @given(IDS, SECRETS)
 def test_a_key_can_be_recognized_and_read_back(id_bits: int, secret_bits: int) -> None:
-    new = minted(id_bits, secret_bits)
+    new = create_api_key(id_bits, secret_bits)
     assert new.text.startswith(f"hm_{new.id}_")
     parts = read_key(new.text)
     assert parts is not None
     assert parts[0] == new.id
-    assert matches(record(new.digest), parts[1])
+    assert secret_matches(record(new.digest), parts[1])
 
 
 @given(IDS, SECRETS, st.data())
 def test_a_typing_error_in_a_key_is_detected_without_a_lookup(
     id_bits: int, secret_bits: int, data: st.DataObject
 ) -> None:
-    text = minted(id_bits, secret_bits).text
+    text = create_api_key(id_bits, secret_bits).text
     place = data.draw(st.integers(0, len(text) - 1))
     other = data.draw(
         st.sampled_from("0123456789abcdefghijklmnopqrstuvwxyzABC_-. ").filter(lambda c: c != text[place])
@@ -79,7 +79,7 @@ def test_text_without_the_format_of_a_key_is_not_a_key(text: str) -> None:
 
 def test_a_secret_has_enough_entropy_and_is_not_stored() -> None:
     assert SECRET_BITS >= 128
-    new = minted(1, random.Random(1).getrandbits(SECRET_BITS))
+    new = create_api_key(1, random.Random(1).getrandbits(SECRET_BITS))
     secret = new.text.rpartition("_")[2]
     assert secret not in new.digest
     assert secret not in repr(new)
@@ -88,15 +88,15 @@ def test_a_secret_has_enough_entropy_and_is_not_stored() -> None:
 
 @given(SECRETS, SECRETS)
 def test_another_secret_does_not_match(one: int, other: int) -> None:
-    mine, theirs = minted(1, one), minted(1, other)
+    mine, theirs = create_api_key(1, one), create_api_key(1, other)
     parts = read_key(theirs.text)
     assert parts is not None
-    assert matches(record(mine.digest), parts[1]) == (one == other)
-    assert not matches(None, parts[1])
+    assert secret_matches(record(mine.digest), parts[1]) == (one == other)
+    assert not secret_matches(None, parts[1])
 
 
 def test_secrets_are_compared_in_constant_time_even_if_the_key_does_not_exist() -> None:
-    tree = ast.parse(inspect.getsource(keys.matches))
+    tree = ast.parse(inspect.getsource(api_keys.secret_matches))
     calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert calls.count("hmac.compare_digest") == 1
     compared = [op for node in ast.walk(tree) if isinstance(node, ast.Compare) for op in node.ops]
@@ -114,12 +114,12 @@ def test_a_key_is_valid_until_it_expires_or_is_revoked() -> None:
 
 
 def test_scopes_are_read_by_name_without_repeats_and_at_least_one_is_needed() -> None:
-    assert scopes_from(["read", "send", "read"]) == (Scope.SEND, Scope.READ)
+    assert read_scopes(["read", "send", "read"]) == (Scope.SEND, Scope.READ)
     for wrong in (["root"], [""], [1], ["SEND"]):
         with pytest.raises(InvalidRequest, match="must be one of send, read, operate, manage, admin"):
-            scopes_from(wrong)
+            read_scopes(wrong)
     with pytest.raises(InvalidRequest, match="is empty"):
-        scopes_from([])
+        read_scopes([])
 
 
 @pytest.mark.parametrize("name", ["acme", "a", "0", "team-1.eu_west", "a" * 63])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.errors import ConfigError
-from homing.core.limits import Bucket, RateLimit, full, refill, take
+from homing.core.routing.rate_limits import RateLimit, TokenBucket, full_bucket, refill, take_from_bucket
 from support.core_builders import DAY, NOW, SECOND
 
 rates = st.floats(0.001, 10_000)
@@ -22,11 +22,11 @@ jumps = st.lists(
 
 def grants(limit: RateLimit, steps: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """For each visit: the highest clock value so far, and the number of tokens taken."""
-    bucket, now, latest, found = full(limit, NOW), NOW, NOW, []
+    bucket, now, latest, found = full_bucket(limit, NOW), NOW, NOW, []
     for step_ms, want in steps:
         now += step_ms
         latest = max(latest, now)
-        bucket, granted, _ = take(bucket, limit, now, want)
+        bucket, granted, _ = take_from_bucket(bucket, limit, now, want)
         assert 0 <= granted <= want
         found.append((latest, granted))
     return found
@@ -54,13 +54,13 @@ def test_a_clock_that_goes_back_grants_no_token_twice(limit: RateLimit, steps: l
 
 @given(limits, st.integers(1, DAY))
 def test_a_clock_that_goes_back_takes_no_token_away(limit: RateLimit, back_ms: int) -> None:
-    bucket = Bucket(limit.burst / 2, NOW)
+    bucket = TokenBucket(limit.burst / 2, NOW)
     assert refill(bucket, limit, NOW - back_ms) == bucket
 
 
 @given(limits, st.integers(1, 10 * DAY))
 def test_a_full_bucket_never_exceeds_its_burst(limit: RateLimit, rest_ms: int) -> None:
-    rested = refill(full(limit, NOW), limit, NOW + rest_ms)
+    rested = refill(full_bucket(limit, NOW), limit, NOW + rest_ms)
     assert (rested.tokens, rested.at) == (limit.burst, NOW + rest_ms)
 
 
@@ -68,11 +68,11 @@ def test_a_full_bucket_never_exceeds_its_burst(limit: RateLimit, rest_ms: int) -
 def test_after_the_returned_wait_one_more_token_is_available(
     limit: RateLimit, steps: list[tuple[int, int]]
 ) -> None:
-    bucket, now = full(limit, NOW), NOW
+    bucket, now = full_bucket(limit, NOW), NOW
     for step_ms, want in steps:
         now += step_ms
-        bucket, _, wait_ms = take(bucket, limit, now, want)
-        _, granted, _ = take(bucket, limit, now + wait_ms, 1)
+        bucket, _, wait_ms = take_from_bucket(bucket, limit, now, want)
+        _, granted, _ = take_from_bucket(bucket, limit, now + wait_ms, 1)
         assert granted == 1
 
 
@@ -80,12 +80,12 @@ def test_after_the_returned_wait_one_more_token_is_available(
 def test_the_returned_wait_is_not_a_millisecond_too_long(
     limit: RateLimit, steps: list[tuple[int, int]]
 ) -> None:
-    bucket, now = full(limit, NOW), NOW
+    bucket, now = full_bucket(limit, NOW), NOW
     for step_ms, want in steps:
         now += step_ms
-        bucket, _, wait_ms = take(bucket, limit, now, want)
+        bucket, _, wait_ms = take_from_bucket(bucket, limit, now, want)
         if wait_ms > 0:
-            assert take(bucket, limit, now + wait_ms - 1, 1)[1] == 0
+            assert take_from_bucket(bucket, limit, now + wait_ms - 1, 1)[1] == 0
 
 
 @pytest.mark.parametrize(
@@ -104,24 +104,24 @@ def test_the_returned_wait_is_not_a_millisecond_too_long(
 def test_a_full_bucket_grants_and_returns_the_wait_for_the_next_token(
     limit: RateLimit, want: int, granted: int, wait_ms: int
 ) -> None:
-    _, found, wait = take(full(limit, NOW), limit, NOW, want)
+    _, found, wait = take_from_bucket(full_bucket(limit, NOW), limit, NOW, want)
     assert (found, wait) == (granted, wait_ms)
 
 
 @given(limits, st.integers(1, 10 * SECOND))
 def test_the_returned_wait_is_correct_for_a_clock_that_went_back(limit: RateLimit, back_ms: int) -> None:
-    bucket, _, _ = take(full(limit, NOW), limit, NOW, limit.burst)
+    bucket, _, _ = take_from_bucket(full_bucket(limit, NOW), limit, NOW, limit.burst)
     behind = NOW - back_ms
-    bucket, _, wait_ms = take(bucket, limit, behind, 1)
-    assert take(bucket, limit, behind + wait_ms, 1)[1] == 1
+    bucket, _, wait_ms = take_from_bucket(bucket, limit, behind, 1)
+    assert take_from_bucket(bucket, limit, behind + wait_ms, 1)[1] == 1
 
 
 def test_fractions_of_a_token_count_next_time() -> None:
     limit = RateLimit(1, 3)
-    bucket, granted, _ = take(full(limit, NOW), limit, NOW, 3)
-    bucket, more, wait_ms = take(bucket, limit, NOW + 700, 1)
+    bucket, granted, _ = take_from_bucket(full_bucket(limit, NOW), limit, NOW, 3)
+    bucket, more, wait_ms = take_from_bucket(bucket, limit, NOW + 700, 1)
     assert (granted, more, wait_ms) == (3, 0, 300)
-    assert take(bucket, limit, NOW + 1_000, 1)[1] == 1
+    assert take_from_bucket(bucket, limit, NOW + 1_000, 1)[1] == 1
 
 
 @pytest.mark.parametrize(

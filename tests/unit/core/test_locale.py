@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from homing.core.content.locales import (
+    LocalePolicy,
+    find_locale,
+    is_language_tag,
+    normalize_locale,
+    parse_accept_language,
+)
 from homing.core.errors import InvalidRequest
-from homing.core.locale import LocalePolicy, is_tag, lookup, normal, weighted
 
 VECTORS: list[dict[str, Any]] = msgspec.json.decode(
     (Path(__file__).parents[2] / "vectors/accept_language.json").read_bytes()
@@ -72,20 +78,20 @@ def test_a_preference_that_matches_makes_the_header_irrelevant() -> None:
 
 
 def test_an_excluded_locale_is_not_matched_by_shortening_a_longer_range() -> None:
-    ranges = [name for name, weight in weighted("en-GB, en;q=0") if weight]
-    assert lookup(ranges, ["en"], ["en"]) is None
-    assert lookup(ranges, ["en"]) == "en"
+    ranges = [name for name, weight in parse_accept_language("en-GB, en;q=0") if weight]
+    assert find_locale(ranges, ["en"], ["en"]) is None
+    assert find_locale(ranges, ["en"]) == "en"
 
 
 def test_stored_locales_become_language_tags() -> None:
-    assert normal(" zh_Hant_TW ") == "zh-Hant-TW"
-    assert is_tag("zh-Hant-TW")
-    assert not any(map(is_tag, ("*", "", "en_US", "../x", "toolongsubtag", "en-", "1x")))
+    assert normalize_locale(" zh_Hant_TW ") == "zh-Hant-TW"
+    assert is_language_tag("zh-Hant-TW")
+    assert not any(map(is_language_tag, ("*", "", "en_US", "../x", "toolongsubtag", "en-", "1x")))
 
 
 @given(st.text(alphabet="abenUS-;=q.,* _01\t", max_size=60))
 def test_no_header_raises_an_unexpected_error_and_every_match_is_a_declared_locale(header: str) -> None:
     assert PROJECT.resolve("other", None, header) in PROJECT.declared
-    weights = [weight for _, weight in weighted(header)]
+    weights = [weight for _, weight in parse_accept_language(header)]
     assert weights == sorted(weights, reverse=True)
     assert all(0 <= weight <= 1 for weight in weights)

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from homing import Content, InvalidRequest, Recipient, SendRequest
-from homing.core.model import Attachment
-from homing.core.plain import plain_json, plain_text, plain_time
-from homing.core.reading import plain_request, request_from
+from homing.core.notifications import Attachment
+from homing.core.plain_values import plain_json, plain_text, plain_time
+from homing.core.request_decoding import plain_request, read_request
 
 
 class Colour(StrEnum):
@@ -226,11 +226,11 @@ def test_a_mapping_with_structs_and_lazy_text_is_read_too() -> None:
         "content": Content(body=mark_safe("Hello"), attachments=(Attachment(Markup("a"), "eA=="),)),
         "send_at": Stamp(2026, 1, 1, tzinfo=UTC),
     }
-    request = plain_request(request_from(raw))
+    request = plain_request(read_request(raw))
     assert request.recipient == Recipient(email="ada@example.org")
     assert request.content == Content(body="Hello", attachments=(Attachment("a", "eA=="),))
     assert type(request.send_at) is datetime
     with pytest.raises(InvalidRequest) as caught:
-        request_from({**raw, "content": {"subject": gettext_lazy("Hello")}})
+        read_request({**raw, "content": {"subject": gettext_lazy("Hello")}})
     assert caught.value.field == "content.subject"
     assert "str()" in caught.value.message

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from homing.core.errors import ConfigError
-from homing.core.model import Mode
-from homing.core.policy import (
+from homing.core.notifications import Mode
+from homing.core.retry.policy import (
     Backoff,
     Jitter,
     OnTimeout,
@@ -17,9 +17,9 @@ from homing.core.policy import (
     RetryPolicy,
     Rule,
     decode_rule,
-    problems,
+    policy_problems,
 )
-from homing.core.presets import FIXED, PRIORITY, SIMPLE
+from homing.core.retry.presets import FIXED, PRIORITY, SIMPLE
 from support.core_builders import DAY, SECOND, make_keys
 
 CONTRADICTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -89,7 +89,7 @@ def test_a_rule_is_checked_together_with_the_mode() -> None:
     ],
 )
 def test_the_limits_themselves_are_allowed(fields: dict[str, Any]) -> None:
-    assert problems(RetryPolicy(**fields)) == []
+    assert policy_problems(RetryPolicy(**fields)) == []
 
 
 def test_a_cap_below_the_base_is_irrelevant_for_a_callable() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from homing.core.errors import ConfigError
-from homing.core.model import Channel, Mode, Priority
-from homing.core.policy import (
-    MODES,
-    Keys,
+from homing.core.notifications import Channel, Mode, Priority
+from homing.core.retry.policy import (
+    MODE_DEFAULTS,
+    MatchKeys,
     OnTimeout,
     PolicyBook,
     PolicyPatch,
@@ -23,7 +23,7 @@ from homing.core.policy import (
     Rule,
     decode_rule,
 )
-from homing.core.presets import CHANNEL, PRIORITY, SIMPLE
+from homing.core.retry.presets import CHANNEL, PRIORITY, SIMPLE
 from support.core_builders import HOUR, MINUTE, SECOND, make_keys
 
 KEYS = ("tenant", "type", "origin", "channel", "priority")
@@ -38,7 +38,7 @@ def rule(name: str, **fields: Any) -> Rule:
     return Rule(name=name, policy=PolicyPatch(**patch), **keys)
 
 
-def naming(named: tuple[str, ...], keys: Keys) -> Rule:
+def naming(named: tuple[str, ...], keys: MatchKeys) -> Rule:
     """Builds a rule that matches exactly these keys of the notification."""
     return replace(Rule(name="+".join(named) or "all"), **{key: str(getattr(keys, key)) for key in named})
 
@@ -146,11 +146,11 @@ def test_a_user_s_rule_wins_over_a_more_specific_preset_rule() -> None:
 def test_fields_set_by_neither_rule_nor_preset_come_from_the_mode(mode: Mode) -> None:
     found = PolicyBook(BARE).resolve(make_keys(), mode)
     assert found.sources["max_attempts"] == found.sources["timeout_ms"] == f"mode {mode.value}"
-    assert found.policy == replace(RetryPolicy(), **MODES[mode])
+    assert found.policy == replace(RetryPolicy(), **MODE_DEFAULTS[mode])
 
 
 def test_modes_contribute_the_numbers_of_their_table() -> None:
-    assert MODES == {
+    assert MODE_DEFAULTS == {
         Mode.SYNCHRONOUS: {"timeout_ms": 2_000, "max_attempts": 1},
         Mode.PRIORITY: {"timeout_ms": 15_000, "max_attempts": 3},
         Mode.STANDARD: {"timeout_ms": 30_000, "max_attempts": 6},

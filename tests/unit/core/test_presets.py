@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from homing.core.errors import ConfigError
-from homing.core.model import Channel, Mode, Priority
-from homing.core.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyBook, RetryPolicy
-from homing.core.presets import PRESETS, preset
+from homing.core.notifications import Channel, Mode, Priority
+from homing.core.retry.policy import Backoff, BounceFailover, Jitter, OnTimeout, PolicyBook, RetryPolicy
+from homing.core.retry.presets import PRESETS, find_preset
 from support.core_builders import DAY, HOUR, MINUTE, SECOND, make_keys
 
 QUEUED = [Mode.PRIORITY, Mode.STANDARD, Mode.BULK]
@@ -18,17 +18,17 @@ MODE_TIMEOUTS = {Mode.SYNCHRONOUS: 2_000, Mode.PRIORITY: 15_000, Mode.STANDARD: 
 
 
 def resolved(name: str, mode: Mode = Mode.STANDARD, **keys: Any) -> RetryPolicy:
-    return PolicyBook(preset(name)).policy(make_keys(**keys), mode)
+    return PolicyBook(find_preset(name)).policy(make_keys(**keys), mode)
 
 
 def test_there_are_five_presets_each_under_its_own_name() -> None:
     assert list(PRESETS) == ["priority", "simple", "channel", "fixed", "broker"]
-    assert all(preset(name).name == name for name in PRESETS)
+    assert all(find_preset(name).name == name for name in PRESETS)
 
 
 def test_an_unknown_preset_is_refused_with_the_names_that_exist() -> None:
     with pytest.raises(ConfigError, match="priority, simple, channel, fixed, broker") as caught:
-        preset("listo")
+        find_preset("listo")
     assert caught.value.field == "preset"
 
 
@@ -97,7 +97,7 @@ def test_channel_selects_by_origin_and_channel_and_falls_back_to_the_email_row(
     mode: Mode, origin: str, channel: Channel, row: tuple[int, int, int, int, int], rule: str
 ) -> None:
     attempts, base_s, cap_s, jitter_ms, timeout_s = row
-    found = PolicyBook(preset("channel")).resolve(make_keys(origin=origin, channel=channel), mode)
+    found = PolicyBook(find_preset("channel")).resolve(make_keys(origin=origin, channel=channel), mode)
     assert found.preset_rule == rule
     assert found.policy == RetryPolicy(
         max_attempts=attempts,
@@ -115,10 +115,12 @@ def test_channel_selects_by_origin_and_channel_and_falls_back_to_the_email_row(
 def test_only_channel_fails_over_every_bounce_and_refuses_unmatched_locales() -> None:
     keys = make_keys()
     always = {
-        n for n in PRESETS if PolicyBook(preset(n)).policy(keys, Mode.STANDARD).bounce_failover == "always"
+        n
+        for n in PRESETS
+        if PolicyBook(find_preset(n)).policy(keys, Mode.STANDARD).bounce_failover == "always"
     }
     assert always == {"channel"}
-    assert {name for name in PRESETS if preset(name).reject_unmatched_locale} == {"channel"}
+    assert {name for name in PRESETS if find_preset(name).reject_unmatched_locale} == {"channel"}
 
 
 @pytest.mark.parametrize("mode", QUEUED)
@@ -148,7 +150,7 @@ def test_broker_retries_three_times_up_to_a_minute_apart(mode: Mode) -> None:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_every_preset_keeps_the_general_defaults(name: str) -> None:
-    book = PolicyBook(preset(name))
+    book = PolicyBook(find_preset(name))
     for channel, priority, mode in itertools.product(Channel, Priority, Mode):
         policy = book.policy(make_keys(channel=channel, priority=priority), mode)
         assert policy.failover_after == 2
@@ -158,7 +160,7 @@ def test_every_preset_keeps_the_general_defaults(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_a_mode_s_number_of_attempts_is_ignored_if_the_preset_has_one(name: str) -> None:
-    book = PolicyBook(preset(name))
+    book = PolicyBook(find_preset(name))
     for channel, priority, mode in itertools.product(Channel, Priority, Mode):
         found = book.resolve(make_keys(channel=channel, priority=priority), mode)
         if mode is Mode.SYNCHRONOUS:
@@ -172,6 +174,6 @@ def test_a_mode_s_number_of_attempts_is_ignored_if_the_preset_has_one(name: str)
 @pytest.mark.parametrize("name", ["priority", "simple", "fixed", "broker"])
 @pytest.mark.parametrize("mode", list(Mode))
 def test_without_a_timeout_in_the_preset_the_mode_s_applies(name: str, mode: Mode) -> None:
-    found = PolicyBook(preset(name)).resolve(make_keys(), mode)
+    found = PolicyBook(find_preset(name)).resolve(make_keys(), mode)
     assert found.sources["timeout_ms"] == f"mode {mode.value}"
     assert found.policy.timeout_ms == MODE_TIMEOUTS[mode]

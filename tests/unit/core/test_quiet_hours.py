@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.quiet_hours import Window, quiet_ms, time_of_day_ms
+from homing.core.recipients.quiet_hours import Window, quiet_ms, time_of_day_ms
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

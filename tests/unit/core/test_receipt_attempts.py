@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.effects import has_effects, receipt_effects
-from homing.core.model import AttemptRecord, Channel, OutcomeKind, ReceiptEvent, Recipient
-from homing.core.receipts import attempt_of, same_message
-from homing.core.rows import standing_of
+from homing.core.lifecycle.effects import has_effects, receipt_effects
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.receipt_decision import attempt_of, receipt_context, same_message
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Channel, OutcomeKind, Recipient
 from support.core_builders import NOW, make_receipt, make_row
 
 E = ReceiptEvent
@@ -85,9 +86,9 @@ def test_attempts_with_the_same_message_id_share_its_receipts() -> None:
     attempts = [made(1, "SM1"), made(2), made(3, "SM1")]
     assert same_message(attempts, 0) == [0, 2]
     assert same_message(attempts, 1) == [1]
-    standing = standing_of(make_row(), attempts, [3, 0, 1], 0, NOW)
+    standing = receipt_context(make_row(), attempts, [3, 0, 1], 0, NOW)
     assert (standing.rank, standing.newest) == (3, True)
-    assert not standing_of(make_row(), attempts, [3, 0, 1], 1, NOW).newest
+    assert not receipt_context(make_row(), attempts, [3, 0, 1], 1, NOW).newest
 
 
 ADA = Recipient(id="ada")

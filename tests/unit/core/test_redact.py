@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.ids import uuid7
-from homing.core.redact import HIDDEN, redact
+from homing.core.redaction import HIDDEN, redact
 from support.core_builders import NOW
 
 TOKEN = "fGk3:APA91b" + "xY_-9" * 8

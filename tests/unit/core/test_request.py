@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from homing.core.errors import InvalidRequest
-from homing.core.model import Attachment, Channel, Content, Priority, Recipient
-from homing.core.request import (
+from homing.core.notifications import Attachment, Channel, Content, Priority, Recipient
+from homing.core.send_request import (
     SendLimits,
     SendRequest,
     address_of,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.errors import InvalidRequest
-from homing.core.model import Attachment, Content, Recipient
-from homing.core.reading import camel, explained, request_from, unknown_field
-from homing.core.request import SendRequest
+from homing.core.notifications import Attachment, Content, Recipient
+from homing.core.request_decoding import explain_error, read_request, to_camel_case, unknown_field_problem
+from homing.core.send_request import SendRequest
 
 HELLO = {"body": "Hello Ada"}
 
@@ -39,7 +39,7 @@ def refused(field: str, problem: str = "") -> Any:
     ],
 )
 def test_keys_are_accepted_in_both_spellings_and_values_as_text_or_typed(raw: Any) -> None:
-    assert request_from(raw) == SendRequest(
+    assert read_request(raw) == SendRequest(
         template_key="t",
         send_at=datetime(2026, 1, 31, 9, tzinfo=UTC),
         recipient=Recipient(device_token="d"),
@@ -49,7 +49,7 @@ def test_keys_are_accepted_in_both_spellings_and_values_as_text_or_typed(raw: An
 @pytest.mark.parametrize("name", SendRequest.__struct_fields__)
 def test_every_field_of_a_request_has_a_wire_name(name: str) -> None:
     encoded = dict(zip(SendRequest.__struct_fields__, SendRequest.__struct_encode_fields__, strict=True))
-    assert camel(name) == encoded[name] == camel(encoded[name])
+    assert to_camel_case(name) == encoded[name] == to_camel_case(encoded[name])
 
 
 # Recipients ------------------------------------------------------------------------------------------
@@ -65,9 +65,9 @@ def test_every_field_of_a_request_has_a_wire_name(name: str) -> None:
     ],
 )
 def test_a_bare_address_belongs_to_the_channel(channel: str, address: str, recipient: Recipient) -> None:
-    assert request_from({"recipient": address, "channel": channel}).recipient == recipient
-    assert request_from({"recipient": address, "channels": [channel]}).recipient == recipient
-    assert request_from({"recipients": [address, {"id": "u"}], "channel": channel}).recipients == (
+    assert read_request({"recipient": address, "channel": channel}).recipient == recipient
+    assert read_request({"recipient": address, "channels": [channel]}).recipient == recipient
+    assert read_request({"recipients": [address, {"id": "u"}], "channel": channel}).recipients == (
         recipient,
         Recipient(id="u"),
     )
@@ -75,25 +75,25 @@ def test_a_bare_address_belongs_to_the_channel(channel: str, address: str, recip
 
 def test_a_bare_address_needs_exactly_one_channel() -> None:
     with refused("channel", "missing"):
-        request_from({"recipient": "ada@example.org"})
+        read_request({"recipient": "ada@example.org"})
     with refused("channel", "'fax'"):
-        request_from({"recipient": "ada@example.org", "channel": "fax"})
+        read_request({"recipient": "ada@example.org", "channel": "fax"})
     with refused("recipient", "several channels"):
-        request_from({"recipient": "ada@example.org", "channel": "both"})
+        read_request({"recipient": "ada@example.org", "channel": "both"})
     with refused("channel"):
-        request_from({"recipient": "ada@example.org", "channel": 7})
+        read_request({"recipient": "ada@example.org", "channel": 7})
 
 
 @pytest.mark.parametrize("wrong", [7, ["ada@example.org"], True])
 def test_a_recipient_is_an_address_or_a_recipient(wrong: Any) -> None:
     with refused("recipient", type(wrong).__name__):
-        request_from({"recipient": wrong, "channel": "email"})
+        read_request({"recipient": wrong, "channel": "email"})
 
 
 @pytest.mark.parametrize("wrong", ["ada@example.org", {"email": "ada@example.org"}, 7])
 def test_recipients_must_be_a_list(wrong: Any) -> None:
     with refused("recipients", "must be a list"):
-        request_from({"recipients": wrong, "channel": "email"})
+        read_request({"recipients": wrong, "channel": "email"})
 
 
 # Content ---------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_recipients_must_be_a_list(wrong: Any) -> None:
     ],
 )
 def test_content_is_read_with_its_attachments(content: Any) -> None:
-    found = request_from({"content": content}).content
+    found = read_request({"content": content}).content
     assert found == Content(body="b", attachments=(Attachment("f", "QQ==", "text/plain"),))
 
 
@@ -138,21 +138,21 @@ def test_content_is_read_with_its_attachments(content: Any) -> None:
 )
 def test_an_invalid_value_is_refused_with_its_field(raw: Any, field: str, problem: str) -> None:
     with refused(field, problem):
-        request_from(raw)
+        read_request(raw)
 
 
 def test_an_error_without_a_path_is_about_the_request() -> None:
     error = msgspec.ValidationError("Expected `object`, got `int`")
-    assert explained(error, ()) == ("request", "Expected `object`, got `int`")
+    assert explain_error(error, ()) == ("request", "Expected `object`, got `int`")
 
 
 def test_an_unknown_field_is_refused_with_a_suggestion() -> None:
     error = msgspec.ValidationError("Object contains unknown field `templatKey`")
-    assert explained(error, ["templateKey"]) == ("templatKey", "is not known; did you mean templateKey?")
+    assert explain_error(error, ["templateKey"]) == ("templatKey", "is not known; did you mean templateKey?")
 
 
 def test_a_field_unlike_any_other_is_refused_with_the_whole_list() -> None:
-    assert unknown_field("zzz", ["a", "b"]) == "is not known; it must be one of a, b"
+    assert unknown_field_problem("zzz", ["a", "b"]) == "is not known; it must be one of a, b"
 
 
 json_values = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(), max_size=2)
@@ -164,11 +164,11 @@ values = json_values | st.dictionaries(st.sampled_from(["email", "body", "attach
 def test_any_input_becomes_a_request_or_an_error_about_a_field(raw: dict[str, Any]) -> None:
     found: SendRequest | InvalidRequest
     try:
-        found = request_from(raw)
+        found = read_request(raw)
     except InvalidRequest as error:
         found = error
     if isinstance(found, InvalidRequest):
         assert found.message.startswith(f"{found.field}: ")
     else:
-        named = {camel(key) for key, value in raw.items() if value is not None}
+        named = {to_camel_case(key) for key, value in raw.items() if value is not None}
         assert named <= set(SendRequest.__struct_encode_fields__)

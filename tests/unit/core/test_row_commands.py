@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.decide import NOTHING_AGAINST_IT, judge
-from homing.core.model import CommandName, Mode, Reason, Status
-from homing.core.rows import Change, Row, claim_of, command, lease, resent
-from homing.core.states import WAITING, after_command
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.row_commands import apply_command, resent_row
+from homing.core.lifecycle.rows import Change, Row, claim_of, lease
+from homing.core.lifecycle.states import WAITING, after_command
+from homing.core.notifications import Mode, Reason, Status
+from homing.core.retry.decide import NO_OBJECTION, check_before_attempt
 from support.core_builders import DAY, HOUR, MESSAGE, MINUTE, NOW, SECOND, STEADY, make_command, make_row
 
 C = CommandName
@@ -37,7 +39,7 @@ def row_in(status: Status, **changes: Any) -> Row:
 
 
 def order(row: Row, name: CommandName, now: int = LATER, **changes: Any) -> Change:
-    change = command(row, make_command(name, **changes), now)
+    change = apply_command(row, make_command(name, **changes), now)
     assert change is not None
     return change
 
@@ -54,7 +56,7 @@ def test_a_command_is_applied_if_the_table_allows_it_and_otherwise_changes_nothi
         name, resolution=Status.FAILED if name is C.RESOLVE else None, new_ids={"n-1": "n-2"}
     )
     untouched, expected = replace(row), after_command(given, status, mode=mode)
-    change = command(row, given, LATER)
+    change = apply_command(row, given, LATER)
     if expected is None:
         assert change is None
         assert row == untouched
@@ -108,7 +110,7 @@ def test_retrying_a_finished_row_reopens_it_with_one_extra_attempt(status: Statu
     assert (row.aged_from, row.deadline_at) == (LATER, LATER + DAY)
     lease(row, "worker-1", MINUTE, LATER)
     claim = claim_of(row, MESSAGE, LATER)
-    assert judge(claim, STEADY, NOTHING_AGAINST_IT, now=LATER) is None, "it may be attempted"
+    assert check_before_attempt(claim, STEADY, NO_OBJECTION, now=LATER) is None, "it may be attempted"
 
 
 def test_a_row_without_attempts_waits_for_its_first() -> None:
@@ -166,7 +168,7 @@ def test_a_row_rescheduled_beyond_its_age_limit_is_still_attempted_at_that_time(
     assert row.deadline_at > row.due_at
     lease(row, "worker-1", MINUTE, row.due_at)
     claim = claim_of(row, MESSAGE, NOW + 3 * DAY)
-    assert judge(claim, STEADY, NOTHING_AGAINST_IT, now=NOW + 3 * DAY) is None
+    assert check_before_attempt(claim, STEADY, NO_OBJECTION, now=NOW + 3 * DAY) is None
 
 
 def test_an_acknowledgement_records_who_when_and_why_and_changes_nothing_else() -> None:
@@ -198,22 +200,22 @@ RESEND = make_command(C.RESEND, new_ids={"n-1": "n-2"}, batch_id="b-2", max_age_
 @pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.SKIPPED, Status.CANCELLED])
 def test_the_original_of_a_resend_is_acknowledged_and_linked_and_keeps_its_status(status: Status) -> None:
     row = row_in(status)
-    assert command(row, RESEND, LATER) is not None
+    assert apply_command(row, RESEND, LATER) is not None
     assert (row.status, row.resent_as) == (status, "n-2")
     assert (row.acknowledged_at, row.acknowledged_by) == (LATER, "ada")
 
 
 def test_the_in_doubt_original_of_a_resend_is_final() -> None:
     row = row_in(Status.IN_DOUBT)
-    assert command(row, RESEND, LATER) is not None
+    assert apply_command(row, RESEND, LATER) is not None
     assert (row.status, row.failed_at, row.resent_as) == (Status.FAILED, LATER, "n-2")
 
 
 def test_a_second_resend_changes_nothing() -> None:
     row = row_in(Status.FAILED)
-    assert command(row, RESEND, LATER) is not None
-    assert command(row, replace(RESEND, new_ids={"n-1": "n-3"}), LATER) is None
-    assert command(row, make_command(C.RETRY), LATER) is None
+    assert apply_command(row, RESEND, LATER) is not None
+    assert apply_command(row, replace(RESEND, new_ids={"n-1": "n-3"}), LATER) is None
+    assert apply_command(row, make_command(C.RETRY), LATER) is None
     assert row.resent_as == "n-2"
 
 
@@ -233,8 +235,8 @@ def test_the_new_row_of_a_resend_starts_from_scratch_with_the_same_message() -> 
         last_attempt_at=NOW,
         changes=8,
     )
-    command(old, RESEND, LATER)
-    change = resent(old, RESEND, LATER)
+    apply_command(old, RESEND, LATER)
+    change = resent_row(old, RESEND, LATER)
     untouched = make_row()
     assert change.row == replace(
         untouched,
@@ -253,13 +255,13 @@ def test_the_new_row_of_a_resend_starts_from_scratch_with_the_same_message() -> 
 
 def test_a_resend_may_force_the_provider() -> None:
     old = row_in(Status.FAILED)
-    fresh = resent(old, replace(RESEND, provider="hook", outlet="hook@shop.example"), LATER).row
+    fresh = resent_row(old, replace(RESEND, provider="hook", outlet="hook@shop.example"), LATER).row
     assert (fresh.provider, fresh.outlet, fresh.pinned) == ("hook", "hook@shop.example", True)
-    assert resent(old, replace(RESEND, provider="sns"), LATER).row.outlet == "sns"
-    assert not resent(old, RESEND, LATER).row.pinned
+    assert resent_row(old, replace(RESEND, provider="sns"), LATER).row.outlet == "sns"
+    assert not resent_row(old, RESEND, LATER).row.pinned
 
 
 def test_the_original_s_lease_does_not_appear_in_its_resend() -> None:
     old = row_in(Status.FAILED, started_at=NOW - SECOND)
-    fresh = resent(old, RESEND, LATER).row
+    fresh = resent_row(old, RESEND, LATER).row
     assert (fresh.lease_until, fresh.worker, fresh.overdue) == (None, "", False)

@@ -6,23 +6,17 @@ from typing import Any
 
 import pytest
 
-from homing.core import events
-from homing.core.decide import decide, postpone
-from homing.core.model import AttemptRecord, CommandName, OutcomeKind, Reason, ReceiptEvent, RollUp, Status
-from homing.core.receipts import Verdict
-from homing.core.rows import (
-    Change,
-    Row,
-    claim_of,
-    command,
-    events_of,
-    lease,
-    receive,
-    reclaim,
-    resent,
-    settle,
-    sums_of,
-)
+from homing.core.lifecycle import events
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.receipt_decision import ReceiptDecision, apply_receipt
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.lifecycle.row_commands import apply_command, resent_row
+from homing.core.lifecycle.row_events import events_of, roll_up_counts
+from homing.core.lifecycle.rows import Change, Row, claim_of, lease, reclaim, settle
+from homing.core.notifications import OutcomeKind, Reason, Status
+from homing.core.retry.decide import decide, postpone
+from homing.core.statistics import RollUp
 from support.core_builders import (
     HOUR,
     MESSAGE,
@@ -59,14 +53,14 @@ def names(change: Change, subscribed: frozenset[str] = ALL) -> list[str]:
 
 
 def ordered(row: Row, name: CommandName, **changes: Any) -> Change:
-    change = command(row, make_command(name, **changes), NOW + HOUR)
+    change = apply_command(row, make_command(name, **changes), NOW + HOUR)
     assert change is not None
     return change
 
 
 def received(row: Row, event: ReceiptEvent, after: Status, *, reopened: bool = False) -> Change:
-    verdict = Verdict(status_after=after, rank=3, provider="sns", outlet="sns", reopened=reopened)
-    return receive(row, verdict, make_receipt(event), NOW + HOUR)
+    verdict = ReceiptDecision(status_after=after, rank=3, provider="sns", outlet="sns", reopened=reopened)
+    return apply_receipt(row, verdict, make_receipt(event), NOW + HOUR)
 
 
 # Events ----------------------------------------------------------------------------------------------
@@ -164,7 +158,7 @@ def test_the_events_of_two_changes_never_share_an_id() -> None:
 
 def test_the_amounts_have_the_names_of_the_roll_up() -> None:
     changes = [accept(make_new()), *(settled(kind) for kind in OutcomeKind)]
-    named = {name for change in changes for name in sums_of(change)}
+    named = {name for change in changes for name in roll_up_counts(change)}
     assert named == {"accepted", "attempts", "retried", "sent", "failed"}
     assert named | {"delivered"} <= set(RollUp.__struct_fields__)
 
@@ -179,7 +173,7 @@ def test_the_amounts_have_the_names_of_the_roll_up() -> None:
     ],
 )
 def test_an_attempt_counts_itself_and_its_result(kind: OutcomeKind, sums: dict[str, int]) -> None:
-    assert sums_of(settled(kind)) == sums
+    assert roll_up_counts(settled(kind)) == sums
 
 
 def test_an_attempt_confirmed_at_once_counts_as_sent_and_delivered() -> None:
@@ -189,23 +183,23 @@ def test_an_attempt_confirmed_at_once_counts_as_sent_and_delivered() -> None:
     settlement = decide(claim_of(row, MESSAGE, NOW), outcome, STEADY, TWO, elapsed_ms=1, latency_ms=1, u=0.0)
     change = settle(row, settlement, NOW)
     assert change is not None
-    assert sums_of(change) == {"attempts": 1, "sent": 1, "delivered": 1}
+    assert roll_up_counts(change) == {"attempts": 1, "sent": 1, "delivered": 1}
 
 
 def test_an_acceptance_and_a_resend_each_count_as_accepted() -> None:
-    assert sums_of(accept(make_new())) == {"accepted": 1}
-    assert sums_of(accept(make_new(), lease_to="api-1")) == {"accepted": 1}
+    assert roll_up_counts(accept(make_new())) == {"accepted": 1}
+    assert roll_up_counts(accept(make_new(), lease_to="api-1")) == {"accepted": 1}
     order = make_command(CommandName.RESEND, new_ids={"n-1": "n-2"})
-    assert sums_of(resent(make_row(status=Status.FAILED), order, NOW)) == {"accepted": 1}
+    assert roll_up_counts(resent_row(make_row(status=Status.FAILED), order, NOW)) == {"accepted": 1}
 
 
 def test_a_claim_and_a_postponement_count_nothing() -> None:
     row = make_row(status=Status.RETRYING, attempts=1)
-    assert sums_of(lease(row, "worker-1", MINUTE, NOW)) == {}
+    assert roll_up_counts(lease(row, "worker-1", MINUTE, NOW)) == {}
     change = settle(row, postpone(claim_of(row, MESSAGE, NOW), STEADY, MINUTE, None), NOW)
     assert change is not None
     assert row.status is Status.RETRYING
-    assert sums_of(change) == {}
+    assert roll_up_counts(change) == {}
 
 
 def test_a_postponement_before_the_first_attempt_counts_nothing_either() -> None:
@@ -213,18 +207,22 @@ def test_a_postponement_before_the_first_attempt_counts_nothing_either() -> None
     lease(row, "worker-1", MINUTE, NOW)
     change = settle(row, postpone(claim_of(row, MESSAGE, NOW), STEADY, MINUTE, None), NOW)
     assert change is not None
-    assert sums_of(change) == {}
+    assert roll_up_counts(change) == {}
 
 
 def test_a_receipt_counts_the_delivery_or_the_retry_it_causes() -> None:
     sent = {"status": Status.SENT, "attempts": 1}
-    assert sums_of(received(make_row(**sent), ReceiptEvent.DELIVERED, Status.DELIVERED)) == {"delivered": 1}
+    assert roll_up_counts(received(make_row(**sent), ReceiptEvent.DELIVERED, Status.DELIVERED)) == {
+        "delivered": 1
+    }
     bounced = received(make_row(**sent), ReceiptEvent.FAILED, Status.RETRYING, reopened=True)
-    assert sums_of(bounced) == {"retried": 1, "bounced": 1}
-    assert sums_of(received(make_row(**sent), ReceiptEvent.OPEN, Status.SENT)) == {}
+    assert roll_up_counts(bounced) == {"retried": 1, "bounced": 1}
+    assert roll_up_counts(received(make_row(**sent), ReceiptEvent.OPEN, Status.SENT)) == {}
 
 
 def test_a_manual_retry_counts_as_a_retry_but_hurrying_a_waiting_row_does_not() -> None:
-    assert sums_of(ordered(make_row(status=Status.FAILED, attempts=1), CommandName.RETRY)) == {"retried": 1}
-    assert sums_of(ordered(make_row(status=Status.RETRYING, attempts=1), CommandName.RETRY)) == {}
-    assert sums_of(ordered(make_row(), CommandName.CANCEL)) == {}
+    assert roll_up_counts(ordered(make_row(status=Status.FAILED, attempts=1), CommandName.RETRY)) == {
+        "retried": 1
+    }
+    assert roll_up_counts(ordered(make_row(status=Status.RETRYING, attempts=1), CommandName.RETRY)) == {}
+    assert roll_up_counts(ordered(make_row(), CommandName.CANCEL)) == {}

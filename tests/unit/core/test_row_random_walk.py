@@ -6,35 +6,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from homing.core.decide import Facts, decide, judge, postpone
-from homing.core.events import EVENT_NAMES
-from homing.core.model import (
-    AttemptRecord,
-    CommandName,
-    Mode,
-    OutcomeKind,
-    Reason,
-    ReceiptEvent,
-    Settlement,
-    Status,
-)
-from homing.core.policy import OnTimeout, RetryPolicy
-from homing.core.receipts import absorb
-from homing.core.rows import (
-    Change,
-    Row,
-    claim_of,
-    command,
-    events_of,
-    extend,
-    lease,
-    receive,
-    reclaim,
-    settle,
-    standing_of,
-    sums_of,
-)
-from homing.core.states import WAITING, after_command, may_settle
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.events import EVENT_NAMES
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.lifecycle.receipt_decision import apply_receipt, decide_receipt, receipt_context
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.lifecycle.row_commands import apply_command
+from homing.core.lifecycle.row_events import events_of, roll_up_counts
+from homing.core.lifecycle.rows import Change, Row, claim_of, extend, lease, reclaim, settle
+from homing.core.lifecycle.states import WAITING, after_command, may_settle
+from homing.core.notifications import Mode, OutcomeKind, Reason, Status
+from homing.core.retry.decide import RecipientFacts, check_before_attempt, decide, postpone
+from homing.core.retry.policy import OnTimeout, RetryPolicy
 from support.core_builders import (
     DAY,
     HOUR,
@@ -104,7 +87,7 @@ class Life(RuleBasedStateMachine):
         made = events_of(change, EVENT_NAMES, MESSAGE, self.attempts)
         assert not self.event_ids & {event.id for event in made}
         self.event_ids |= {event.id for event in made}
-        assert all(count == 1 for count in sums_of(change).values())
+        assert all(count == 1 for count in roll_up_counts(change).values())
         self.seen = (self.row.status, self.row.attempts, self.row.token, self.row.changes)
 
     def check_cause(self, change: Change) -> None:
@@ -171,10 +154,14 @@ class Life(RuleBasedStateMachine):
         self.settles(settlement)
 
     @precondition(lambda self: self.row.status is Status.SENDING)
-    @rule(facts=st.sampled_from([Facts(), Facts(skip=Reason.SUPPRESSED), Facts(postpone_ms=MINUTE)]))
-    def the_guard_judges_it(self, facts: Facts) -> None:
+    @rule(
+        facts=st.sampled_from(
+            [RecipientFacts(), RecipientFacts(skip=Reason.SUPPRESSED), RecipientFacts(postpone_ms=MINUTE)]
+        )
+    )
+    def the_guard_judges_it(self, facts: RecipientFacts) -> None:
         claim = claim_of(self.row, MESSAGE, self.now)
-        settlement = judge(claim, self.policy, facts, now=self.now)
+        settlement = check_before_attempt(claim, self.policy, facts, now=self.now)
         if settlement is not None:
             self.settles(settlement)
 
@@ -216,7 +203,7 @@ class Life(RuleBasedStateMachine):
         resent = self.row.resent_as is not None
         allowed = after_command(order, self.row.status, mode=self.row.mode, resent=resent) is not None
         reopens = name is CommandName.RETRY and self.row.status not in WAITING
-        change = command(self.row, order, self.now)
+        change = apply_command(self.row, order, self.now)
         assert (change is not None) == allowed
         if change is not None:
             self.granted += reopens
@@ -237,13 +224,13 @@ class Life(RuleBasedStateMachine):
             event, provider=about.provider, provider_message_id=message_id, outcome=outcome
         )
         ranks = [self.ranks.get(one.provider_message_id or "", 0) for one in self.attempts]
-        standing = standing_of(self.row, self.attempts, ranks, index, self.now)
-        verdict = absorb(standing, receipt)
+        standing = receipt_context(self.row, self.attempts, ranks, index, self.now)
+        verdict = decide_receipt(standing, receipt)
         if verdict is not None:
             assert verdict.rank >= standing.rank
             self.ranks[message_id] = verdict.rank
             self.granted += verdict.reopened
-            self.note(receive(self.row, verdict, receipt, self.now))
+            self.note(apply_receipt(self.row, verdict, receipt, self.now))
 
     # Invariants ----------------------------------------------------------------------------------
 

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.decide import NOTHING_AGAINST_IT, allowed_attempts, decide, judge
-from homing.core.model import AttemptRecord, Mode, OutcomeKind, Reason, Receipt, ReceiptEvent, Status
-from homing.core.policy import BounceFailover, Jitter
-from homing.core.receipts import Standing, absorb
-from homing.core.rows import Change, Row, claim_of, lease, receive, settle, standing_of
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.receipt_decision import (
+    ReceiptContext,
+    apply_receipt,
+    decide_receipt,
+    receipt_context,
+)
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.lifecycle.rows import Change, Row, claim_of, lease, settle
+from homing.core.notifications import Mode, OutcomeKind, Reason, Status
+from homing.core.retry.decide import NO_OBJECTION, allowed_attempts, check_before_attempt, decide
+from homing.core.retry.policy import BounceFailover, Jitter
 from support.core_builders import (
     DAY,
     HOUR,
@@ -41,20 +48,20 @@ def sent_row(**changes: Any) -> Row:
     return make_row(**fields | changes)
 
 
-def stand(row: Row, rank: int, now: int) -> Standing:
+def stand(row: Row, rank: int, now: int) -> ReceiptContext:
     record = AttemptRecord(row.attempts, row.provider, OutcomeKind.ACCEPTED, NOW, 1, "worker-1")
-    return standing_of(row, [record], [rank], 0, now)
+    return receipt_context(row, [record], [rank], 0, now)
 
 
-def hear(row: Row, receipt: Receipt, now: int = LATER, rank: int = 0) -> Change:
-    verdict = absorb(stand(row, rank, now), receipt)
+def handle_callback(row: Row, receipt: Receipt, now: int = LATER, rank: int = 0) -> Change:
+    verdict = decide_receipt(stand(row, rank, now), receipt)
     assert verdict is not None
-    return receive(row, verdict, receipt, now)
+    return apply_receipt(row, verdict, receipt, now)
 
 
 def test_a_delivery_is_recorded_with_its_cause() -> None:
     row = sent_row()
-    change = hear(row, make_receipt(E.DELIVERED))
+    change = handle_callback(row, make_receipt(E.DELIVERED))
     assert (row.status, row.sent_at, row.delivered_at) == (Status.DELIVERED, NOW, LATER)
     assert change.cause is not None
     assert (change.cause.kind, change.cause.name, change.cause.who) == ("receipt", "delivered", "twilio")
@@ -64,20 +71,20 @@ def test_a_delivery_is_recorded_with_its_cause() -> None:
 
 def test_a_delivered_dead_letter_is_no_longer_dead() -> None:
     row = sent_row(status=Status.FAILED, failed_at=NOW, reason=Reason.RETRIES_EXHAUSTED, sent_at=None)
-    hear(row, make_receipt(E.DELIVERED))
+    handle_callback(row, make_receipt(E.DELIVERED))
     assert (row.status, row.failed_at, row.reason) == (Status.DELIVERED, None, None)
     assert (row.sent_at, row.delivered_at) == (LATER, LATER)
 
 
 def test_a_delivery_ends_the_waiting() -> None:
     row = make_row(status=Status.RETRYING, attempts=1)
-    hear(row, make_receipt(E.DELIVERED))
+    handle_callback(row, make_receipt(E.DELIVERED))
     assert (row.status, row.due_at, row.deadline_at) == (Status.DELIVERED, None, None)
 
 
 def test_a_bounce_reopens_the_row_at_the_next_provider_at_once() -> None:
     row = sent_row(failures_here=1)
-    change = hear(row, make_receipt(E.FAILED, error="unreachable", error_code="30005"))
+    change = handle_callback(row, make_receipt(E.FAILED, error="unreachable", error_code="30005"))
     assert (row.status, row.provider, row.outlet, row.due_at) == (Status.RETRYING, "sns", "sns", LATER)
     assert (row.failures_here, row.sent_at, row.reason) == (0, None, None)
     assert (row.last_error, row.error_code) == ("unreachable", "30005")
@@ -87,7 +94,7 @@ def test_a_bounce_reopens_the_row_at_the_next_provider_at_once() -> None:
 
 def test_a_bounce_without_an_error_keeps_the_previous_error() -> None:
     row = sent_row(last_error="earlier", error_code="1")
-    change = hear(row, make_receipt(E.FAILED))
+    change = handle_callback(row, make_receipt(E.FAILED))
     assert (row.last_error, row.error_code) == ("earlier", "1")
     assert change.cause is not None
     assert change.cause.why == ""
@@ -96,11 +103,11 @@ def test_a_bounce_without_an_error_keeps_the_previous_error() -> None:
 @pytest.mark.parametrize(("attempts", "allowed"), [(1, 5), (4, 5), (5, 6)])
 def test_a_bounce_grants_one_extra_attempt_only_if_none_is_left(attempts: int, allowed: int) -> None:
     row = sent_row(attempts=attempts)
-    hear(row, make_receipt(E.FAILED))
+    handle_callback(row, make_receipt(E.FAILED))
     lease(row, "worker-1", MINUTE, LATER)
     claim = claim_of(row, MESSAGE, LATER)
     assert allowed_attempts(claim, STEADY) == allowed
-    assert judge(claim, STEADY, NOTHING_AGAINST_IT, now=LATER) is None
+    assert check_before_attempt(claim, STEADY, NO_OBJECTION, now=LATER) is None
 
 
 def test_repeated_bounces_grant_one_extra_attempt_in_total() -> None:
@@ -108,12 +115,12 @@ def test_repeated_bounces_grant_one_extra_attempt_in_total() -> None:
     for number in range(1, 20):
         now += HOUR
         receipt = make_receipt(E.FAILED, outcome=OutcomeKind.TRANSIENT, provider=row.provider)
-        hear(row, receipt, now=now)
+        handle_callback(row, receipt, now=now)
         assert row.status is Status.RETRYING
         assert row.due_at == now
         lease(row, "worker-1", MINUTE, now)
         claim = claim_of(row, MESSAGE, now)
-        ended = judge(claim, STEADY, NOTHING_AGAINST_IT, now=now)
+        ended = check_before_attempt(claim, STEADY, NO_OBJECTION, now=now)
         if ended is not None:
             assert (ended.status, ended.reason) == (Status.FAILED, Reason.RETRIES_EXHAUSTED)
             break
@@ -126,21 +133,21 @@ def test_repeated_bounces_grant_one_extra_attempt_in_total() -> None:
 
 def test_a_bounce_of_a_pinned_notification_stays_at_its_provider() -> None:
     row = sent_row(pinned=True, bounce_min_ms=MINUTE, bounce_max_ms=MINUTE)
-    hear(row, make_receipt(E.FAILED))
+    handle_callback(row, make_receipt(E.FAILED))
     assert (row.status, row.provider, row.outlet) == (Status.RETRYING, "twilio", "twilio")
     assert (row.due_at, row.holds) == (LATER + MINUTE, {"twilio": LATER + MINUTE})
 
 
 def test_a_bounce_puts_its_provider_on_hold_and_drops_expired_holds() -> None:
     row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"spare": NOW, "other": LATER + 1})
-    hear(row, make_receipt(E.FAILED))
+    handle_callback(row, make_receipt(E.FAILED))
     assert row.holds == {"twilio": LATER + MINUTE, "other": LATER + 1}
     assert row.last_delay_ms == MINUTE
 
 
 def test_a_bounce_never_shortens_a_hold() -> None:
     row = sent_row(bounce_min_ms=MINUTE, bounce_max_ms=MINUTE, holds={"twilio": LATER + HOUR})
-    hear(row, make_receipt(E.FAILED))
+    handle_callback(row, make_receipt(E.FAILED))
     assert row.holds == {"twilio": LATER + HOUR}
 
 
@@ -159,40 +166,42 @@ def test_a_settlement_stores_the_policy_fields_that_receipts_need() -> None:
 def test_a_bounce_two_days_later_still_moves_to_the_next_provider() -> None:
     row = sent_row()
     later = NOW + 2 * DAY
-    hear(row, make_receipt(E.FAILED), now=later)
+    handle_callback(row, make_receipt(E.FAILED), now=later)
     lease(row, "worker-1", MINUTE, later)
-    assert judge(claim_of(row, MESSAGE, later), STEADY, NOTHING_AGAINST_IT, now=later) is None
+    assert check_before_attempt(claim_of(row, MESSAGE, later), STEADY, NO_OBJECTION, now=later) is None
 
 
 def test_a_bounce_caused_by_the_recipient_is_a_dead_letter() -> None:
     row = sent_row()
-    hear(row, make_receipt(E.FAILED, outcome=OutcomeKind.BAD_RECIPIENT, error="mailbox does not exist"))
+    handle_callback(
+        row, make_receipt(E.FAILED, outcome=OutcomeKind.BAD_RECIPIENT, error="mailbox does not exist")
+    )
     assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.RECEIPT_FAILED, LATER)
     assert (row.last_error, row.due_at) == ("mailbox does not exist", None)
 
 
 def test_a_synchronous_notification_that_bounces_has_failed_for_good() -> None:
     row = sent_row(mode=Mode.SYNCHRONOUS)
-    hear(row, make_receipt(E.FAILED))
+    handle_callback(row, make_receipt(E.FAILED))
     assert (row.status, row.due_at) == (Status.FAILED, None)
 
 
 def test_a_spam_report_is_final() -> None:
     row = sent_row(status=Status.DELIVERED, delivered_at=NOW)
-    hear(row, make_receipt(E.SPAM_REPORT), rank=4)
+    handle_callback(row, make_receipt(E.SPAM_REPORT), rank=4)
     assert (row.status, row.reason, row.failed_at) == (Status.FAILED, Reason.SPAM_REPORT, LATER)
 
 
 def test_a_receipt_resolves_a_row_in_doubt() -> None:
     row = sent_row(status=Status.IN_DOUBT, sent_at=None, reason=Reason.UNCONFIRMED)
-    hear(row, make_receipt(E.SENT))
+    handle_callback(row, make_receipt(E.SENT))
     assert (row.status, row.sent_at, row.reason) == (Status.SENT, LATER, None)
 
 
 def test_opens_and_clicks_are_counted_and_change_nothing_else() -> None:
     row = sent_row(reason=None)
     for event in (E.OPEN, E.OPEN, E.CLICK):
-        change = hear(row, make_receipt(event))
+        change = handle_callback(row, make_receipt(event))
         assert (change.before, row.status) == (Status.SENT, Status.SENT)
     assert row.engagement == {"open": 2, "click": 1}
     assert (row.sent_at, row.due_at) == (NOW, None)
@@ -202,7 +211,7 @@ def test_opens_and_clicks_are_counted_and_change_nothing_else() -> None:
 def test_a_receipt_without_effect_on_the_status_is_still_recorded(event: ReceiptEvent) -> None:
     row = sent_row()
     number = row.changes
-    change = hear(row, make_receipt(event, error_code="noise"))
+    change = handle_callback(row, make_receipt(event, error_code="noise"))
     assert row.changes == number + 1
     assert (row.status, row.error_code, row.engagement) == (Status.SENT, None, {})
     assert change.cause is not None
@@ -212,7 +221,7 @@ def test_a_receipt_without_effect_on_the_status_is_still_recorded(event: Receipt
 def test_a_receipt_during_an_attempt_is_applied_after_its_settlement() -> None:
     row = make_row(status=Status.SENDING)
     with pytest.raises(AssertionError, match="kept for later"):
-        hear(row, make_receipt(E.DELIVERED))
+        handle_callback(row, make_receipt(E.DELIVERED))
 
 
 @pytest.mark.parametrize(
@@ -224,9 +233,9 @@ def test_the_reason_of_a_dead_letter_does_not_depend_on_the_order_of_its_receipt
     row, rank = sent_row(), 0
     for event, at_fault in order:
         receipt = make_receipt(event, outcome=OutcomeKind.BAD_RECIPIENT if at_fault else None)
-        verdict = absorb(stand(row, rank, LATER), receipt)
+        verdict = decide_receipt(stand(row, rank, LATER), receipt)
         if verdict is not None:
-            receive(row, verdict, receipt, LATER)
+            apply_receipt(row, verdict, receipt, LATER)
             rank = verdict.rank
     assert (row.status, row.reason) == (Status.FAILED, Reason.SPAM_REPORT)
 
@@ -237,5 +246,5 @@ def test_a_spam_report_about_one_message_outranks_receipts_about_others(
 ) -> None:
     row = sent_row()
     for number, event in enumerate(events):
-        hear(row, make_receipt(event, provider_message_id=f"m-{number}"))
+        handle_callback(row, make_receipt(event, provider_message_id=f"m-{number}"))
     assert (row.status, row.reason) == (Status.FAILED, Reason.SPAM_REPORT)

@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.decide import decide, postpone
-from homing.core.model import (
-    AttemptRecord,
-    Claim,
-    CommandName,
-    OutcomeKind,
-    Reason,
-    Settlement,
-    Status,
-)
-from homing.core.rows import Change, Row, claim_of, command, lease, settle
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.outcomes import AttemptRecord, Settlement
+from homing.core.lifecycle.row_commands import apply_command
+from homing.core.lifecycle.rows import Change, Row, claim_of, lease, settle
+from homing.core.notifications import OutcomeKind, Reason, Status
+from homing.core.retry.decide import decide, postpone
 from support.core_builders import (
     DAY,
     HOUR,
@@ -143,7 +139,7 @@ def test_a_provider_with_retry_after_is_put_on_hold_and_expired_holds_are_droppe
 
 def cancelled_while_sending() -> tuple[Row, Claim]:
     row, claim = leased()
-    assert command(row, make_command(CommandName.CANCEL), NOW) is not None
+    assert apply_command(row, make_command(CommandName.CANCEL), NOW) is not None
     assert (row.status, row.cancel_requested) == (Status.SENDING, True)
     return row, claim
 

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.decide import postpone
-from homing.core.model import (
-    Claim,
-    Mode,
-    Status,
-)
-from homing.core.rows import Row, claim_of, extend, lease, reclaim, settle
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.rows import Row, claim_of, extend, lease, reclaim, settle
+from homing.core.notifications import Mode, Status
+from homing.core.retry.decide import postpone
 from support.core_builders import (
     DAY,
     HOUR,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.sms import SmsEncoding, SmsSize, sms_size
+from homing.core.content.sms import SmsEncoding, SmsSize, sms_size
 
 GSM, UCS = SmsEncoding.GSM_7, SmsEncoding.UCS_2
 

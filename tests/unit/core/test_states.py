@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from homing.core.model import CommandName, Mode, ReceiptEvent, Status
-from homing.core.states import (
+from homing.core.lifecycle.commands import CommandName
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.lifecycle.states import (
     CLAIM,
     COMMANDS,
     FINAL,
@@ -17,6 +18,7 @@ from homing.core.states import (
     after_command,
     may_settle,
 )
+from homing.core.notifications import Mode, Status
 from support.core_builders import make_command
 
 S, C = Status, CommandName

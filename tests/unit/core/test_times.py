@@ -11,13 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from homing.core.breaker import BreakerPolicy
 from homing.core.errors import ConfigError, InvalidRequest
-from homing.core.events import iso, moment
-from homing.core.model import Filter, Retention
-from homing.core.policy import PolicyPatch, RetryPolicy, Rule, within_bounds
-from homing.core.reading import check_filter
-from homing.core.times import DAY_MS, LONGEST_MS, check_zone, epoch_ms, span_ms
+from homing.core.lifecycle.events import format_time
+from homing.core.notifications import Filter
+from homing.core.ports.stores import Retention
+from homing.core.request_decoding import check_filter
+from homing.core.retry.policy import PolicyPatch, RetryPolicy, Rule, clamp_durations
+from homing.core.routing.breaker import BreakerPolicy
+from homing.core.times import DAY_MS, LONGEST_MS, check_zone, epoch_ms, moment, span_ms
 
 NOW = 1_770_000_000_000
 OFFSETS = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
@@ -33,7 +34,7 @@ def test_any_stored_number_can_be_shown_in_any_time_zone(at: int) -> None:
     for hours in (-23, 0, 23):
         shown.astimezone(timezone(timedelta(hours=hours))).isoformat()
     assert shown + timedelta(days=14) > shown > shown - timedelta(days=14)
-    assert iso(at).endswith("Z")
+    assert format_time(at).endswith("Z")
 
 
 @given(st.integers(0, 200_000_000_000_000))
@@ -125,7 +126,7 @@ def test_an_attempt_takes_at_most_a_day() -> None:
 
 def test_a_rule_of_an_older_release_is_cut_to_the_limits() -> None:
     patch = PolicyPatch(timeout_ms=2**63, max_age_ms=2**63, steps_ms=(5, 2**63), base_ms=7)
-    cut = within_bounds(Rule(name="old", policy=patch)).policy
+    cut = clamp_durations(Rule(name="old", policy=patch)).policy
     assert (cut.timeout_ms, cut.max_age_ms, cut.steps_ms, cut.base_ms) == (
         DAY_MS,
         LONGEST_MS,
@@ -133,7 +134,7 @@ def test_a_rule_of_an_older_release_is_cut_to_the_limits() -> None:
         7,
     )
     usual = Rule(name="usual", policy=PolicyPatch(base_ms=7))
-    assert within_bounds(usual) is usual
+    assert clamp_durations(usual) is usual
 
 
 @pytest.mark.parametrize("ms", [-1, 2**63, LONGEST_MS + 1])

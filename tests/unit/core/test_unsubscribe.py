@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.model import Channel
-from homing.core.unsubscribe import LONGEST_TOKEN, Seal, Subscription
+from homing.core.notifications import Channel
+from homing.core.recipients.unsubscribe_links import LONGEST_TOKEN, LinkSealer, Subscription
 
-SEAL = Seal(b"a secret of thirty-two characters")
+SEAL = LinkSealer(b"a secret of thirty-two characters")
 ADA = Subscription("acme", Channel.EMAIL, "newsletter", None, "ada@example.org")
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
@@ -58,6 +58,6 @@ def test_a_token_reveals_nothing_about_the_recipient() -> None:
 
 
 def test_another_secret_cannot_decrypt_it_and_gives_another_token() -> None:
-    other = Seal(b"another secret of thirty-two chars")
+    other = LinkSealer(b"another secret of thirty-two chars")
     assert other.opened(SEAL.token(ADA)) is None
     assert other.token(ADA) != SEAL.token(ADA)

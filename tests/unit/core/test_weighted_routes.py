@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from homing.core.ids import uuid7
-from homing.core.split import first_stop
+from homing.core.routing.failover import first_step
 from support.core_builders import NOW, THREE
 
 NAMES = [stop.provider for stop in THREE]
@@ -22,7 +22,7 @@ def ids(number: int) -> list[str]:
 
 def drawn(weights: dict[str, int], *, out: str = "", number: int = 10_000) -> Counter[str]:
     usable = {name for name in NAMES if name != out}
-    return Counter(first_stop(THREE, weights, id, usable.__contains__).provider for id in ids(number))
+    return Counter(first_step(THREE, weights, id, usable.__contains__).provider for id in ids(number))
 
 
 def test_without_weights_every_notification_starts_with_the_first_provider() -> None:
@@ -48,7 +48,7 @@ def test_each_provider_gets_its_share(weights: dict[str, int], shares: tuple[flo
 
 def test_the_same_id_always_gets_the_same_provider() -> None:
     weights = {"twilio": 2, "sns": 1, "spare": 1}
-    once, again = ([first_stop(THREE, weights, id) for id in ids(200)] for _ in range(2))
+    once, again = ([first_step(THREE, weights, id) for id in ids(200)] for _ in range(2))
     assert once == again
     names = [stop.provider for stop in once[:8]]  # in every process and every release
     assert names == ["spare", "twilio", "twilio", "spare", "twilio", "twilio", "twilio", "sns"]
@@ -58,8 +58,8 @@ def test_if_a_provider_is_out_only_its_own_notifications_move() -> None:
     weights = {"twilio": 2, "sns": 1, "spare": 1}
     moved = {"twilio": 0, "sns": 0, "spare": 0}
     for id in ids(2_000):
-        before = first_stop(THREE, weights, id).provider
-        after = first_stop(THREE, weights, id, lambda name: name != "sns").provider
+        before = first_step(THREE, weights, id).provider
+        after = first_step(THREE, weights, id, lambda name: name != "sns").provider
         if before != after:
             moved[before] += 1
     assert moved["sns"] > 400
@@ -69,14 +69,14 @@ def test_if_a_provider_is_out_only_its_own_notifications_move() -> None:
 def test_raising_a_weight_only_moves_notifications_to_that_provider() -> None:
     light, heavy = {"twilio": 1, "sns": 1, "spare": 1}, {"twilio": 2, "sns": 1, "spare": 1}
     for id in ids(2_000):
-        before, after = first_stop(THREE, light, id).provider, first_stop(THREE, heavy, id).provider
+        before, after = first_step(THREE, light, id).provider, first_step(THREE, heavy, id).provider
         assert after in (before, "twilio")
 
 
 def test_a_provider_that_is_out_is_drawn_only_if_no_other_is_left() -> None:
     weights = {"twilio": 1, "sns": 1, "spare": 0}
     assert set(drawn(weights, out="twilio")) == {"sns"}
-    nobody = Counter(first_stop(THREE, weights, id, lambda _: False).provider for id in ids(500))
+    nobody = Counter(first_step(THREE, weights, id, lambda _: False).provider for id in ids(500))
     assert set(nobody) == {"twilio", "sns"}
 
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from homing.core.access import Caller, Scope
-from homing.core.audit import AUDIT, FaultKind, key_of
+from homing.core.access.audit import AUDIT, ChainFaultKind, audit_key
+from homing.core.access.scopes import Caller, Scope
 from homing.core.errors import InvalidRequest, StoreError, StoreUnavailable
-from homing.core.model import Entry
-from homing.engine.audit import AuditTrail, Verified
-from homing.engine.tenants import Tenants
+from homing.core.ports.stores import Entry
+from homing.engine.access.audit import AuditTrail, VerificationStep
+from homing.engine.access.tenants import Tenants
 from homing.stores.memory import MemoryStore
-from homing.testing.clock import ManualClock
+from homing.testing.manual_clock import ManualClock
 
 
 class TamperableStore(MemoryStore):
@@ -69,7 +69,9 @@ async def note(trail: AuditTrail, count: int, tenant: str = "acme") -> None:
         await trail.note(caller(tenant), "recipient.put", f"r{number}", {"n": number})
 
 
-async def verified(trail: AuditTrail, tenant: str = "acme", heads: Sequence[str] = ()) -> list[Verified]:
+async def verified(
+    trail: AuditTrail, tenant: str = "acme", heads: Sequence[str] = ()
+) -> list[VerificationStep]:
     return [step async for step in trail.verify(tenant, heads)]
 
 
@@ -161,12 +163,12 @@ async def test_a_long_chain_is_verified_in_steps_that_report_progress(trail: Aud
 
 async def test_changed_and_removed_entries_are_reported(book: TamperableStore, trail: AuditTrail) -> None:
     await note(trail, 9)
-    book.rewrite("acme", AUDIT, key_of(4), who="nobody")
-    book.tear_out("acme", AUDIT, key_of(7))
+    book.rewrite("acme", AUDIT, audit_key(4), who="nobody")
+    book.tear_out("acme", AUDIT, audit_key(7))
     [done] = await verified(trail)
     assert [(fault.kind, fault.number) for fault in done.faults] == [
-        (FaultKind.REMOVED, 7),
-        (FaultKind.CHANGED, 4),
+        (ChainFaultKind.REMOVED, 7),
+        (ChainFaultKind.CHANGED, 4),
     ]
 
 
@@ -177,10 +179,10 @@ async def test_a_head_that_was_moved_back_removed_or_corrupted_is_detected(
     third = (await trail.list("acme")).items[1]
     book.rewrite("*", "audit_head", "acme", number=3, hash=third.hash)
     [done] = await verified(trail)
-    assert [(fault.kind, fault.number) for fault in done.faults] == [(FaultKind.INSERTED, 4)]
+    assert [(fault.kind, fault.number) for fault in done.faults] == [(ChainFaultKind.INSERTED, 4)]
     book.rewrite("*", "audit_head", "acme", number="many")
     lost, done = await verified(trail)
-    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [FaultKind.CHANGED]
+    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [ChainFaultKind.CHANGED]
     with pytest.raises(StoreError, match="audit verify"):
         await note(trail, 1)
     book.tear_out("*", "audit_head", "acme")
@@ -188,7 +190,7 @@ async def test_a_head_that_was_moved_back_removed_or_corrupted_is_detected(
     await Tenants(book, ManualClock()).create("acme", who="ada")
     assert await trail.chains() == ("*", "acme"), "it is missed although its head is gone"
     lost, done = await verified(trail)
-    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [FaultKind.REMOVED]
+    assert [fault.kind for fault in (*lost.faults, *done.faults)] == [ChainFaultKind.REMOVED]
     with pytest.raises(StoreError, match="audit verify"):
         await note(trail, 1)
 

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from homing.core.access import Scope
+from homing.core.access.api_keys import KeyStatus, create_api_key
+from homing.core.access.scopes import Scope
 from homing.core.errors import CommandRefused, InvalidRequest, NotFound, StoreUnavailable, VersionConflict
-from homing.core.keys import KeyStatus, minted
-from homing.core.model import Entry
-from homing.engine.keychain import Keychain, NewKey
-from homing.engine.tenants import Tenants
+from homing.core.ports.stores import Entry
+from homing.engine.access.api_keys import ApiKeyManager, NewKey
+from homing.engine.access.tenants import Tenants
 from homing.stores.memory import MemoryStore
-from homing.testing.clock import START_MS, ManualClock
+from homing.testing.manual_clock import START_MS, ManualClock
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
@@ -52,7 +52,7 @@ class KeychainProcess:
     def __init__(self, clock: ManualClock, store: CountedStore, seed: int = 1) -> None:
         self.clock, self.store = clock, store
         self.tenants = Tenants(store, clock)
-        self.keys = Keychain(store, self.tenants, clock, random.Random(seed))
+        self.keys = ApiKeyManager(store, self.tenants, clock, random.Random(seed))
 
     async def make(self, tenant: str = "default", *scopes: str, expires_in_ms: int | None = None) -> NewKey:
         at = None
@@ -103,7 +103,7 @@ async def test_a_wrong_secret_for_a_known_id_is_refused_without_a_read(office: K
     assert await office.lets_in(new)
     office.store.asked.clear()
     for secret in range(50):
-        forged = minted(0, secret).text.replace(minted(0, 0).id, new.key.id)
+        forged = create_api_key(0, secret).text.replace(create_api_key(0, 0).id, new.key.id)
         assert await office.keys.verify(forged) is None
     assert not office.store.asked
 
@@ -120,7 +120,7 @@ async def test_a_frequently_used_key_is_read_once_in_five_seconds(office: Keycha
 
 async def test_a_thousand_simultaneous_guesses_cause_few_reads(office: KeychainProcess) -> None:
     new = await office.make()
-    guesses = [minted(1000 + n, n).text for n in range(1000)]
+    guesses = [create_api_key(1000 + n, n).text for n in range(1000)]
     office.store.asked.clear()
     *answers, mine = await asyncio.gather(*map(office.keys.verify, [*guesses, new.text]))
     assert answers == [None] * 1000
@@ -133,7 +133,7 @@ async def test_a_thousand_simultaneous_guesses_cause_few_reads(office: KeychainP
 async def test_guesses_use_limited_memory_and_evict_no_key(office: KeychainProcess) -> None:
     new = await office.make()
     assert await office.lets_in(new)
-    await asyncio.gather(*(office.keys.verify(minted(1000 + n, n).text) for n in range(12_000)))
+    await asyncio.gather(*(office.keys.verify(create_api_key(1000 + n, n).text) for n in range(12_000)))
     office.store.asked.clear()
     assert await office.lets_in(new)
     assert not office.store.asked

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from homing.core.errors import StoreUnavailable
-from homing.engine.remembering import Remembered
-from homing.testing.clock import ManualClock
+from homing.engine.access.key_cache import ReadThroughCache
+from homing.testing.manual_clock import ManualClock
 
 
 class SlowReader:
@@ -37,8 +37,8 @@ class SlowReader:
         return found
 
 
-def remembered(shelf: SlowReader, clock: ManualClock, most: int = 100) -> Remembered[str]:
-    return Remembered(shelf.read, clock, for_ms=5_000, most=most)
+def remembered(shelf: SlowReader, clock: ManualClock, most: int = 100) -> ReadThroughCache[str]:
+    return ReadThroughCache(shelf.read, clock, for_ms=5_000, most=most)
 
 
 async def test_a_value_read_before_a_local_change_is_returned_but_not_cached() -> None:

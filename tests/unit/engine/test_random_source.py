@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from homing.engine.chance import SystemChance
+from homing.engine.system_runtime import SystemRandomSource
 
 
 def test_it_returns_as_many_bits_as_requested() -> None:
-    chance = SystemChance()
+    chance = SystemRandomSource()
     for bits in (1, 7, 8, 53, 74, 256, 100_000):
         drawn = [chance.getrandbits(bits) for _ in range(20)]
         assert all(0 <= one < 2**bits for one in drawn)
@@ -17,12 +17,12 @@ def test_it_returns_as_many_bits_as_requested() -> None:
 
 
 def test_nothing_is_returned_twice() -> None:
-    chance = SystemChance()
+    chance = SystemRandomSource()
     assert len({chance.getrandbits(74) for _ in range(20_000)}) == 20_000
 
 
 def test_a_forked_child_does_not_repeat_its_parent_s_numbers() -> None:
-    chance = SystemChance()
+    chance = SystemRandomSource()
     chance.getrandbits(74)  # the buffer is filled
     reading, writing = os.pipe()
     child = os.fork()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homing.observing.catalogue import CATALOGUE, Metric
+from homing.telemetry.metric_catalog import CATALOGUE, Metric
 
 DOCS = Path(__file__).parents[3] / "docs"
 DASHBOARD = json.loads((DOCS / "grafana" / "homing.json").read_text(encoding="utf-8"))

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from homing.core.ids import uuid7
-from homing.core.redact import HIDDEN
-from homing.observing import logs
+from homing.core.redaction import HIDDEN
+from homing.telemetry import logs
 
 LETTERS = string.ascii_letters + string.digits
 names = st.text(LETTERS, min_size=6, max_size=20).map(lambda text: f"{text}Zq7x")

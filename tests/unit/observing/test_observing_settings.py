@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from homing import compose, config
+from homing import compose
 from homing.core.errors import ConfigError
-from homing.core.model import Mode
-from homing.observing.metrics import Metrics
+from homing.core.notifications import Mode
+from homing.settings import load_settings
+from homing.telemetry.metrics import Metrics
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +28,8 @@ def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def test_queues_have_the_names_of_the_settings() -> None:
-    settings = config.load(flags={"queue_names": {"standard": "mail-queue"}})
-    page = (await compose.metrics(settings).page()).decode()
+    settings = load_settings(flags={"queue_names": {"standard": "mail-queue"}})
+    page = (await compose.build_metrics(settings).page()).decode()
     assert 'retries_scheduled_total{queue="mail-queue"} 0.0' in page
     assert 'retries_scheduled_total{queue="synchronous"} 0.0' in page
 
@@ -42,7 +43,7 @@ async def test_metrics_without_settings_use_the_default_queue_names() -> None:
 def test_without_the_extra_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match=r"pip install 'homing\[metrics\]'"):
-        compose.metrics(config.load())
+        compose.build_metrics(load_settings())
     monkeypatch.setitem(sys.modules, "structlog", None)
     with pytest.raises(ConfigError, match=r"log\.format: .*pip install 'homing\[logs\]'"):
         compose.log_to_stderr("json", "info")
@@ -68,5 +69,5 @@ def test_the_text_format_needs_no_extra(
 )
 def test_a_wrong_setting_is_named(flags: dict[str, object], field: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        config.load(flags=flags)
+        load_settings(flags=flags)
     assert raised.value.field == field

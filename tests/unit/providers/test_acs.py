@@ -11,11 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
-from homing.core.ports import LooksUp
-from homing.providers.acs import AcsProvider, looked_up, operation_id
-from homing.providers.acs_signature import AcsSigner, signed_host
-from homing.providers.http import Answer, Failure, Transport
+from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import SupportsLookup
+from homing.net.http import HttpResponse, Transport, TransportFailure
+from homing.providers.acs.provider import (
+    AcsProvider,
+    AcsSigner,
+    build_host_header,
+    build_operation_receipt,
+    operation_id,
+)
 from support.email_deliveries import FULL, ID, NOW_MS, UNREACHABLE, FakeTransport, a_mail
 from support.vector_files import vectors
 
@@ -40,7 +46,7 @@ def an_acs(transport: Transport = UNREACHABLE, **options: Any) -> AcsProvider:
 @pytest.mark.parametrize("case", HMAC["cases"], ids=lambda case: str(case["id"]))
 def test_each_request_of_the_vectors_is_signed_as_by_the_sdk(case: dict[str, Any]) -> None:
     origin, slash, rest = case["url"].partition("/emails")
-    assert signed_host(origin) == case["host"]
+    assert build_host_header(origin) == case["host"]
     signed = dict(
         AcsSigner(KEY, case["host"]).headers(case["method"], slash + rest, case["body"].encode(), NOW_MS)
     )
@@ -69,7 +75,7 @@ def test_the_provider_signs_what_it_sends() -> None:
     ],
 )
 def test_the_signed_host_is_that_of_the_host_header(url: str, host: str) -> None:
-    assert signed_host(url) == host
+    assert build_host_header(url) == host
 
 
 def test_each_attempt_has_a_new_signature_and_the_same_operation() -> None:
@@ -179,19 +185,21 @@ def error(code: str, message: str = "No.") -> bytes:
     ],
 )
 def test_each_response_has_its_outcome(status: int, body: bytes, kind: OutcomeKind, code: str) -> None:
-    outcome = an_acs().classify(Answer(status=status, headers={}, body=body), NOW_MS)
+    outcome = an_acs().classify(HttpResponse(status=status, headers={}, body=body), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (kind, code)
     assert outcome.error
 
 
 def test_a_code_missing_in_the_table_is_still_reported() -> None:
-    outcome = an_acs().classify(Answer(status=400, headers={"x-ms-error-code": "Odd"}, body=b""), NOW_MS)
+    outcome = an_acs().classify(
+        HttpResponse(status=400, headers={"x-ms-error-code": "Odd"}, body=b""), NOW_MS
+    )
     assert (outcome.error_code, outcome.error) == ("400", "Odd")
 
 
 @pytest.mark.parametrize("code", ["InvalidSenderUserName", "SubscriptionBlocked"])
 def test_a_blocked_account_or_sender_is_a_fault_of_the_provider(code: str) -> None:
-    outcome = an_acs().classify(Answer(status=400, headers={}, body=error(code)), NOW_MS)
+    outcome = an_acs().classify(HttpResponse(status=400, headers={}, body=error(code)), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (K.PROVIDER_FAULT, code)
 
 
@@ -209,21 +217,21 @@ def test_a_blocked_account_or_sender_is_a_fault_of_the_provider(code: str) -> No
 def test_a_refusal_missing_in_the_table_is_marked_as_unlisted(
     status: int, body: bytes, unlisted: bool
 ) -> None:
-    outcome = an_acs().classify(Answer(status=status, headers={}, body=body), NOW_MS)
+    outcome = an_acs().classify(HttpResponse(status=status, headers={}, body=body), NOW_MS)
     assert outcome.unlisted is unlisted
 
 
 def test_an_accepted_email_has_the_id_of_its_operation() -> None:
     body = b'{"id":"8540c0de-899f-5cce-acb5-3ec493af3800","status":"Running"}'
-    taken = an_acs().classify(Answer(status=202, headers={"retry-after": "10"}, body=body), NOW_MS)
+    taken = an_acs().classify(HttpResponse(status=202, headers={"retry-after": "10"}, body=body), NOW_MS)
     assert (taken.kind, taken.provider_message_id) == (K.ACCEPTED, "8540c0de-899f-5cce-acb5-3ec493af3800")
     assert taken.retry_after_ms is None
     where = {"operation-location": "https://x.example//emails/operations/abc-1?api-version=2025-09-01"}
-    assert an_acs().classify(Answer(status=202, headers=where), NOW_MS).provider_message_id == "abc-1"
+    assert an_acs().classify(HttpResponse(status=202, headers=where), NOW_MS).provider_message_id == "abc-1"
 
 
 def test_the_delay_is_that_of_the_response() -> None:
-    answer = Answer(status=429, headers={"retry-after": "57"}, body=error("TooManyRequests"))
+    answer = HttpResponse(status=429, headers={"retry-after": "57"}, body=error("TooManyRequests"))
     assert an_acs().classify(answer, NOW_MS).retry_after_ms == 57_000
 
 
@@ -241,9 +249,9 @@ bodies = st.binary(max_size=300) | st.sampled_from(
 @given(st.integers(100, 999), bodies, st.text(max_size=40))
 def test_no_response_makes_it_raise(status: int, body: bytes, header: str) -> None:
     headers = dict.fromkeys(("operation-location", "x-ms-error-code", "retry-after"), header)
-    answer = Answer(status=status, headers=headers, body=body)
+    answer = HttpResponse(status=status, headers=headers, body=body)
     assert an_acs().classify(answer, NOW_MS).kind is not K.ACCEPTED or status == 202
-    receipt = looked_up(answer, "op", a_mail(), NOW_MS)
+    receipt = build_operation_receipt(answer, "op", a_mail(), NOW_MS)
     assert receipt is None or isinstance(receipt, Receipt)
 
 
@@ -253,9 +261,9 @@ def test_no_response_makes_it_raise(status: int, body: bytes, header: str) -> No
 async def look_up(
     body: object, status: int = 200, known: str | None = None
 ) -> tuple[Receipt | None, FakeTransport]:
-    transport = FakeTransport(Answer(status=status, headers={}, body=json.dumps(body).encode()))
+    transport = FakeTransport(HttpResponse(status=status, headers={}, body=json.dumps(body).encode()))
     provider = an_acs(transport)
-    assert isinstance(provider, LooksUp)
+    assert isinstance(provider, SupportsLookup)
     return await provider.look_up(a_mail(attempt=2), known), transport
 
 
@@ -308,7 +316,9 @@ async def test_a_look_up_with_an_unusable_response_returns_nothing(status: int) 
 
 async def test_a_look_up_that_cannot_be_made_returns_nothing() -> None:
     assert (
-        await an_acs(FakeTransport(Failure(code="timeout", error="", written=True))).look_up(a_mail(), None)
+        await an_acs(FakeTransport(TransportFailure(code="timeout", error="", written=True))).look_up(
+            a_mail(), None
+        )
         is None
     )
     assert await an_acs(name_operations=False).look_up(a_mail(), None) is None

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import OutcomeKind, ReceiptEvent
-from homing.providers.acs_callbacks import AcsCallbacks
+from homing.core.errors import CallbackRefused
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.providers.acs.callbacks import AcsCallbacks
 from support.vector_files import vectors
 
 R = ReceiptEvent
@@ -27,8 +28,10 @@ def posted(body: Any, **fields: Any) -> Callback:
     return Callback(**given)
 
 
-def heard(callback: Callback, *, named_by_us: bool = True) -> Heard:
-    return AcsCallbacks("s3cret+", named_by_us=named_by_us).hear(callback, NOW_MS)
+def heard(callback: Callback, *, has_notification_ids: bool = True) -> ParsedCallback:
+    return AcsCallbacks("s3cret+", has_notification_ids=has_notification_ids).handle_callback(
+        callback, NOW_MS
+    )
 
 
 def report(**data: Any) -> dict[str, Any]:
@@ -80,7 +83,7 @@ def test_the_key_may_be_a_header_and_without_a_configured_key_all_are_refused() 
     by_header = posted([REPORT], url="https://h.example/acs", headers={"x-webhook-key": "s3cret+"})
     assert len(heard(by_header).receipts) == 1
     with pytest.raises(CallbackRefused, match="webhook_key"):
-        AcsCallbacks("", named_by_us=True).hear(posted([REPORT]), NOW_MS)
+        AcsCallbacks("", has_notification_ids=True).handle_callback(posted([REPORT]), NOW_MS)
 
 
 # Reports ---------------------------------------------------------------------------------------------
@@ -94,7 +97,7 @@ def test_a_delivery_report_of_the_vectors_becomes_a_receipt() -> None:
 
 
 def test_an_operation_named_by_the_service_is_not_a_notification_s_id() -> None:
-    (receipt,) = heard(posted([REPORT]), named_by_us=False).receipts
+    (receipt,) = heard(posted([REPORT]), has_notification_ids=False).receipts
     assert (receipt.notification_id, receipt.provider_message_id) == (None, REPORT["data"]["messageId"])
 
 
@@ -134,7 +137,9 @@ def test_engagement_is_reported_and_implies_the_delivery(kind: str, event: Recei
 
 
 def test_events_of_other_types_are_ignored() -> None:
-    assert heard(posted([{**REPORT, "eventType": "Microsoft.Storage.BlobCreated"}])) == Heard(ignored=1)
+    assert heard(posted([{**REPORT, "eventType": "Microsoft.Storage.BlobCreated"}])) == ParsedCallback(
+        ignored=1
+    )
 
 
 def test_one_bad_event_never_fails_its_batch() -> None:
@@ -147,7 +152,7 @@ def test_one_bad_event_never_fails_its_batch() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"\xff\xfe", b"[" * 5000])
 def test_a_body_that_is_not_json_counts_as_unreadable(body: bytes) -> None:
-    assert heard(replace(posted([]), body=body)) == Heard(unreadable=1)
+    assert heard(replace(posted([]), body=body)) == ParsedCallback(unreadable=1)
 
 
 values = (

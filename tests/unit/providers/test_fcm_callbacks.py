@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
-from homing.core.ports import Hears
-from homing.providers.fcm_callbacks import FcmCallbacks
-from homing.providers.transport import CurlTransport
+from homing.core.errors import CallbackRefused, ConfigError
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import SupportsCallbacks
+from homing.net.curl_transport import CurlTransport
+from homing.providers.fcm.callbacks import FcmCallbacks
 from support.push_deliveries import NAME, NOW_MS, an_fcm
 
 SECRET = "whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="
@@ -41,8 +41,8 @@ def reported(report: Any, secret: str = SECRET, at_ms: int = NOW_MS, id: str = "
     )
 
 
-def heard(report: Any) -> Heard:
-    return CALLBACKS.hear(reported(report), NOW_MS)
+def heard(report: Any) -> ParsedCallback:
+    return CALLBACKS.handle_callback(reported(report), NOW_MS)
 
 
 def receipt_of(**fields: Any) -> Receipt:
@@ -62,8 +62,8 @@ def test_a_signed_delivery_report_is_accepted() -> None:
 
 def test_the_provider_accepts_it_too() -> None:
     provider = an_fcm(CurlTransport(), callback_secret=SECRET)
-    assert isinstance(provider, Hears)
-    assert provider.hear(reported(DELIVERED), NOW_MS) == heard(DELIVERED)
+    assert isinstance(provider, SupportsCallbacks)
+    assert provider.handle_callback(reported(DELIVERED), NOW_MS) == heard(DELIVERED)
 
 
 def test_a_report_may_use_the_short_message_id() -> None:
@@ -122,24 +122,24 @@ def test_the_time_is_the_app_s_but_never_in_the_future(timestamp: Any, at: int) 
      {**DELIVERED, "messageId": ""}],
 )  # fmt: skip
 def test_an_unreadable_report_is_counted(report: Any) -> None:
-    assert heard(report) == Heard(unreadable=1)
+    assert heard(report) == ParsedCallback(unreadable=1)
 
 
 def test_other_events_are_ignored() -> None:
-    assert heard({**DELIVERED, "event": "opened"}) == Heard(ignored=1)
+    assert heard({**DELIVERED, "event": "opened"}) == ParsedCallback(ignored=1)
 
 
 def test_both_secrets_are_accepted_during_a_change() -> None:
     both = FcmCallbacks("demo-proj", [OTHER, SECRET])
     for secret in (SECRET, OTHER):
-        assert both.hear(reported(DELIVERED, secret), NOW_MS).receipts
+        assert both.handle_callback(reported(DELIVERED, secret), NOW_MS).receipts
 
 
 def test_a_report_without_a_valid_secret_is_refused() -> None:
     with pytest.raises(CallbackRefused):
-        FcmCallbacks("demo-proj").hear(reported(DELIVERED), NOW_MS)
+        FcmCallbacks("demo-proj").handle_callback(reported(DELIVERED), NOW_MS)
     with pytest.raises(CallbackRefused):
-        CALLBACKS.hear(reported(DELIVERED, OTHER), NOW_MS)
+        CALLBACKS.handle_callback(reported(DELIVERED, OTHER), NOW_MS)
 
 
 @pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature", "body"])
@@ -151,7 +151,7 @@ def test_a_report_that_was_tampered_with_is_refused(name: str) -> None:
     else:
         headers[name] = headers[name].translate(str.maketrans("1ab", "2bc"))
     with pytest.raises(CallbackRefused):
-        CALLBACKS.hear(Callback(url=honest.url, headers=headers, body=body), NOW_MS)
+        CALLBACKS.handle_callback(Callback(url=honest.url, headers=headers, body=body), NOW_MS)
 
 
 @pytest.mark.parametrize("name", ["webhook-id", "webhook-timestamp", "webhook-signature"])
@@ -159,13 +159,13 @@ def test_a_report_without_one_of_the_headers_is_refused(name: str) -> None:
     honest = reported(DELIVERED)
     headers = {key: value for key, value in honest.headers.items() if key != name}
     with pytest.raises(CallbackRefused):
-        CALLBACKS.hear(Callback(url=honest.url, headers=headers, body=honest.body), NOW_MS)
+        CALLBACKS.handle_callback(Callback(url=honest.url, headers=headers, body=honest.body), NOW_MS)
 
 
 def test_an_old_report_is_refused() -> None:
-    CALLBACKS.hear(reported(DELIVERED, at_ms=NOW_MS - 300_000), NOW_MS)
+    CALLBACKS.handle_callback(reported(DELIVERED, at_ms=NOW_MS - 300_000), NOW_MS)
     with pytest.raises(CallbackRefused):
-        CALLBACKS.hear(reported(DELIVERED, at_ms=NOW_MS - 301_000), NOW_MS)
+        CALLBACKS.handle_callback(reported(DELIVERED, at_ms=NOW_MS - 301_000), NOW_MS)
 
 
 def test_an_invalid_secret_is_an_error_at_start() -> None:

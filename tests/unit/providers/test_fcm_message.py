@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from homing import Content, OutcomeKind, Priority
 from homing.core.errors import ConfigError
-from homing.providers.fcm import FcmProvider
-from homing.providers.fcm_message import MAX_PAYLOAD_BYTES, FcmMessages
-from homing.providers.push import MAX_TTL_S
-from homing.providers.transport import CurlTransport
-from homing.providers.wire import Unsendable
+from homing.net.curl_transport import CurlTransport
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.common.push_content import MAX_TTL_S
+from homing.providers.fcm.message import MAX_PAYLOAD_BYTES, FcmMessageBuilder
+from homing.providers.fcm.provider import FcmProvider
 from support.google_discovery import complaints
 from support.push_deliveries import FCM, KEY_FILE, NOW_MS, a_push, an_fcm
 from support.vector_files import VECTORS
@@ -25,16 +25,18 @@ from support.vector_files import VECTORS
 SCHEMAS = json.loads((VECTORS / "specs/fcm.v1.discovery.json").read_text())["schemas"]
 
 
-def message_of(messages: FcmMessages | None = None, now_ms: int = NOW_MS, **fields: Any) -> dict[str, Any]:
-    body = json.loads((messages or FcmMessages()).body(a_push(**fields), now_ms))
+def message_of(
+    messages: FcmMessageBuilder | None = None, now_ms: int = NOW_MS, **fields: Any
+) -> dict[str, Any]:
+    body = json.loads((messages or FcmMessageBuilder()).body(a_push(**fields), now_ms))
     assert list(complaints(body, {"$ref": "SendMessageRequest"}, SCHEMAS)) == []
     message: dict[str, Any] = body["message"]
     return message
 
 
-def refusal_of(messages: FcmMessages | None = None, **fields: Any) -> Unsendable:
+def refusal_of(messages: FcmMessageBuilder | None = None, **fields: Any) -> Unsendable:
     with pytest.raises(Unsendable) as refused:
-        (messages or FcmMessages()).body(a_push(**fields), NOW_MS)
+        (messages or FcmMessageBuilder()).body(a_push(**fields), NOW_MS)
     assert refused.value.outcome.kind is OutcomeKind.BAD_CONTENT
     return refused.value
 
@@ -58,7 +60,7 @@ def test_the_request_equals_that_of_google_s_sdk() -> None:
 
 
 def test_a_dry_run_is_marked_as_in_the_sdk() -> None:
-    body = json.loads(FcmMessages(validate_only=True).body(a_push(), NOW_MS))
+    body = json.loads(FcmMessageBuilder(validate_only=True).body(a_push(), NOW_MS))
     assert {"validate_only": body["validate_only"]} == FCM["send"]["dry_run_member"]
 
 
@@ -77,7 +79,7 @@ def test_the_test_s_own_checker_refuses_wrong_bodies() -> None:
 
 
 def test_an_installation_id_is_in_the_field_that_google_requires() -> None:
-    message = message_of(FcmMessages(target="fid"))
+    message = message_of(FcmMessageBuilder(target="fid"))
     assert (message["fid"], "token" in message) == ("tok1", False)
 
 
@@ -116,13 +118,13 @@ def test_the_time_to_live_is_at_most_four_weeks() -> None:
 
 
 def test_an_expiry_overrides_the_default_time_to_live_and_the_settings() -> None:
-    messages = FcmMessages(ttl_seconds=7, android={"ttl": "9s"})
+    messages = FcmMessageBuilder(ttl_seconds=7, android={"ttl": "9s"})
     assert message_of(messages)["android"]["ttl"] == "7s"
     assert message_of(messages, expires_at=NOW_MS + 5_000)["android"]["ttl"] == "5s"
 
 
 def test_settings_override_the_priority_and_messages_do_not_affect_each_other() -> None:
-    messages = FcmMessages(
+    messages = FcmMessageBuilder(
         collapse="type", android={"priority": "normal", "restricted_package_name": "org.example"}
     )
     first = message_of(messages, type="first", expires_at=NOW_MS + 1_000)
@@ -180,7 +182,7 @@ def test_the_payload_may_have_at_most_4096_bytes() -> None:
 
 
 def test_a_long_token_and_settings_do_not_count_as_payload() -> None:
-    message_of(FcmMessages(android={"notification": {"tag": "t" * 2000}}), address="t" * 4000)
+    message_of(FcmMessageBuilder(android={"notification": {"tag": "t" * 2000}}), address="t" * 4000)
 
 
 @given(
@@ -199,7 +201,7 @@ def test_every_message_is_refused_or_valid_by_google_s_description(
     content = Content(title=title, body=body, data=data)
     with suppress(Unsendable):
         message_of(
-            FcmMessages(collapse=collapse),
+            FcmMessageBuilder(collapse=collapse),
             content=content,
             priority=priority,
             expires_at=expires_at,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from homing.core.errors import ConfigError
-from homing.providers.guard import Guard, networks
+from homing.net.ssrf_guard import AddressGuard, parse_networks
 
-GUARD = Guard()
+GUARD = AddressGuard()
 
 CLOSED = [
     "127.0.0.1",
@@ -155,7 +155,7 @@ def test_common_urls_are_accepted(url: str) -> None:
 
 
 def test_networks_http_and_ports_can_be_allowed() -> None:
-    guard = Guard(networks=networks(["10.1.0.0/16", "::1/128"], "x"), http=True, ports=(8080,))
+    guard = AddressGuard(networks=parse_networks(["10.1.0.0/16", "::1/128"], "x"), http=True, ports=(8080,))
     assert guard.refusal("http://10.1.2.3:8080/") is None
     assert guard.allows("10.1.2.3", 8080)
     assert guard.allows("::1", 8080)
@@ -169,4 +169,4 @@ def test_networks_http_and_ports_can_be_allowed() -> None:
 
 def test_an_invalid_network_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match=r"http\.allow_networks: contains 'intranet'; use networks like"):
-        networks(["intranet"], "http.allow_networks")
+        parse_networks(["intranet"], "http.allow_networks")

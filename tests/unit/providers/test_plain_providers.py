@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from homing import Channel, Content, Delivery, Outcome, OutcomeKind, Priority, Recipient
-from homing.providers.console import ConsoleProvider
-from homing.providers.file import FileProvider
-from homing.providers.function import FunctionProvider
-from homing.providers.scripted import HANG, ScriptedProvider
+from homing.providers.local.console import ConsoleProvider
+from homing.providers.local.file import FileProvider
+from homing.providers.local.function import FunctionProvider
+from homing.providers.local.scripted import HANG, ScriptedProvider
 
 K = OutcomeKind
 

@@ -10,35 +10,38 @@ from typing import Any
 
 import pytest
 
-from homing.core.callbacks import Callback, CallbackRefused
-from homing.core.model import Outcome
-from homing.core.ports import Hears, LooksUp, Prepares
-from homing.engine.answering import Deadlines, answer
-from homing.engine.clock import SystemClock
-from homing.engine.roster import Listed
-from homing.providers.http import Answer, Failure, Request
-from homing.providers.smtp_session import Letter
-from homing.providers.webpush_keys import Subscription
+from homing.core.errors import CallbackRefused
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.lifecycle.receipts import Callback
+from homing.core.ports.providers import SupportsCallbackPreparation, SupportsCallbacks, SupportsLookup
+from homing.engine.delivery.attempts import DeadlineTimer, send_with_deadline
+from homing.engine.provider_roster import Listed
+from homing.engine.system_runtime import SystemClock
+from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.providers.smtp.connection import SmtpEnvelope
+from homing.providers.webpush.encryption import PushSubscription
 from support.all_providers import MARKS, NAMES, NOW_MS, SETTINGS, a_delivery, a_provider, refusal
 
 # Apprise loads all its plugins, and some of them load old libraries.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 MARK = MARKS[0]
-GRANTED = Answer(status=200, headers={}, body=b'{"access_token": "swordfish-token", "expires_in": 3599}')
+GRANTED = HttpResponse(
+    status=200, headers={}, body=b'{"access_token": "swordfish-token", "expires_in": 3599}'
+)
 TAKEN = (
-    Answer(status=200, headers={}, body=b"ok"),
-    Answer(status=201, headers={}, body=b'{"sid": "SM1", "name": "projects/p/messages/1", "id": "1"}'),
-    Answer(status=202, headers={"x-message-id": "1"}, body=b'{"id": "1", "status": "Running"}'),
+    HttpResponse(status=200, headers={}, body=b"ok"),
+    HttpResponse(status=201, headers={}, body=b'{"sid": "SM1", "name": "projects/p/messages/1", "id": "1"}'),
+    HttpResponse(status=202, headers={"x-message-id": "1"}, body=b'{"id": "1", "status": "Running"}'),
 )
 REFUSED = tuple(
-    Answer(status=status, headers={}, body=b'{"message": "no", "error": {"message": "no"}}')
+    HttpResponse(status=status, headers={}, body=b'{"message": "no", "error": {"message": "no"}}')
     for status in (301, 400, 401, 403, 404, 410, 429, 500)
 )
 FAILED = (
-    Failure(code="timeout", error="no answer", written=True),
-    Failure(code="connect", error="nobody there", written=False),
-    Failure(code="bad_request", error="odd", written=False),
+    TransportFailure(code="timeout", error="no answer", written=True),
+    TransportFailure(code="connect", error="nobody there", written=False),
+    TransportFailure(code="bad_request", error="odd", written=False),
 )
 
 
@@ -46,9 +49,9 @@ class FakeServer:
     """Answers as configured, or raises with the whole request in its message, as a careless library might."""
 
     def __init__(self) -> None:
-        self.says: Answer | Failure | None = None
+        self.says: HttpResponse | TransportFailure | None = None
 
-    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+    async def send(self, request: HttpRequest, *, timeout_ms: int) -> HttpResponse | TransportFailure:
         if "oauth2" in request.url:
             return GRANTED
         if self.says is None:
@@ -80,20 +83,20 @@ async def everything_of(provider: Any, kind: str, wire: FakeServer) -> list[obje
         wire.says = says
         listed = Listed(id=kind, provider=provider, kind=kind, channels=(delivery.channel,))
         clock = SystemClock()
-        deadline = Deadlines(clock).at(clock.monotonic_ms() + delivery.timeout_ms)
-        outcome = await answer(listed, delivery, deadline)
+        deadline = DeadlineTimer(clock).at(clock.monotonic_ms() + delivery.timeout_ms)
+        outcome = await send_with_deadline(listed, delivery, deadline)
         assert isinstance(outcome, Outcome)
         seen.append(outcome)
     wire.says = REFUSED[0]
     seen.append(await provider.check())
-    if isinstance(provider, LooksUp):
+    if isinstance(provider, SupportsLookup):
         seen.append(await provider.look_up(delivery, None))
-    if isinstance(provider, Hears):
+    if isinstance(provider, SupportsCallbacks):
         callback = Callback(url="https://h.example/x?key=no", headers={}, body=b"{}")
-        if isinstance(provider, Prepares):
+        if isinstance(provider, SupportsCallbackPreparation):
             await provider.prepare(callback, NOW_MS)
         with pytest.raises(CallbackRefused) as refused:
-            provider.hear(callback, NOW_MS)
+            provider.handle_callback(callback, NOW_MS)
         seen.append(refused.value)
     return seen
 
@@ -127,6 +130,6 @@ def test_a_callback_s_repr_shows_neither_its_key_nor_its_body() -> None:
 
 
 def test_the_repr_of_an_email_or_subscription_does_not_show_its_recipient() -> None:
-    letter = Letter(sender="shop@example.com", recipient=MARK, data=MARK.encode(), id=MARK)
-    subscription = Subscription(MARK, "https://push.example.net", MARK, MARK.encode(), MARK.encode())
+    letter = SmtpEnvelope(sender="shop@example.com", recipient=MARK, data=MARK.encode(), id=MARK)
+    subscription = PushSubscription(MARK, "https://push.example.net", MARK, MARK.encode(), MARK.encode())
     assert_nothing_shows(letter, subscription)

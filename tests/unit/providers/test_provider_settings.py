@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from homing.compose.factories import PROVIDERS, build_from_settings, import_object
 from homing.core.errors import ConfigError
-from homing.making import PROVIDERS, load, make
 from support.all_providers import NAMES, SETTINGS, a_provider, refusal
 from support.email_deliveries import UNREACHABLE
 
@@ -42,7 +42,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def own(kind: str) -> list[str]:
-    return [name for name in signature(load(PROVIDERS[kind])).parameters if name not in INJECTED]
+    return [name for name in signature(import_object(PROVIDERS[kind])).parameters if name not in INJECTED]
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -106,7 +106,9 @@ def test_a_missing_credential_is_an_error_at_start(kind: str, field: str, tmp_pa
 def test_a_credential_that_is_invalid_in_a_header_is_refused_at_start(
     kind: str, field: str, value: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"^providers\.{kind}\.{field}: .* not allowed in a header") as refused:
+    with pytest.raises(
+        ConfigError, match=rf"^providers\.{kind}\.{field}: .* not allowed in a header"
+    ) as refused:
         a_provider(kind, UNREACHABLE, **{field: value})
     assert "k\r\n" not in str(refused.value)
 
@@ -159,4 +161,4 @@ def of_another_package(name: "OnlyForTypeCheckers" = None) -> Any:  # type: igno
 
 def test_a_third_party_provider_may_have_any_annotations() -> None:
     known = {"theirs": f"{__name__}:of_another_package"}
-    assert make("providers", "theirs", "theirs", known, {"name": 5}) == 5
+    assert build_from_settings("providers", "theirs", "theirs", known, {"name": 5}) == 5

@@ -13,14 +13,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import Outcome, OutcomeKind
-from homing.core.ports import LooksUp
-from homing.providers.http import Answer, Request
-from homing.providers.secret import Secret
-from homing.providers.sns_events import read_events
-from homing.providers.standard_webhooks import SigningKey, signature
-from homing.providers.twilio_callbacks import signature_of
+from homing.core.errors import CallbackRefused
+from homing.core.lifecycle.outcomes import Outcome
+from homing.core.lifecycle.receipts import Callback, ParsedCallback
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import SupportsLookup
+from homing.net.http import HttpRequest, HttpResponse
+from homing.providers.common.secrets import Secret
+from homing.providers.common.standard_webhooks import SigningKey, build_signature_header
+from homing.providers.sns.callbacks import read_events
+from homing.providers.twilio.callbacks import compute_signature
 from support.all_providers import NOW_MS, OVER_HTTP, TOKEN, WEBHOOK_SECRET, a_delivery, a_provider
 
 STATUSES = (0, 100, 200, 201, 202, 204, 301, 400, 401, 403, 404, 408, 409, 410, 413, 429, 500, 503, 599, 999)
@@ -86,12 +88,12 @@ HEADERS: tuple[dict[str, str], ...] = (
 class FakeServer:
     """A server that gives the same answer to every request except the one for a token."""
 
-    answer = Answer(status=500, headers={})
+    answer = HttpResponse(status=500, headers={})
 
-    async def send(self, request: Request, *, timeout_ms: int) -> Answer:
+    async def send(self, request: HttpRequest, *, timeout_ms: int) -> HttpResponse:
         if "oauth2" in request.url:
             granted = b'{"access_token": "t", "expires_in": 3599}'
-            return Answer(status=200, headers={}, body=granted)
+            return HttpResponse(status=200, headers={}, body=granted)
         return self.answer
 
     async def close(self) -> None: ...
@@ -107,11 +109,11 @@ async def test_every_response_becomes_an_outcome(kind: str) -> None:
     for status in STATUSES:
         for headers in HEADERS:
             for body in BODIES:
-                wire.answer = Answer(status=status, headers=headers, body=body)
+                wire.answer = HttpResponse(status=status, headers=headers, body=body)
                 await asks(provider, delivery, status)
     for body in (*NESTED, *wrapped):
         for status in (200, 202, 400):
-            wire.answer = Answer(status=status, headers={}, body=body)
+            wire.answer = HttpResponse(status=status, headers={}, body=body)
             await asks(provider, delivery, status)
     await provider.close()
 
@@ -121,7 +123,7 @@ async def asks(provider: Any, delivery: Any, status: int) -> None:
     assert isinstance(outcome, Outcome)
     assert outcome.kind is not OutcomeKind.ACCEPTED or 200 <= status < 300
     assert len(repr(outcome)) < 2_000, "it does not grow with what came"
-    if isinstance(provider, LooksUp):
+    if isinstance(provider, SupportsLookup):
         await provider.look_up(delivery, None)
         await provider.look_up(delivery, "SM" + "a" * 32)
 
@@ -143,7 +145,7 @@ def by_twilio(body: bytes) -> tuple[Any, Callback]:
     params = [("MessageSid", text), ("MessageStatus", "failed"), ("ErrorCode", text)]
     headers = {
         "content-type": "application/x-www-form-urlencoded",
-        "x-twilio-signature": signature_of(TOKEN, url, params),
+        "x-twilio-signature": compute_signature(TOKEN, url, params),
     }
     return TWILIO, Callback(url=url, headers=headers, body=form)
 
@@ -164,7 +166,7 @@ def by_event_grid(body: bytes) -> tuple[Any, Callback]:
 
 def by_an_app(body: bytes) -> tuple[Any, Callback]:
     stamp = NOW_MS // 1000
-    signed = signature([SigningKey(Secret(WEBHOOK_SECRET))], "msg_1", stamp, body)
+    signed = build_signature_header([SigningKey(Secret(WEBHOOK_SECRET))], "msg_1", stamp, body)
     headers = {"webhook-id": "msg_1", "webhook-timestamp": str(stamp), "webhook-signature": signed}
     return FCM, Callback(url="https://h.example/", headers=headers, body=body)
 
@@ -193,11 +195,11 @@ def test_any_signed_callback_is_read_or_counted(signs: Signs) -> None:
     for body in POSTED:
         provider, callback = signs(body)
         try:
-            heard = provider.hear(callback, NOW_MS)
+            heard = provider.handle_callback(callback, NOW_MS)
         except CallbackRefused:  # Twilio and apps send no callback of this size
             assert len(callback.body) > SMALL_BYTES
             continue
-        assert isinstance(heard, Heard)
+        assert isinstance(heard, ParsedCallback)
         assert all(receipt.at <= NOW_MS for receipt in heard.receipts), body[:100]
 
 
@@ -211,16 +213,18 @@ def test_an_event_too_deep_to_encode_again_does_not_fail_its_batch() -> None:
     for nested in NESTED:
         deep = b'{"event": "open", "sg_message_id": "m2", "x": %b}' % nested
         provider, callback = by_sendgrid(b"[%b, %b]" % (json.dumps(EVENT).encode(), deep))
-        heard = provider.hear(callback, NOW_MS)
+        heard = provider.handle_callback(callback, NOW_MS)
         whole = heard.receipts and heard.receipts[0].event_id == "e1"
-        assert whole or heard == Heard(unreadable=1), "either all of it is no JSON, or one event is not"
+        assert whole or heard == ParsedCallback(unreadable=1), (
+            "either all of it is no JSON, or one event is not"
+        )
 
 
 @pytest.mark.parametrize("signs", SIGNED, ids=lambda signs: signs.__name__)
 @pytest.mark.parametrize("change", ["body", "url", "method", "headers", "case"])
 def test_a_modified_callback_is_refused_or_has_the_same_meaning(signs: Signs, change: str) -> None:
     provider, callback = signs(json.dumps([EVENT]).encode())
-    said = provider.hear(callback, NOW_MS)
+    said = provider.handle_callback(callback, NOW_MS)
     changed = {
         "body": Callback(url=callback.url, headers=callback.headers, body=callback.body + b" "),
         "url": Callback(url="https://evil.example/\ud800[", headers=callback.headers, body=callback.body),
@@ -233,7 +237,7 @@ def test_a_modified_callback_is_refused_or_has_the_same_meaning(signs: Signs, ch
         ),
     }[change]
     try:
-        assert provider.hear(changed, NOW_MS) == said
+        assert provider.handle_callback(changed, NOW_MS) == said
     except CallbackRefused:
         return
 
@@ -243,13 +247,13 @@ def test_a_modified_callback_is_refused_or_has_the_same_meaning(signs: Signs, ch
 def test_a_callback_signed_long_ago_or_in_the_future_is_refused(signs: Signs, days: int) -> None:
     provider, callback = signs(json.dumps([EVENT]).encode())
     with pytest.raises(CallbackRefused):
-        provider.hear(callback, NOW_MS + days * 86_400_000)
+        provider.handle_callback(callback, NOW_MS + days * 86_400_000)
 
 
 @pytest.mark.parametrize("signs", SIGNED, ids=lambda signs: signs.__name__)
 def test_a_replay_has_the_same_event_ids(signs: Signs) -> None:
     provider, callback = signs(json.dumps([EVENT]).encode())
-    assert provider.hear(callback, NOW_MS) == provider.hear(callback, NOW_MS)
+    assert provider.handle_callback(callback, NOW_MS) == provider.handle_callback(callback, NOW_MS)
 
 
 # Provider faults ----------------------------------------------------------------------------------------
@@ -259,7 +263,7 @@ def test_a_replay_has_the_same_event_ids(signs: Signs) -> None:
 @pytest.mark.parametrize("status", [404, 405])
 async def test_a_response_of_another_server_is_a_configuration_fault(kind: str, status: int) -> None:
     wire = FakeServer()
-    wire.answer = Answer(status=status, headers={}, body=b"<html>not here</html>")
+    wire.answer = HttpResponse(status=status, headers={}, body=b"<html>not here</html>")
     outcome = await a_provider(kind, wire).send(a_delivery(kind))
     assert outcome.kind is OutcomeKind.PROVIDER_FAULT
     assert "base_url" in str(outcome.error)
@@ -271,7 +275,7 @@ async def test_a_response_of_another_server_is_a_configuration_fault(kind: str, 
 )
 async def test_a_health_check_fails_if_the_credentials_are_refused(kind: str, status: int, up: bool) -> None:
     wire = FakeServer()
-    wire.answer = Answer(status=status, headers={}, body=b"{}")
+    wire.answer = HttpResponse(status=status, headers={}, body=b"{}")
     assert await a_provider(kind, wire).check() is up
 
 
@@ -282,5 +286,5 @@ async def test_a_health_check_fails_if_the_credentials_are_refused(kind: str, st
 async def test_sns_keys_that_may_only_publish_are_healthy(code: str, up: bool) -> None:
     wire = FakeServer()
     body = f"<ErrorResponse><Error><Code>{code}</Code></Error></ErrorResponse>".encode()
-    wire.answer = Answer(status=403, headers={}, body=body)
+    wire.answer = HttpResponse(status=403, headers={}, body=body)
     assert await a_provider("sns", wire).check() is up

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from homing.providers.apprise import AppriseProvider
-from homing.providers.fcm import FcmProvider
-from homing.providers.webpush import WebPushProvider
+from homing.providers.apprise.provider import AppriseProvider
+from homing.providers.fcm.provider import FcmProvider
+from homing.providers.webpush.provider import WebPushProvider
 
 PAGES = Path(__file__).parents[3] / "docs/reference/providers"
 NOT_SETTINGS = {"self", "transport", "now_ms"}

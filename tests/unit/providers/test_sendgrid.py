@@ -12,10 +12,10 @@ from sendgrid import SendGridAPIClient  # type: ignore[import-untyped]
 from sendgrid.helpers import mail as sdk  # type: ignore[import-untyped]
 
 from homing.core.errors import ConfigError
-from homing.core.model import Content, OutcomeKind
-from homing.providers.answers import error_table
-from homing.providers.http import Answer, Request, Transport
-from homing.providers.sendgrid import SendGridProvider
+from homing.core.notifications import Content, OutcomeKind
+from homing.net.http import HttpRequest, HttpResponse, Transport
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.sendgrid.provider import SendGridProvider
 from support.email_deliveries import FULL, ID, NOW_MS, UNREACHABLE, a_mail, contents
 from support.openapi_validation import OpenApi
 
@@ -39,7 +39,7 @@ def a_sendgrid(transport: Transport = UNREACHABLE, **options: Any) -> SendGridPr
     return SendGridProvider(transport, **{"api_key": "SG.key", "from_email": "orders@example.com", **options})
 
 
-def check(request: Request) -> Any:
+def check(request: HttpRequest) -> Any:
     assert (
         SPEC.check(request.method, request.url, request.body, dict(request.headers)["Content-Type"])
         == "SendMail"
@@ -170,7 +170,7 @@ def errors(message: str, field: str | None = None) -> bytes:
     ],
 )
 def test_each_response_has_its_outcome(status: int, body: bytes, kind: OutcomeKind, code: str) -> None:
-    outcome = a_sendgrid().classify(Answer(status=status, headers={}, body=body), NOW_MS)
+    outcome = a_sendgrid().classify(HttpResponse(status=status, headers={}, body=body), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (kind, code)
     assert outcome.error
 
@@ -190,15 +190,15 @@ def test_each_response_has_its_outcome(status: int, body: bytes, kind: OutcomeKi
 def test_an_error_about_an_unlisted_field_is_marked_as_unlisted(
     status: int, field: str | None, unlisted: bool
 ) -> None:
-    answer = Answer(status=status, headers={}, body=errors("bad", field))
+    answer = HttpResponse(status=status, headers={}, body=errors("bad", field))
     assert a_sendgrid().classify(answer, NOW_MS).unlisted is unlisted
 
 
 def test_an_accepted_email_has_the_id_of_its_header() -> None:
-    taken = Answer(status=202, headers={"x-message-id": "14c5d75ce93.dfd.64b469"})
+    taken = HttpResponse(status=202, headers={"x-message-id": "14c5d75ce93.dfd.64b469"})
     assert a_sendgrid().classify(taken, NOW_MS).provider_message_id == "14c5d75ce93.dfd.64b469"
-    assert a_sendgrid().classify(Answer(status=202, headers={}), NOW_MS).kind is K.ACCEPTED
-    sandboxed = a_sendgrid(sandbox=True).classify(Answer(status=200, headers={}), NOW_MS)
+    assert a_sendgrid().classify(HttpResponse(status=202, headers={}), NOW_MS).kind is K.ACCEPTED
+    sandboxed = a_sendgrid(sandbox=True).classify(HttpResponse(status=200, headers={}), NOW_MS)
     assert sandboxed.kind is K.ACCEPTED
 
 
@@ -214,13 +214,15 @@ def test_an_accepted_email_has_the_id_of_its_header() -> None:
     ],
 )
 def test_the_delay_lasts_until_the_rate_window_resets(headers: dict[str, str], wait_ms: int | None) -> None:
-    outcome = a_sendgrid().classify(Answer(status=429, headers=headers, body=b"too many requests"), NOW_MS)
+    outcome = a_sendgrid().classify(
+        HttpResponse(status=429, headers=headers, body=b"too many requests"), NOW_MS
+    )
     assert (outcome.kind, outcome.retry_after_ms) == (K.THROTTLED, wait_ms)
 
 
 def test_no_error_contains_a_recipient() -> None:
     said = errors("Does not contain a valid address: ada@example.org", "personalizations.0.to.0.email")
-    outcome = a_sendgrid().classify(Answer(status=400, headers={}, body=said), NOW_MS)
+    outcome = a_sendgrid().classify(HttpResponse(status=400, headers={}, body=said), NOW_MS)
     assert "ada@" not in (outcome.error or "")
 
 
@@ -233,13 +235,13 @@ def test_no_error_contains_a_recipient() -> None:
     ),
 )
 def test_no_response_makes_it_raise(status: int, body: bytes, headers: dict[str, str]) -> None:
-    outcome = a_sendgrid().classify(Answer(status=status, headers=headers, body=body), NOW_MS)
+    outcome = a_sendgrid().classify(HttpResponse(status=status, headers=headers, body=body), NOW_MS)
     assert (outcome.kind is K.ACCEPTED) == (status == 202)
 
 
 def test_the_table_has_every_status_of_the_openapi_file() -> None:
     named = SPEC._document["paths"]["/v3/mail/send"]["post"]["responses"]
-    table = error_table("sendgrid")
+    table = load_error_table("sendgrid")
     assert all(str(status) in table.statuses or status in ("202", "500") for status in named)
 
 

@@ -15,17 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sendgrid.helpers.eventwebhook import EventWebhook  # type: ignore[import-untyped]
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind, Receipt, ReceiptEvent
-from homing.providers.sendgrid_callbacks import (
+from homing.core.errors import CallbackRefused, ConfigError
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, Receipt, ReceiptEvent
+from homing.core.notifications import OutcomeKind
+from homing.providers.sendgrid.callbacks import (
     ATTEMPT_ARG,
     NOTIFICATION_ARG,
     SIGNATURE_HEADER,
     TIMESTAMP_HEADER,
     SendGridCallbacks,
-    message_id_of,
-    receipts_of,
+    read_message_id,
+    read_receipts,
 )
 from support.email_deliveries import ID, NOW_MS
 from support.vector_files import vectors
@@ -51,13 +51,13 @@ def a_callback(body: bytes, signature: str, timestamp: str) -> Callback:
     return Callback(url="https://h.example/api/v1/webhooks/sendgrid/events", headers=headers, body=body)
 
 
-def heard(events: object, now_ms: int = NOW_MS) -> Heard:
-    return SendGridCallbacks(public(), 600_000).hear(signed(json.dumps(events).encode()), now_ms)
+def heard(events: object, now_ms: int = NOW_MS) -> ParsedCallback:
+    return SendGridCallbacks(public(), 600_000).handle_callback(signed(json.dumps(events).encode()), now_ms)
 
 
 def believed(callbacks: SendGridCallbacks, callback: Callback) -> bool:
     try:
-        callbacks.hear(callback, NOW_MS)
+        callbacks.handle_callback(callback, NOW_MS)
     except CallbackRefused:
         return False
     return True
@@ -148,7 +148,7 @@ def test_an_invalid_signed_time_is_refused(timestamp: str) -> None:
 
 def test_without_a_key_everything_is_refused() -> None:
     with pytest.raises(CallbackRefused, match="webhook_public_key"):
-        SendGridCallbacks("", 0).hear(signed(b"[]"), NOW_MS)
+        SendGridCallbacks("", 0).handle_callback(signed(b"[]"), NOW_MS)
 
 
 def test_the_key_may_be_pem_and_must_be_of_the_right_type() -> None:
@@ -235,7 +235,7 @@ def test_a_failure_has_the_class_of_its_type_or_reason(
 
 @pytest.mark.parametrize("case", EVENTS["message_id_relation"], ids=lambda case: str(case["x_message_id"]))
 def test_the_id_of_the_send_is_the_prefix_of_the_event_s_message_id(case: dict[str, Any]) -> None:
-    found = message_id_of({"sg_message_id": case["sg_message_id"]})
+    found = read_message_id({"sg_message_id": case["sg_message_id"]})
     assert (found == case["x_message_id"]) is case["matches"]
 
 
@@ -248,7 +248,7 @@ def test_our_custom_arguments_identify_the_attempt_without_a_message_id() -> Non
 
 
 def test_an_event_about_no_message_is_ignored() -> None:
-    assert heard([{"event": "account_status_change", "sg_event_id": "e"}]) == Heard(ignored=1)
+    assert heard([{"event": "account_status_change", "sg_event_id": "e"}]) == ParsedCallback(ignored=1)
 
 
 def test_the_same_event_has_the_same_id_even_if_sendgrid_gives_none() -> None:
@@ -267,7 +267,9 @@ def test_one_bad_event_never_fails_its_batch() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"not json", b"\xff", b"[" * 5000, b"null"])
 def test_a_signed_body_that_is_not_a_list_counts_as_unreadable(body: bytes) -> None:
-    assert SendGridCallbacks(public(), 0).hear(signed(body), NOW_MS) == Heard(unreadable=1)
+    assert SendGridCallbacks(public(), 0).handle_callback(signed(body), NOW_MS) == ParsedCallback(
+        unreadable=1
+    )
 
 
 json_values = st.recursive(
@@ -291,6 +293,6 @@ names = st.sampled_from(["bounce", "dropped", "open", "click", "delivered", "uns
 
 @given(st.dictionaries(st.sampled_from(fields), json_values | names, max_size=9), names)
 def test_any_event_is_read_or_refused_for_its_form(event: dict[str, Any], name: str) -> None:
-    for receipt in receipts_of({**event, "event": name}, NOW_MS):
+    for receipt in read_receipts({**event, "event": name}, NOW_MS):
         assert isinstance(receipt.at, int)
         assert len(receipt.event_id) <= 120

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from homing.core.errors import ConfigError
-from homing.core.model import Channel, Content, OutcomeKind
-from homing.providers.answers import error_table
-from homing.providers.http import Answer
-from homing.providers.slack import SlackProvider, message
-from homing.providers.transport import CurlTransport
-from homing.providers.wire import Unsendable
+from homing.core.notifications import Channel, Content, OutcomeKind
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpResponse
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.slack.provider import SlackProvider, build_message
 from homing.testing.provider_suite import NOW_MS, a_delivery
 
 OUR_OWN = ("not_slack", "unreadable")
@@ -73,51 +73,53 @@ def test_an_invalid_webhook_url_is_refused_at_start_without_showing_it(given: st
 
 def test_text_cannot_mention_users() -> None:
     content = Content(text="<!channel> & <b>", title="<x>")
-    assert message(content) == {"text": "*&lt;x&gt;*\n&lt;!channel&gt; &amp; &lt;b&gt;"}
-    assert message(content, escape=False) == {"text": "*<x>*\n<!channel> & <b>"}
+    assert build_message(content) == {"text": "*&lt;x&gt;*\n&lt;!channel&gt; &amp; &lt;b&gt;"}
+    assert build_message(content, escape=False) == {"text": "*<x>*\n<!channel> & <b>"}
 
 
 def test_blocks_are_sent_unchanged() -> None:
     blocks = [{"type": "divider"}]
-    assert message(Content(body="x", data={"blocks": blocks})) == {"text": "x", "blocks": blocks}
-    assert message(Content(body="x", data={"blocks": "no"})) == {"text": "x"}
+    assert build_message(Content(body="x", data={"blocks": blocks})) == {"text": "x", "blocks": blocks}
+    assert build_message(Content(body="x", data={"blocks": "no"})) == {"text": "x"}
 
 
 def test_each_code_of_the_error_table_has_its_outcome() -> None:
-    for code, meaning in error_table("slack").codes.items():
+    for code, meaning in load_error_table("slack").codes.items():
         if code in OUR_OWN:
             continue
-        outcome = provider().classify(Answer(status=400, headers={}, body=code.encode() + b"\n"), NOW_MS)
+        outcome = provider().classify(
+            HttpResponse(status=400, headers={}, body=code.encode() + b"\n"), NOW_MS
+        )
         assert (outcome.kind, outcome.error_code) == (meaning.outcome, code)
 
 
 @pytest.mark.parametrize("code", OUR_OWN)
 def test_slack_cannot_send_an_error_code_that_homing_reserves(code: str) -> None:
-    outcome = provider().classify(Answer(status=400, headers={}, body=code.encode()), NOW_MS)
+    outcome = provider().classify(HttpResponse(status=400, headers={}, body=code.encode()), NOW_MS)
     assert (outcome.kind, outcome.error_code) == (OutcomeKind.BAD_CONTENT, "400")
 
 
 def test_a_deleted_webhook_is_the_recipient_s_fault_or_the_provider_s() -> None:
-    gone = Answer(status=404, headers={}, body=b"no_service")
+    gone = HttpResponse(status=404, headers={}, body=b"no_service")
     assert provider().classify(gone, NOW_MS).kind is OutcomeKind.DEAD_ADDRESS
     assert provider(webhook_url=HOOK).classify(gone, NOW_MS).kind is OutcomeKind.PROVIDER_FAULT
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"okay", b"\xff"])
 def test_a_success_status_without_ok_is_ambiguous(body: bytes) -> None:
-    answer = Answer(status=200, headers={}, body=body)
+    answer = HttpResponse(status=200, headers={}, body=body)
     assert provider().classify(answer, NOW_MS).kind is OutcomeKind.AMBIGUOUS
 
 
 def test_throttling_waits_at_least_a_second() -> None:
-    assert provider().classify(Answer(status=429, headers={}), NOW_MS).retry_after_ms == 1_000
-    told = Answer(status=429, headers={"retry-after": "30"})
+    assert provider().classify(HttpResponse(status=429, headers={}), NOW_MS).retry_after_ms == 1_000
+    told = HttpResponse(status=429, headers={"retry-after": "30"})
     assert provider().classify(told, NOW_MS).retry_after_ms == 30_000
 
 
 @pytest.mark.parametrize(("body", "unlisted"), [(b"something_new", True), (b"", False), (b"no_text", False)])
 def test_an_unlisted_refusal_is_marked_only_for_the_configured_webhook(body: bytes, unlisted: bool) -> None:
     """Another provider cannot use a recipient's webhook URL."""
-    refused = Answer(status=400, headers={}, body=body)
+    refused = HttpResponse(status=400, headers={}, body=body)
     assert provider(webhook_url=HOOK).classify(refused, NOW_MS).unlisted is unlisted
     assert not provider().classify(refused, NOW_MS).unlisted

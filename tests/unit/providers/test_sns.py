@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 from homing import Channel, Content, Priority
 from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind
-from homing.core.ports import Delivery
-from homing.providers.answers import error_table
-from homing.providers.http import Answer
-from homing.providers.sigv4 import AwsKeys, SigV4Signer
-from homing.providers.sns import SnsProvider
-from homing.providers.sns_answers import classify, leaves
-from homing.providers.sns_message import Attribute, publish_form
-from homing.providers.wire import Unsendable
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.net.http import HttpResponse
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.sns.answers import classify, parse_xml_leaves
+from homing.providers.sns.message import MessageAttribute, build_publish_form
+from homing.providers.sns.provider import SnsProvider
+from homing.providers.sns.signature import AwsCredentialSource, SigV4Signer
 from support.sms_deliveries import ENDPOINT, KINDS, NOW_MS, a_delivery, a_push, an_sns
 from support.vector_files import vectors
 
@@ -38,7 +38,7 @@ FORM = "application/x-www-form-urlencoded; charset=utf-8"
 
 
 def signed(case: dict[str, Any], signer: SigV4Signer | None = None, now_ms: int = NOW_MS) -> dict[str, str]:
-    keys = AwsKeys(SIGV4["access_key_id"], SECRET, case["session_token"] or "")
+    keys = AwsCredentialSource(SIGV4["access_key_id"], SECRET, case["session_token"] or "")
     signer = signer or SigV4Signer(keys, case["service"], case["region"])
     scheme = "http" if case["host"].startswith("127.") else "https"
     url = f"{scheme}://{case['host']}{case['path']}"
@@ -53,7 +53,7 @@ def test_every_signature_of_the_contract_matches(case: dict[str, Any]) -> None:
 
 def test_the_derived_key_is_cached_only_for_its_day() -> None:
     case = SIGV4["cases"][0]
-    signer = SigV4Signer(AwsKeys(SIGV4["access_key_id"], SECRET), "sns", case["region"])
+    signer = SigV4Signer(AwsCredentialSource(SIGV4["access_key_id"], SECRET), "sns", case["region"])
     day_ms = 86_400_000
     for now_ms in (NOW_MS, NOW_MS + day_ms, NOW_MS + day_ms + 1_000, NOW_MS):
         assert signed(case, signer, now_ms) == signed(case, None, now_ms)
@@ -123,11 +123,11 @@ def attributes(fields: dict[str, str]) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize("case", WIRE["requests"], ids=lambda case: case["id"])
 def test_every_request_of_the_contract_matches(case: dict[str, Any]) -> None:
     call = dict(case["call"])
-    given: tuple[Attribute, ...] = tuple(
+    given: tuple[MessageAttribute, ...] = tuple(
         (name, value["DataType"], value["StringValue"])
         for name, value in call.pop("MessageAttributes", {}).items()
     )
-    assert publish_form(call, given).decode() == case["body"]
+    assert build_publish_form(call, given).decode() == case["body"]
 
 
 def test_an_sms_equals_that_of_the_contract() -> None:
@@ -270,8 +270,8 @@ def test_the_endpoint_follows_the_region_or_the_setting() -> None:
 # Answers ------------------------------------------------------------------------------------------------
 
 
-def answer(status: int, body: bytes | str, **headers: str) -> Answer:
-    return Answer(status=status, headers=headers, body=body.encode() if isinstance(body, str) else body)
+def answer(status: int, body: bytes | str, **headers: str) -> HttpResponse:
+    return HttpResponse(status=status, headers=headers, body=body.encode() if isinstance(body, str) else body)
 
 
 def test_the_success_of_the_contract_is_accepted() -> None:
@@ -310,7 +310,7 @@ TABLE = [
 @pytest.mark.parametrize(("codes", "retry_class"), TABLE)
 def test_our_table_includes_the_contract_s_codes(codes: str, retry_class: str) -> None:
     for code in codes.split():
-        assert error_table("sns").codes[code].outcome in KINDS[retry_class]
+        assert load_error_table("sns").codes[code].outcome in KINDS[retry_class]
 
 
 def error(code: str, message: str = "x") -> str:
@@ -379,7 +379,7 @@ BOMB = (
     ],
 )
 def test_a_document_with_a_dtd_is_not_parsed(prologue: str) -> None:
-    assert leaves((prologue + WIRE["success"]["body"].replace("567910cd", "&i;")).encode()) == {}
+    assert parse_xml_leaves((prologue + WIRE["success"]["body"].replace("567910cd", "&i;")).encode()) == {}
 
 
 def test_an_unknown_encoding_is_not_looked_up() -> None:

@@ -17,11 +17,11 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.callbacks import Callback, CallbackRefused, Heard
-from homing.core.model import OutcomeKind as K
-from homing.core.model import ReceiptEvent
-from homing.providers.http import Answer, Failure, Request
-from homing.providers.sns_events import read_events
+from homing.core.errors import CallbackRefused
+from homing.core.lifecycle.receipts import Callback, ParsedCallback, ReceiptEvent
+from homing.core.notifications import OutcomeKind as K
+from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.providers.sns.callbacks import read_events
 from support.sms_deliveries import ENDPOINT, NOW_MS, TOPIC, an_sns
 
 CERTIFICATE_URL = "https://sns.us-east-1.amazonaws.com/SimpleNotificationService-0123abcd.pem"
@@ -48,13 +48,13 @@ class FakeSns:
     def __init__(self, pem: bytes = b"", *, status: int = 200) -> None:
         self.pem = pem or certificate()
         self.status = status
-        self.asked: list[Request] = []
+        self.asked: list[HttpRequest] = []
 
-    async def send(self, request: Request, *, timeout_ms: int) -> Answer | Failure:
+    async def send(self, request: HttpRequest, *, timeout_ms: int) -> HttpResponse | TransportFailure:
         self.asked.append(request)
         if self.status == 0:
-            return Failure(code="connect", error="nobody there", written=False)
-        return Answer(status=self.status, headers={}, body=self.pem)
+            return TransportFailure(code="connect", error="nobody there", written=False)
+        return HttpResponse(status=self.status, headers={}, body=self.pem)
 
     async def close(self) -> None: ...
 
@@ -89,10 +89,12 @@ def confirmation(**fields: Any) -> Callback:
     return posted(**given)
 
 
-async def hear(callback: Callback, amazon: FakeSns | None = None, now_ms: int = NOW_MS) -> Heard:
+async def handle_callback(
+    callback: Callback, amazon: FakeSns | None = None, now_ms: int = NOW_MS
+) -> ParsedCallback:
     provider = an_sns(amazon or FakeSns(), callback_topics=[TOPIC])
     await provider.prepare(callback, now_ms)
-    return provider.hear(callback, now_ms)
+    return provider.handle_callback(callback, now_ms)
 
 
 def sms_event(status: str = "SUCCESS", response: str = "Message has been accepted by phone carrier") -> Any:
@@ -110,7 +112,7 @@ def sms_event(status: str = "SUCCESS", response: str = "Message has been accepte
 @pytest.mark.parametrize("version", ["1", "2"])
 @pytest.mark.parametrize("subject", [{}, {"Subject": "Delivery status"}])
 async def test_both_signature_versions_are_accepted(version: str, subject: dict[str, Any]) -> None:
-    heard = await hear(posted(version=version, Message=json.dumps(sms_event()), **subject))
+    heard = await handle_callback(posted(version=version, Message=json.dumps(sms_event()), **subject))
     (receipt,) = heard.receipts
     assert (receipt.provider_message_id, receipt.event) == ("34d9b400", ReceiptEvent.DELIVERED)
 
@@ -133,19 +135,19 @@ async def test_both_signature_versions_are_accepted(version: str, subject: dict[
 )
 async def test_a_message_that_was_tampered_with_is_refused(tamper: dict[str, str]) -> None:
     with pytest.raises(CallbackRefused):
-        await hear(posted(tamper=tamper))
+        await handle_callback(posted(tamper=tamper))
 
 
 async def test_a_signature_by_another_key_is_refused() -> None:
     with pytest.raises(CallbackRefused):
-        await hear(posted(OTHER))
+        await handle_callback(posted(OTHER))
     with pytest.raises(CallbackRefused):
-        await hear(posted(), FakeSns(certificate(ec.generate_private_key(ec.SECP256R1()))))
+        await handle_callback(posted(), FakeSns(certificate(ec.generate_private_key(ec.SECP256R1()))))
 
 
 async def test_an_expired_certificate_is_refused() -> None:
     with pytest.raises(CallbackRefused, match="has expired or is not valid yet"):
-        await hear(posted(), FakeSns(certificate(days=-1)))
+        await handle_callback(posted(), FakeSns(certificate(days=-1)))
 
 
 @pytest.mark.parametrize(
@@ -166,14 +168,14 @@ async def test_an_expired_certificate_is_refused() -> None:
 async def test_a_certificate_from_another_host_is_not_even_fetched(url: str) -> None:
     amazon = FakeSns()
     with pytest.raises(CallbackRefused):
-        await hear(posted(SigningCertURL=url), amazon)
+        await handle_callback(posted(SigningCertURL=url), amazon)
     assert amazon.asked == []
 
 
 async def test_a_foreign_topic_is_refused_despite_a_valid_signature() -> None:
     amazon = FakeSns()
     with pytest.raises(CallbackRefused, match="callback_topics"):
-        await hear(posted(TopicArn=TOPIC.replace("123456789012", "999999999999")), amazon)
+        await handle_callback(posted(TopicArn=TOPIC.replace("123456789012", "999999999999")), amazon)
     assert amazon.asked == []
 
 
@@ -182,14 +184,14 @@ async def test_the_certificate_is_fetched_once_through_the_address_guard() -> No
     provider = an_sns(amazon, callback_topics=TOPIC)
     for _ in range(3):
         await provider.prepare(posted(), NOW_MS)
-        provider.hear(posted(), NOW_MS)
+        provider.handle_callback(posted(), NOW_MS)
     assert [(one.method, one.url, one.guarded) for one in amazon.asked] == [("GET", CERTIFICATE_URL, True)]
 
 
 @pytest.mark.parametrize("amazon", [FakeSns(status=0), FakeSns(status=500), FakeSns(b"<html>")])
 async def test_without_the_certificate_everything_is_refused(amazon: FakeSns) -> None:
     with pytest.raises(CallbackRefused, match="could not be fetched"):
-        await hear(posted(), amazon)
+        await handle_callback(posted(), amazon)
 
 
 async def test_the_number_of_cached_certificates_is_limited() -> None:
@@ -205,7 +207,7 @@ async def test_the_number_of_cached_certificates_is_limited() -> None:
 
 async def test_a_subscription_to_our_topic_is_confirmed() -> None:
     amazon = FakeSns()
-    assert await hear(confirmation(), amazon) == Heard(ignored=1)
+    assert await handle_callback(confirmation(), amazon) == ParsedCallback(ignored=1)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL, SUBSCRIBE_URL]
     assert all(one.guarded and one.method == "GET" for one in amazon.asked)
 
@@ -215,21 +217,21 @@ async def test_a_subscription_to_our_topic_is_confirmed() -> None:
 )
 async def test_a_confirmation_url_of_another_host_is_not_called(url: str) -> None:
     amazon = FakeSns()
-    assert await hear(confirmation(SubscribeURL=url), amazon) == Heard(ignored=1)
+    assert await handle_callback(confirmation(SubscribeURL=url), amazon) == ParsedCallback(ignored=1)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL]
 
 
 async def test_an_unsigned_confirmation_is_not_answered() -> None:
     amazon = FakeSns()
     with pytest.raises(CallbackRefused):
-        await hear(confirmation(tamper={"Token": "other"}), amazon)
+        await handle_callback(confirmation(tamper={"Token": "other"}), amazon)
     assert [one.url for one in amazon.asked] == [CERTIFICATE_URL]
 
 
 async def test_an_unsubscribe_confirmation_is_accepted_without_effect() -> None:
     farewell = posted(Type="UnsubscribeConfirmation", Token="abc", SubscribeURL=SUBSCRIBE_URL)
     amazon = FakeSns()
-    assert await hear(farewell, amazon) == Heard(ignored=1)
+    assert await handle_callback(farewell, amazon) == ParsedCallback(ignored=1)
     assert len(amazon.asked) == 1
 
 
@@ -241,7 +243,7 @@ async def test_an_unsubscribe_confirmation_is_accepted_without_effect() -> None:
 )
 async def test_any_body_is_read_or_refused(body: bytes) -> None:
     with pytest.raises(CallbackRefused):
-        await hear(Callback(url="https://notify.example.org/sns", body=body))
+        await handle_callback(Callback(url="https://notify.example.org/sns", body=body))
 
 
 # Events -------------------------------------------------------------------------------------------------
@@ -322,10 +324,10 @@ def test_an_invalid_time_becomes_the_current_time(stamp: Any) -> None:
     ).map(json.dumps)
 )
 def test_no_event_makes_it_raise(text: str) -> None:
-    assert isinstance(read_events(text, NOW_MS), Heard)
+    assert isinstance(read_events(text, NOW_MS), ParsedCallback)
 
 
 async def test_a_message_above_2_mib_is_refused_even_if_signed() -> None:
-    assert await hear(posted(Message="x" * 1_000_000)) is not None
+    assert await handle_callback(posted(Message="x" * 1_000_000)) is not None
     with pytest.raises(CallbackRefused, match="more than 2097152 bytes"):
-        await hear(posted(Message="x" * 2_100_000))
+        await handle_callback(posted(Message="x" * 2_100_000))

@@ -7,19 +7,19 @@ import threading
 
 import pytest
 
-from homing.providers.threads import Threads
+from homing.providers.common.thread_pool import ThreadPool
 from support.event_loops import LoopKind
 
 
 async def test_a_call_runs_in_a_thread_of_the_pool() -> None:
-    pool: Threads[str] = Threads("pool", 2)
-    future = await pool.run(lambda: threading.current_thread().name, place_within_ms=60_000)
+    pool: ThreadPool[str] = ThreadPool("pool", 2)
+    future = await pool.run(lambda: threading.current_thread().name, thread_within_ms=60_000)
     assert await future == "pool-1"
     await pool.close(1000)
 
 
 async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
-    pool: Threads[int] = Threads("pool", 3)
+    pool: ThreadPool[int] = ThreadPool("pool", 3)
     lock, running, most = threading.Lock(), 0, 0
     gate = threading.Barrier(3)
 
@@ -34,7 +34,7 @@ async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
         return 7
 
     async def one() -> int:
-        return await (await pool.run(call, place_within_ms=60_000))
+        return await (await pool.run(call, thread_within_ms=60_000))
 
     assert await asyncio.gather(*(one() for _ in range(30))) == [7] * 30
     assert most == 3
@@ -42,44 +42,44 @@ async def test_no_more_calls_run_at_once_than_there_are_threads() -> None:
 
 
 async def test_a_full_pool_raises_in_time() -> None:
-    pool: Threads[bool] = Threads("pool", 1)
+    pool: ThreadPool[bool] = ThreadPool("pool", 1)
     end = threading.Event()
-    busy = await pool.run(lambda: end.wait(60), place_within_ms=60_000)
+    busy = await pool.run(lambda: end.wait(60), thread_within_ms=60_000)
     with pytest.raises(TimeoutError):
-        await pool.run(lambda: True, place_within_ms=20)
+        await pool.run(lambda: True, thread_within_ms=20)
     end.set()
     assert await busy
-    assert await (await pool.run(lambda: True, place_within_ms=60_000))
+    assert await (await pool.run(lambda: True, thread_within_ms=60_000))
     await pool.close(1000)
 
 
 async def test_an_abandoned_call_keeps_its_thread_until_it_ends() -> None:
-    pool: Threads[bool] = Threads("pool", 1)
+    pool: ThreadPool[bool] = ThreadPool("pool", 1)
     end = threading.Event()
-    given_up = await pool.run(lambda: end.wait(60), place_within_ms=60_000)
+    given_up = await pool.run(lambda: end.wait(60), thread_within_ms=60_000)
     given_up.cancel()
     with pytest.raises(TimeoutError):
-        await pool.run(lambda: True, place_within_ms=20)
+        await pool.run(lambda: True, thread_within_ms=20)
     end.set()
-    assert await (await pool.run(lambda: True, place_within_ms=60_000))
+    assert await (await pool.run(lambda: True, thread_within_ms=60_000))
     await pool.close(1000)
 
 
 async def test_an_error_of_a_call_is_raised_to_its_caller() -> None:
-    pool: Threads[None] = Threads("pool", 1)
+    pool: ThreadPool[None] = ThreadPool("pool", 1)
 
     def call() -> None:
         raise LookupError("no")
 
     with pytest.raises(LookupError):
-        await (await pool.run(call, place_within_ms=60_000))
+        await (await pool.run(call, thread_within_ms=60_000))
     await pool.close(1000)
 
 
 async def test_closing_does_not_wait_for_a_hanging_call() -> None:
-    pool: Threads[bool] = Threads("pool", 1)
+    pool: ThreadPool[bool] = ThreadPool("pool", 1)
     end = threading.Event()
-    hanging = await pool.run(lambda: end.wait(60), place_within_ms=60_000)
+    hanging = await pool.run(lambda: end.wait(60), thread_within_ms=60_000)
     await asyncio.wait_for(pool.close(20), 50)
     assert not hanging.done()
     assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("pool-"))
@@ -88,8 +88,8 @@ async def test_closing_does_not_wait_for_a_hanging_call() -> None:
 
 
 async def test_idle_threads_end_when_the_pool_closes() -> None:
-    pool: Threads[threading.Thread] = Threads("pool", 1)
-    thread = await (await pool.run(threading.current_thread, place_within_ms=60_000))
+    pool: ThreadPool[threading.Thread] = ThreadPool("pool", 1)
+    thread = await (await pool.run(threading.current_thread, thread_within_ms=60_000))
     await pool.close(1000)
     await asyncio.to_thread(thread.join, 60)
     assert not thread.is_alive()
@@ -99,13 +99,13 @@ def test_a_call_that_outlives_its_event_loop_causes_no_error(loop_kind: LoopKind
     end, ended = threading.Event(), threading.Event()
 
     async def leave() -> None:
-        pool: Threads[None] = Threads("pool", 1)
+        pool: ThreadPool[None] = ThreadPool("pool", 1)
 
         def call() -> None:
             end.wait(60)
             ended.set()
 
-        await pool.run(call, place_within_ms=60_000)
+        await pool.run(call, thread_within_ms=60_000)
 
     loop_kind.run(leave())
     end.set()

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from homing import Channel, Content
 from homing.core.errors import ConfigError
-from homing.core.model import OutcomeKind
-from homing.core.ports import Delivery
-from homing.providers.answers import error_table
-from homing.providers.http import Answer
-from homing.providers.twilio import TwilioProvider, classify
-from homing.providers.wire import Unsendable
+from homing.core.notifications import OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.net.http import HttpResponse
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.twilio.provider import TwilioProvider, classify
 from support.openapi_validation import OpenApi
 from support.sms_deliveries import ACCOUNT, KINDS, NOW_MS, SERVICE, SID, TOKEN, a_delivery, a_twilio
 from support.vector_files import vectors
@@ -203,9 +203,9 @@ def _b64(text: str) -> str:
 # Answers ------------------------------------------------------------------------------------------------
 
 
-def answer(status: int, body: Any = b"", **headers: str) -> Answer:
+def answer(status: int, body: Any = b"", **headers: str) -> HttpResponse:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Answer(status=status, headers=headers, body=data)
+    return HttpResponse(status=status, headers=headers, body=data)
 
 
 @pytest.mark.parametrize("status", [200, 201, 202])
@@ -232,7 +232,7 @@ def test_every_code_of_the_contract_has_its_outcome(row: dict[str, Any]) -> None
     outcome = classify(answer(status, {"code": row["code"], "message": "m", "status": status}), NOW_MS)
     assert outcome.kind in KINDS[OUR_CLASS.get(row["code"], row["retry_class"])]
     assert outcome.error_code == str(row["code"])
-    assert str(row["code"]) in error_table("twilio").codes
+    assert str(row["code"]) in load_error_table("twilio").codes
 
 
 @pytest.mark.parametrize(

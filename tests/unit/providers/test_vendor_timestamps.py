@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from homing.providers.reading import moment_ms
+from homing.providers.common.response_parsing import parse_past_time_ms
 
 NOW_MS = 1_705_320_000_000
 
@@ -24,7 +24,7 @@ NOW_MS = 1_705_320_000_000
     ],
 )
 def test_a_timestamp_is_read_in_every_format_that_vendors_use(told: Any, at: int) -> None:
-    assert moment_ms(told, NOW_MS) == at
+    assert parse_past_time_ms(told, NOW_MS) == at
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_a_timestamp_is_read_in_every_format_that_vendors_use(told: Any, at: int
     ],
 )  # fmt: skip
 def test_an_invalid_or_future_timestamp_becomes_the_current_time(told: Any) -> None:
-    assert moment_ms(told, NOW_MS) == NOW_MS
+    assert parse_past_time_ms(told, NOW_MS) == NOW_MS

@@ -11,12 +11,12 @@ from standardwebhooks import Webhook
 
 from homing.core.errors import ConfigError
 from homing.core.ids import uuid7
-from homing.core.model import Channel, Content, OutcomeKind
-from homing.core.ports import Delivery
-from homing.providers.answers import error_table
-from homing.providers.http import Answer, Request
-from homing.providers.transport import CurlTransport
-from homing.providers.webhook import WebhookProvider
+from homing.core.notifications import Channel, Content, OutcomeKind
+from homing.core.ports.providers import Delivery
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpRequest, HttpResponse
+from homing.providers.common.error_tables import load_error_table
+from homing.providers.webhook.provider import WebhookProvider
 from homing.testing.provider_suite import NOW_MS, a_delivery
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -31,7 +31,7 @@ def delivery(content: Content | None = None, **fields: Any) -> Delivery:
     return a_delivery(Channel.WEBHOOK, URL, content or Content(data={"order": 7}), **fields)
 
 
-def said(request: Request) -> Any:
+def said(request: HttpRequest) -> Any:
     return msgspec.json.decode(request.body)
 
 
@@ -97,18 +97,18 @@ def test_a_valid_secret_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 def test_any_2xx_status_means_delivered(status: int) -> None:
-    outcome = provider().classify(Answer(status=status, headers={}, truncated=True), NOW_MS)
+    outcome = provider().classify(HttpResponse(status=status, headers={}, truncated=True), NOW_MS)
     assert (outcome.kind, outcome.delivered) == (OutcomeKind.ACCEPTED, True)
 
 
 def test_each_row_of_the_error_table_has_its_outcome() -> None:
-    for status, meaning in error_table("webhook").statuses.items():
-        answer = Answer(status=int(status.replace("xx", "18")), headers={})
+    for status, meaning in load_error_table("webhook").statuses.items():
+        answer = HttpResponse(status=int(status.replace("xx", "18")), headers={})
         assert provider().classify(answer, NOW_MS).kind is meaning.outcome
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 def test_retry_after_is_honoured_in_both_forms(status: int) -> None:
     for value in ("90", "Fri, 15 Jan 2027 08:01:30 GMT"):
-        outcome = provider().classify(Answer(status=status, headers={"retry-after": value}), NOW_MS)
+        outcome = provider().classify(HttpResponse(status=status, headers={"retry-after": value}), NOW_MS)
         assert outcome.retry_after_ms == 90_000

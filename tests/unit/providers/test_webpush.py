@@ -23,13 +23,13 @@ from py_vapid import Vapid02  # type: ignore[import-untyped]
 
 from homing import Content, Outcome, OutcomeKind, Priority
 from homing.core.errors import ConfigError
-from homing.providers.http import Answer, Request
-from homing.providers.push import MAX_TTL_S
-from homing.providers.secret import Secret
-from homing.providers.transport import CurlTransport
-from homing.providers.webpush import WebPushProvider
-from homing.providers.webpush_keys import MAX_PLAINTEXT_BYTES, Vapid, encrypt, read_subscription
-from homing.providers.wire import Unsendable
+from homing.net.curl_transport import CurlTransport
+from homing.net.http import HttpRequest, HttpResponse
+from homing.providers.common.http_provider import Unsendable
+from homing.providers.common.push_content import MAX_TTL_S
+from homing.providers.common.secrets import Secret
+from homing.providers.webpush.encryption import MAX_PLAINTEXT_BYTES, VapidSigner, encrypt, read_subscription
+from homing.providers.webpush.provider import WebPushProvider
 from support.push_deliveries import NOW_MS, WEBPUSH, a_push
 from support.web_push_browser import Browser
 
@@ -61,7 +61,7 @@ def a_provider(**settings: Any) -> WebPushProvider:
     return WebPushProvider(CurlTransport(), **given)
 
 
-def built(settings: dict[str, Any] | None = None, **fields: Any) -> Request:
+def built(settings: dict[str, Any] | None = None, **fields: Any) -> HttpRequest:
     return a_provider(**(settings or {})).build(
         a_push(**{"address": BROWSER.subscription(), **fields}), NOW_MS
     )
@@ -86,7 +86,7 @@ def test_the_example_of_rfc_8291_is_encrypted_byte_for_byte() -> None:
 
 def test_our_token_has_the_claims_of_the_example_in_rfc_8292() -> None:
     claims = RFC8292["claims"]
-    vapid = Vapid(Secret(RAW), claims["sub"])
+    vapid = VapidSigner(Secret(RAW), claims["sub"])
     header = vapid.authorization(claims["aud"], (claims["exp"] - 12 * 3600) * 1000)
     token, key = header.removeprefix("vapid t=").split(", k=")
     for made, public in ((token, key), (RFC8292["token"], RFC8292["public_key"])):
@@ -152,7 +152,7 @@ def test_other_libraries_verify_our_token_for_the_origin(endpoint: str, origin: 
 
 
 def test_a_token_is_reused_until_shortly_before_its_expiry() -> None:
-    vapid = Vapid(Secret(PEM), "mailto:push@example.com")
+    vapid = VapidSigner(Secret(PEM), "mailto:push@example.com")
     first = vapid.authorization("https://a.example", NOW_MS)
     assert vapid.authorization("https://a.example", NOW_MS + 10 * 3_600_000) == first
     assert vapid.authorization("https://b.example", NOW_MS) != first
@@ -163,7 +163,7 @@ def test_a_token_is_reused_until_shortly_before_its_expiry() -> None:
 
 
 def test_the_number_of_cached_origins_is_limited() -> None:
-    vapid = Vapid(Secret(PEM), "mailto:push@example.com")
+    vapid = VapidSigner(Secret(PEM), "mailto:push@example.com")
     first = vapid.authorization("https://0.example", NOW_MS)
     for n in range(1, 300):
         vapid.authorization(f"https://{n}.example", NOW_MS)
@@ -276,11 +276,11 @@ def test_any_text_as_an_address_is_sent_or_refused(address: str) -> None:
 
 def test_an_accepted_message_has_its_location_as_id() -> None:
     for status in (200, 201, 202):
-        answered = Answer(status=status, headers={"location": "https://push.example.net/m/1"})
+        answered = HttpResponse(status=status, headers={"location": "https://push.example.net/m/1"})
         assert a_provider().classify(answered, NOW_MS) == Outcome(
             K.ACCEPTED, provider_message_id="https://push.example.net/m/1"
         )
-    assert a_provider().classify(Answer(status=201, headers={}), NOW_MS).provider_message_id is None
+    assert a_provider().classify(HttpResponse(status=201, headers={}), NOW_MS).provider_message_id is None
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,9 @@ def test_an_accepted_message_has_its_location_as_id() -> None:
     ],
 )
 def test_each_status_has_the_meaning_of_the_contract(status: int, kind: OutcomeKind) -> None:
-    answered = Answer(status=status, headers={"retry-after": "9"}, body=b"https://push.example.net/send/abc")
+    answered = HttpResponse(
+        status=status, headers={"retry-after": "9"}, body=b"https://push.example.net/send/abc"
+    )
     outcome = a_provider().classify(answered, NOW_MS)
     assert (outcome.kind, outcome.retry_after_ms) == (kind, 9_000)
     assert "abc" not in str(outcome.error)
@@ -311,7 +313,7 @@ def test_each_status_has_the_meaning_of_the_contract(status: int, kind: OutcomeK
     headers=st.dictionaries(st.sampled_from(["retry-after", "location"]), st.text()),
 )
 def test_no_response_makes_it_raise(status: int, body: bytes, headers: dict[str, str]) -> None:
-    answered = Answer(status=status, headers=headers, body=body)
+    answered = HttpResponse(status=status, headers=headers, body=body)
     assert isinstance(a_provider().classify(answered, NOW_MS), Outcome)
 
 
@@ -360,5 +362,5 @@ async def test_no_secret_is_shown(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("status", [400, 413, 418, 422])
 def test_no_refusal_is_marked_as_unlisted(status: int) -> None:
     """No other provider can use a browser's subscription."""
-    outcome = a_provider().classify(Answer(status=status, headers={}), NOW_MS)
+    outcome = a_provider().classify(HttpResponse(status=status, headers={}), NOW_MS)
     assert (outcome.kind, outcome.unlisted) == (OutcomeKind.BAD_CONTENT, False)

@@ -74,7 +74,7 @@ def test_data_is_never_a_template() -> None:
 
 
 def test_nothing_outside_the_folder_is_read(tmp_path: Path) -> None:
-    from homing.rendering.files import read_folder
+    from homing.rendering.folder_templates import read_folder
 
     (tmp_path / "secret.txt").write_text(SECRET)
     root = tmp_path / "templates"

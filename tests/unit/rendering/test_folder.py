@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from homing.core.content.templates import CheckReport
 from homing.core.errors import TemplateFailed, TemplateNotFound
-from homing.core.model import Channel, Content
-from homing.core.request import SendLimits
-from homing.core.templates import CheckReport
-from homing.rendering.checking import check
-from homing.rendering.files import MOST_BYTES, read_folder
-from homing.rendering.templates import FolderTemplates
+from homing.core.notifications import Channel, Content
+from homing.core.send_request import SendLimits
+from homing.rendering.deployment_check import check_library
+from homing.rendering.folder_templates import MAX_FILE_BYTES, FolderTemplates, read_folder
 from support.template_folders import ORDER, write
 
 BOTH = ("en-US", "de")
@@ -21,7 +20,7 @@ DATA = {"name": "Ada", "items": [1, 2]}
 
 
 def checked(root: Path, locales: tuple[str, ...] = BOTH) -> CheckReport:
-    return check(FolderTemplates(root).library(), locales, SendLimits())
+    return check_library(FolderTemplates(root).library(), locales, SendLimits())
 
 
 def messages(root: Path, locales: tuple[str, ...] = BOTH) -> list[str]:
@@ -153,7 +152,7 @@ def test_a_missing_locale_fails_the_check(tmp_path: Path) -> None:
             "order/de/push.json: is not a JSON object",
         ),
         ({"_f.txt": "{% for %}"}, "_f.txt, line 1: "),
-        ({"order/de/sms.txt": "x" * (MOST_BYTES + 1)}, "order/de/sms.txt: is larger than 256 KiB"),
+        ({"order/de/sms.txt": "x" * (MAX_FILE_BYTES + 1)}, "order/de/sms.txt: is larger than 256 KiB"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

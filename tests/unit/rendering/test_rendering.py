@@ -10,7 +10,7 @@ import pytest
 from markupsafe import Markup
 
 from homing.core.errors import InvalidRequest, TemplateFailed
-from homing.rendering import meter
+from homing.rendering import render_budget
 from support.template_folders import render, text
 
 DATA: dict[str, Any] = {
@@ -100,20 +100,27 @@ def test_python_values_are_rendered_like_their_json_equivalents() -> None:
 
 
 def test_rendered_json_keeps_its_structure_for_any_data() -> None:
-    from homing.core.model import Channel
-    from homing.rendering.files import Folder, Source, Written
-    from homing.rendering.templates import Library, rendered
+    from homing.core.notifications import Channel
+    from homing.rendering.folder_templates import (
+        TemplateFile,
+        TemplateFolder,
+        TemplateLibrary,
+        TemplateSources,
+        render_with_json_data,
+    )
 
     source = (
         '{"a": "{{ name }}!", "n": "{{ n }}", "all": "{{ items }}", "deep": [{"x": "{{ n + 1 }}"}, 5, null]}'
     )
-    one = Source(name="t/en/push.json", channel=Channel.PUSH, part="data", text=source)
-    library = Library(Folder(written={"t": {"en": Written(sources=(one,), version="1")}}))
+    one = TemplateFile(name="t/en/push.json", channel=Channel.PUSH, part="data", text=source)
+    library = TemplateLibrary(
+        TemplateFolder(written={"t": {"en": TemplateSources(sources=(one,), version="1")}})
+    )
     data = {"name": '","admin":"yes', "n": 3, "items": [1, {"k": None}]}
-    found = rendered(library.compiled("t", "en"), "t", Channel.PUSH, data).content.data
+    found = render_with_json_data(library.compiled("t", "en"), "t", Channel.PUSH, data).content.data
     assert found == {"a": '","admin":"yes!', "n": 3, "all": [1, {"k": None}], "deep": [{"x": 4}, 5, None]}
     with pytest.raises(TemplateFailed, match=r"t/en/push\.json \(\.a\), line 1: 'name' is undefined"):
-        rendered(library.compiled("t", "en"), "t", Channel.PUSH, {})
+        render_with_json_data(library.compiled("t", "en"), "t", Channel.PUSH, {})
 
 
 @pytest.mark.parametrize(
@@ -160,7 +167,7 @@ def test_errors_name_the_file_the_line_and_what_is_wrong(source: str, says: str)
 def test_excessive_templates_are_stopped_with_an_error(
     source: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meter, "thread_time", lambda: 0.0)  # limits by count, not by time
+    monkeypatch.setattr(render_budget, "thread_time", lambda: 0.0)  # limits by count, not by time
     with pytest.raises(TemplateFailed, match=r"t/en/email\.txt, line 1: .*") as caught:
         text(source, {"long": "x" * 2_000})
     assert says in str(caught.value)
@@ -168,7 +175,7 @@ def test_excessive_templates_are_stopped_with_an_error(
 
 def test_a_render_that_takes_too_long_is_stopped_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter((1.0, 1.2, 1.3))
-    monkeypatch.setattr(meter, "thread_time", lambda: next(looks))
+    monkeypatch.setattr(render_budget, "thread_time", lambda: next(looks))
     with pytest.raises(TemplateFailed, match=r"needs more than 0\.25 s of CPU time"):
         text("{% for a in range(9999) %}{% endfor %}")
     assert list(looks) == []

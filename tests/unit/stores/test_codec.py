@@ -8,33 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from homing.core.events import EVENT_NAMES
-from homing.core.model import (
-    AttemptRecord,
-    Channel,
-    Claim,
-    Command,
-    CommandName,
-    Mode,
-    OutcomeKind,
-    Priority,
-    Reason,
-    Status,
-)
-from homing.core.rows import (
-    CauseRecord,
-    Row,
-    claim_of,
-    claims_of,
-    command,
-    events_of,
-    lease,
-    new_row,
-    reclaim,
-    settle,
-    sums_of,
-)
-from homing.stores import codec
+from homing.core.lifecycle.claims import Claim
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.events import EVENT_NAMES
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.row_commands import apply_command
+from homing.core.lifecycle.row_events import events_of, roll_up_counts
+from homing.core.lifecycle.rows import CauseRecord, Row, claim_of, claims_of, lease, new_row, reclaim, settle
+from homing.core.notifications import Channel, Mode, OutcomeKind, Priority, Reason, Status
+from homing.stores.common import codec
 from homing.stores.sqlite.leases import LAST_CLAIMED, LAST_RECLAIMED
 from homing.stores.sqlite.rows import LAST_SETTLED
 from homing.testing.builders import a_message, a_notification, a_submission, dead, retry_in, sent
@@ -74,7 +56,7 @@ def a_full_row() -> Row:
 def test_each_value_is_in_its_own_column(name: str) -> None:
     fields, columns = COLUMNS[name]
     row = a_full_row()
-    assert columns(row) == tuple(codec.plain(getattr(row, field)) for field in fields)
+    assert columns(row) == tuple(codec.to_column(getattr(row, field)) for field in fields)
     assert set(fields) <= set(codec.ROW_FIELDS)
 
 
@@ -85,7 +67,7 @@ def test_columns_have_plain_types_that_need_no_adapter() -> None:
 
 def test_a_row_survives_encoding_and_decoding() -> None:
     row = a_full_row()
-    stored = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    stored = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
     for name in codec.JSON_FIELDS:
         stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
     [(seq, again)] = codec.decode_rows(msgspec.json.encode([(7, stored)]))
@@ -96,7 +78,7 @@ def test_a_row_survives_encoding_and_decoding() -> None:
 @pytest.mark.parametrize("text", ["null", "true", "1", "", "2.5", "[]"])
 def test_a_text_that_looks_like_another_type_stays_text(text: str) -> None:
     row = msgspec.structs.replace(a_full_row(), last_error=text, error_code=text, address=text, worker=text)
-    stored = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    stored = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
     for name in codec.JSON_FIELDS:
         stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
     [(_, again)] = codec.decode_rows(msgspec.json.encode([(7, stored)]))
@@ -117,12 +99,14 @@ def test_attempts_and_causes_are_in_their_own_columns() -> None:
     )
     cause = CauseRecord(kind="k", name="n", at=1, before=Status.SENT, after=Status.FAILED, who="w", why="y")
     fields = (*codec.ATTEMPT_OWN_FIELDS, *codec.ATTEMPT_SHARED_FIELDS)
-    columns = map(codec.plain, (*codec.attempt_own(attempt), *codec.attempt_shared(attempt)))
+    columns = map(
+        codec.to_column, (*codec.attempt_own_values(attempt), *codec.attempt_shared_values(attempt))
+    )
     assert dict(zip(fields, columns, strict=True)) == {
-        name: codec.plain(getattr(attempt, name)) for name in codec.ATTEMPT_FIELDS
+        name: codec.to_column(getattr(attempt, name)) for name in codec.ATTEMPT_FIELDS
     }
     assert dict(zip(codec.CAUSE_FIELDS, codec.cause_columns(cause), strict=True)) == {
-        name: codec.plain(getattr(cause, name)) for name in codec.CAUSE_FIELDS
+        name: codec.to_column(getattr(cause, name)) for name in codec.CAUSE_FIELDS
     }
 
 
@@ -197,13 +181,13 @@ def test_immutable_columns_are_those_that_no_command_changes() -> None:
         row = msgspec.structs.replace(a_full_row(), status=Status.FAILED, resent_as=None, mode=Mode.STANDARD)
         before = msgspec.structs.asdict(row)
         order = Command(name=name, who="ada", provider="acs", new_ids={row.id: "new"})
-        assert command(row, order, 10**9) is not None
+        assert apply_command(row, order, 10**9) is not None
         assert changed(before, row) <= set(codec.MUTABLE_FIELDS)
 
 
 def cut(row: Row, last: str) -> codec.StoredRow:
     """Returns the row as it is read if the fields after `last` are left out."""
-    stored: list[Any] = [codec.plain(getattr(row, name)) for name in codec.ROW_FIELDS]
+    stored: list[Any] = [codec.to_column(getattr(row, name)) for name in codec.ROW_FIELDS]
     for name in codec.JSON_FIELDS:
         stored[codec.ROW_FIELDS.index(name)] = getattr(row, name)
     shortened = stored[: codec.ROW_FIELDS.index(last) + 1]
@@ -214,7 +198,9 @@ def cut(row: Row, last: str) -> codec.StoredRow:
 def stored_after(before: tuple[codec.Column, ...], row: Row) -> tuple[codec.Column, ...]:
     """Returns the stored row after this row is settled over the old one. NULL keeps some old values."""
     columns = zip(codec.SETTLED_FIELDS, codec.settled_columns(row), before, strict=True)
-    return tuple(old if name in codec.KEPT_FIELDS and new is None else new for name, new, old in columns)
+    return tuple(
+        old if name in codec.UNCHANGED_IF_NULL_FIELDS and new is None else new for name, new, old in columns
+    )
 
 
 def test_claims_of_many_rows_equal_those_of_single_rows() -> None:
@@ -261,7 +247,7 @@ def test_a_settlement_does_not_need_the_columns_it_leaves_unread(how: Any) -> No
     assert change is not None
     assert shortened is not None
     assert stored_after(before, short) == codec.settled_columns(row)
-    assert sums_of(shortened) == sums_of(change)
+    assert roll_up_counts(shortened) == roll_up_counts(change)
     assert events_of(shortened, EVENT_NAMES, a_message(), ()) == events_of(
         change, EVENT_NAMES, a_message(), ()
     )

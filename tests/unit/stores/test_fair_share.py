@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homing.core.model import LaneRoom
-from homing.core.outlets import OutletRoom
-from homing.stores.deal import Deal, Due, DueQueue
+from homing.core.lifecycle.claims import LaneCapacity
+from homing.core.routing.fair_share import DueQueue, DueRow, FairShare, OutletCapacity
 
 OUTLETS = ("x", "y", "hook@1", "hook@2", "hook")
 
@@ -24,22 +23,22 @@ rooms = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 30), max_size=4)
 outlets = st.dictionaries(st.sampled_from(OUTLETS), st.integers(0, 60), max_size=5)
 
 
-def rows_of(place: tuple[str, str], number: int) -> list[Due]:
+def rows_of(place: tuple[str, str], number: int) -> list[DueRow]:
     tenant, outlet = place
     return [(n, f"{tenant} {outlet} {n:03}", n) for n in range(number)]
 
 
-class OneByOne(Deal):
+class OneByOne(FairShare):
     """The rule itself, without the shortcut."""
 
-    def _whole_rounds(self, line: Sequence[tuple[int, str]]) -> list[Due]:
+    def _whole_rounds(self, line: Sequence[tuple[int, str]]) -> list[DueRow]:
         return []
 
 
 def deal(
-    kind: type[Deal],
+    kind: type[FairShare],
     due: Places,
-    room: LaneRoom,
+    room: LaneCapacity,
     outlet_room: dict[str, int],
     served: dict[str, int],
 ) -> tuple[list[str], list[tuple[str, int]], int]:
@@ -54,13 +53,13 @@ def deal(
             queue.fill(there, limit)
 
     queues = [DueQueue("lane", tenant, outlet, 0) for tenant, outlet in due]
-    dealing = kind(room, OutletRoom(outlet_room, 25), queues, served, 100)
+    dealing = kind(room, OutletCapacity(outlet_room, 25), queues, served, 100)
     running = dealing.run()
     while True:
         try:
             fetch(*next(running))
         except StopIteration as end:
-            dealt: list[Due] = end.value
+            dealt: list[DueRow] = end.value
             break
     return [id for _, id, _ in dealt], sorted(dealing.served()), dealing.serial
 
@@ -69,20 +68,20 @@ def deal(
 def test_whole_rounds_equal_dealing_row_by_row(
     due: Places, slots: int, tenant_slots: int, room: dict[str, int], outlet_room: dict[str, int]
 ) -> None:
-    lane = LaneRoom(slots=slots, tenant_slots=tenant_slots, tenant_room=room)
+    lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_room=room)
     served = {"a": 7, "b": 3}
-    assert deal(Deal, due, lane, outlet_room, served) == deal(OneByOne, due, lane, outlet_room, served)
+    assert deal(FairShare, due, lane, outlet_room, served) == deal(OneByOne, due, lane, outlet_room, served)
 
 
 @given(places, st.integers(0, 80), st.integers(0, 40), rooms, outlets)
 def test_no_capacity_is_exceeded_and_none_is_left_unused(
     due: Places, slots: int, tenant_slots: int, room: dict[str, int], outlet_room: dict[str, int]
 ) -> None:
-    lane = LaneRoom(slots=slots, tenant_slots=tenant_slots, tenant_room=room)
-    dealt, _, _ = deal(Deal, due, lane, outlet_room, {})
+    lane = LaneCapacity(slots=slots, tenant_slots=tenant_slots, tenant_room=room)
+    dealt, _, _ = deal(FairShare, due, lane, outlet_room, {})
     taken = [id.split() for id in dealt]
     by_tenant, by_place = Counter(t for t, _, _ in taken), Counter((t, o) for t, o, _ in taken)
-    left = OutletRoom(outlet_room, 25)
+    left = OutletCapacity(outlet_room, 25)
     for _, outlet, _ in taken:
         assert left.left(outlet) > 0
         left.use(outlet)
@@ -101,8 +100,8 @@ def test_no_capacity_is_exceeded_and_none_is_left_unused(
 
 @given(st.integers(0, 200), st.integers(1, 60))
 def test_a_flood_leaves_a_small_tenant_its_share(flood: int, slots: int) -> None:
-    lane = LaneRoom(slots=slots, tenant_slots=1000)
-    dealt, _, _ = deal(Deal, {("a", "x"): flood, ("b", "y"): 5}, lane, {"x": 1000, "y": 1000}, {})
+    lane = LaneCapacity(slots=slots, tenant_slots=1000)
+    dealt, _, _ = deal(FairShare, {("a", "x"): flood, ("b", "y"): 5}, lane, {"x": 1000, "y": 1000}, {})
     small = sum(id.startswith("b") for id in dealt)
     assert small >= min(5, slots // 2)
     assert len(dealt) == min(slots, flood + 5)

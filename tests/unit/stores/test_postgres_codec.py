@@ -7,11 +7,10 @@ import re
 from msgspec import structs
 from msgspec.structs import replace
 
-from homing.core.model import Mode, Reason, Status
-from homing.core.rows import Row, claim_of, lease, new_row, settle
-from homing.stores.codec import KEPT_FIELDS, ROW_FIELDS
-from homing.stores.migrate import migrations
-from homing.stores.postgres.codec import CLAIMED, rows_from, rows_to_claim
+from homing.core.lifecycle.rows import Row, claim_of, lease, new_row, settle
+from homing.core.notifications import Mode, Reason, Status
+from homing.stores.common.codec import ROW_FIELDS, UNCHANGED_IF_NULL_FIELDS
+from homing.stores.common.migrations import load_migrations
 from homing.stores.postgres.columns import (
     MESSAGE,
     NEW,
@@ -24,6 +23,7 @@ from homing.stores.postgres.columns import (
     settled_columns,
     state_columns,
 )
+from homing.stores.postgres.rows import CLAIMED, rows_from, rows_to_claim
 from homing.testing.builders import a_message, a_notification, a_submission, an_id, postponed
 
 _NAMES = {"holds": '{"x":1}', "engagement": '{"open":2}', "queue": 7, "unhurried": False, "seq": 3}
@@ -88,7 +88,7 @@ def test_every_part_of_a_message_is_in_its_column() -> None:
 
 
 def test_the_columns_are_those_of_the_schema() -> None:
-    first, *later = (migration.sql for migration in migrations("postgres"))
+    first, *later = (migration.sql for migration in load_migrations("postgres"))
     for table, columns in (("live", STATE), ("messages", {"seq": "bigint", **MESSAGE})):
         body = re.search(rf"CREATE TABLE homing\.{table} \((.*?)\n\)", first, re.DOTALL)
         assert body is not None
@@ -116,7 +116,7 @@ def test_a_claimed_row_has_everything_that_its_settlement_needs() -> None:
     assert seq == 3
     assert without.holds == {}
     row.status = found.status = Status.RETRYING
-    for name in KEPT_FIELDS:  # not read by a claim, and left unchanged by its settlement
+    for name in UNCHANGED_IF_NULL_FIELDS:  # not read by a claim, and left unchanged by its settlement
         setattr(row, name, None)
     for one in (row, found):
         lease(one, "w", 5, 1000)

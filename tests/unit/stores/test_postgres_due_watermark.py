@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homing.stores.postgres.lookout import Lookout, Pace
+from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
 
 
 class Clock:
@@ -13,20 +13,20 @@ class Clock:
         return self.now
 
 
-def sweep(pace: Pace, clock: Clock, seconds: float) -> None:
+def sweep(pace: SweepPace, clock: Clock, seconds: float) -> None:
     with pace.sweep():
         clock.now += seconds
 
 
 def test_cheap_sweeps_run_with_every_claim() -> None:
-    pace = Pace(clock := Clock())
+    pace = SweepPace(clock := Clock())
     for _ in range(10):
         assert pace.due()
         sweep(pace, clock, 0.001)
 
 
 def test_expensive_sweeps_take_a_twentieth_of_the_time() -> None:
-    pace = Pace(clock := Clock())
+    pace = SweepPace(clock := Clock())
     for _ in range(5):
         assert pace.due()
         sweep(pace, clock, 0.5)
@@ -38,15 +38,15 @@ def test_expensive_sweeps_take_a_twentieth_of_the_time() -> None:
 
 
 def test_one_busy_moment_has_no_effect() -> None:
-    pace = Pace(clock := Clock())
+    pace = SweepPace(clock := Clock())
     for seconds in (3.0, 3.0, 0.001, 3.0, 3.0):
         sweep(pace, clock, seconds)
         assert pace.due()
 
 
 def test_a_queue_is_scanned_from_its_first_known_row() -> None:
-    lookout = Lookout()
-    lookout.swept({1: 50, 2: 200})
+    lookout = DueWatermark()
+    lookout.replace_marks({1: 50, 2: 200})
     assert (lookout.begin(100), lookout.later(100)) == ({1: 50}, {2: 200})
     lookout.mark(1, 90)
     lookout.mark(2, None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from homing.core.errors import ConfigError
-from homing.stores.postgres.names import in_schema, read_address
-from homing.stores.postgres.statements import Batch
+from homing.stores.postgres.address import in_schema, parse_database_url
+from homing.stores.postgres.statements import BatchStatement
 
 
 def test_homing_s_own_options_are_removed_from_the_url() -> None:
-    address = read_address(
+    address = parse_database_url(
         "postgresql://ada:secret@db:5433/app?schema=outbox&sslmode=require&pool_size=3&listen=false"
         "&cached_statements=0"
     )
@@ -31,7 +31,7 @@ def test_homing_s_own_options_are_removed_from_the_url() -> None:
 def test_a_wrong_option_is_named(query: str) -> None:
     name = query.partition("=")[0]
     with pytest.raises(ConfigError, match=f"store: has a {name}"):
-        read_address(f"postgresql://db/app?{query}")
+        parse_database_url(f"postgresql://db/app?{query}")
 
 
 def test_only_names_of_the_schema_are_rewritten() -> None:
@@ -43,7 +43,7 @@ def test_only_names_of_the_schema_are_rewritten() -> None:
 
 
 def test_a_batch_without_common_values_has_an_array_per_column() -> None:
-    batch = Batch("SELECT * FROM {rows}", {"seq": "bigint", "id": "uuid"})
+    batch = BatchStatement("SELECT * FROM {rows}", {"seq": "bigint", "id": "uuid"})
     assert batch.text == (
         "SELECT * FROM (SELECT a.seq, a.id"
         " FROM unnest($1::text::bigint[], $2::text[]::uuid[]) AS a(seq, id)) AS u"
@@ -51,7 +51,7 @@ def test_a_batch_without_common_values_has_an_array_per_column() -> None:
 
 
 def test_values_common_to_all_rows_are_sent_once_and_numbers_as_one_text() -> None:
-    batch = Batch(
+    batch = BatchStatement(
         "SELECT * FROM {rows}", {"seq": "bigint", "name": "text", "at": "bigint", "is_new": "boolean"}
     )
     rows = [(seq, "a", None if seq else 5, seq > 3) for seq in range(9)]
@@ -69,6 +69,6 @@ def test_values_common_to_all_rows_are_sent_once_and_numbers_as_one_text() -> No
 
 
 def test_small_batches_have_one_form_whatever_their_rows_have_in_common() -> None:
-    batch = Batch("SELECT * FROM {rows}", {"seq": "bigint", "name": "text"})
+    batch = BatchStatement("SELECT * FROM {rows}", {"seq": "bigint", "name": "text"})
     assert batch.fitted([(1, "a")]) == ((False, True), ["{1}", "a"])
     assert batch.fitted([(1, "a"), (2, "a")]) == ((False, False), ["{1,2}", ["a", "a"]])

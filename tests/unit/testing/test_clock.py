@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from homing.testing.clock import START_MS, ManualClock
+from homing.testing.manual_clock import START_MS, ManualClock
 
 
 def test_time_passes_only_by_advancing() -> None:

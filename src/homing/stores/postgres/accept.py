@@ -14,18 +14,27 @@ from typing import Any
 from msgspec import Struct
 
 from homing.core.errors import StoreBusy, StoreError
-from homing.core.events import STATUS_CHANGED
-from homing.core.model import Acceptance, Claim, NewNotification, Submission
-from homing.core.ports import Before
-from homing.core.rows import alike, claim_of, new_row
-from homing.stores.codec import encode
-from homing.stores.postgres.alike import Kind, insert, shared_columns
-from homing.stores.postgres.changes import Book
+from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
+from homing.core.lifecycle.events import STATUS_CHANGED
+from homing.core.lifecycle.rows import claim_of, new_row, shared_fields
+from homing.core.ports.stores import AwaitPrevious
+from homing.stores.common.codec import encode
+from homing.stores.postgres.change_recorder import PostgresChangeRecorder
 from homing.stores.postgres.columns import ID, is_id
-from homing.stores.postgres.new_rows import MESSAGES, MESSAGES_ONCE, New, messages_of, numbered, states_of
-from homing.stores.postgres.queues import Queue
+from homing.stores.postgres.new_rows import (
+    INSERT_MESSAGES,
+    INSERT_UNKNOWN_MESSAGES,
+    NewRow,
+    NewRowKind,
+    insert_new_rows,
+    messages_of,
+    number_rows,
+    shared_columns,
+    states_of,
+)
+from homing.stores.postgres.queues import QueueKey
 from homing.stores.postgres.rows import queue_of
-from homing.stores.postgres.statements import Tx, columns_of
+from homing.stores.postgres.statements import PostgresTransaction, transpose
 
 _INSERT_KEYS = """
 INSERT INTO homing.requests (tenant, idempotency_key, fingerprint, batch_id, ids, created_at)
@@ -36,16 +45,19 @@ ORDER BY u.tenant, u.idempotency_key
 ON CONFLICT (tenant, idempotency_key) DO NOTHING
 RETURNING tenant, idempotency_key
 """
+
 _KNOWN_KEYS = """
 SELECT r.tenant, r.idempotency_key, r.fingerprint, r.batch_id, r.ids::text[]
 FROM unnest($1::text[], $2::text[]) AS u(tenant, idempotency_key)
 JOIN homing.requests AS r ON r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
 """
+
 _WRITE_REQUEST_IDS = """
 UPDATE homing.requests AS r SET ids = u.ids::uuid[]
 FROM unnest($1::text[], $2::text[], $3::text[]) AS u(tenant, idempotency_key, ids)
 WHERE r.tenant = u.tenant AND r.idempotency_key = u.idempotency_key
 """
+
 _INSERT_DEDUPS = """
 INSERT INTO homing.dedups AS d (tenant, dedup_key, id)
 SELECT u.tenant, u.dedup_key, u.id
@@ -54,16 +66,22 @@ ORDER BY u.tenant, u.dedup_key
 ON CONFLICT (tenant, dedup_key) DO UPDATE SET dedup_key = excluded.dedup_key
 RETURNING tenant, dedup_key, id::text, accepted_at
 """
+
 _UPDATE_DEDUPS = """
 UPDATE homing.dedups AS d SET id = u.id, accepted_at = $4::bigint
 FROM unnest($1::text[], $2::text[], $3::text[]::uuid[]) AS u(tenant, dedup_key, id)
 WHERE d.tenant = u.tenant AND d.dedup_key = u.dedup_key
 """
+
 _OWNERS = "SELECT id::text, tenant, batch_id FROM homing.messages WHERE id = ANY($1::text[]::uuid[])"
+
 NOTIFY = "SELECT pg_notify(split_part('homing.live', '.', 1), '')"
 
+
 Key = tuple[str, str]
+
 _MAX_TRIES = 5
+
 _idempotency_key_of = attrgetter("idempotency_key")
 
 
@@ -76,7 +94,9 @@ class _Request(Struct, frozen=True):
 class _Intake:
     """State of one accept call: what it has read, and what it will write."""
 
-    def __init__(self, tx: Tx, batch: Sequence[Submission], sure: bool, before: Before) -> None:
+    def __init__(
+        self, tx: PostgresTransaction, batch: Sequence[Submission], sure: bool, before: AwaitPrevious
+    ) -> None:
         self.tx = tx
         self.batch = batch
         self.sure = sure
@@ -163,10 +183,10 @@ class _Intake:
             there = await self._write_rows()
         if self.new_requests:
             rows = [(*key, "{" + ",".join(ids) + "}") for key, ids in self.new_requests.items()]
-            await tx.rows(_WRITE_REQUEST_IDS, *columns_of(rows, 3))
+            await tx.rows(_WRITE_REQUEST_IDS, *transpose(rows, 3))
         if self.new_dedups:
             rows = [(*key, id) for key, id in self.new_dedups.items()]
-            await tx.rows(_UPDATE_DEDUPS, *columns_of(rows, 3), tx.now)
+            await tx.rows(_UPDATE_DEDUPS, *transpose(rows, 3), tx.now)
         return there
 
     async def _write_rows(self) -> frozenset[str]:
@@ -174,15 +194,15 @@ class _Intake:
         tx = self.tx
         if not self.sure or STATUS_CHANGED in tx.subscribed:
             return await self._write_each()
-        kinds: dict[tuple[Any, ...], Kind] = {}
+        kinds: dict[tuple[Any, ...], NewRowKind] = {}
         rows = []
         kind, last = None, None
         for submission, new in self.new:
-            key = (submission.tenant, submission.lease_to, submission.lease_ms, *alike(new))
+            key = (submission.tenant, submission.lease_to, submission.lease_ms, *shared_fields(new))
             if kind is None or key != last:  # most rows are of the same kind as the previous one
                 kind, last = kinds.get(key), key
                 if kind is None:
-                    kind = kinds[key] = Kind(new_row(new, submission, tx.now))
+                    kind = kinds[key] = NewRowKind(new_row(new, submission, tx.now))
             kind.number += 1
             rows.append((new.id, submission.batch_id, new.address, new.message, kind))
         found = list(kinds.values())
@@ -194,7 +214,7 @@ class _Intake:
         queues = await tx.queues.find(tx, wanted)
         for kind in found:
             kind.columns = shared_columns(kind.change.row, queues[queue_of(kind.change.row)])
-        await insert(tx, rows, found, NOTIFY)
+        await insert_new_rows(tx, rows, found, NOTIFY)
         return frozenset()
 
     async def _write_each(self) -> frozenset[str]:
@@ -204,15 +224,15 @@ class _Intake:
         """
         await self.before()
         tx, there = self.tx, frozenset[str]()
-        new: list[New] = [(new_row(n, s, tx.now), encode(n.message)) for s, n in self.new]
-        rows = await numbered(tx, new)
-        writes = [(MESSAGES, messages_of(rows))]
+        new: list[NewRow] = [(new_row(n, s, tx.now), encode(n.message)) for s, n in self.new]
+        rows = await number_rows(tx, new)
+        writes = [(INSERT_MESSAGES, messages_of(rows))]
         if not self.sure or tx.subscribed:
-            stored = {id for (id,) in await MESSAGES_ONCE.run(tx, messages_of(rows))}
+            stored = {id for (id,) in await INSERT_UNKNOWN_MESSAGES.run(tx, messages_of(rows))}
             there = await self._repeated(stored)
             rows = [one for one in rows if one[1].row.id in stored]
             writes = []
-        book = Book(tx)
+        book = PostgresChangeRecorder(tx)
         for seq, change, _ in rows:
             book.record(seq, change)
         await book.write(*writes, *await states_of(tx, rows), last=NOTIFY)
@@ -242,7 +262,7 @@ class _Intake:
         for _ in range(_MAX_TRIES):
             if not rows:
                 break
-            taken = await self.tx.rows(_INSERT_KEYS, *columns_of(rows, 4), self.tx.now)
+            taken = await self.tx.rows(_INSERT_KEYS, *transpose(rows, 4), self.tx.now)
             self.taken |= {(tenant, key) for tenant, key in taken}
             rows = [row for row in rows if row[:2] not in self.taken]
             if not rows:
@@ -266,7 +286,7 @@ class _Intake:
                     first.setdefault((submission.tenant, new.dedup_key), new.id)
         rows = [(*key, id) for key, id in sorted(first.items())]
         if rows:
-            for tenant, key, id, accepted_at in await self.tx.rows(_INSERT_DEDUPS, *columns_of(rows, 3)):
+            for tenant, key, id, accepted_at in await self.tx.rows(_INSERT_DEDUPS, *transpose(rows, 3)):
                 if accepted_at is not None:
                     self.dedups[tenant, key] = (id, accepted_at)
 
@@ -288,12 +308,16 @@ class _Intake:
         return earlier[0]
 
 
-async def nothing_before() -> None:
+async def wait_for_nothing() -> None:
     """The default `before`: there is nothing to wait for."""
 
 
 async def accept(
-    tx: Tx, batch: Sequence[Submission], *, sure: bool = False, before: Before = nothing_before
+    tx: PostgresTransaction,
+    batch: Sequence[Submission],
+    *,
+    sure: bool = False,
+    before: AwaitPrevious = wait_for_nothing,
 ) -> tuple[Acceptance, ...]:
     """Stores each submission completely, or returns the earlier result for its idempotency key.
 
@@ -310,12 +334,12 @@ async def accept(
     return tuple(_with_repeats(answer, there) for answer in answers)
 
 
-def queues_of(batch: Iterable[Submission]) -> set[Queue]:
+def queues_of(batch: Iterable[Submission]) -> set[QueueKey]:
     """Returns the queues that the notifications of a batch will wait in."""
     return {(new.lane, s.tenant, new.outlet) for s in batch for new in s.notifications}
 
 
-def channel(schema: str) -> str:
+def notify_channel(schema: str) -> str:
     """Returns the NOTIFY channel on which accepted notifications are announced."""
     return schema
 
@@ -342,7 +366,7 @@ def _repeat_answer(submission: Submission, earlier: _Request) -> Acceptance:
     return Acceptance(batch_id=earlier.batch_id, ids=earlier.ids, duplicates=frozenset(earlier.ids))
 
 
-async def _owners(tx: Tx, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+async def _owners(tx: PostgresTransaction, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
     wanted: list[Any] = [id for id in ids if is_id(id)]
     if not wanted:
         return {}

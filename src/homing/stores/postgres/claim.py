@@ -6,29 +6,32 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from homing.core.model import Claim, ClaimBatch, ClaimRequest
-from homing.core.outlets import OutletRoom
-from homing.core.rows import claims_of
-from homing.stores.deal import Deal, Due, DueQueue
-from homing.stores.held import Found
-from homing.stores.postgres.codec import CLAIMED, decode_messages, rows_to_claim, selected_for_claim
+from homing.core.lifecycle.claims import Claim, ClaimBatch, ClaimRequest
+from homing.core.lifecycle.rows import claims_of
+from homing.core.routing.fair_share import DueQueue, DueRow, FairShare, OutletCapacity
+from homing.stores.common.leased_rows import SeqAndRow
 from homing.stores.postgres.columns import STATE
 from homing.stores.postgres.connection import NOW
+from homing.stores.postgres.due_watermark import DueWatermark
 from homing.stores.postgres.leases import lease_rows
-from homing.stores.postgres.lookout import Lookout
-from homing.stores.postgres.queues import Queue
-from homing.stores.postgres.statements import Record, Tx
+from homing.stores.postgres.queues import QueueKey
+from homing.stores.postgres.rows import CLAIMED, decode_messages, rows_to_claim, selected_for_claim
+from homing.stores.postgres.statements import PostgresTransaction, Record
 
 _QUEUES_PER_LANE = 2000
 """Limit of due queues that one claim considers per lane. The least recently served queues go first."""
 
+
 _PREFETCHED_ROWS = 8
 """Rows that a sweep also fetches from each due queue, if the last claim found little. This saves a query."""
+
 _MAX_PREFETCH_QUEUES = 16
 """If the last claim found more queues with rows, the next sweep fetches no rows."""
+
 _FIRST_AFTER_NOW = """(
     SELECT l.due_at FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at > {now}
     ORDER BY l.due_at LIMIT 1)"""
+
 _SWEEP = f"""
 WITH RECURSIVE w(queue, due_at) AS (
   (SELECT queue, due_at FROM homing.live WHERE due_at IS NOT NULL ORDER BY queue, due_at LIMIT 1)
@@ -40,10 +43,13 @@ SELECT c.now, w.queue, w.due_at, {_FIRST_AFTER_NOW.format(now="c.now")}, coalesc
 FROM (SELECT homing.now_ms() AS now OFFSET 0) AS c
 LEFT JOIN w ON true LEFT JOIN homing.turns AS t ON t.queue = w.queue{{joined}}
 """  # noqa: S608
+
 _QUEUE_COLUMNS = 5
 """Number of columns in a sweep's result that describe the queue. Those of the row follow."""
+
 SWEEP = _SWEEP.format(more="", joined="")
-LOOK = f"""
+
+FIRST_DUE = f"""
 SELECT w.queue, (
     SELECT l.due_at FROM homing.live AS l WHERE l.queue = w.queue AND l.due_at >= w.mark
     ORDER BY l.due_at LIMIT 1),
@@ -51,7 +57,9 @@ SELECT w.queue, (
 FROM unnest($1::integer[], $2::bigint[]) AS w(queue, mark)
 LEFT JOIN homing.turns AS t ON t.queue = w.queue
 """  # noqa: S608
+
 _CLAIMED_COLUMNS = ", ".join(f"l.{name}" for name in STATE if name in {*CLAIMED, "seq", "queue", "holds"})
+
 SWEEP_AND_TAKE = _SWEEP.format(
     more=", r.*",
     joined=f"""
@@ -63,6 +71,7 @@ LEFT JOIN LATERAL (
     FOR UPDATE SKIP LOCKED) AS s
   JOIN homing.messages AS m ON m.seq = s.seq) AS r ON w.due_at <= c.now""",  # noqa: S608
 )
+
 DUE_ROWS = f"""
 SELECT {selected_for_claim("m", "s")}
 FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) AS w(queue, due_at, seq)
@@ -73,7 +82,9 @@ CROSS JOIN LATERAL (
   FOR UPDATE SKIP LOCKED) AS s
 JOIN homing.messages AS m ON m.seq = s.seq
 """  # noqa: S608
+
 _DUE_AT = 2 + CLAIMED.index("due_at")
+
 # A turn is not important enough to wait for its lock. If another worker serves a queue at the same time, the
 # queue keeps that worker's value.
 TURNS = """
@@ -107,12 +118,14 @@ class _WaitingQueue(Struct):
 class _Claiming:
     """State of one claim."""
 
-    def __init__(self, tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> None:
+    def __init__(
+        self, tx: PostgresTransaction, request: ClaimRequest, lookout: DueWatermark, leased: list[SeqAndRow]
+    ) -> None:
         self.tx = tx
         self.request = request
         self.lookout = lookout
         self.leased = leased
-        self.outlets = OutletRoom(request.outlet_room, request.outlet_slots)
+        self.outlets = OutletCapacity(request.outlet_room, request.outlet_slots)
         self.fetched: dict[int, Record] = {}
         """Fetched and locked rows by seq."""
         self.ahead: dict[int, list[Record]] = {}
@@ -146,13 +159,15 @@ class _Claiming:
             if prefetch:
                 records = self._split_off_rows(records)
             found = [_WaitingQueue(*place) for _, *place in records if place[0] is not None]
-            lookout.swept({place.queue: place.first_at for place in found if place.first_at is not None})
+            lookout.replace_marks(
+                {place.queue: place.first_at for place in found if place.first_at is not None}
+            )
             return found
         tx.now = await tx.one(NOW)
         known = lookout.begin(tx.now)
         found = [_WaitingQueue(queue, at, at, 0) for queue, at in lookout.later(tx.now).items()]
         if known:
-            for record in await tx.rows(LOOK, list(known), list(known.values()), tx.now):
+            for record in await tx.rows(FIRST_DUE, list(known), list(known.values()), tx.now):
                 place = _WaitingQueue(*record)
                 lookout.mark(place.queue, place.first_at)
                 found.append(place)
@@ -170,13 +185,13 @@ class _Claiming:
                 rows.append(row)
         return list(queues.values())
 
-    async def _choose_rows(self, places: Sequence[_WaitingQueue], names: dict[int, Queue]) -> list[Due]:
+    async def _choose_rows(self, places: Sequence[_WaitingQueue], names: dict[int, QueueKey]) -> list[DueRow]:
         lanes: dict[str, list[_WaitingQueue]] = {}
         for place in places:
             if place.first_at is not None and place.first_at <= self.tx.now and place.queue in names:
                 lanes.setdefault(names[place.queue][0], []).append(place)
         serial = max(self.tx.now * 1000, max((place.served for place in places), default=0))
-        dealt: list[Due] = []
+        dealt: list[DueRow] = []
         for lane, room in self.request.lanes.items():
             if room.slots <= 0 or lane not in lanes:
                 continue
@@ -184,29 +199,29 @@ class _Claiming:
             queues, turns, numbers = [], dict[str, int](), dict[tuple[str, str], int]()
             for place in due:
                 _, tenant, outlet = names[place.queue]
-                first: Due = (place.first_at or 0, "", -1)
+                first: DueRow = (place.first_at or 0, "", -1)
                 queues.append(DueQueue(lane, tenant, outlet, place.served, first))
                 turns[tenant] = max(turns.get(tenant, 0), place.served)
                 numbers[tenant, outlet] = place.queue
-            deal = Deal(room, self.outlets, queues, turns, serial)
+            deal = FairShare(room, self.outlets, queues, turns, serial)
             dealt += await self._run_deal(deal, numbers)
             serial = deal.serial
             if len(due) > 1:  # a single queue needs no turns
                 self.served |= {numbers[q.tenant, q.outlet]: q.served for q in deal.looked()}
         return dealt
 
-    async def _run_deal(self, deal: Deal, numbers: dict[tuple[str, str], int]) -> list[Due]:
+    async def _run_deal(self, deal: FairShare, numbers: dict[tuple[str, str], int]) -> list[DueRow]:
         fetches = deal.run()
         while True:
             try:
                 queues, limit = next(fetches)
             except StopIteration as end:
-                dealt: list[Due] = end.value
+                dealt: list[DueRow] = end.value
                 return dealt
             await self._fetch(queues, limit, [numbers[q.tenant, q.outlet] for q in queues])
 
     async def _fetch(self, queues: Sequence[DueQueue], limit: int, numbers: list[int]) -> None:
-        found: dict[int, list[Due]] = {number: [] for number in numbers}
+        found: dict[int, list[DueRow]] = {number: [] for number in numbers}
         records = self._take_prefetched(numbers, limit)
         if records is None:
             after = [queue.after for queue in queues]
@@ -234,7 +249,7 @@ class _Claiming:
             return None
         return [row for rows in ahead if rows is not None for row in rows[:limit]]
 
-    async def _lease(self, dealt: Sequence[Due], names: Mapping[int, Queue]) -> tuple[Claim, ...]:
+    async def _lease(self, dealt: Sequence[DueRow], names: Mapping[int, QueueKey]) -> tuple[Claim, ...]:
         if not dealt:
             return ()
         records = [self.fetched[seq] for _, _, seq in dealt]
@@ -244,7 +259,7 @@ class _Claiming:
         messages = decode_messages([record[-1] for record in records])
         return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in dealt])
 
-    def _next_due_at(self, places: Iterable[_WaitingQueue], names: dict[int, Queue]) -> int | None:
+    def _next_due_at(self, places: Iterable[_WaitingQueue], names: dict[int, QueueKey]) -> int | None:
         """Returns the earliest due time after now among the queues for which the request has capacity."""
         times = []
         for place in places:
@@ -259,6 +274,8 @@ class _Claiming:
         return min(times, default=None)
 
 
-async def claim(tx: Tx, request: ClaimRequest, lookout: Lookout, leased: list[Found]) -> ClaimBatch:
+async def claim(
+    tx: PostgresTransaction, request: ClaimRequest, lookout: DueWatermark, leased: list[SeqAndRow]
+) -> ClaimBatch:
     """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
     return await _Claiming(tx, request, lookout, leased).run()

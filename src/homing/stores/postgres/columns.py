@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from homing.core.model import Mode
-from homing.core.rows import Row
-from homing.stores.codec import encode
+from homing.core.lifecycle.rows import Row
+from homing.core.notifications import Mode
+from homing.stores.common.codec import encode
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _SYNCHRONOUS = Mode.SYNCHRONOUS

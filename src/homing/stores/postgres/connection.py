@@ -12,19 +12,22 @@ import asyncpg
 from asyncpg import exceptions
 
 from homing.core.errors import StoreError
-from homing.stores.postgres.errors import RACES, lost_connection, translated
-from homing.stores.postgres.names import Address, in_schema
-from homing.stores.postgres.queues import Queues
-from homing.stores.postgres.statements import Tx
+from homing.stores.postgres.address import DatabaseAddress, in_schema
+from homing.stores.postgres.errors import RETRYABLE_ERRORS, is_connection_lost, translate_error
+from homing.stores.postgres.queues import QueueNumbers
+from homing.stores.postgres.statements import PostgresTransaction
 
 R = TypeVar("R")
+
 _MAX_TRIES = 6
 """Limit of tries after a deadlock or serialization failure, or if pooled connections turn out to be dead."""
+
 _MAX_READY, _IDLE_S = 4, 300
 """Limits for connections kept ready outside the pool: their number and their idle time.
 
 An idle connection may have been dropped silently by a firewall.
 """
+
 # Every statement of the delivery path is written for an index. These settings make the planner use the index
 # even before it has statistics of a table that was empty a minute ago, and one plan serves every batch.
 _PLANNER_OPTIONS = {
@@ -40,23 +43,31 @@ def _settings(local: str) -> str:
     return "SELECT " + ", ".join(calls)
 
 
-PLANNING, _SESSION_PLANNING = _settings("true"), _settings("false")
+PLANNER_SETTINGS, _SESSION_PLANNING = _settings("true"), _settings("false")
 """Set the planner options for one transaction, and for a whole session."""
+
 _SHORT_LOCK_TIMEOUT = "SET LOCAL lock_timeout = 250"
+
 NOW = "SELECT homing.now_ms(), NULL"
+
 _NOW_BESIDE = f"{NOW} FROM (SELECT pg_advisory_xact_lock_shared(hashtextextended($1, 0)) OFFSET 0) AS held"
+
 _NOW_AND_NUMBERS = "SELECT homing.now_ms(), ARRAY(SELECT nextval('homing.seqs') FROM generate_series(1, $1))"
+
 # The driver looks up array types once per connection. Using them here makes it do so in advance.
 _SERVER_PID = "SELECT pg_backend_pid() FROM (SELECT $1::bigint[], $2::integer[], $3::boolean[]) AS types"
+
 _LOCK_EXCLUSIVELY = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))"
+
 _WRITING = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
 _READING = f"{_WRITING} READ ONLY"
 
 
-Action = Callable[[Tx], Awaitable[R]]
+Action = Callable[[PostgresTransaction], Awaitable[R]]
 
 
-async def alone_with(tx: Tx, lock: str) -> None:
+async def lock_exclusively(tx: PostgresTransaction, lock: str) -> None:
     """Takes a lock exclusively.
 
     Waits for all transactions that hold it in shared mode (`beside`). New ones wait until this one ends.
@@ -67,7 +78,7 @@ async def alone_with(tx: Tx, lock: str) -> None:
 class _Connection(asyncpg.Connection):
     """A connection that is not reset when it returns to the pool, because its settings never change."""
 
-    is_ours = False
+    is_direct = False
     """True if no pooler is in between, which would share the server process with other clients."""
 
     def get_reset_query(self) -> str:
@@ -81,15 +92,15 @@ async def _set_up(connection: Any) -> None:
     """
     if await connection.fetchval(_SERVER_PID, [], [], []) == connection.get_server_pid():
         await connection.execute(_SESSION_PLANNING)
-        connection.is_ours = True
+        connection.is_direct = True
 
 
 class Database:
     """The connection pool. Every call is one transaction, which is repeated after a deadlock or the like."""
 
-    def __init__(self, address: Address, *, timeout_s: float) -> None:
+    def __init__(self, address: DatabaseAddress, *, timeout_s: float) -> None:
         self.address = address
-        self.queues = Queues()
+        self.queues = QueueNumbers()
         self._timeout_s = timeout_s
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._ready: list[tuple[Any, float]] = []
@@ -123,7 +134,7 @@ class Database:
             self._pool = None
             if isinstance(error, ValueError):
                 raise StoreError(f"{self.address.where}: the URL is not valid.") from None
-            raise translated(error, self.address.where) from None
+            raise translate_error(error, self.address.where) from None
 
     async def close(self) -> None:
         """Waits for the transactions in progress and closes all connections."""
@@ -161,17 +172,17 @@ class Database:
             connection = await self._begin(begin)
             try:
                 now, seqs = await self._read_time(connection, timed, beside, numbers)
-                tx = Tx(connection, now, self.address.schema, self.queues, subscribed, seqs)
+                tx = PostgresTransaction(connection, now, self.address.schema, self.queues, subscribed, seqs)
                 result = await action(tx)
                 await connection.execute("COMMIT")
-            except RACES as error:
+            except RETRYABLE_ERRORS as error:
                 await self._roll_back(connection)
                 if tried == _MAX_TRIES:
-                    raise translated(error, self.address.where) from error
+                    raise translate_error(error, self.address.where) from error
                 await asyncio.sleep(0.002 * 2**tried)
             except Exception as error:
                 await self._roll_back(connection)
-                raise translated(error, self.address.where) from error
+                raise translate_error(error, self.address.where) from error
             except BaseException:
                 await asyncio.shield(self._roll_back(connection))
                 raise
@@ -187,14 +198,14 @@ class Database:
         connection = None
         try:
             connection = await self._acquire()
-            if connection.is_ours:
-                found = await action(Tx(connection, 0, self.address.schema, self.queues))
+            if connection.is_direct:
+                found = await action(PostgresTransaction(connection, 0, self.address.schema, self.queues))
                 used, connection = connection, None
                 await self._keep_ready(used)
                 return found
         except Exception as error:
-            if not lost_connection(error):
-                raise translated(error, self.address.where) from error
+            if not is_connection_lost(error):
+                raise translate_error(error, self.address.where) from error
         finally:
             if connection is not None:
                 await self._release(connection)
@@ -239,7 +250,7 @@ class Database:
             connection = None
             try:
                 connection = await self._acquire()
-                statements = begin if connection.is_ours else (*begin, PLANNING)
+                statements = begin if connection.is_direct else (*begin, PLANNER_SETTINGS)
                 await connection.execute("; ".join(statements))
                 return connection
             except BaseException as error:
@@ -247,11 +258,11 @@ class Database:
                     await self._release(connection)
                 if not isinstance(error, Exception):
                     raise
-                if not lost_connection(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
-                    raise translated(error, self.address.where) from error
+                if not is_connection_lost(error) or isinstance(error, TimeoutError) or tried == _MAX_TRIES:
+                    raise translate_error(error, self.address.where) from error
                 await self._expire()
                 if connection is None:  # the server is unreachable, so an immediate retry would not help
-                    raise translated(error, self.address.where) from error
+                    raise translate_error(error, self.address.where) from error
         raise AssertionError("unreachable")
 
     async def _expire(self) -> None:

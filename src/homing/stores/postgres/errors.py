@@ -5,21 +5,14 @@ from __future__ import annotations
 import asyncpg
 from asyncpg import exceptions
 
-from homing.core.errors import (
-    SchemaError,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    StoreUnavailable,
-)
+from homing.core.errors import SchemaError, StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
 
-class Repeated(StoreError):
+class DuplicateIds(StoreError):
     """An id is stored already: a call is repeated after its answer was lost, or the ids are not new."""
 
 
-RACES = (exceptions.DeadlockDetectedError, exceptions.SerializationError)
+RETRYABLE_ERRORS = (exceptions.DeadlockDetectedError, exceptions.SerializationError)
 """Conflicts with another transaction. The same transaction is likely to succeed when it is run again."""
 _CONNECTION_ERRORS = (
     OSError,
@@ -41,21 +34,21 @@ _PERMISSION_ERRORS = (exceptions.ReadOnlySQLTransactionError, exceptions.Insuffi
 _LOGIN_ERRORS = (exceptions.InvalidAuthorizationSpecificationError, exceptions.InvalidCatalogNameError)
 
 
-def lost_connection(error: BaseException) -> bool:
+def is_connection_lost(error: BaseException) -> bool:
     """Returns True if the connection failed, not the statement."""
     return isinstance(error, _CONNECTION_ERRORS) and not isinstance(error, exceptions.QueryCanceledError)
 
 
-def translated(error: Exception, where: str) -> Exception:
+def translate_error(error: Exception, where: str) -> Exception:
     """Returns the store error for an error of the driver. Any other exception is returned unchanged."""
     match error:
         case exceptions.QueryCanceledError() | exceptions.LockNotAvailableError():
             return StoreBusy(f"{where} took too long. Nothing was changed; try again.")
-        case _ if isinstance(error, RACES):
+        case _ if isinstance(error, RETRYABLE_ERRORS):
             return StoreBusy(f"{where} has conflicting transactions. Nothing was changed; try again.")
         case _ if isinstance(error, _LOGIN_ERRORS):
             return StoreError(f"{where} rejected the login; check the user, password and database.")
-        case _ if lost_connection(error):
+        case _ if is_connection_lost(error):
             return StoreUnavailable(
                 f"{where} cannot be reached right now ({type(error).__name__}). Try again."
             )
@@ -70,7 +63,7 @@ def translated(error: Exception, where: str) -> Exception:
         case _ if isinstance(error, _SCHEMA_ERRORS):
             return SchemaError(f"{where} has no Homing schema, or an outdated one. Run `homing db migrate`.")
         case exceptions.UniqueViolationError(constraint_name="messages_id_key"):
-            return Repeated(f"{where} already has a notification with one of these ids; ids must be new.")
+            return DuplicateIds(f"{where} already has a notification with one of these ids; ids must be new.")
         case asyncpg.PostgresError():
             return StoreError(f"{where}: {type(error).__name__} ({error.sqlstate})")
         case _:

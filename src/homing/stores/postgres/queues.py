@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from homing.stores.postgres.statements import Tx
+    from homing.stores.postgres.statements import PostgresTransaction
 
-Queue = tuple[str, str, str]
+QueueKey = tuple[str, str, str]
 """(lane, tenant, outlet)."""
 
 _MAX_CACHED_QUEUES = 100_000
@@ -27,7 +27,7 @@ ON CONFLICT DO NOTHING
 _NAMED = "SELECT id, lane, tenant, outlet FROM homing.queues WHERE id = ANY($1::integer[])"
 
 
-class Queues:
+class QueueNumbers:
     """The numbers of queues. A number is never changed or reused, so a cached one stays valid.
 
     A queue created by a transaction is not valid elsewhere until the commit. `PostgresTransaction.made` holds
@@ -35,20 +35,20 @@ class Queues:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[Queue, int] = {}
-        self._names: dict[int, Queue] = {}
+        self._numbers: dict[QueueKey, int] = {}
+        self._names: dict[int, QueueKey] = {}
 
-    def unknown(self, queues: Iterable[Queue]) -> list[Queue]:
+    def unknown(self, queues: Iterable[QueueKey]) -> list[QueueKey]:
         """Returns those queues that are not cached, each once, in order."""
         return sorted({queue for queue in queues if queue not in self._numbers})
 
-    def number(self, queue: Queue) -> int:
+    def number(self, queue: QueueKey) -> int:
         return self._numbers[queue]
 
-    def name(self, number: int) -> Queue:
+    def name(self, number: int) -> QueueKey:
         return self._names[number]
 
-    def learn(self, number: int, queue: Queue) -> None:
+    def learn(self, number: int, queue: QueueKey) -> None:
         """Adds a committed queue to the cache."""
         if len(self._names) >= _MAX_CACHED_QUEUES:
             self._numbers.clear()
@@ -56,7 +56,7 @@ class Queues:
         self._numbers[queue] = number
         self._names[number] = queue
 
-    async def find(self, tx: Tx, queues: Iterable[Queue]) -> dict[Queue, int]:
+    async def find(self, tx: PostgresTransaction, queues: Iterable[QueueKey]) -> dict[QueueKey, int]:
         """Returns the numbers of these queues. Creates those that do not exist yet."""
         wanted = list(queues)
         found = {queue: self._numbers[queue] for queue in wanted if queue in self._numbers}
@@ -66,13 +66,13 @@ class Queues:
             found |= await self._look_up(tx, missing)
             new = [queue for queue in missing if queue not in found]
             if new:
-                await tx.rows(_ADD, *columns(new))
-                added = await tx.rows(_FIND, *columns(new))
+                await tx.rows(_ADD, *split_into_columns(new))
+                added = await tx.rows(_FIND, *split_into_columns(new))
                 tx.made |= {(lane, tenant, outlet): number for number, lane, tenant, outlet in added}
                 found |= {queue: tx.made[queue] for queue in new}
         return found
 
-    async def names(self, tx: Tx, numbers: Iterable[int]) -> dict[int, Queue]:
+    async def names(self, tx: PostgresTransaction, numbers: Iterable[int]) -> dict[int, QueueKey]:
         """Returns the queues with these numbers, by number."""
         wanted = set(numbers)
         missing = sorted(number for number in wanted if number not in self._names)
@@ -83,14 +83,14 @@ class Queues:
                 found[number] = (lane, tenant, outlet)
         return found
 
-    async def _look_up(self, tx: Tx, missing: list[Queue]) -> dict[Queue, int]:
+    async def _look_up(self, tx: PostgresTransaction, missing: list[QueueKey]) -> dict[QueueKey, int]:
         found = {}
-        for number, lane, tenant, outlet in await tx.rows(_FIND, *columns(missing)):
+        for number, lane, tenant, outlet in await tx.rows(_FIND, *split_into_columns(missing)):
             self.learn(number, (lane, tenant, outlet))
             found[lane, tenant, outlet] = number
         return found
 
 
-def columns(queues: list[Queue]) -> tuple[list[str], list[str], list[str]]:
+def split_into_columns(queues: list[QueueKey]) -> tuple[list[str], list[str], list[str]]:
     """Returns the lanes, the tenants and the outlets of these queues."""
     return [q[0] for q in queues], [q[1] for q in queues], [q[2] for q in queues]

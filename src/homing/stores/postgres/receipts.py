@@ -14,17 +14,20 @@ from collections.abc import Collection, Sequence
 from msgspec import json
 from msgspec.structs import replace
 
-from homing.core.effects import has_effects
-from homing.core.model import AttemptRecord, OutcomeKind, Receipt, ReceiptResult
-from homing.stores.codec import ATTEMPT_FIELDS, KeptReceipt, encode
-from homing.stores.desk import Desk, File, Owners
-from homing.stores.postgres.changes import Book, messages_of, write_puts
+from homing.core.lifecycle.effects import has_effects
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.notifications import OutcomeKind
+from homing.stores.common.codec import ATTEMPT_FIELDS, KeptReceipt, encode
+from homing.stores.common.receipt_applier import NotificationFile, ReceiptApplier, SeqByMessage
+from homing.stores.postgres.change_recorder import PostgresChangeRecorder, messages_of, write_registry_puts
 from homing.stores.postgres.columns import clean, is_id
-from homing.stores.postgres.connection import alone_with
+from homing.stores.postgres.connection import lock_exclusively
 from homing.stores.postgres.rows import rows_by_id, rows_by_seq, write_rows
-from homing.stores.postgres.statements import Record, Tx, columns_of
+from homing.stores.postgres.statements import PostgresTransaction, Record, transpose
 
-RECEIPTS = "receipts"
+RECEIPTS_LOCK = "receipts"
+
 _INSERT_NEW = """
 INSERT INTO homing.receipts (provider, event_id, provider_message_id, notification_id, attempt, received_at)
 SELECT e.provider, e.event_id, e.message_id, e.notification_id::uuid, e.attempt, $6
@@ -34,21 +37,25 @@ ORDER BY e.provider, e.event_id
 ON CONFLICT (provider, event_id) DO NOTHING
 RETURNING provider, event_id
 """
+
 _WRITE_KEPT = """
 UPDATE homing.receipts AS r SET kept = e.kept
 FROM unnest($1::text[], $2::text[], $3::text[]) AS e (provider, event_id, kept)
 WHERE r.provider = e.provider AND r.event_id = e.event_id
 """
+
 _OWNERS = """
 SELECT a.provider, a.provider_message_id, min(a.seq)
 FROM unnest($1::text[], $2::text[]) AS m (provider, message_id)
 JOIN homing.attempts AS a ON a.provider_message_id = m.message_id AND a.provider = m.provider
 GROUP BY 1, 2
 """
+
 _ATTEMPTS = f"""
 SELECT a.seq, a.change, a.receipt_rank, {", ".join(f"a.{name}" for name in ATTEMPT_FIELDS)}
 FROM homing.attempts AS a WHERE a.seq = ANY($1::bigint[]) ORDER BY a.seq, a.change
 """  # noqa: S608
+
 # Uses the small partial indexes that contain only kept receipts.
 EARLY_FOR = """
 SELECT r.number, r.kept FROM homing.receipts AS r
@@ -61,38 +68,48 @@ WHERE r.kept IS NOT NULL AND r.number IN (
   WHERE m.seq = ANY($1::bigint[]) AND k.kept IS NOT NULL AND k.notification_id IS NOT NULL)
 ORDER BY r.number FOR UPDATE
 """
+
 _STILL_KEPT = """
 SELECT r.number, r.kept
 FROM unnest($1::text[], $2::text[]) AS e (provider, event_id)
 JOIN homing.receipts AS r ON r.provider = e.provider AND r.event_id = e.event_id
 WHERE r.kept IS NOT NULL ORDER BY r.number FOR UPDATE OF r
 """
+
 _KEPT_EVENTS = """
 SELECT r.provider, r.event_id
 FROM unnest($1::text[], $2::text[]) AS e (provider, event_id)
 JOIN homing.receipts AS r ON r.provider = e.provider AND r.event_id = e.event_id
 WHERE r.kept IS NOT NULL
 """
+
 _MARK_APPLIED = "UPDATE homing.receipts SET kept = NULL WHERE number = ANY($1::bigint[])"
+
 _UPDATE_RANKS = """
 UPDATE homing.attempts AS a SET receipt_rank = r.rank
 FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS r (seq, change, rank)
 WHERE a.seq = r.seq AND a.change = r.change
 """
+
 _UPDATE_MESSAGE_IDS = """
 UPDATE homing.attempts AS a SET provider_message_id = r.message_id
 FROM unnest($1::bigint[], $2::integer[], $3::text[]) AS r (seq, change, message_id)
 WHERE a.seq = r.seq AND a.change = r.change AND a.provider_message_id IS NULL
 """
 
+
 _decode_receipt = json.Decoder(KeptReceipt).decode
+
 _EventKey = tuple[str, str]
 """(provider, event id)."""
+
 _Kept = tuple[int, Receipt]
 """(number of the stored receipt, receipt)."""
 
 
-async def take(tx: Tx, batch: Sequence[Receipt]) -> tuple[ReceiptResult, list[_EventKey]]:
+async def apply_receipts(
+    tx: PostgresTransaction, batch: Sequence[Receipt]
+) -> tuple[ReceiptResult, list[_EventKey]]:
     """Applies each receipt once, or keeps it if its attempt is not known yet.
 
     Also returns the keys of the events in this batch that are kept. They include repeated events, because the
@@ -116,21 +133,23 @@ async def take(tx: Tx, batch: Sequence[Receipt]) -> tuple[ReceiptResult, list[_E
         else:
             unchanged.append(receipt.event_id)
     if kept:
-        await tx.rows(_WRITE_KEPT, *columns_of(kept, 3))
+        await tx.rows(_WRITE_KEPT, *transpose(kept, 3))
     await _write(tx, desk, book)
     waiting: list[_EventKey] = [(provider, id) for provider, id, _ in kept]
     if repeated:
-        waiting += [(provider, id) for provider, id in await tx.rows(_KEPT_EVENTS, *columns_of(repeated, 2))]
+        waiting += [(provider, id) for provider, id in await tx.rows(_KEPT_EVENTS, *transpose(repeated, 2))]
     return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned)), waiting
 
 
-async def take_again(tx: Tx, waiting: Sequence[_EventKey], before: ReceiptResult) -> ReceiptResult:
+async def apply_kept_receipts(
+    tx: PostgresTransaction, waiting: Sequence[_EventKey], before: ReceiptResult
+) -> ReceiptResult:
     """Tries the kept receipts again while no other transaction can make attempts known.
 
     Returns the result `before`, with the receipts that were applied now moved from orphaned to applied.
     """
-    await alone_with(tx, RECEIPTS)
-    taken = await _take_kept(tx, await tx.rows(_STILL_KEPT, *columns_of(sorted(waiting), 2)))
+    await lock_exclusively(tx, RECEIPTS_LOCK)
+    taken = await _take_kept(tx, await tx.rows(_STILL_KEPT, *transpose(sorted(waiting), 2)))
     ids = {receipt.event_id for _, receipt in taken}
     return ReceiptResult(
         (*before.applied, *(id for id in before.orphaned if id in ids)),
@@ -139,13 +158,13 @@ async def take_again(tx: Tx, waiting: Sequence[_EventKey], before: ReceiptResult
     )
 
 
-async def take_early(tx: Tx, seqs: Sequence[int]) -> None:
+async def apply_early_receipts(tx: PostgresTransaction, seqs: Sequence[int]) -> None:
     """Applies the kept receipts of these notifications, whose attempts or message ids have become known."""
     if seqs:
         await _take_kept(tx, await tx.rows(EARLY_FOR, list(seqs)))
 
 
-async def _take_kept(tx: Tx, found: Sequence[Record]) -> list[_Kept]:
+async def _take_kept(tx: PostgresTransaction, found: Sequence[Record]) -> list[_Kept]:
     """Applies those kept receipts whose attempt is known, marks them as applied, and returns them."""
     if not found:
         return []
@@ -159,37 +178,39 @@ async def _take_kept(tx: Tx, found: Sequence[Record]) -> list[_Kept]:
     return taken
 
 
-async def _insert_new(tx: Tx, batch: Sequence[Receipt]) -> set[_EventKey]:
+async def _insert_new(tx: PostgresTransaction, batch: Sequence[Receipt]) -> set[_EventKey]:
     """Stores the keys of the events and returns those that were not stored before."""
     rows = [
         (*_event(receipt), receipt.provider_message_id, _id(receipt), receipt.attempt) for receipt in batch
     ]
     if not rows:
         return set()
-    return {(provider, id) for provider, id in await tx.rows(_INSERT_NEW, *columns_of(rows, 5), tx.now)}
+    return {(provider, id) for provider, id in await tx.rows(_INSERT_NEW, *transpose(rows, 5), tx.now)}
 
 
-async def _prepare(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
+async def _prepare(
+    tx: PostgresTransaction, receipts: Collection[Receipt]
+) -> tuple[ReceiptApplier, PostgresChangeRecorder]:
     """Locks and reads the notifications that these receipts belong to and prepares to apply the receipts."""
     ids = sorted({r.notification_id for r in receipts if r.notification_id is not None})
     messages = sorted({(r.provider, r.provider_message_id) for r in receipts if r.notification_id is None})
     named = {id: seq for id, (seq, _) in (await rows_by_id(tx, ids)).items()} if ids else {}
-    owners: Owners = {}
+    owners: SeqByMessage = {}
     if messages:
         # If a provider used a message id twice, the receipt belongs to the older notification.
-        for provider, message_id, seq in await tx.rows(_OWNERS, *columns_of(messages, 2)):
+        for provider, message_id, seq in await tx.rows(_OWNERS, *transpose(messages, 2)):
             owners[provider, message_id] = seq
     seqs = [*named.values(), *owners.values()]
-    files = {seq: File(seq, row) for seq, row in (await rows_by_seq(tx, seqs, lock=True)).items()}
+    files = {seq: NotificationFile(seq, row) for seq, row in (await rows_by_seq(tx, seqs, lock=True)).items()}
     await _read_attempts(tx, files)
     if any(has_effects(receipt) for receipt in receipts):
         for seq, message in (await messages_of(tx, list(files))).items():
             files[seq].recipient = message.recipient
-    book = Book(tx)
-    return Desk(files, named, owners, tx.now, book.record), book
+    book = PostgresChangeRecorder(tx)
+    return ReceiptApplier(files, named, owners, tx.now, book.record), book
 
 
-async def _read_attempts(tx: Tx, files: dict[int, File]) -> None:
+async def _read_attempts(tx: PostgresTransaction, files: dict[int, NotificationFile]) -> None:
     if not files:
         return
     for seq, change, rank, *fields in await tx.rows(_ATTEMPTS, list(files)):
@@ -201,18 +222,20 @@ async def _read_attempts(tx: Tx, files: dict[int, File]) -> None:
         file.attempts.append(AttemptRecord(**values))
 
 
-async def _write(tx: Tx, desk: Desk, book: Book) -> None:
+async def _write(tx: PostgresTransaction, desk: ReceiptApplier, book: PostgresChangeRecorder) -> None:
     if desk.changed:
         await write_rows(tx, desk.changed)
     if desk.ranked:
-        await tx.rows(_UPDATE_RANKS, *columns_of([(*place, rank) for place, rank in desk.ranked.items()], 3))
+        await tx.rows(_UPDATE_RANKS, *transpose([(*place, rank) for place, rank in desk.ranked.items()], 3))
     if desk.learned:
         await tx.rows(
-            _UPDATE_MESSAGE_IDS, *columns_of([(*place, id) for place, id in desk.learned.items()], 3)
+            _UPDATE_MESSAGE_IDS, *transpose([(*place, id) for place, id in desk.learned.items()], 3)
         )
     await book.write()
-    await write_puts(tx, desk.puts)
-    await take_early(tx, desk.learned_of())  # terminates, because each round adds a message id permanently
+    await write_registry_puts(tx, desk.puts)
+    await apply_early_receipts(
+        tx, desk.seqs_with_learned_ids()
+    )  # terminates, because each round adds a message id permanently
 
 
 def _event(receipt: Receipt) -> _EventKey:

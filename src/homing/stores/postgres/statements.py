@@ -6,40 +6,44 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
-from homing.stores.postgres.names import in_schema
-from homing.stores.postgres.queues import Queue, Queues
+from homing.stores.postgres.address import in_schema
+from homing.stores.postgres.queues import QueueKey, QueueNumbers
 
 _MIN_SHARING_ROWS = 8
+
 
 _Shape = tuple[bool, ...]
 """One flag per column: True if all rows share its value."""
 
+
 _SEQS = "SELECT nextval('homing.seqs') FROM generate_series(1, $1::integer)"
 
+
 _TEXTS = frozenset({"text", "uuid"})
+
 
 Record = Sequence[Any]
 """A row as every driver returns it, with values by position."""
 
 
-class Speaks(Protocol):
+class SqlConnection(Protocol):
     """A connection that can run SQL. It is either Homing's own or a caller's."""
 
     async def fetch(self, sql: str, *parameters: Any) -> Sequence[Record]:
         """Runs a statement with the placeholders `$1`, `$2` … and returns its rows."""
 
 
-class Tx:
+class PostgresTransaction:
     """An open transaction."""
 
     __slots__ = ("_seqs", "connection", "made", "now", "queues", "schema", "subscribed")
 
     def __init__(
         self,
-        connection: Speaks,
+        connection: SqlConnection,
         now: int,
         schema: str,
-        queues: Queues,
+        queues: QueueNumbers,
         subscribed: Collection[str] = (),
         seqs: Sequence[int] = (),
     ) -> None:
@@ -48,7 +52,7 @@ class Tx:
         """Time of the transaction in epoch milliseconds. 0 if it was not read."""
         self.schema = schema
         self.queues = queues
-        self.made: dict[Queue, int] = {}
+        self.made: dict[QueueKey, int] = {}
         """Queues that this transaction has created, with their numbers."""
         self.subscribed = subscribed
         """Names of the events to publish."""
@@ -80,7 +84,7 @@ class Tx:
         await cast(Any, self.connection).execute(in_schema(sql, self.schema), timeout=timeout_s)
 
 
-class Batch:
+class BatchStatement:
     """A statement for many rows, whose columns are sent as an array or, if all rows share it, as one value.
 
     Most rows of a batch are similar, and an array costs the driver and the server time for each element. For
@@ -116,18 +120,20 @@ class Batch:
         """
         return self._text.replace("{rows}", _relation(self.columns, shape, first))
 
-    async def run(self, tx: Tx, rows: Sequence[Sequence[Any]]) -> Sequence[Record]:
+    async def run(self, tx: PostgresTransaction, rows: Sequence[Sequence[Any]]) -> Sequence[Record]:
         """Runs the statement for these rows, at least one, and returns its result."""
-        return await run_together(tx, [(self, rows)])
+        return await run_in_one_round_trip(tx, [(self, rows)])
 
 
-Write = tuple[Batch, Sequence[Sequence[Any]]]
+BatchWrite = tuple[BatchStatement, Sequence[Sequence[Any]]]
 """A statement and its rows. It is skipped if there are no rows."""
 
 
-async def run_together(tx: Tx, writes: Sequence[Write], last: str = "") -> Sequence[Record]:
+async def run_in_one_round_trip(
+    tx: PostgresTransaction, writes: Sequence[BatchWrite], last: str = ""
+) -> Sequence[Record]:
     """Runs several independent statements in one round trip and returns the result of the query `last`."""
-    shapes: list[tuple[Batch, _Shape]] = []
+    shapes: list[tuple[BatchStatement, _Shape]] = []
     parameters: list[Any] = []
     for batch, rows in writes:
         if not rows:
@@ -141,7 +147,7 @@ async def run_together(tx: Tx, writes: Sequence[Write], last: str = "") -> Seque
 
 
 @lru_cache(maxsize=1024)
-def _together(shapes: tuple[tuple[Batch, _Shape], ...], last: str) -> str:
+def _together(shapes: tuple[tuple[BatchStatement, _Shape], ...], last: str) -> str:
     texts, first = [], 1
     for batch, shape in shapes:
         texts.append(batch.in_shape(shape, first))
@@ -178,13 +184,13 @@ def _array(column: Sequence[Any], kind: str) -> Any:
     return "{" + ",".join(map(str, column)).replace("None", "NULL") + "}"
 
 
-def insertion(table: str, columns: Mapping[str, str], tail: str = "") -> Batch:
+def build_insert(table: str, columns: Mapping[str, str], tail: str = "") -> BatchStatement:
     """Builds an INSERT of these columns. `tail` is appended, for example an ON CONFLICT clause."""
     text = f"INSERT INTO homing.{table} ({', '.join(columns)}) SELECT u.* FROM {{rows}} {tail}"  # noqa: S608
-    return Batch(text, columns)
+    return BatchStatement(text, columns)
 
 
-def columns_of(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+def transpose(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
     """Transposes rows to columns. Returns `width` empty columns if there are no rows."""
     columns = [list(column) for column in zip(*rows, strict=True)]
     return columns or [[] for _ in range(width)]

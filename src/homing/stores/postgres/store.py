@@ -9,35 +9,52 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from homing.core.breaker import Breaker
 from homing.core.errors import ConfigError
-from homing.core.examining import Finding
-from homing.core.inbox import Enqueued, Intaken
-from homing.core.limits import RateLimit
-from homing.core.model import (
-    Acceptance,
-    AmendResult,
-    ClaimBatch,
-    ClaimRequest,
-    Command,
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.notifications import Filter, History, Page, Status
+from homing.core.ports.stores import (
+    AcceptedEntry,
+    AwaitPrevious,
     Entry,
-    ErrorGroup,
-    Event,
-    Filter,
-    History,
-    Lease,
-    Page,
-    Receipt,
-    ReceiptResult,
+    InboxEntry,
     Retention,
-    RollUp,
-    Settlement,
-    SettleResult,
-    Status,
-    Submission,
-    Tally,
+    StoreCheckResult,
+    TokenGrant,
+    TokenRequest,
 )
-from homing.core.ports import Before, Taken, Want
+from homing.core.routing.breaker import Breaker
+from homing.core.routing.rate_limits import RateLimit
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.postgres import (
+    accept,
+    amend,
+    caller_transactions,
+    claim,
+    database_checks,
+    leases,
+    migrations,
+    reads,
+    receipts,
+    reference_data,
+    settle,
+    sql_inbox,
+    upkeep,
+)
+from homing.stores.postgres.address import parse_database_url
+from homing.stores.postgres.change_recorder import fold_ledger, write_events
+from homing.stores.postgres.connection import NOW, Database
+from homing.stores.postgres.due_watermark import DueWatermark, SweepPace
+from homing.stores.postgres.errors import DuplicateIds
+from homing.stores.postgres.group_commit import GroupCommit
+from homing.stores.postgres.listen_notify import INBOX_PAYLOAD, listen_forever
+from homing.stores.postgres.migrations import migrate
+from homing.stores.postgres.queues import QueueKey
+from homing.stores.postgres.statements import PostgresTransaction, SqlConnection
 
 try:
     import asyncpg  # noqa: F401
@@ -46,35 +63,9 @@ except ImportError:
         "store", "is PostgreSQL; install its driver with pip install 'homing[postgres]'"
     ) from None
 
-from homing.stores.fates import result_of
-from homing.stores.held import Found, Held
-from homing.stores.postgres import (
-    accept,
-    amend,
-    callers,
-    claim,
-    examine,
-    inbox,
-    leases,
-    reads,
-    receipts,
-    reference,
-    schema,
-    settle,
-    upkeep,
-)
-from homing.stores.postgres.changes import fold, write_events
-from homing.stores.postgres.connection import NOW, Database
-from homing.stores.postgres.errors import Repeated
-from homing.stores.postgres.groups import Together
-from homing.stores.postgres.listening import INBOX, listening
-from homing.stores.postgres.lookout import Lookout, Pace
-from homing.stores.postgres.migrating import migrate
-from homing.stores.postgres.names import read_address
-from homing.stores.postgres.queues import Queue
-from homing.stores.postgres.statements import Speaks, Tx
 
 R = TypeVar("R")
+
 
 _LATE_COMMITS_MS = 60_000
 """A reclaim looks this far behind the previous one, because a transaction may commit its lease late."""
@@ -92,10 +83,10 @@ class PostgresStore:
 
         They are `schema`, `pool_size`, `cached_statements` and `listen`, as in `?schema=NAME`.
         """
-        self._address = read_address(url)
+        self._address = parse_database_url(url)
         self._database = Database(self._address, timeout_s=timeout_ms / 1000)
         self._subscribed: frozenset[str] = frozenset()
-        self._accepting: Together[Sequence[Submission], tuple[Acceptance, ...]] = Together(
+        self._accepting: GroupCommit[Sequence[Submission], tuple[Acceptance, ...]] = GroupCommit(
             self._accept_together
         )
         self._early_slots = self._address.pool_size // 4
@@ -103,9 +94,9 @@ class PostgresStore:
 
         It is limited so that the predecessors can always get a connection.
         """
-        self._watermark = Lookout()
-        self._leased_rows = Held()
-        self._reclaim_pace = Pace()
+        self._watermark = DueWatermark()
+        self._leased_rows = LeasedRows()
+        self._reclaim_pace = SweepPace()
         self._reclaimed_at = 0
         """Time up to which all expired leases have been reclaimed."""
 
@@ -148,10 +139,10 @@ class PostgresStore:
         Calls `wake` if notifications were accepted and `wake_inbox` if requests were enqueued with SQL.
         """
         if self._address.listen:
-            await listening(
+            await listen_forever(
                 self._address,
-                accept.channel(self._address.schema),
-                lambda payload: wake_inbox() if payload == INBOX else wake(),
+                accept.notify_channel(self._address.schema),
+                lambda payload: wake_inbox() if payload == INBOX_PAYLOAD else wake(),
             )
 
     # Delivery path ------------------------------------------------------------------------------
@@ -164,12 +155,14 @@ class PostgresStore:
         """
         if tx is not None:
             await self._make_queues(accept.queues_of(batch))
-            return await callers.join(
+            return await caller_transactions.run_in_callers_transaction(
                 tx, lambda speaks: self._accept_joined(speaks, batch), self._address.where
             )
         return await self._accepting.do(batch)
 
-    async def accept_after(self, batch: Sequence[Submission], before: Before) -> tuple[Acceptance, ...]:
+    async def accept_after(
+        self, batch: Sequence[Submission], before: AwaitPrevious
+    ) -> tuple[Acceptance, ...]:
         """Stores the submissions, but commits only after `before` has returned.
 
         The work starts early, in a separate transaction, if enough connections are left for the earlier
@@ -183,14 +176,14 @@ class PostgresStore:
             return await self._database.do(
                 lambda tx: accept.accept(tx, batch, sure=True, before=before), self._subscribed
             )
-        except Repeated:
+        except DuplicateIds:
             await before()
             return await self._accept(batch, True, sure=False)
         finally:
             self._early_slots += 1
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        leased: list[Found] = []
+        leased: list[SeqAndRow] = []
         batch = await self._write(lambda tx: claim.claim(tx, request, self._watermark, leased), timed=False)
         self._leased_rows.keep(leased)
         return batch
@@ -201,14 +194,14 @@ class PostgresStore:
         if not self._reclaim_pace.due():
             since = self._reclaimed_at - _LATE_COMMITS_MS
         with self._reclaim_pace.sweep():
-            leased: list[Found] = []
+            leased: list[SeqAndRow] = []
             batch = await self._write(
-                lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, since, leased)
+                lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, since, leased)
             )
             self._leased_rows.keep(leased)
         if len(batch.claims) < limit:  # otherwise more rows may have expired before this time
             self._reclaimed_at = batch.now
-        await self._write(fold)
+        await self._write(fold_ledger)
         return batch
 
     async def extend(self, leases_held: Sequence[Lease], lease_ms: int) -> frozenset[str]:
@@ -216,9 +209,9 @@ class PostgresStore:
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         fates = await self._write(
-            lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS
+            lambda tx: settle.settle(tx, batch, self._leased_rows), beside=receipts.RECEIPTS_LOCK
         )
-        return result_of(batch, fates)
+        return build_settle_result(batch, fates)
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
@@ -230,9 +223,11 @@ class PostgresStore:
 
         Tries those that had to be kept again, in a second transaction (see `receipts`).
         """
-        result, waiting = await self._write(lambda tx: receipts.take(tx, batch), beside=receipts.RECEIPTS)
+        result, waiting = await self._write(
+            lambda tx: receipts.apply_receipts(tx, batch), beside=receipts.RECEIPTS_LOCK
+        )
         if waiting:
-            return await self._write(lambda tx: receipts.take_again(tx, waiting, result))
+            return await self._write(lambda tx: receipts.apply_kept_receipts(tx, waiting, result))
         return result
 
     # Events --------------------------------------------------------------------------------------
@@ -285,77 +280,81 @@ class PostgresStore:
     async def size(self) -> Mapping[str, int]:
         return await self._read(lambda tx: upkeep.size(tx))
 
-    async def examine(self, *, now_ms: int) -> tuple[Finding, ...]:
+    async def examine(self, *, now_ms: int) -> tuple[StoreCheckResult, ...]:
         """Checks the server, the schema, the grants and the clock. Changes nothing."""
         where = self._address.where
         return await self._database.do(
-            lambda tx: examine.examine(tx, where, now_ms), read_only=True, timed=False
+            lambda tx: database_checks.examine(tx, where, now_ms), read_only=True, timed=False
         )
 
     # Registry ------------------------------------------------------------------------------------
 
     async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._database.look(lambda tx: reference.get_many(tx, tenant, kind, keys))
+        return await self._database.look(lambda tx: reference_data.get_many(tx, tenant, kind, keys))
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
     ) -> tuple[Entry, ...]:
         return await self._database.look(
-            lambda tx: reference.list_entries(tx, tenant, kind, prefix, after, limit)
+            lambda tx: reference_data.list_entries(tx, tenant, kind, prefix, after, limit)
         )
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        return await self._write(lambda tx: reference.put(tx, entries, who))
+        return await self._write(lambda tx: reference_data.put(tx, entries, who))
 
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        return await self._write(lambda tx: reference.delete(tx, tenant, kind, keys))
+        return await self._write(lambda tx: reference_data.delete(tx, tenant, kind, keys))
 
     # State shared by workers ---------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
-        return await self._database.look(reference.breakers)
+        return await self._database.look(reference_data.breakers)
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
+        return await self._write(lambda tx: reference_data.put_breaker(tx, provider, breaker))
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
-        return (await self.take_many({key: Want(limit, want)}))[key]
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
 
-    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
-        return await self._write(lambda tx: reference.take_tokens(tx, wants))
+    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
+        return await self._write(lambda tx: reference_data.take_tokens(tx, wants))
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))
+        return await self._write(lambda tx: reference_data.lead(tx, task, worker, for_ms))
 
     # Inbox ---------------------------------------------------------------------------------------
 
-    async def take_inbox(self, limit: int, lease_ms: int) -> tuple[Enqueued, ...]:
-        return await self._write(lambda tx: inbox.take(tx, limit, lease_ms))
+    async def take_inbox(self, limit: int, lease_ms: int) -> tuple[InboxEntry, ...]:
+        return await self._write(lambda tx: sql_inbox.lease_entries(tx, limit, lease_ms))
 
-    async def accept_inbox(self, batch: Sequence[Intaken]) -> int:
-        return await self._write(lambda tx: inbox.accept_taken(tx, batch))
+    async def accept_inbox(self, batch: Sequence[AcceptedEntry]) -> int:
+        return await self._write(lambda tx: sql_inbox.accept_taken(tx, batch))
 
     async def amend_inbox(self, number: int, tenant: str, id: str, command: Command) -> AmendResult | None:
-        return await self._write(lambda tx: inbox.amend_taken(tx, number, tenant, id, command))
+        return await self._write(lambda tx: sql_inbox.amend_taken(tx, number, tenant, id, command))
 
     async def remove_inbox(self, numbers: Sequence[int]) -> None:
-        await self._write(lambda tx: inbox.remove(tx, numbers))
+        await self._write(lambda tx: sql_inbox.remove(tx, numbers))
 
-    async def tell_schedule(self, delays_ms: Sequence[int]) -> None:
-        await self._write(lambda tx: inbox.tell_schedule(tx, delays_ms))
+    async def store_retry_delays(self, delays_ms: Sequence[int]) -> None:
+        await self._write(lambda tx: sql_inbox.store_retry_delays(tx, delays_ms))
 
     # Transactions --------------------------------------------------------------------------------
 
-    async def _check_schema(self, tx: Tx) -> None:
-        await schema.check_version(tx, self._address.where)
-        await schema.check_whole(tx, self._address.where)
+    async def _check_schema(self, tx: PostgresTransaction) -> None:
+        await migrations.check_version(tx, self._address.where)
+        await migrations.check_copy_complete(tx, self._address.where)
 
     async def _write(
-        self, action: Callable[[Tx], Awaitable[R]], *, timed: bool = True, beside: str | None = None
+        self,
+        action: Callable[[PostgresTransaction], Awaitable[R]],
+        *,
+        timed: bool = True,
+        beside: str | None = None,
     ) -> R:
         return await self._database.do(action, self._subscribed, timed=timed, beside=beside)
 
-    async def _read(self, action: Callable[[Tx], Awaitable[R]]) -> R:
+    async def _read(self, action: Callable[[PostgresTransaction], Awaitable[R]]) -> R:
         return await self._database.do(action, read_only=True)
 
     async def _accept_together(
@@ -364,7 +363,7 @@ class PostgresStore:
         everything = [submission for batch in batches for submission in batch]
         try:
             found = await self._accept(everything, patient, sure=True)
-        except Repeated:
+        except DuplicateIds:
             found = await self._accept(everything, patient, sure=False)
         answers = iter(found)
         return [tuple(next(answers) for _ in batch) for batch in batches]
@@ -379,12 +378,14 @@ class PostgresStore:
             numbers=0 if sure else sum(len(submission.notifications) for submission in batch),
         )
 
-    async def _make_queues(self, queues: Collection[Queue]) -> None:
+    async def _make_queues(self, queues: Collection[QueueKey]) -> None:
         """Creates and commits the missing queues, so that a transaction that is already open can use them."""
         if self._database.queues.unknown(queues):
             await self._write(lambda tx: tx.queues.find(tx, queues))
 
-    async def _accept_joined(self, speaks: Speaks, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
-        tx = Tx(speaks, 0, self._address.schema, self._database.queues, self._subscribed)
+    async def _accept_joined(
+        self, speaks: SqlConnection, batch: Sequence[Submission]
+    ) -> tuple[Acceptance, ...]:
+        tx = PostgresTransaction(speaks, 0, self._address.schema, self._database.queues, self._subscribed)
         tx.now = await tx.one("SELECT homing.now_ms()")
         return await accept.accept(tx, batch)

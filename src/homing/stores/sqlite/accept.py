@@ -8,40 +8,47 @@ from typing import Any
 from msgspec import Struct, json
 
 from homing.core.errors import StoreError
-from homing.core.events import STATUS_CHANGED
-from homing.core.model import Acceptance, Claim, NewNotification, Submission
-from homing.core.rows import Change, alike, claim_of, new_row
-from homing.stores.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, shared_columns
-from homing.stores.sqlite.changes import Book
-from homing.stores.sqlite.statements import Insert, Tx, insert
+from homing.core.lifecycle.claims import Acceptance, Claim, NewNotification, Submission
+from homing.core.lifecycle.events import STATUS_CHANGED
+from homing.core.lifecycle.rows import Change, claim_of, new_row, shared_fields
+from homing.stores.common.codec import OWN_FIELDS, SHARED_FIELDS, Column, encode, shared_columns
+from homing.stores.sqlite.change_recorder import SqliteChangeRecorder
+from homing.stores.sqlite.statements import GroupedInsert, SqliteTransaction, build_insert
 
-NEW_ROWS = Insert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)
-_INSERT_MESSAGES = insert("homing_messages", ("seq", "message"))
-_INSERT_REQUESTS = insert(
+NEW_ROWS = GroupedInsert("homing_notifications", ("seq", *OWN_FIELDS), SHARED_FIELDS)
+
+_INSERT_MESSAGES = build_insert("homing_messages", ("seq", "message"))
+
+_INSERT_REQUESTS = build_insert(
     "homing_requests", ("tenant", "idempotency_key", "fingerprint", "batch_id", "ids", "created_at")
 )
-_UPSERT_DEDUPS = insert(
+
+_UPSERT_DEDUPS = build_insert(
     "homing_dedups",
     ("tenant", "dedup_key", "id", "accepted_at"),
     " ON CONFLICT DO UPDATE SET id = excluded.id, accepted_at = excluded.accepted_at",
 )
+
 KNOWN_REQUESTS = """
 SELECT json_group_array(json_array(
   r.tenant, r.idempotency_key, json_array(r.fingerprint, r.batch_id, json(r.ids))))
 FROM json_each(?1) AS j CROSS JOIN homing_requests AS r
   ON r.tenant = json_extract(j.value, '$[0]') AND r.idempotency_key = json_extract(j.value, '$[1]')
 """
+
 _KNOWN_DEDUPS = """
 SELECT json_group_array(json_array(d.tenant, d.dedup_key, d.id, d.accepted_at))
 FROM json_each(?1) AS j CROSS JOIN homing_dedups AS d
   ON d.tenant = json_extract(j.value, '$[0]') AND d.dedup_key = json_extract(j.value, '$[1]')
 """
-BEFORE = """
+
+LAST_SEQ_AND_KNOWN_IDS = """
 SELECT json_array(
   coalesce((SELECT max(seq) FROM homing_notifications), 0),
   (SELECT json_group_array(json_array(n.id, n.tenant, n.batch_id))
    FROM json_each(?1) AS j CROSS JOIN homing_notifications AS n ON n.id = j.value))
 """
+
 
 Key = tuple[str, str]
 
@@ -66,19 +73,21 @@ class _Kind(Struct):
 
 
 _decode_requests = json.Decoder(list[tuple[str, str, _Request]]).decode
+
 _decode_dedups = json.Decoder(list[tuple[str, str, str, int]]).decode
+
 _decode_before = json.Decoder(tuple[int, list[tuple[str, str, str]]]).decode
 
 
 class _Intake:
     """State of one accept call: the stored requests and ids it has read, and what it will write."""
 
-    def __init__(self, tx: Tx, batch: Sequence[Submission]) -> None:
+    def __init__(self, tx: SqliteTransaction, batch: Sequence[Submission]) -> None:
         self.tx = tx
-        self.book = Book(tx)
+        self.book = SqliteChangeRecorder(tx)
         self.requests = _known_requests(tx, batch)
         self.dedups = _known_dedups(tx, batch)
-        self.seq, stored = _decode_before(tx.one(BEFORE, encode(_ids_to_look_up(batch))))
+        self.seq, stored = _decode_before(tx.one(LAST_SEQ_AND_KNOWN_IDS, encode(_ids_to_look_up(batch))))
         self.stored = {id: (tenant, batch_id) for id, tenant, batch_id in stored}
         self.new_requests: list[tuple[Column, ...]] = []
         self.new_dedups: dict[Key, tuple[str, int]] = {}
@@ -173,7 +182,7 @@ class _Intake:
             change = new_row(new, submission, self.tx.now)
             self.book.record(self.seq, change)
             return shared_columns(change.row)
-        key = (submission.tenant, submission.lease_to, submission.lease_ms, alike(new))
+        key = (submission.tenant, submission.lease_to, submission.lease_ms, shared_fields(new))
         kind = self.kinds.get(key)
         if kind is None:
             change = new_row(new, submission, self.tx.now)
@@ -182,7 +191,7 @@ class _Intake:
         return kind.shared
 
 
-def accept(tx: Tx, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
+def accept(tx: SqliteTransaction, batch: Sequence[Submission]) -> tuple[Acceptance, ...]:
     """Stores each submission completely, or returns what was stored earlier under its idempotency key."""
     intake = _Intake(tx, batch)
     answers = tuple(intake.accept(submission) for submission in batch)
@@ -215,7 +224,7 @@ def _may_be_partly_stored(submission: Submission) -> bool:
     return any(new.dedup_key is not None for new in submission.notifications)
 
 
-def _known_requests(tx: Tx, batch: Sequence[Submission]) -> dict[Key, _Request]:
+def _known_requests(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[Key, _Request]:
     keys = [(s.tenant, s.idempotency_key) for s in batch if s.idempotency_key is not None]
     if not keys:
         return {}
@@ -223,7 +232,7 @@ def _known_requests(tx: Tx, batch: Sequence[Submission]) -> dict[Key, _Request]:
     return {(tenant, key): request for tenant, key, request in found}
 
 
-def _known_dedups(tx: Tx, batch: Sequence[Submission]) -> dict[Key, tuple[str, int]]:
+def _known_dedups(tx: SqliteTransaction, batch: Sequence[Submission]) -> dict[Key, tuple[str, int]]:
     keys = [(s.tenant, n.dedup_key) for s in batch for n in s.notifications if n.dedup_key is not None]
     if not keys:
         return {}

@@ -5,14 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from homing.core.errors import (
-    SchemaError,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StoreReadOnly,
-    StoreUnavailable,
-)
+from homing.core.errors import SchemaError, StoreBusy, StoreError, StoreFull, StoreReadOnly, StoreUnavailable
 
 _PRAGMAS = (
     "PRAGMA journal_mode = WAL",
@@ -22,8 +15,11 @@ _PRAGMAS = (
     "PRAGMA wal_autocheckpoint = 4000",  # 16 MB: with fewer checkpoints, each page is written less often
     "PRAGMA journal_size_limit = 67108864",  # shrinks a log that has grown during a long read
 )
+
 _CACHED_STATEMENTS = 512
+
 _OLDEST_SQLITE = (3, 35, 0)
+
 _PRIMARY_CODE_MASK = 0xFF
 """The low byte of an extended result code is the primary result code."""
 
@@ -47,11 +43,11 @@ def connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
             connection.close()
             raise
     except sqlite3.Error as error:
-        raise translated(error, path) from error
+        raise translate_error(error, path) from error
     return connection
 
 
-def translated(error: Exception, path: Path) -> Exception:
+def translate_error(error: Exception, path: Path) -> Exception:
     """Returns the store error for an SQLite error. Any other exception is returned unchanged."""
     if not isinstance(error, sqlite3.Error):
         return error

@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 
 from msgspec import json
 
-from homing.core.effects import has_effects
-from homing.core.model import Receipt, ReceiptResult
-from homing.core.rows import Change
-from homing.stores.codec import (
+from homing.core.lifecycle.effects import has_effects
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.rows import Change
+from homing.stores.common.codec import (
     ATTEMPT_FIELDS,
     MUTABLE_FIELDS,
     KeptReceipt,
@@ -20,27 +20,41 @@ from homing.stores.codec import (
     encode,
     mutable_columns,
 )
-from homing.stores.desk import Desk, File, Owners
-from homing.stores.sqlite.changes import Book, messages_of, queue_of, write_puts
+from homing.stores.common.receipt_applier import NotificationFile, ReceiptApplier, SeqByMessage
+from homing.stores.sqlite.change_recorder import (
+    SqliteChangeRecorder,
+    messages_of,
+    queue_of,
+    write_registry_puts,
+)
 from homing.stores.sqlite.rows import rows_by_id, rows_by_seq
-from homing.stores.sqlite.statements import Many, Tx, Update, insert
+from homing.stores.sqlite.statements import (
+    MultiRowStatement,
+    NotificationUpdate,
+    SqliteTransaction,
+    build_insert,
+)
 
-MUTABLE = Update(MUTABLE_FIELDS)
+UPDATE_MUTABLE = NotificationUpdate(MUTABLE_FIELDS)
+
 _KNOWN_EVENTS = """
 SELECT json_group_array(json_array(r.provider, r.event_id))
 FROM json_each(?1) AS j CROSS JOIN homing_receipts AS r
   ON r.provider = json_extract(j.value, '$[0]') AND r.event_id = json_extract(j.value, '$[1]')
 """
+
 _OWNERS = """
 SELECT json_group_array(json_array(a.provider, a.provider_message_id, a.seq))
 FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a
   ON a.provider = json_extract(j.value, '$[0]') AND a.provider_message_id = json_extract(j.value, '$[1]')
 """
+
 _ATTEMPTS = f"""
 SELECT json_group_array(json_array(
   a.seq, a.change, a.receipt_rank, json_array({", ".join(f"a.{f}" for f in ATTEMPT_FIELDS)})))
 FROM json_each(?1) AS j CROSS JOIN homing_attempts AS a ON a.seq = j.value
 """  # noqa: S608
+
 _EARLY_RECEIPTS = """
 SELECT json_group_array(json_array(number, json(kept))) FROM (
   SELECT r.number, r.kept
@@ -57,50 +71,61 @@ SELECT json_group_array(json_array(number, json(kept))) FROM (
     ON r.notification_id = n.id AND r.kept IS NOT NULL AND r.notification_id IS NOT NULL
   ORDER BY 1)
 """
-_INSERT_RECEIPTS = insert(
+
+_INSERT_RECEIPTS = build_insert(
     "homing_receipts",
     ("provider", "event_id", "provider_message_id", "notification_id", "received_at", "kept"),
 )
-_UPDATE_RANKS = Many(
+
+_UPDATE_RANKS = MultiRowStatement(
     "UPDATE homing_attempts SET receipt_rank = r.column3 FROM (VALUES ",
     3,
     ") AS r WHERE seq = r.column1 AND change = r.column2",
 )
-_UPDATE_MESSAGE_IDS = Many(
+
+_UPDATE_MESSAGE_IDS = MultiRowStatement(
     "UPDATE homing_attempts SET provider_message_id = r.column3 FROM (VALUES ",
     3,
     ") AS r WHERE seq = r.column1 AND change = r.column2 AND provider_message_id IS NULL",
 )
 
+
 _decode_known_events = json.Decoder(list[tuple[str, str]]).decode
+
 _decode_owners = json.Decoder(list[tuple[str, str, int]]).decode
+
 _decode_attempts = json.Decoder(list[tuple[int, int, int, StoredAttempt]]).decode
+
 _decode_early = json.Decoder(list[tuple[int, KeptReceipt]]).decode
 
 
-def _prepare(tx: Tx, receipts: Collection[Receipt]) -> tuple[Desk, Book]:
+def _prepare(
+    tx: SqliteTransaction, receipts: Collection[Receipt]
+) -> tuple[ReceiptApplier, SqliteChangeRecorder]:
     """Reads the notifications that these receipts belong to and prepares to apply the receipts."""
     named, owners, files = _read_files(tx, receipts)
-    book = Book(tx)
+    book = SqliteChangeRecorder(tx)
     waited = {seq: queue_of(file.row) for seq, file in files.items()}
 
     def record(seq: int, change: Change) -> None:
         book.record(seq, change, waited[seq])
         waited[seq] = queue_of(change.row)
 
-    return Desk(files, named, owners, tx.now, record), book
+    return ReceiptApplier(files, named, owners, tx.now, record), book
 
 
-def _write(tx: Tx, desk: Desk, book: Book) -> None:
-    MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in desk.changed.items()})
+def _write(tx: SqliteTransaction, desk: ReceiptApplier, book: SqliteChangeRecorder) -> None:
+    UPDATE_MUTABLE.run(tx, {seq: mutable_columns(row) for seq, row in desk.changed.items()})
     _UPDATE_RANKS.run(tx, [(*place, rank) for place, rank in desk.ranked.items()])
     _UPDATE_MESSAGE_IDS.run(tx, [(*place, message) for place, message in desk.learned.items()])
     book.write()
-    write_puts(tx, desk.puts)
-    take_early(tx, desk.learned_of())  # terminates, because each round adds a message id permanently
+    write_registry_puts(tx, desk.puts)
+    apply_early_receipts(
+        tx, desk.seqs_with_learned_ids()
+    )  # terminates, because each round adds a message id permanently
 
 
-def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
+def apply_receipts(tx: SqliteTransaction, batch: Sequence[Receipt]) -> ReceiptResult:
     """Applies each receipt once, or keeps the receipt if its attempt is not known yet."""
     known_events = set(
         _decode_known_events(tx.one(_KNOWN_EVENTS, encode([(r.provider, r.event_id) for r in batch])))
@@ -127,7 +152,7 @@ def take(tx: Tx, batch: Sequence[Receipt]) -> ReceiptResult:
     return ReceiptResult(tuple(applied), tuple(unchanged), tuple(orphaned))
 
 
-def take_early(tx: Tx, seqs: Sequence[int]) -> None:
+def apply_early_receipts(tx: SqliteTransaction, seqs: Sequence[int]) -> None:
     """Applies the kept receipts of these notifications, whose attempts or message ids have become known."""
     if not seqs or not tx.one("SELECT EXISTS (SELECT 1 FROM homing_receipts WHERE kept IS NOT NULL)"):
         return
@@ -144,19 +169,24 @@ def take_early(tx: Tx, seqs: Sequence[int]) -> None:
     _write(tx, desk, book)
 
 
-def _read_files(tx: Tx, receipts: Collection[Receipt]) -> tuple[dict[str, int], Owners, dict[int, File]]:
+def _read_files(
+    tx: SqliteTransaction, receipts: Collection[Receipt]
+) -> tuple[dict[str, int], SeqByMessage, dict[int, NotificationFile]]:
     """Reads the notifications that these receipts belong to.
 
     Returns their seqs by notification id, their seqs by provider message id, and the notifications by seq.
     """
     ids = {r.notification_id for r in receipts if r.notification_id is not None}
     named = {id: seq for id, (seq, _) in rows_by_id(tx, sorted(ids)).items()} if ids else {}
-    owners: Owners = {}
+    owners: SeqByMessage = {}
     messages = sorted({(r.provider, r.provider_message_id) for r in receipts if r.notification_id is None})
     for provider, message_id, seq in _decode_owners(tx.one(_OWNERS, encode(messages))):
         # If a provider used a message id twice, the receipt belongs to the older notification.
         owners[provider, message_id] = min(seq, owners.get((provider, message_id), seq))
-    files = {seq: File(seq, row) for seq, row in rows_by_seq(tx, [*named.values(), *owners.values()]).items()}
+    files = {
+        seq: NotificationFile(seq, row)
+        for seq, row in rows_by_seq(tx, [*named.values(), *owners.values()]).items()
+    }
     for seq, change, rank, attempt in sorted(
         _decode_attempts(tx.one(_ATTEMPTS, encode(list(files)))), key=lambda found: found[:2]
     ):

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homing.core.model import RegistryPut, Settlement, Status
-from homing.core.rows import Change
-from homing.core.rows import settle as settled
-from homing.stores.codec import KEPT_FIELDS, SETTLED_FIELDS, Column, settled_columns
-from homing.stores.fates import APPLIED, MISSING, STALE, Fate
-from homing.stores.held import Found, Held
-from homing.stores.sqlite.changes import Book, write_puts
-from homing.stores.sqlite.receipts import take_early
+from homing.core.lifecycle.outcomes import RegistryPut, Settlement
+from homing.core.lifecycle.rows import Change
+from homing.core.lifecycle.rows import settle as settled
+from homing.core.notifications import Status
+from homing.stores.common.codec import SETTLED_FIELDS, UNCHANGED_IF_NULL_FIELDS, Column, settled_columns
+from homing.stores.common.leased_rows import APPLIED, MISSING, STALE, LeasedRows, SeqAndRow, SettleStatus
+from homing.stores.sqlite.change_recorder import SqliteChangeRecorder, write_registry_puts
+from homing.stores.sqlite.receipts import apply_early_receipts
 from homing.stores.sqlite.rows import leased_by_id
-from homing.stores.sqlite.statements import Tx, Update
-from homing.stores.sqlite.threads import Again
+from homing.stores.sqlite.statements import NotificationUpdate, SqliteTransaction
+from homing.stores.sqlite.writer_thread import RetryTransaction
 
 _FAILED = Status.FAILED
 
+
 # A cached row is written only if the stored row has not changed since the claim.
-SETTLED = Update(SETTLED_FIELDS, " AND homing_notifications.changes = {changes} - 1", KEPT_FIELDS)
+UPDATE_SETTLED = NotificationUpdate(
+    SETTLED_FIELDS, " AND homing_notifications.changes = {changes} - 1", UNCHANGED_IF_NULL_FIELDS
+)
 
 
-def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
+def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows) -> list[SettleStatus]:
     """Applies settlements in their order and returns the result of each.
 
     Raises `RetryTransaction` if a cached row has changed in the database since its claim.
     """
     found = _find_rows(tx, batch, held)
-    book = Book(tx)
+    book = SqliteChangeRecorder(tx)
     if tx.subscribed:
-        book.foresee([found[s.id][0] for s in batch if s.status is _FAILED and s.id in found])
+        book.prefetch_failure_details(
+            [found[s.id][0] for s in batch if s.status is _FAILED and s.id in found]
+        )
     now = tx.now
-    fates: list[Fate] = []
+    fates: list[SettleStatus] = []
     changes: list[tuple[int, Change]] = []
     puts: list[RegistryPut] = []
     for settlement in batch:
@@ -52,16 +57,16 @@ def settle(tx: Tx, batch: Sequence[Settlement], held: Held) -> list[Fate]:
     written: dict[tuple[Column, ...], list[int]] = {}
     for seq, change in changes:
         written.setdefault(settled_columns(change.row), []).append(seq)
-    if SETTLED.run_alike(tx, written) != len(changes):
-        raise Again
+    if UPDATE_SETTLED.run_grouped(tx, written) != len(changes):
+        raise RetryTransaction
     book.record_all(changes)
     book.write()
-    write_puts(tx, puts)
-    take_early(tx, [seq for seq, _ in changes])
+    write_registry_puts(tx, puts)
+    apply_early_receipts(tx, [seq for seq, _ in changes])
     return fates
 
 
-def _find_rows(tx: Tx, batch: Sequence[Settlement], held: Held) -> dict[str, Found]:
+def _find_rows(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows) -> dict[str, SeqAndRow]:
     """Returns the rows of these settlements, from the cache if possible, otherwise from the database."""
     found = held.take(batch)
     if len(found) == len(batch):

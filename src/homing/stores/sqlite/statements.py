@@ -13,18 +13,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from homing.stores.codec import JSON_FIELDS, ROW_FIELDS, Column, encode
+from homing.stores.common.codec import JSON_FIELDS, ROW_FIELDS, Column, encode
 
 _ROWS_PER_STATEMENT = (128, 64, 32, 16, 8, 4, 2, 1)
 """Possible numbers of rows per statement. They are few, so that the prepared statements stay in the cache."""
+
 _MIN_INSERT_GROUP_ROWS = 32
 """If groups have at least this many rows on average, one INSERT per group is faster than one per row."""
+
 _MIN_UPDATE_GROUP_ROWS = 8
 """If groups have at least this many rows on average, one UPDATE per group is faster than one per row."""
+
 _NUL = "\\u0000"
 
 
-class Tx:
+class SqliteTransaction:
     """An open transaction."""
 
     __slots__ = ("cursor", "now", "subscribed")
@@ -45,7 +48,7 @@ class Tx:
         return self.cursor.execute(sql, parameters).rowcount
 
 
-class Many:
+class MultiRowStatement:
     """A statement with a VALUES list for any number of rows."""
 
     def __init__(self, head: str, width: int, tail: str = "") -> None:
@@ -57,7 +60,9 @@ class Many:
         """The statement for one row."""
         return self._texts[-1][1]
 
-    def run(self, tx: Tx, rows: Sequence[Iterable[Column]], first: tuple[Column, ...] = ()) -> int:
+    def run(
+        self, tx: SqliteTransaction, rows: Sequence[Iterable[Column]], first: tuple[Column, ...] = ()
+    ) -> int:
         """Runs the statement for all rows, in as few executions as possible.
 
         `first` holds parameters that precede those of the rows. Returns the number of rows changed.
@@ -74,12 +79,12 @@ class Many:
         return changed
 
 
-def insert(table: str, fields: Sequence[str], tail: str = "") -> Many:
+def build_insert(table: str, fields: Sequence[str], tail: str = "") -> MultiRowStatement:
     """Builds an INSERT of these columns. `tail` is appended, for example an ON CONFLICT clause."""
-    return Many(f"INSERT INTO {table} ({', '.join(fields)}) VALUES ", len(fields), tail)  # noqa: S608
+    return MultiRowStatement(f"INSERT INTO {table} ({', '.join(fields)}) VALUES ", len(fields), tail)  # noqa: S608
 
 
-class Insert:
+class GroupedInsert:
     """An INSERT of rows that differ in their own columns and often share the values of all others.
 
     Rows with the same shared values are written together, and the shared values are bound once.
@@ -87,13 +92,15 @@ class Insert:
 
     def __init__(self, table: str, own: Sequence[str], shared: Sequence[str]) -> None:
         head = f"INSERT INTO {table} ({', '.join((*own, *shared))}) "
-        self._each = Many(head + "VALUES ", len(own) + len(shared))
+        self._each = MultiRowStatement(head + "VALUES ", len(own) + len(shared))
         # The shared parameters have the numbers from 1, so those of the VALUES list follow in order.
         mine = ", ".join(f"new.column{number}" for number in range(1, len(own) + 1))
         theirs = ", ".join(f"?{number}" for number in range(1, len(shared) + 1))
-        self._alike = Many(head + f"SELECT {mine}, {theirs} FROM (VALUES ", len(own), ") AS new")  # noqa: S608
+        self._alike = MultiRowStatement(head + f"SELECT {mine}, {theirs} FROM (VALUES ", len(own), ") AS new")  # noqa: S608
 
-    def run(self, tx: Tx, rows: Sequence[tuple[tuple[Column, ...], tuple[Column, ...]]]) -> None:
+    def run(
+        self, tx: SqliteTransaction, rows: Sequence[tuple[tuple[Column, ...], tuple[Column, ...]]]
+    ) -> None:
         """Inserts the rows, each given as (own columns, shared columns)."""
         groups: dict[tuple[Column, ...], list[tuple[Column, ...]]] = {}
         for own, shared in rows:
@@ -105,7 +112,7 @@ class Insert:
             self._alike.run(tx, owns, shared)
 
 
-class InsertJson:
+class JsonInsert:
     """Like `GroupedInsert`, but with one statement per group of any size. For rows with few own columns.
 
     The own columns are bound as one JSON text, which SQLite decodes without holding the interpreter lock.
@@ -116,9 +123,11 @@ class InsertJson:
         mine = ", ".join(f"json_extract(new.value, '$[{place}]')" for place in range(len(own)))
         theirs = ", ".join(f"?{number}" for number in range(2, len(shared) + 2))
         self.text = into + f"SELECT {mine}, {theirs} FROM json_each(?1) AS new"  # noqa: S608
-        self._each = Many(into + "VALUES ", len(own) + len(shared))
+        self._each = MultiRowStatement(into + "VALUES ", len(own) + len(shared))
 
-    def run(self, tx: Tx, groups: Mapping[tuple[Column, ...], Sequence[tuple[Column, ...]]]) -> None:
+    def run(
+        self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], Sequence[tuple[Column, ...]]]
+    ) -> None:
         """Inserts rows. `groups` maps shared columns to the own columns of each row that has them."""
         if len(groups) > 1 + sum(map(len, groups.values())) // _MIN_INSERT_GROUP_ROWS:
             self._each.run(tx, [(*own, *shared) for shared, owns in groups.items() for own in owns])
@@ -131,7 +140,7 @@ class InsertJson:
                 tx.cursor.execute(self.text, (own_columns, *shared))
 
 
-class Update:
+class NotificationUpdate:
     """An UPDATE of some columns of notifications.
 
     Rows of one batch often get the same values, for example if they were claimed or sent together. Such rows
@@ -157,21 +166,21 @@ class Update:
             + where.format(changes=f"?{changes}")
         )
         each = ", ".join(to_set(name, f"new.column{number + 1}") for name, number in number_of.items())
-        self.each = Many(
+        self.each = MultiRowStatement(
             f"UPDATE homing_notifications SET {each} FROM (VALUES ",  # noqa: S608
             len(fields) + 1,
             ") AS new WHERE homing_notifications.seq = new.column1"
             + where.format(changes=f"new.column{changes + 1}"),
         )
 
-    def run(self, tx: Tx, rows: Mapping[int, tuple[Column, ...]]) -> int:
+    def run(self, tx: SqliteTransaction, rows: Mapping[int, tuple[Column, ...]]) -> int:
         """Updates rows and returns their number. `rows` maps seqs to values in the order of the fields."""
         groups: dict[tuple[Column, ...], list[int]] = {}
         for seq, columns in rows.items():
             groups.setdefault(columns, []).append(seq)
-        return self.run_alike(tx, groups)
+        return self.run_grouped(tx, groups)
 
-    def run_alike(self, tx: Tx, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
+    def run_grouped(self, tx: SqliteTransaction, groups: Mapping[tuple[Column, ...], list[int]]) -> int:
         """Updates rows and returns their number. `groups` maps values to the seqs that get them."""
         if len(groups) > 1 + sum(map(len, groups.values())) // _MIN_UPDATE_GROUP_ROWS:
             return self.each.run(tx, [(seq, *columns) for columns, seqs in groups.items() for seq in seqs])
@@ -183,10 +192,10 @@ def json_row(alias: str, last: str = ROW_FIELDS[-1]) -> str:
 
     Fields after `last` are left out, see `json_row_without_seq`.
     """
-    return f"json_array({alias}.seq, {json_unnumbered(alias, last)})"
+    return f"json_array({alias}.seq, {json_row_without_seq(alias, last)})"
 
 
-def json_unnumbered(alias: str, last: str) -> str:
+def json_row_without_seq(alias: str, last: str) -> str:
     """Returns SQL for one notification as `[fields in the order of ROW_FIELDS]`.
 
     Fields after `last` are left out, so the decoded row has their defaults instead of the stored values. The

@@ -11,42 +11,34 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from homing.core.breaker import Breaker
 from homing.core.errors import ConfigError, StoreError
-from homing.core.joining import CallersConnection
-from homing.core.limits import RateLimit
-from homing.core.model import (
-    Acceptance,
-    AmendResult,
-    ClaimBatch,
-    ClaimRequest,
-    Command,
-    Entry,
-    ErrorGroup,
-    Event,
-    Filter,
-    History,
-    Lease,
-    Page,
-    Receipt,
-    ReceiptResult,
-    Retention,
-    RollUp,
-    Settlement,
-    SettleResult,
-    Status,
-    Submission,
-    Tally,
+from homing.core.lifecycle.claims import Acceptance, ClaimBatch, ClaimRequest, Lease, Submission
+from homing.core.lifecycle.commands import AmendResult, Command
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.notifications import Filter, History, Page, Status
+from homing.core.ports.stores import CallerConnection, Entry, Retention, TokenGrant, TokenRequest
+from homing.core.routing.breaker import Breaker
+from homing.core.routing.rate_limits import RateLimit
+from homing.core.statistics import ErrorGroup, RollUp, Tally
+from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle_result
+from homing.stores.sqlite import (
+    accept,
+    amend,
+    leases,
+    migrations,
+    reads,
+    receipts,
+    reference_data,
+    settle,
+    upkeep,
 )
-from homing.core.ports import Taken, Want
-from homing.stores.fates import result_of
-from homing.stores.held import Found, Held
-from homing.stores.sqlite import accept, amend, leases, reads, receipts, reference, schema, settle, upkeep
-from homing.stores.sqlite.changes import write_events
-from homing.stores.sqlite.connection import connect, translated
-from homing.stores.sqlite.joined import joined
-from homing.stores.sqlite.statements import Tx
-from homing.stores.sqlite.threads import Call, Reader, Writer
+from homing.stores.sqlite.caller_transactions import join_transaction
+from homing.stores.sqlite.change_recorder import write_events
+from homing.stores.sqlite.connection import connect, translate_error
+from homing.stores.sqlite.statements import SqliteTransaction
+from homing.stores.sqlite.writer_thread import ReaderThread, ThreadCall, WriterThread
 
 R = TypeVar("R")
 
@@ -78,10 +70,10 @@ class SqliteStore:
         self._busy_timeout_ms = busy_timeout_ms
         self._clock = clock or _wall_clock_ms
         self._subscribed: frozenset[str] = frozenset()
-        self._leased_rows = Held()
+        self._leased_rows = LeasedRows()
         self._open_lock = threading.Lock()
-        self._writer: Writer | None = None
-        self._reader: Reader | None = None
+        self._writer: WriterThread | None = None
+        self._reader: ReaderThread | None = None
 
     async def open(self) -> None:
         """Connects. Raises `SchemaError` if this program is too old for the file's schema."""
@@ -96,7 +88,7 @@ class SqliteStore:
 
     async def migrate(self) -> tuple[str, ...]:
         """Applies the pending migrations and returns their names. Several processes may call it at once."""
-        return await self._write(lambda tx: schema.migrate(tx.cursor, str(self._path), tx.now))
+        return await self._write(lambda tx: migrations.migrate(tx.cursor, str(self._path), tx.now))
 
     async def now_ms(self) -> int:
         return self._clock()
@@ -108,23 +100,23 @@ class SqliteStore:
 
     async def accept(self, batch: Sequence[Submission], *, tx: Any = None) -> tuple[Acceptance, ...]:
         """Stores the submissions. `tx` may be the caller's own `sqlite3.Connection` to the same file."""
-        if isinstance(tx, CallersConnection):
+        if isinstance(tx, CallerConnection):
             accepted: tuple[Acceptance, ...] = await tx.run(lambda: self._accept_joined(batch, tx.connection))
             return accepted
         if tx is not None:
             return self._accept_joined(batch, tx)
-        call = Call(lambda cursor: accept.accept(self._tx(cursor), batch), self._accept_together, batch)
+        call = ThreadCall(lambda cursor: accept.accept(self._tx(cursor), batch), self._accept_together, batch)
         return await self._open_writer().do(call)
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
-        leased: list[Found] = []
+        leased: list[SeqAndRow] = []
         batch = await self._write(lambda tx: leases.claim(tx, request, leased))
         self._leased_rows.keep(leased)
         return batch
 
     async def reclaim(self, worker: str, limit: int, lease_ms: int) -> ClaimBatch:
-        leased: list[Found] = []
-        batch = await self._write(lambda tx: leases.reclaim_passed(tx, worker, limit, lease_ms, leased))
+        leased: list[SeqAndRow] = []
+        batch = await self._write(lambda tx: leases.reclaim_expired(tx, worker, limit, lease_ms, leased))
         self._leased_rows.keep(leased)
         return batch
 
@@ -133,9 +125,9 @@ class SqliteStore:
 
     async def settle(self, batch: Sequence[Settlement]) -> SettleResult:
         def settle_alone(cursor: sqlite3.Cursor) -> SettleResult:
-            return result_of(batch, settle.settle(self._tx(cursor), batch, self._leased_rows))
+            return build_settle_result(batch, settle.settle(self._tx(cursor), batch, self._leased_rows))
 
-        return await self._open_writer().do(Call(settle_alone, self._settle_together, batch))
+        return await self._open_writer().do(ThreadCall(settle_alone, self._settle_together, batch))
 
     async def amend(
         self, tenant: str, target: Sequence[str] | Filter, command: Command, *, limit: int = 1000
@@ -143,7 +135,7 @@ class SqliteStore:
         return await self._write(lambda tx: amend.amend(tx, tenant, target, command, limit))
 
     async def receipt(self, batch: Sequence[Receipt]) -> ReceiptResult:
-        return await self._write(lambda tx: receipts.take(tx, batch))
+        return await self._write(lambda tx: receipts.apply_receipts(tx, batch))
 
     # Events --------------------------------------------------------------------------------------
 
@@ -198,35 +190,37 @@ class SqliteStore:
     # Registry ------------------------------------------------------------------------------------
 
     async def get_many(self, tenant: str, kind: str, keys: Collection[str]) -> dict[str, Entry]:
-        return await self._read(lambda tx: reference.get_many(tx, tenant, kind, keys), single=True)
+        return await self._read(lambda tx: reference_data.get_many(tx, tenant, kind, keys), single=True)
 
     async def list_entries(
         self, tenant: str, kind: str, *, prefix: str = "", after: str = "", limit: int = 100
     ) -> tuple[Entry, ...]:
-        return await self._read(lambda tx: reference.list_entries(tx, tenant, kind, prefix, after, limit))
+        return await self._read(
+            lambda tx: reference_data.list_entries(tx, tenant, kind, prefix, after, limit)
+        )
 
     async def put(self, entries: Sequence[Entry], *, who: str) -> tuple[Entry, ...] | None:
-        return await self._write(lambda tx: reference.put(tx, entries, who))
+        return await self._write(lambda tx: reference_data.put(tx, entries, who))
 
     async def delete(self, tenant: str, kind: str, keys: Sequence[str]) -> int:
-        return await self._write(lambda tx: reference.delete(tx, tenant, kind, keys))
+        return await self._write(lambda tx: reference_data.delete(tx, tenant, kind, keys))
 
     # State shared by workers ---------------------------------------------------------------------
 
     async def breakers(self) -> dict[str, Breaker]:
-        return await self._read(reference.breakers, single=True)
+        return await self._read(reference_data.breakers, single=True)
 
     async def put_breaker(self, provider: str, breaker: Breaker) -> bool:
-        return await self._write(lambda tx: reference.put_breaker(tx, provider, breaker))
+        return await self._write(lambda tx: reference_data.put_breaker(tx, provider, breaker))
 
-    async def take(self, key: str, limit: RateLimit, want: int) -> Taken:
-        return (await self.take_many({key: Want(limit, want)}))[key]
+    async def take(self, key: str, limit: RateLimit, want: int) -> TokenGrant:
+        return (await self.take_many({key: TokenRequest(limit, want)}))[key]
 
-    async def take_many(self, wants: Mapping[str, Want]) -> dict[str, Taken]:
-        return await self._write(lambda tx: reference.take_tokens(tx, wants))
+    async def take_many(self, wants: Mapping[str, TokenRequest]) -> dict[str, TokenGrant]:
+        return await self._write(lambda tx: reference_data.take_tokens(tx, wants))
 
     async def lead(self, task: str, worker: str, for_ms: int) -> bool:
-        return await self._write(lambda tx: reference.lead(tx, task, worker, for_ms))
+        return await self._write(lambda tx: reference_data.lead(tx, task, worker, for_ms))
 
     # Connections and transactions ----------------------------------------------------------------
 
@@ -238,36 +232,36 @@ class SqliteStore:
     def _connect(self) -> None:
         writing = connect(self._path, self._busy_timeout_ms)
         try:
-            schema.check_version(writing.cursor(), str(self._path))
+            migrations.check_version(writing.cursor(), str(self._path))
             reading = connect(self._path, self._busy_timeout_ms)
         except sqlite3.Error as error:
             writing.close()
-            raise translated(error, self._path) from error
+            raise translate_error(error, self._path) from error
         except BaseException:
             writing.close()
             raise
-        self._writer = Writer("homing-sqlite-writer", writing, self._path)
-        self._reader = Reader("homing-sqlite-reader", reading, self._path)
+        self._writer = WriterThread("homing-sqlite-writer", writing, self._path)
+        self._reader = ReaderThread("homing-sqlite-reader", reading, self._path)
 
-    def _tx(self, cursor: sqlite3.Cursor) -> Tx:
-        return Tx(cursor, self._clock(), self._subscribed)
+    def _tx(self, cursor: sqlite3.Cursor) -> SqliteTransaction:
+        return SqliteTransaction(cursor, self._clock(), self._subscribed)
 
-    def _open_writer(self) -> Writer:
+    def _open_writer(self) -> WriterThread:
         if self._writer is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
         return self._writer
 
-    async def _write(self, action: Callable[[Tx], R]) -> R:
-        return await self._open_writer().do(Call(lambda cursor: action(self._tx(cursor))))
+    async def _write(self, action: Callable[[SqliteTransaction], R]) -> R:
+        return await self._open_writer().do(ThreadCall(lambda cursor: action(self._tx(cursor))))
 
-    async def _read(self, action: Callable[[Tx], R], *, single: bool = False) -> R:
+    async def _read(self, action: Callable[[SqliteTransaction], R], *, single: bool = False) -> R:
         """Runs the action on the reader thread. `single` means that it is one statement."""
         if self._reader is None:
             raise StoreError(f"{self._path} is closed; open the store first.")
-        return await self._reader.do(Call(lambda cursor: action(self._tx(cursor)), single=single))
+        return await self._reader.do(ThreadCall(lambda cursor: action(self._tx(cursor)), single=single))
 
     def _accept_joined(self, batch: Sequence[Submission], connection: object) -> tuple[Acceptance, ...]:
-        with joined(connection, self._path) as cursor:
+        with join_transaction(connection, self._path) as cursor:
             return accept.accept(self._tx(cursor), batch)
 
     def _accept_together(
@@ -282,4 +276,4 @@ class SqliteStore:
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
         fates = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
-        return [result_of(batch, [next(fates) for _ in batch]) for batch in batches]
+        return [build_settle_result(batch, [next(fates) for _ in batch]) for batch in batches]

@@ -7,39 +7,45 @@ from pathlib import Path
 
 from msgspec import json
 
-from homing.core.model import Event, Retention
-from homing.core.pacing import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
-from homing.core.states import FINAL
-from homing.stores.codec import encode
-from homing.stores.sqlite.schema import version_of
-from homing.stores.sqlite.statements import Tx, insert
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.states import FINAL
+from homing.core.ports.stores import Retention
+from homing.core.routing.rate_limits import LONGEST_REFILL_MS, RECIPIENT_BUCKETS
+from homing.stores.common.codec import encode
+from homing.stores.sqlite.migrations import read_schema_version
+from homing.stores.sqlite.statements import SqliteTransaction, build_insert
 
-OUTBOX = """
+UNLEASED_EVENTS = """
 SELECT json_group_array(json_object(
   'id', id, 'name', name, 'tenant', tenant, 'at', at, 'notificationId', notification_id,
   'payload', json(payload)))
 FROM (SELECT * FROM homing_outbox WHERE lease_until <= ?1 ORDER BY number LIMIT ?2)
 """
+
 _OLD_ROWS = """
 SELECT json_group_array(json_array(seq, tenant, attempts)) FROM (
   SELECT seq, tenant, attempts FROM homing_notifications INDEXED BY homing_final
   WHERE status = ?1 AND updated_at <= ?2 AND due_at IS NULL AND lease_until IS NULL
   ORDER BY updated_at LIMIT ?3)
 """
-_RECORD_PURGED = insert(
+
+_RECORD_PURGED = build_insert(
     "homing_tallies",
     ("tenant", "status", "attempts", "count", "purged"),
     " ON CONFLICT DO UPDATE SET count = count + excluded.count, purged = purged + excluded.purged",
 )
+
 _NOTIFICATION_TABLES = ("homing_notifications", "homing_messages", "homing_attempts", "homing_causes")
 
+
 _decode_events = json.Decoder(tuple[Event, ...]).decode
+
 _decode_old_rows = json.Decoder(list[tuple[int, str, int]]).decode
 
 
-def lease_events(tx: Tx, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
+def lease_events(tx: SqliteTransaction, worker: str, limit: int, lease_ms: int) -> tuple[Event, ...]:
     """Leases the oldest events that no relay holds and returns them."""
-    events = _decode_events(tx.one(OUTBOX, tx.now, max(0, limit)))
+    events = _decode_events(tx.one(UNLEASED_EVENTS, tx.now, max(0, limit)))
     if events:
         tx.run(
             "UPDATE homing_outbox SET leased_to = ?, lease_until = ?"
@@ -51,12 +57,12 @@ def lease_events(tx: Tx, worker: str, limit: int, lease_ms: int) -> tuple[Event,
     return events
 
 
-def remove_events(tx: Tx, ids: Sequence[str]) -> None:
+def remove_events(tx: SqliteTransaction, ids: Sequence[str]) -> None:
     """Removes events that every sink has received."""
     tx.run("DELETE FROM homing_outbox WHERE id IN (SELECT value FROM json_each(?))", encode(list(ids)))
 
 
-def prune(tx: Tx, retention: Retention, limit: int) -> Mapping[str, int]:
+def prune(tx: SqliteTransaction, retention: Retention, limit: int) -> Mapping[str, int]:
     """Removes data that has exceeded its retention, at most `limit` records of each kind.
 
     Returns the number of removed records by kind.
@@ -69,7 +75,7 @@ def prune(tx: Tx, retention: Retention, limit: int) -> Mapping[str, int]:
     return {"notifications": _purge(tx, retention, limit), "keys": keys, "receipts": receipts}
 
 
-def size(tx: Tx, path: Path) -> Mapping[str, int]:
+def size(tx: SqliteTransaction, path: Path) -> Mapping[str, int]:
     """Returns the number of rows by kind, the bytes on disk including the WAL, and the schema version."""
     counts = {
         "notifications": "SELECT coalesce(sum(count), 0) FROM homing_tallies",
@@ -81,11 +87,11 @@ def size(tx: Tx, path: Path) -> Mapping[str, int]:
     return {
         **{name: tx.one(sql) for name, sql in counts.items()},
         "bytes": sum(file.stat().st_size for file in files if file.exists()),
-        "schema_version": version_of(tx.cursor),
+        "schema_version": read_schema_version(tx.cursor),
     }
 
 
-def _delete_unused(tx: Tx, limit: int) -> None:
+def _delete_unused(tx: SqliteTransaction, limit: int) -> None:
     """Removes queues without rows, turns of tenants without queues, and full rate limit buckets.
 
     They are created again when they are needed.
@@ -110,7 +116,7 @@ def _delete_unused(tx: Tx, limit: int) -> None:
     )
 
 
-def _purge(tx: Tx, retention: Retention, limit: int) -> int:
+def _purge(tx: SqliteTransaction, retention: Retention, limit: int) -> int:
     removed: list[int] = []
     purged: dict[tuple[str, str, int], int] = {}
     for status in sorted(FINAL):
@@ -129,7 +135,9 @@ def _purge(tx: Tx, retention: Retention, limit: int) -> int:
     return len(removed)
 
 
-def _delete_old(tx: Tx, table: str, key: tuple[str, ...], age: str, until: int, limit: int) -> int:
+def _delete_old(
+    tx: SqliteTransaction, table: str, key: tuple[str, ...], age: str, until: int, limit: int
+) -> int:
     columns = ", ".join(key)
     return tx.run(
         f"DELETE FROM {table} WHERE ({columns}) IN"  # noqa: S608

@@ -12,24 +12,31 @@ A provider that does not use HTTP inherits only the test classes that apply to i
 
 from __future__ import annotations
 
-from homing.testing.provider_suite.answering import AnsweringTests
-from homing.testing.provider_suite.breaking import BreakingTests
-from homing.testing.provider_suite.harness import NOW_MS, ProviderCase, Stage, Told, a_delivery, stage
-from homing.testing.provider_suite.keeping import KeepingTests
+from homing.testing.provider_suite.answers import ResponseTests
+from homing.testing.provider_suite.broken_connections import NetworkFaultTests
+from homing.testing.provider_suite.harness import (
+    NOW_MS,
+    ExpectedOutcome,
+    ProviderCase,
+    ProviderTestbed,
+    a_delivery,
+    open_testbed,
+)
+from homing.testing.provider_suite.idempotency_and_secrets import RepeatedSendTests
 
 __all__ = [
     "NOW_MS",
-    "AnsweringTests",
-    "BreakingTests",
-    "KeepingTests",
+    "ExpectedOutcome",
+    "NetworkFaultTests",
     "ProviderCase",
     "ProviderSuite",
-    "Stage",
-    "Told",
+    "ProviderTestbed",
+    "RepeatedSendTests",
+    "ResponseTests",
     "a_delivery",
-    "stage",
+    "open_testbed",
 ]
 
 
-class ProviderSuite(AnsweringTests, BreakingTests, KeepingTests):
+class ProviderSuite(ResponseTests, NetworkFaultTests, RepeatedSendTests):
     """All tests of the provider contract."""

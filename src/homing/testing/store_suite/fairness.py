@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
-from homing.core.model import Status
-from homing.testing.builders import MINUTE_MS, a_notification, everything, sent
-from homing.testing.store_suite.harness import Harness
-from homing.testing.store_suite.steps import accept, accept_one, counts
+from homing.core.notifications import Status
+from homing.testing.builders import MINUTE_MS, a_claim_request, a_notification, sent
+from homing.testing.store_suite.harness import Harness, accept, accept_one, count_by_status
 
 
 class FairnessTests:
@@ -22,7 +21,7 @@ class FairnessTests:
         await accept(store, *(a_notification() for _ in range(self.flood)), tenant="flood")
         await harness.advance(MINUTE_MS)
         single = await accept_one(store, tenant="single")
-        batch = await store.claim(everything(slots=2))
+        batch = await store.claim(a_claim_request(slots=2))
         assert single in {claim.id for claim in batch.claims}
         assert len(batch.claims) == 2
 
@@ -32,14 +31,14 @@ class FairnessTests:
         store = harness.store
         for tenant, number in (("a", 1), ("b", 3), ("c", 100), ("d", 100)):
             await accept(store, *(a_notification() for _ in range(number)), tenant=tenant)
-        batch = await store.claim(everything(slots=20))
+        batch = await store.claim(a_claim_request(slots=20))
         assert Counter(claim.tenant for claim in batch.claims) == {"a": 1, "b": 3, "c": 8, "d": 8}
 
     async def test_what_does_not_divide_evenly_differs_by_one_at_most(self, harness: Harness) -> None:
         store = harness.store
         for tenant in "abc":
             await accept(store, *(a_notification() for _ in range(20)), tenant=tenant)
-        batch = await store.claim(everything(slots=10))
+        batch = await store.claim(a_claim_request(slots=10))
         shares = Counter(claim.tenant for claim in batch.claims)
         assert sorted(shares.values()) == [3, 3, 4]
 
@@ -47,7 +46,7 @@ class FairnessTests:
         store = harness.store
         for tenant in "abc":
             await accept(store, *(a_notification() for _ in range(20)), tenant=tenant)
-        batch = await store.claim(everything(slots=15, tenant_room={"a": 1}))
+        batch = await store.claim(a_claim_request(slots=15, tenant_room={"a": 1}))
         assert Counter(claim.tenant for claim in batch.claims) == {"a": 1, "b": 7, "c": 7}
 
     async def test_one_slot_goes_round_all_tenants(self, harness: Harness) -> None:
@@ -55,7 +54,7 @@ class FairnessTests:
         for tenant in "abcde":
             await accept(store, *(a_notification() for _ in range(10)), tenant=tenant)
         for _ in range(3):
-            served = [(await store.claim(everything(slots=1))).claims[0].tenant for _ in range(5)]
+            served = [(await store.claim(a_claim_request(slots=1))).claims[0].tenant for _ in range(5)]
             assert sorted(served) == list("abcde")
 
     async def test_rounds_that_do_not_divide_evenly_favour_nobody(self, harness: Harness) -> None:
@@ -64,7 +63,7 @@ class FairnessTests:
             await accept(store, *(a_notification() for _ in range(40)), tenant=tenant)
         served: Counter[str] = Counter()
         for _ in range(13):
-            batch = await store.claim(everything(slots=3))
+            batch = await store.claim(a_claim_request(slots=3))
             served.update(claim.tenant for claim in batch.claims)
             assert max(served.values()) - min(served[tenant] for tenant in "abcd") <= 1
 
@@ -74,11 +73,13 @@ class FairnessTests:
         for tenant in tenants:
             await accept(store, *(a_notification() for _ in range(30)), tenant=tenant)
         for _ in range(9):
-            await store.claim(everything(slots=5))
+            await store.claim(a_claim_request(slots=5))
         newcomer = await accept_one(store, tenant="zz-new")
         round_trips = -(-(len(tenants) + 1) // 5)
         seen = [
-            claim.id for _ in range(round_trips) for claim in (await store.claim(everything(slots=5))).claims
+            claim.id
+            for _ in range(round_trips)
+            for claim in (await store.claim(a_claim_request(slots=5))).claims
         ]
         assert newcomer in seen
 
@@ -89,7 +90,7 @@ class FairnessTests:
         served: Counter[str] = Counter()
         for _ in range(10):
             await accept_one(store, tenant="regular")
-            [claim] = (await store.claim(everything(slots=1))).claims
+            [claim] = (await store.claim(a_claim_request(slots=1))).claims
             served[claim.tenant] += 1
             await store.settle([sent(claim)])
         assert served == {"flood": 5, "regular": 5}
@@ -99,7 +100,9 @@ class FairnessTests:
         for tenant in "ab":
             await accept(harness.store, *(a_notification() for _ in range(10)), tenant=tenant)
         served = [
-            (await stores[number // 2 % 2].claim(everything(slots=1, worker=f"w-{number}"))).claims[0].tenant
+            (await stores[number // 2 % 2].claim(a_claim_request(slots=1, worker=f"w-{number}")))
+            .claims[0]
+            .tenant
             for number in range(8)
         ]
         assert Counter(served) == {"a": 4, "b": 4}
@@ -110,7 +113,7 @@ class FairnessTests:
         await accept(store, *(a_notification(outlet="slow") for _ in range(100)))
         await harness.advance(MINUTE_MS)
         single = await accept_one(store, a_notification(outlet="other"))
-        batch = await store.claim(everything(slots=50, tenant_slots=4))
+        batch = await store.claim(a_claim_request(slots=50, tenant_slots=4))
         assert len(batch.claims) == 4
         assert single in {claim.id for claim in batch.claims}
 
@@ -119,7 +122,7 @@ class FairnessTests:
         for outlet in "xyz":
             await accept(store, *(a_notification(outlet=outlet) for _ in range(10)))
         for _ in range(3):
-            served = [(await store.claim(everything(slots=1))).claims[0].outlet for _ in range(3)]
+            served = [(await store.claim(a_claim_request(slots=1))).claims[0].outlet for _ in range(3)]
             assert sorted(served) == list("xyz")
 
     async def test_a_flood_at_a_closed_outlet_holds_up_nobody(self, harness: Harness) -> None:
@@ -129,9 +132,9 @@ class FairnessTests:
         await harness.advance(MINUTE_MS)
         await accept(store, *(a_notification(outlet="up") for _ in range(3)), tenant="a")
         await accept(store, *(a_notification(outlet="up") for _ in range(3)), tenant="c")
-        batch = await store.claim(everything(slots=10, outlet_room={"down": 0}))
+        batch = await store.claim(a_claim_request(slots=10, outlet_room={"down": 0}))
         assert Counter(claim.tenant for claim in batch.claims) == {"a": 3, "c": 3}
-        assert await counts(store, None) == {Status.PENDING: 400, Status.SENDING: 6}
+        assert await count_by_status(store, None) == {Status.PENDING: 400, Status.SENDING: 6}
 
     async def test_a_narrow_outlet_serves_all_tenants_in_turn(self, harness: Harness) -> None:
         store = harness.store
@@ -139,7 +142,7 @@ class FairnessTests:
             await accept(store, *(a_notification(outlet="narrow") for _ in range(10)), tenant=tenant)
         served: Counter[str] = Counter()
         for _ in range(6):
-            batch = await store.claim(everything(slots=10, outlet_room={"narrow": 1}))
+            batch = await store.claim(a_claim_request(slots=10, outlet_room={"narrow": 1}))
             assert len(batch.claims) == 1
             served.update(claim.tenant for claim in batch.claims)
         assert served == {"a": 2, "b": 2, "c": 2}
@@ -152,7 +155,7 @@ class FairnessTests:
         total = sum(3 * number + 1 for number in range(6))
         claimed = 0
         while claimed < total:
-            batch = await store.claim(everything(slots=7))
+            batch = await store.claim(a_claim_request(slots=7))
             assert len(batch.claims) == min(7, total - claimed)
             claimed += len(batch.claims)
-        assert (await store.claim(everything())).claims == ()
+        assert (await store.claim(a_claim_request())).claims == ()

@@ -6,40 +6,34 @@ import asyncio
 
 import pytest
 
-from homing.core.model import (
-    Command,
-    CommandName,
-    Lease,
-    Mode,
-    OutcomeKind,
-    Reason,
-    Status,
-)
+from homing.core.lifecycle.claims import Lease
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.notifications import Mode, OutcomeKind, Reason, Status
 from homing.testing.builders import (
     DAY_MS,
     HOUR_MS,
     MINUTE_MS,
+    a_claim_request,
     a_notification,
     a_settlement,
     a_submission,
     an_attempt,
     dead,
-    everything,
     postponed,
     retry_in,
     sent,
 )
-from homing.testing.store_suite.harness import Harness
-from homing.testing.store_suite.steps import (
+from homing.testing.store_suite.harness import (
+    Harness,
     accept,
+    accept_and_claim,
     accept_one,
     claim_all,
     claim_one,
     close_to,
-    counts,
-    see,
+    count_by_status,
+    get_notification,
     status_of,
-    take,
 )
 
 
@@ -49,13 +43,13 @@ class LeaseTests:
     async def test_a_live_lease_is_left_alone(self, harness: Harness) -> None:
         store = harness.store
         await accept_one(store)
-        await store.claim(everything(lease_ms=HOUR_MS))
+        await store.claim(a_claim_request(lease_ms=HOUR_MS))
         await harness.advance(HOUR_MS - MINUTE_MS)
         assert (await store.reclaim("w-2", 10, HOUR_MS)).claims == ()
 
     async def test_an_expired_lease_is_taken_over_with_its_attempt(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await harness.advance(HOUR_MS)
         batch = await store.reclaim("w-2", 10, HOUR_MS)
         [lost] = batch.claims
@@ -65,13 +59,13 @@ class LeaseTests:
         assert (lost.worker, lost.started_at) == (claim.worker, claim.started_at)
         assert lost.lease_until == batch.now + HOUR_MS
         assert lost.message == claim.message
-        found = await see(store, claim.id)
+        found = await get_notification(store, claim.id)
         assert (found.status, found.attempt_count) == (Status.SENDING, 1)
-        assert await counts(store) == {Status.SENDING: 1}
+        assert await count_by_status(store) == {Status.SENDING: 1}
 
     async def test_what_is_taken_over_is_settled_with_the_new_token_only(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await harness.advance(HOUR_MS)
         [lost] = (await store.reclaim("w-2", 10, HOUR_MS)).claims
         assert (await store.settle([sent(claim)])).stale == (claim.id,)
@@ -95,7 +89,7 @@ class LeaseTests:
 
     async def test_a_lease_that_was_taken_over_can_be_lost_again(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await harness.advance(HOUR_MS)
         [first] = (await store.reclaim("w-2", 10, HOUR_MS)).claims
         assert (await store.reclaim("w-3", 10, HOUR_MS)).claims == ()
@@ -108,7 +102,7 @@ class LeaseTests:
         store = harness.store
         ids = []
         for _ in range(3):
-            ids.append((await take(store)).id)
+            ids.append((await accept_and_claim(store)).id)
             await harness.advance(MINUTE_MS)
         now = await store.now_ms()
         ids.append(await accept_one(store, a_notification(send_at=now + DAY_MS, expires_at=now + HOUR_MS)))
@@ -133,12 +127,12 @@ class LeaseTests:
         assert await status_of(store, new.id) is Status.SENDING
         ended = a_settlement(claim, Status.EXPIRED, attempt=None, reason=Reason.EXPIRED)
         assert (await store.settle([ended])).applied == (new.id,)
-        found = await see(store, new.id)
+        found = await get_notification(store, new.id)
         assert (found.status, found.reason, found.attempt_count) == (Status.EXPIRED, Reason.EXPIRED, 0)
 
     async def test_a_row_that_has_waited_longer_than_its_maximum_age_is_taken(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        claim = await accept_and_claim(store, a_notification(max_age_ms=DAY_MS))
         await store.settle([retry_in(claim, 3 * DAY_MS)])
         await harness.advance(DAY_MS - HOUR_MS)
         assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
@@ -149,7 +143,7 @@ class LeaseTests:
 
     async def test_the_maximum_age_is_the_one_last_settled(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        claim = await accept_and_claim(store, a_notification(max_age_ms=DAY_MS))
         patient = a_settlement(
             claim, Status.RETRYING, attempt=an_attempt(claim), delay_ms=9 * DAY_MS, max_age_ms=2 * DAY_MS
         )
@@ -199,7 +193,7 @@ class LeaseTests:
 
     async def test_an_overdue_row_that_is_put_back_waits_on(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store, a_notification(max_age_ms=DAY_MS))
+        claim = await accept_and_claim(store, a_notification(max_age_ms=DAY_MS))
         await store.settle([retry_in(claim, 2 * DAY_MS)])
         await harness.advance(DAY_MS + HOUR_MS)
         [late] = (await store.reclaim("w", 10, HOUR_MS)).claims
@@ -214,7 +208,7 @@ class LeaseTests:
     @pytest.mark.parametrize("ending", ["sent", "failed", "cancelled"])
     async def test_what_has_ended_is_never_taken(self, harness: Harness, ending: str) -> None:
         store = harness.store
-        claim = await take(store, a_notification(max_age_ms=HOUR_MS))
+        claim = await accept_and_claim(store, a_notification(max_age_ms=HOUR_MS))
         match ending:
             case "sent":
                 await store.settle([sent(claim)])
@@ -230,7 +224,7 @@ class LeaseTests:
 
     async def test_an_extended_lease_lasts_longer(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         assert await store.extend([Lease(claim.id, claim.token)], DAY_MS) == frozenset({claim.id})
         await harness.advance(DAY_MS - HOUR_MS)
         assert (await store.reclaim("w", 10, HOUR_MS)).claims == ()
@@ -238,7 +232,7 @@ class LeaseTests:
 
     async def test_an_extended_lease_ends_too(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await store.extend([Lease(claim.id, claim.token)], HOUR_MS)
         await harness.advance(HOUR_MS + MINUTE_MS)
         [lost] = (await store.reclaim("w", 10, HOUR_MS)).claims
@@ -246,7 +240,7 @@ class LeaseTests:
 
     async def test_extend_never_makes_a_lease_shorter(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await store.extend([Lease(claim.id, claim.token)], DAY_MS)
         assert await store.extend([Lease(claim.id, claim.token)], MINUTE_MS) == frozenset({claim.id})
         await harness.advance(DAY_MS - HOUR_MS)
@@ -254,7 +248,7 @@ class LeaseTests:
 
     async def test_extend_tells_which_leases_are_still_held(self, harness: Harness) -> None:
         store = harness.store
-        held, gone, settled = [await take(store) for _ in range(3)]
+        held, gone, settled = [await accept_and_claim(store) for _ in range(3)]
         await store.settle([sent(settled)])
         leases = [
             Lease(held.id, held.token),
@@ -269,7 +263,7 @@ class LeaseTests:
 
     async def test_extend_records_the_provider_that_the_attempt_goes_to(self, harness: Harness) -> None:
         store = harness.store
-        claim = await take(store)
+        claim = await accept_and_claim(store)
         await store.settle([retry_in(claim, 0)])
         claim = await claim_one(store)
         assert claim.failures_here == 1

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from homing.core.audit import AUDIT
+from homing.core.access.audit import AUDIT
 from homing.core.errors import StoreError
-from homing.core.model import Entry
-from homing.core.ports import Backend
+from homing.core.ports.stores import Backend, Entry
 from homing.testing.builders import HOUR_MS
-from homing.testing.store_suite.harness import Harness
-from homing.testing.store_suite.steps import close_to
+from homing.testing.store_suite.harness import Harness, close_to
 
 
 class RegistryTests:

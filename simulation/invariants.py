@@ -1,0 +1,210 @@
+"""Checks every commit, send and response of a simulation run against the invariants.
+
+1. Counts add up.
+2. Nothing accepted, answered or failed is lost.
+3. One idempotency key means one request.
+4. A row has one lease at a time, tokens only rise, and a stale token writes nothing.
+5. An attempt is counted before it is sent, and it is sent while its lease is valid.
+6. There are no more attempts than the policy allows.
+7. Nothing is sent after a final status.
+8. Nothing is sent before it is due.
+9. Failover and breakers follow their rules.
+10. All attempts send the same message.
+11. Receipts may arrive in any order.
+12. Every status change is legal and recorded.
+13. Concurrency limits and rate limits are kept.
+14. Every notification reaches a final status.
+15. No tenant sees another tenant's data, and no log line contains a recipient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from homing.core.lifecycle.claims import Acceptance, Lease, Submission
+from homing.core.lifecycle.commands import AmendResult
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import Outcome, Settlement, SettleResult
+from homing.core.lifecycle.receipts import Receipt, ReceiptResult
+from homing.core.lifecycle.rows import Change, Row
+from homing.core.notifications import Channel, Notification
+from homing.core.ports.providers import Delivery
+from homing.core.ports.stores import Entry
+from homing.core.routing.breaker import Breaker
+from homing.stores.memory_schedule import Kept
+from simulation.shadow_state import ProviderCall, ShadowState, SimulationState, short_id
+from simulation.watchers.counts import CountChecker, RequestChecker
+from simulation.watchers.decisions import PolicyChecker
+from simulation.watchers.final_state import check_end, check_progress
+from simulation.watchers.rate_limits import RateLimitChecker
+from simulation.watchers.reported_failures import BounceChecker
+from simulation.watchers.rows import RowChecker
+from simulation.watchers.sends import SendChecker
+from simulation.watchers.shared_state import (
+    BreakerChecker,
+    DirectoryChecker,
+    EventChecker,
+    LogChecker,
+    check_read,
+)
+from simulation.watchers.store import CheckedStore
+
+
+class InvariantChecker:
+    """Passes every event of a run to the checkers that need it."""
+
+    def __init__(self, scene: SimulationState, routes: dict[Channel, tuple[str, ...]]) -> None:
+        self.scene = scene
+        self.directory = DirectoryChecker()
+        self.breakers = BreakerChecker(scene)
+        self.policies = PolicyChecker(scene, routes, self.breakers.may_avoid)
+        self.sends = SendChecker(scene, self.policies)
+        self.pace = RateLimitChecker(scene)
+        self.counts = CountChecker(scene)
+        self.requests = RequestChecker(scene)
+        self.rows = RowChecker(
+            scene,
+            self.counts,
+            skip_reason=self.directory.skip_reason,
+            decided=self._decided,
+            accepted=self.policies.accepted,
+            bounced=BounceChecker(scene, routes).bounced,
+        )
+        self.events = EventChecker(scene, self.rows.removed)
+        self.logs = LogChecker(scene)
+        self.store: CheckedStore
+        self.answered: dict[str, str] = {}
+        """Notification id → tenant, for each acceptance that a caller received."""
+        self.receipts: dict[tuple[str, str], dict[str, Receipt]] = {}
+        """(provider, message id) → event id → receipt, for each receipt that the store processed."""
+
+    # From the store ------------------------------------------------------------------------------
+
+    def changed(self, serving: str, caller: str, kept: Kept, change: Change) -> None:
+        """Checks a change of a row in the current transaction of `caller`."""
+        self.rows.changed(serving, caller, kept, change)
+
+    def done(self, tenants: Iterable[str]) -> None:
+        """Checks the counts of these tenants after a transaction."""
+        self.counts.done(tenants, self.store.cells)
+
+    def accepted(self, batch: Sequence[Submission], answers: Sequence[Acceptance]) -> None:
+        """Checks the result of an `accept`."""
+        self.requests.accepted(batch, answers, self.rows.born)
+        self.rows.born.clear()
+        self.done({submission.tenant for submission in batch})
+
+    def extended(self, caller: str, leases: Sequence[Lease], held: frozenset[str]) -> None:
+        """Checks the result of an `extend`."""
+        for lease in leases:
+            shadow, kept = self.scene.shadows.get(lease.id), self.store.row_of(lease.id)
+            if shadow is not None and kept is not None and kept.row.provider != shadow.provider:
+                self._check_move(caller, shadow, kept.row)
+        self.rows.extended(caller, leases, held, self.store.row_of)
+
+    def settling(self, caller: str, settlement: Settlement) -> bool:
+        self.sends.settled(settlement)
+        return self.rows.settling(caller, settlement)
+
+    def settled(self, settlement: Settlement, expected: bool, applied: bool) -> None:
+        self.rows.settled(settlement, expected, applied)
+
+    def settled_batch(self, batch: Sequence[Settlement], result: SettleResult) -> None:
+        self.rows.settled_batch(batch, result)
+        found = (self.scene.shadows.get(settlement.id) for settlement in batch)
+        self.done({shadow.tenant for shadow in found if shadow is not None})
+
+    def amended(self, tenant: str, result: AmendResult) -> None:
+        for id in (*result.applied, *result.requested):
+            if self.scene.shadows[id].tenant != tenant:
+                self.scene.violate("15", f"{tenant} changed another tenant's notification", id)
+        self.done({tenant})
+
+    def received(self, caller: str, batch: Sequence[Receipt], result: ReceiptResult) -> None:
+        for receipt in batch:
+            message = (receipt.provider, receipt.provider_message_id)
+            heard = self.receipts.setdefault(message, {})
+            if receipt.event_id in heard and receipt.event_id not in result.unchanged:
+                self.scene.violate("11", "a repeated receipt changed something")
+            heard[receipt.event_id] = receipt
+            self.scene.note(caller, f"receipt {receipt.event.value} {message[1][-12:]}")
+        self.done(self.scene.plan.tenants)
+
+    def removed(self, kept: Kept) -> None:
+        self.rows.purged(kept)
+        self.scene.note("store", f"purge {short_id(kept.row.id)}")
+
+    def read(self, tenant: str, found: Iterable[Notification]) -> None:
+        check_read(self.scene, tenant, found)
+
+    def breaker_put(self, caller: str, provider: str, before: Breaker, after: Breaker, put: bool) -> None:
+        if put:
+            self.breakers.put(caller, provider, before, after)
+
+    # From the processes --------------------------------------------------------------------------
+
+    def policies_read(self, process: str, entries: Sequence[Entry]) -> None:
+        self.policies.read(process, entries)
+
+    def send_begins(self, process: str, carrier: str, delivery: Delivery) -> ProviderCall:
+        def passes(shadow: ShadowState) -> None:
+            self.breakers.passes(process, carrier, shadow)
+
+        call = self.sends.begins(process, carrier, delivery, passes)
+        self.pace.sent(self.scene.shadows[call.id])
+        return call
+
+    def send_ends(self, call: ProviderCall, outcome: Outcome | None, *, heard: bool) -> None:
+        self.sends.ends(call, outcome, heard=heard)
+        if heard:
+            self.breakers.ended(call)
+
+    def published(self, process: str, events: Sequence[Event]) -> None:
+        self.events.published(process, events)
+
+    def answers(self, tenant: str, ids: Iterable[str]) -> None:
+        """Records that a caller received these ids as accepted, and checks that they exist (2)."""
+        for id in ids:
+            if id not in self.scene.shadows and id not in self.rows.removed:
+                self.scene.violate("2", "reported as accepted, but not stored", id)
+            self.answered[id] = tenant
+
+    # From the run --------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Runs the periodic checks."""
+        self.sends.sweep()
+        for tenant in self.scene.plan.tenants:
+            self.counts.told(tenant, self.store.told(tenant))
+        check_progress(self.scene, self.store)
+
+    def rest(self) -> None:
+        """Checks the end of the run, before the processes stop."""
+        self.sends.sweep(wait_ms=0)
+
+    def finish(self) -> None:
+        """Runs the final checks, after the processes have stopped."""
+        self.policies.finish()
+        self.sends.finish()
+        self.pace.finish()
+        self.events.finish()
+        check_end(self.scene, self.store, self.answered, self.rows.removed, self.receipts)
+
+    def _decided(self, process: str, shadow: ShadowState, settlement: Settlement, row: Row) -> None:
+        self.policies.decided(process, shadow, settlement, row)
+
+    def _check_move(self, process: str, shadow: ShadowState, row: Row) -> None:
+        """Checks a claim that was moved to another provider: a breaker or a hold must be the cause (9)."""
+        held = row.holds.get(shadow.provider, 0) > self.scene.now
+        if shadow.pinned:
+            self.scene.violate(
+                "9", f"moved to {row.provider}, although {shadow.provider} was forced", shadow.id
+            )
+        if (
+            not held
+            and not self.breakers.may_avoid(process, shadow.provider, shadow)
+            and not self.scene.jumps
+        ):
+            self.scene.violate(
+                "9", f"moved from {shadow.provider} to {row.provider} without a cause", shadow.id
+            )

@@ -1,0 +1,1 @@
+"""Watchers: each checks a group of invariants after every change."""

@@ -1,0 +1,1 @@
+"""Commands for operators: lists, explain, health, dead letters, policies, providers and templates."""

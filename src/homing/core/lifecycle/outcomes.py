@@ -1,0 +1,116 @@
+"""The vocabulary of Homing. Start here: every other module uses these types.
+
+Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
+`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
+and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
+
+Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
+scan them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from homing.core.notifications import OutcomeKind, Reason, Status
+
+
+class Outcome(Struct, frozen=True, omit_defaults=True, gc=False):
+    """Result of one attempt, as a provider returns it."""
+
+    kind: OutcomeKind
+    provider_message_id: str | None = None
+    """The vendor's id of the message. None if the vendor returned none."""
+    error_code: str | None = None
+    """The vendor's error code, or one of Homing's such as `timeout`. None if there is no error code."""
+    error: str | None = None
+    """Error text for operators. None if the message was accepted."""
+    retry_after_ms: int | None = None
+    """Wait that the vendor asked for before the next attempt. None if it asked for none."""
+    delivered: bool = False
+    """True if the message is known to have been delivered, so that no receipt will follow."""
+    unlisted: bool = False
+    """Set by a provider together with `bad_content` if its error table does not list the error, so that the
+    kind is only a guess from the HTTP status. The engine turns it into `provider_fault` if another provider
+    can still be tried."""
+
+
+class AttemptRecord(Struct, frozen=True, gc=False):
+    """One attempt as stored. It is written once, when the attempt is settled, and not overwritten.
+
+    The only exception: a receipt may add the `provider_message_id` that is missing after an ambiguous send.
+    """
+
+    number: int
+    provider: str
+    outcome: OutcomeKind
+    started_at: int
+    latency_ms: int
+    worker: str
+    error_code: str | None = None
+    error: str | None = None
+    provider_message_id: str | None = None
+
+
+class RegistryPut(Struct, frozen=True, kw_only=True):
+    """A write of reference data that belongs to a settlement or receipt, such as a dead address or an
+    unsubscription.
+
+    Only the fields in `value` are overwritten; an existing entry keeps its other fields.
+    """
+
+    tenant: str
+    kind: str
+    key: str
+    value: dict[str, Any]
+
+
+class Settlement(Struct, frozen=True, gc=False):
+    """New state of a claimed row. The store applies it only while its token is the newest."""
+
+    id: str
+    token: int
+    status: Status
+    provider: str
+    outlet: str
+    max_age_ms: int
+    reason: Reason | None = None
+    attempt: AttemptRecord | None = None
+    """Record of the attempt. None if the checks before the attempt ended or postponed the notification."""
+    bounce_always: bool | None = None
+    """Set for every attempt: True if the policy's `bounce_failover` is `always`. None keeps the row's
+    value."""
+    bounce_min_ms: int | None = None
+    """Set with `sent` and `in_doubt`: minimum wait before a re-send at the same provider if a receipt
+    reports a failure. None keeps the row's value.
+
+    The two bounds are stored without a drawn jitter, so that the rows of one batch stay alike.
+    """
+    bounce_max_ms: int | None = None
+    """Maximum of that wait. The actual wait is drawn between the two bounds when the receipt arrives."""
+    give_back: bool = False
+    """True if the row was postponed before the send. The attempt that the claim counted is uncounted."""
+    delay_ms: int = 0
+    """Time from the commit of the settlement until the row is due, for `retrying` and `pending`. Otherwise
+    0."""
+    failures_here: int = 0
+    """Number of consecutive failures at `provider`, including this attempt. 0 after a failover."""
+    last_delay_ms: int = 0
+    """Backoff delay that was drawn. Decorrelated jitter grows from it."""
+    hold_ms: int = 0
+    """Set after a failover: time for which the attempt's provider must not be tried again, from its backoff
+    or `Retry-After`. Otherwise 0."""
+    puts: tuple[RegistryPut, ...] = ()
+    """Reference data to write in the same transaction."""
+
+
+class SettleResult(Struct, frozen=True):
+    """Ids of the settlements of a batch, by result."""
+
+    applied: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()
+    """Not applied, because the row has a newer token or is not `sending`."""
+    missing: tuple[str, ...] = ()
+    """Not applied, because the row does not exist."""

@@ -1,0 +1,140 @@
+"""The vocabulary of Homing. Start here: every other module uses these types.
+
+Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
+`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
+and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
+
+Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
+scan them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from homing.core.notifications import _RECIPIENT_AT_FAULT, Channel, OutcomeKind
+from homing.core.routing.failover import Route
+
+
+class ReceiptEvent(StrEnum):
+    """Normalized event of a provider's callback."""
+
+    QUEUED = "queued"
+    SENT = "sent"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    SPAM_REPORT = "spam_report"
+    UNSUBSCRIBE = "unsubscribe"
+    OPEN = "open"
+    CLICK = "click"
+
+
+class Receipt(Struct, frozen=True, kw_only=True):
+    """One verified event about one message at a provider."""
+
+    provider: str
+    provider_message_id: str
+    event: ReceiptEvent
+    event_id: str
+    """Id of the event. A repeated event has the same id and changes nothing."""
+    at: int
+    """Time of the event according to the provider."""
+    notification_id: str | None = None
+    """Notification's id, if the callback carries it. It identifies the attempt even without a message id."""
+    attempt: int = 0
+    """Number of the attempt that sent the message. 0 if the callback does not carry it."""
+    outcome: OutcomeKind | None = None
+    """For `failed`: class of the error code in the provider's error table. None if the table does not list
+    the code."""
+    retry_after_ms: int | None = None
+    """For `failed`: time for which the provider must not be tried again, from its error table. None if there
+    is none."""
+    unsubscribed_from_all: bool = False
+    """For `unsubscribe`: True if the recipient left every category on this channel, not only this one."""
+    always_failover: bool = False
+    """Set by the engine: True if `bounce_failover` of the provider's channel is `always`. Used only for a row
+    without `bounce_always`, which was last settled by an older version of Homing."""
+    backoff_ms: int = 0
+    """Set by the engine: backoff of the provider's channel. Used only for a row without `bounce_min_ms`,
+    which was last settled by an older version of Homing."""
+    error_code: str | None = None
+    error: str | None = None
+    routes: Mapping[Channel, Route] = field(default_factory=dict)
+    """Set by the engine: route for the next attempt after a failure, by channel."""
+
+    @property
+    def recipient_at_fault(self) -> bool:
+        """True if the failure concerns the recipient, so that no other provider would succeed."""
+        return self.outcome in _RECIPIENT_AT_FAULT
+
+    @property
+    def address_dead(self) -> bool:
+        """True if the address no longer exists (hard bounce, dead token). It is deactivated or suppressed."""
+        return self.outcome is OutcomeKind.DEAD_ADDRESS
+
+
+class ReceiptResult(Struct, frozen=True):
+    """Event ids of the receipts of a batch, by result."""
+
+    applied: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    """Repeated, or without an effect on the notification."""
+    orphaned: tuple[str, ...] = ()
+    """Stored for later, because the message is not known yet. Applied when its attempt is settled."""
+
+
+class Callback(Struct, frozen=True, kw_only=True):
+    """The raw HTTP request of a provider."""
+
+    url: str
+    """URL as the provider called it, with public scheme, host and port and unchanged path and query."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers by name in lower case."""
+    body: bytes = b""
+    method: str = "POST"
+
+    def __repr__(self) -> str:
+        """Omits URL, headers and body, because they may contain keys and recipients."""
+        return f"Callback({self.method}, {len(self.body)} bytes)"
+
+
+class ParsedCallback(Struct, frozen=True, kw_only=True):
+    """Content of a verified callback. Irrelevant and unreadable events are only counted."""
+
+    receipts: tuple[Receipt, ...] = ()
+    ignored: int = 0
+    """Number of events that Homing does not use."""
+    unreadable: int = 0
+    """Number of events that could not be read."""
+    reply: bytes = b""
+    """Body of the HTTP response. Set if a provider's handshake requires one, otherwise empty."""
+    reply_type: str = "text/plain"
+    """Content type of `reply`."""
+    reply_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of the HTTP response. Set if a handshake requires them, as that of CloudEvents does."""
+
+
+class LookUpPolicy(Struct, frozen=True, kw_only=True):
+    """When status look-ups are made, and how many."""
+
+    doubt_after_ms: int = 60_000
+    """Wait before the first look-up of a notification in doubt. Each further wait is twice as long."""
+    silent_after_ms: int = 30 * 60_000
+    """Wait before the first look-up of a sent notification without a receipt. Each further wait doubles."""
+    until_ms: int = 24 * 3_600_000
+    """Time after which no more look-ups are made."""
+    per_round: int = 50
+    """Maximum number of look-ups per round, over all providers."""
+    every_ms: int = 60_000
+    """Time between rounds."""
+
+
+def lookup_delays_ms(after_ms: int, until_ms: int) -> Iterator[int]:
+    """Yields the waits after which a look-up is made, each twice as long as the one before."""
+    moment = after_ms
+    while 0 < moment <= until_ms:
+        yield moment
+        moment *= 2

@@ -1,0 +1,93 @@
+"""The row of a notification and everything that can happen to it, as pure transitions.
+
+Stores keep rows and call these functions inside their transactions, so all stores behave alike. Each function
+changes the row in place and returns a `Change`, from which tallies, roll-ups, the history and the events
+follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from homing.core.lifecycle import events
+from homing.core.lifecycle.events import Event
+from homing.core.lifecycle.outcomes import AttemptRecord
+from homing.core.lifecycle.rows import _FAILED, _SENDING, Change, Row
+from homing.core.notifications import Message, Status
+
+
+def has_events(change: Change, subscribed: Collection[str]) -> bool:
+    """Returns True if a change causes any event. `events_of` returns nothing for other changes."""
+    after = change.row.status
+    if change.before is after or after is _SENDING:
+        return False
+    return events.STATUS_CHANGED in subscribed or (
+        after is _FAILED and events.NOTIFICATION_FAILED in subscribed
+    )
+
+
+def events_of(
+    change: Change, subscribed: Collection[str], message: Message, attempts: Sequence[AttemptRecord]
+) -> list[Event]:
+    """Returns the events that a change writes to the outbox."""
+    row, made = change.row, []
+    if not has_events(change, subscribed):
+        return []
+    if events.STATUS_CHANGED in subscribed:
+        payload = events.status_changed(
+            notification_id=row.id,
+            batch_id=row.batch_id,
+            before=change.before,
+            after=row.status,
+            attempts=row.attempts,
+            reason=row.reason,
+            at=change.at,
+        )
+        made.append(_event(row, events.STATUS_CHANGED, change.at, payload))
+    if row.status is Status.FAILED and events.NOTIFICATION_FAILED in subscribed:
+        payload = events.notification_failed(
+            notification_id=row.id,
+            tenant=row.tenant,
+            channel=row.channel,
+            message=message,
+            attempts=attempts,
+            attempt_count=row.attempts,
+            reason=row.reason,
+            last_error=row.last_error,
+            at=change.at,
+        )
+        made.append(_event(row, events.NOTIFICATION_FAILED, change.at, payload))
+    return made
+
+
+def roll_up_counts(change: Change) -> Mapping[str, int]:
+    """Returns what a change adds to its hour's roll-up, by field of `RollUp`."""
+    row, sums = change.row, dict[str, int]()
+    if change.before is None:
+        # Earlier attempts by another system are not counted as retries here.
+        return {"accepted": 1, "failed": 1} if row.status is Status.FAILED else {"accepted": 1}
+    if change.attempt is not None:
+        sums["attempts"] = 1
+    if change.before is not row.status:
+        if row.status is Status.RETRYING:
+            sums["retried"] = 1
+        elif row.status in (Status.SENT, Status.DELIVERED, Status.FAILED):
+            sums[row.status.value] = 1
+        if change.before is Status.SENDING and row.status is Status.DELIVERED:
+            sums["sent"] = 1  # accepted and delivered at once
+    if change.before is Status.SENDING and row.status is Status.RETRYING and change.attempt is None:
+        del sums["retried"]  # postponed, not retried
+    if change.bounced:
+        sums["bounced"] = 1
+    return sums
+
+
+def _event(row: Row, name: str, at: int, payload: dict[str, object]) -> Event:
+    return Event(
+        id=f"{row.id}:{row.changes}:{name}",
+        name=name,
+        tenant=row.tenant,
+        at=at,
+        notification_id=row.id,
+        payload=payload,
+    )

@@ -1,0 +1,117 @@
+"""The legal status transitions, as data. Stores use these tables for every change of status."""
+
+from __future__ import annotations
+
+from homing.core.lifecycle.commands import Command, CommandName
+from homing.core.lifecycle.receipts import ReceiptEvent
+from homing.core.notifications import Mode, Status
+
+S = Status
+
+
+WAITING = frozenset({S.PENDING, S.RETRYING})
+"""Statuses with a due time, which a claim may take."""
+
+
+LIVE = WAITING | {S.SENDING}
+"""Statuses in which an attempt may still be made without a command or receipt."""
+
+
+FINAL = frozenset({S.SENT, S.DELIVERED, S.FAILED, S.CANCELLED, S.EXPIRED, S.SKIPPED})
+"""Statuses that do not change by themselves. A receipt may still turn `sent` into `delivered`, or reopen
+it."""
+
+
+CLAIM: dict[Status, Status] = {S.PENDING: S.SENDING, S.RETRYING: S.SENDING}
+"""Status before a claim → status after it."""
+
+
+SETTLE: dict[Status, frozenset[Status]] = {
+    S.SENDING: frozenset(
+        {
+            S.PENDING,  # postponed before its first attempt
+            S.RETRYING,
+            S.SENT,
+            S.DELIVERED,
+            S.FAILED,
+            S.EXPIRED,
+            S.SKIPPED,
+            S.CANCELLED,  # a cancel was requested during the attempt
+            S.IN_DOUBT,
+        }
+    ),
+}
+"""Status before a settlement → statuses it may lead to."""
+
+
+COMMANDS: dict[CommandName, dict[Status, Status]] = {
+    CommandName.CANCEL: {
+        S.PENDING: S.CANCELLED,
+        S.RETRYING: S.CANCELLED,
+        S.SENDING: S.SENDING,  # recorded; takes effect when the attempt ends
+        S.IN_DOUBT: S.CANCELLED,
+    },
+    CommandName.RETRY: {
+        S.PENDING: S.PENDING,
+        S.RETRYING: S.RETRYING,
+        S.FAILED: S.RETRYING,
+        S.EXPIRED: S.RETRYING,
+        S.SKIPPED: S.RETRYING,
+        S.CANCELLED: S.RETRYING,
+        S.IN_DOUBT: S.RETRYING,
+    },
+    CommandName.RESEND: {
+        S.FAILED: S.FAILED,
+        S.EXPIRED: S.EXPIRED,
+        S.SKIPPED: S.SKIPPED,
+        S.CANCELLED: S.CANCELLED,
+        S.IN_DOUBT: S.FAILED,
+    },
+    CommandName.ACKNOWLEDGE: {
+        S.FAILED: S.FAILED,
+        S.EXPIRED: S.EXPIRED,
+        S.SKIPPED: S.SKIPPED,
+    },
+    CommandName.RESCHEDULE: {S.PENDING: S.PENDING, S.RETRYING: S.RETRYING},
+    CommandName.RESOLVE: {S.IN_DOUBT: S.SENT},  # or FAILED, as the command specifies
+}
+"""Command → status before → status after. A status that is not listed does not permit the command."""
+
+
+RECEIPT_RANK: dict[ReceiptEvent, int] = {
+    ReceiptEvent.OPEN: 0,
+    ReceiptEvent.CLICK: 0,
+    ReceiptEvent.UNSUBSCRIBE: 0,
+    ReceiptEvent.QUEUED: 1,
+    ReceiptEvent.SENT: 2,
+    ReceiptEvent.FAILED: 3,
+    ReceiptEvent.DELIVERED: 5,
+    ReceiptEvent.SPAM_REPORT: 6,
+}
+"""Rank of an event. The highest rank received for a message decides, so order and repetition do not
+matter."""
+
+
+FINAL_FAILURE_RANK = 4
+"""Rank of a failure after which nothing is sent again. It is higher than that of one that leads to a
+re-send."""
+
+
+def may_settle(before: Status, after: Status) -> bool:
+    """Returns True if a settlement may lead from one status to the other."""
+    return after in SETTLE.get(before, frozenset())
+
+
+def after_command(command: Command, before: Status, *, mode: Mode, resent: bool = False) -> Status | None:
+    """Returns the status a command leads to, or None if the current status does not permit the command.
+
+    A synchronous notification is never sent later. A notification that was resent is not sent again, so that
+    a repeated resend does not duplicate it.
+    """
+    sends = command.name in (CommandName.RETRY, CommandName.RESEND)
+    if sends and (mode is Mode.SYNCHRONOUS or resent):
+        return None
+    after = COMMANDS[command.name].get(before)
+    if after is not None and command.name is CommandName.RESOLVE:
+        return command.resolution if command.resolution in (S.SENT, S.FAILED) else None
+    return after

@@ -1,0 +1,1 @@
+"""Routing: failover, circuit breakers, rate limits, delivery modes and the fair share of capacity."""

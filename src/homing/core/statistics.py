@@ -1,0 +1,122 @@
+"""The vocabulary of Homing. Start here: every other module uses these types.
+
+Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
+`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
+and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
+
+Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
+scan them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec import Struct
+
+from homing.core.notifications import Channel, Reason, Status
+
+
+class Tally(Struct, frozen=True):
+    """Number of notifications with this status after this many attempts."""
+
+    status: Status
+    attempts: int
+    count: int
+    purged: int = 0
+    """Number of notifications of this status and attempts that a purge has removed. Statistics include
+    them."""
+
+
+class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """Dead letters with the same cause: the same reason and error code or, without a code, the same text.
+
+    `last_error` is the text of the newest one.
+    """
+
+    reason: Reason | None
+    error_code: str | None
+    last_error: str | None
+    count: int
+    unacknowledged: int
+    newest_at: datetime
+    example_id: str
+
+
+class RollUp(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Counts of one hour. A purge does not change them."""
+
+    hour_at: datetime
+    tenant: str
+    channel: Channel
+    provider: str
+    accepted: int = 0
+    sent: int = 0
+    delivered: int = 0
+    failed: int = 0
+    retried: int = 0
+    attempts: int = 0
+    bounced: int = 0
+    """Number of messages that the provider accepted and later reported as not delivered, except for failures
+    caused by the recipient."""
+
+
+class RetryInfo(Struct, frozen=True, kw_only=True, rename="camel"):
+    """State of one notification's retries."""
+
+    notification_id: str
+    current_attempts: int
+    max_attempts: int
+    retries_remaining: int
+    has_more_retries: bool
+    last_attempt_at: datetime | None
+    """End of the last attempt. None before the first."""
+    next_retry_at: datetime | None
+    """Time of the next attempt. None if the notification does not wait for one."""
+    is_ready_for_retry: bool
+    """True if the notification waits and is due."""
+    status: Status
+    error_message: str | None
+    """Error text of the last attempt. None if there is none."""
+    current_delay_minutes: float
+    """Delay after the last attempt, before jitter."""
+    next_delay_minutes: float
+    """Delay after the next attempt if it fails, before jitter."""
+
+
+class AttemptStatistics(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Number of notifications after this many attempts."""
+
+    attempts: int
+    count: int
+    pending_count: int
+    failed_count: int
+
+
+class AttemptSuccess(Struct, frozen=True, kw_only=True, rename="camel"):
+    """How many of the notifications that ended after this many attempts were sent."""
+
+    attempts: int
+    total: int
+    succeeded: int
+    failed: int
+    success_rate: float
+
+
+class HealthMetrics(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Health of the retry system. Purged notifications are still included in totals and rates."""
+
+    total_retrying: int
+    """Number of notifications that wait for a retry, or failed for good after at least one."""
+    avg_attempts: float
+    max_attempts: int
+    oldest_retry: datetime | None
+    pending_retry_count: int
+    permanently_failed_count: int
+    total_notifications: int
+    sent_count: int
+    failed_count: int
+    recovered_by_retry_count: int
+    success_rate: float
+    failure_rate: float
+    retry_recovery_rate: float

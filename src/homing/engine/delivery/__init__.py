@@ -1,0 +1,1 @@
+"""Delivery: a worker claims due rows, attempts them and settles the outcomes."""

@@ -1,0 +1,1 @@
+"""Operations: what operators read and change, from statistics and dead letters to policies and providers."""

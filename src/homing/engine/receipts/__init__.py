@@ -1,0 +1,1 @@
+"""Receipts: provider callbacks and status lookups come in; verified receipts go to the store."""

@@ -1,1 +1,0 @@
-"""Telemetry: Prometheus metrics, the endpoint that serves them, OpenTelemetry traces, and log formatting."""

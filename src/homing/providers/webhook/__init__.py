@@ -1,0 +1,1 @@
+"""Webhooks, signed by the Standard Webhooks specification."""

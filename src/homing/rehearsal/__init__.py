@@ -1,0 +1,4 @@
+"""Rehearsals: the engine behind `homing policy simulate`, and the virtual-time event loop that runs it.
+
+A policy, an outage and traffic come in; delivery times and dead letters go out.
+"""
