@@ -1,8 +1,8 @@
 """The state that the checkers of a simulation run share: the trace, the clock and a shadow state per
 notification.
 
-A shadow state (`ShadowState`) is derived from what was committed, sent and returned, never by calling the code
-under test, so that the two can be compared.
+A shadow state (`ShadowState`) is derived from what was committed, sent and returned, never by calling the
+code under test, so that the two can be compared.
 """
 
 from __future__ import annotations

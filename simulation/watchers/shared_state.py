@@ -22,7 +22,7 @@ _LEGAL_TRANSITIONS = {
 }
 
 
-SECRET_MARKER = "hush-hush"
+SECRET_MARKER = "hush-hush"  # noqa: S105 - not a password: it must not appear in logs
 """Part of every address and content in a simulation run. No log line may contain it."""
 
 

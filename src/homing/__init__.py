@@ -70,9 +70,10 @@ __version__ = "0.1.0"
 
 # Names are imported on first use, so that `import homing` is quick.
 _EXPORTS = {
-    "homing.core.routing.breaker": ("BreakerPolicy",),
-    "homing.core.lifecycle.receipts": ("Callback",),
-    "homing.core.retry.decide": ("RecipientFacts",),
+    "homing.core.content.templates": (
+        "Template",
+        "TemplateParts",
+    ),
     "homing.core.errors": (
         "CallbackRefused",
         "CallbackUnreadable",
@@ -91,32 +92,29 @@ _EXPORTS = {
         "TemplateNotFound",
         "VersionConflict",
     ),
-    "homing.core.routing.rate_limits": ("RateLimit",),
+    "homing.core.lifecycle.commands": ("CommandName",),
+    "homing.core.lifecycle.events": ("Event",),
+    "homing.core.lifecycle.outcomes": ("Outcome",),
+    "homing.core.lifecycle.receipts": ("Callback",),
     "homing.core.notifications": (
         "Channel",
-        "CommandName",
         "Content",
-        "Event",
         "Filter",
         "Notification",
-        "Outcome",
         "OutcomeKind",
         "Priority",
         "Reason",
         "Recipient",
         "Status",
     ),
-    "homing.core.retry.policy": (
-        "PolicyPatch",
-        "RetryPolicy",
-        "Rule",
-    ),
     "homing.core.ports.plug_ins": (
-        "Delivery",
         "Directory",
-        "Provider",
         "Rendered",
         "Renderer",
+    ),
+    "homing.core.ports.providers": (
+        "Delivery",
+        "Provider",
     ),
     "homing.core.recipients.profiles": (
         "Device",
@@ -126,12 +124,25 @@ _EXPORTS = {
         "RecipientProfile",
         "Suppression",
     ),
+    "homing.core.recipients.unsubscribe_links": (
+        "Subscription",
+        "SupportsUnsubscribe",
+    ),
+    "homing.core.retry.decide": ("RecipientFacts",),
+    "homing.core.retry.policy": (
+        "PolicyPatch",
+        "RetryPolicy",
+        "Rule",
+    ),
+    "homing.core.routing.breaker": ("BreakerPolicy",),
+    "homing.core.routing.rate_limits": ("RateLimit",),
     "homing.core.send_request": ("SendRequest",),
-    "homing.core.content.templates": ("Template", "TemplateParts"),
-    "homing.core.recipients.unsubscribe_links": ("Subscription", "SupportsUnsubscribe"),
-    "homing.engine.receipts.callbacks": ("CallbackResult",),
+    "homing.engine.intake.accept": (
+        "Rejection",
+        "SendResult",
+    ),
     "homing.engine.provider_roster": ("Listed",),
-    "homing.engine.intake.accept": ("Rejection", "SendResult"),
+    "homing.engine.receipts.callbacks": ("CallbackResult",),
     "homing.library": (
         "Homing",
         "SyncHoming",

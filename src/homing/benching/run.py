@@ -64,7 +64,10 @@ async def run_bench(
     only: Sequence[str] = (),
     tell: OnProgress = lambda done, total, what: None,
 ) -> BenchReport:
-    """Measures all parts, or `only` some, on each store. Raises `InvalidMeasurement` if a consistency check fails."""
+    """Measures all parts, or `only` some, on each store.
+
+    Raises `InvalidMeasurement` if a consistency check fails.
+    """
     chosen = [part for part in PARTS if not only or part.name in only]
     total = sum(part.steps(plan, is_postgres(server)) for part in chosen for server in servers)
     began, began_at = time.monotonic(), datetime.now(UTC)

@@ -13,76 +13,76 @@ from homing.client.base import AsyncBase
 from homing.client.requests import path_segment, without_none
 from homing.client.types import (
     AcknowledgeBody,
-    AdminRetried,
     AdminRetryBody,
-    Attempts,
+    AdminRetryResponse,
+    AttemptHistory,
     AuditPage,
     AuditQuery,
-    BreakerOrder,
+    BreakerBody,
     BreakerPhase,
     BulkBody,
     BulkFilter,
     CancelBody,
-    Cancelled,
+    CancelResponse,
+    CreateKeyBody,
+    CreateTenantBody,
     DeadLetterQuery,
     DelayQuery,
     DelayTable,
-    DeviceWritten,
+    DeleteTemplateResponse,
+    DeviceBody,
     ErrorsQuery,
     ExplanationView,
     GroupQuery,
     Health,
     HistoryQuery,
-    Items,
+    ItemList,
     JobQuery,
-    KeyOrder,
     KeyPage,
     KeyQuery,
-    KeysQuery,
     NewKey,
-    NewTenant,
     NotificationQuery,
     PendingQuery,
     PolicyChangeView,
     PolicyExplanation,
     PolicyFields,
     PolicyList,
-    PreferencePage,
-    PreferenceWritten,
-    PreviewWanted,
+    PolicyQuery,
+    PreferenceBody,
+    PreferenceList,
+    PreviewBody,
     ProviderView,
     PurgeBody,
-    Purged,
+    PurgeResponse,
+    RecipientBody,
     RecipientPage,
     RecipientQuery,
-    RecipientWritten,
     RescheduleBody,
     ResendBody,
-    Resent,
+    ResendResponse,
     ResolveBody,
     RetryDelay,
     RetryInfoQuery,
     RollUpsQuery,
-    RotateOrder,
+    RotateKeyBody,
+    RuleBody,
     RuleView,
-    RuleWritten,
-    Sent,
-    Simulation,
+    SendResponse,
+    SimulationBody,
+    SuppressionBody,
+    SuppressionKeyQuery,
     SuppressionPage,
-    SuppressionPlace,
     SuppressionQuery,
-    SuppressionWritten,
-    TemplateDeleted,
+    TemplateBody,
     TemplateDraft,
     TemplateHistory,
     TemplateHistoryQuery,
     TemplatePage,
     TemplateQuery,
-    TemplateWritten,
     Tenant,
     TenantPage,
     TenantQuery,
-    TestMessage,
+    TestMessageBody,
     Tried,
     WaitingQuery,
     WhyQuery,
@@ -151,7 +151,7 @@ class AsyncCalls(AsyncBase):
         send_at: datetime | None = None,
         expires_at: datetime | None = None,
         metadata: dict[str, Any] | None = None,
-    ) -> Sent:
+    ) -> SendResponse:
         """Send a notification.
 
         A response of 202 means that the notification is on disk and will be attempted until it is sent
@@ -159,7 +159,7 @@ class AsyncCalls(AsyncBase):
         or 504. It is never retried.
         """
         return await self._request(
-            Sent,
+            SendResponse,
             "POST",
             "/api/v1/notifications/send",
             body=SendRequest(
@@ -230,9 +230,11 @@ class AsyncCalls(AsyncBase):
         """Retrieve a notification."""
         return await self._request(Notification, "GET", f"/api/v1/notifications/{path_segment(id)}")
 
-    async def get_attempts(self, id: str) -> Attempts:
+    async def get_attempts(self, id: str) -> AttemptHistory:
         """Retrieve a notification's history: its attempts and all other changes."""
-        return await self._request(Attempts, "GET", f"/api/v1/notifications/{path_segment(id)}/attempts")
+        return await self._request(
+            AttemptHistory, "GET", f"/api/v1/notifications/{path_segment(id)}/attempts"
+        )
 
     async def explain_notification(self, id: str) -> ExplanationView:
         """Explain a notification: what has happened, which policy applies and why, and what comes next."""
@@ -251,14 +253,17 @@ class AsyncCalls(AsyncBase):
             query=RetryInfoQuery(max_attempts=max_attempts, delay_ms=delay_ms),
         )
 
-    async def cancel_notification(self, id: str, *, why: str = "") -> Cancelled:
+    async def cancel_notification(self, id: str, *, why: str = "") -> CancelResponse:
         """Cancel a notification that has not been sent.
 
         If an attempt is in progress, the response has `requested: true`. That attempt may still send
         the notification, but no further attempt will follow.
         """
         return await self._request(
-            Cancelled, "POST", f"/api/v1/notifications/{path_segment(id)}/cancel", body=CancelBody(why=why)
+            CancelResponse,
+            "POST",
+            f"/api/v1/notifications/{path_segment(id)}/cancel",
+            body=CancelBody(why=why),
         )
 
     async def reschedule_notification(self, id: str, *, delay_ms: int, why: str = "") -> Notification:
@@ -289,49 +294,49 @@ class AsyncCalls(AsyncBase):
 
     async def list_pending(
         self, *, limit: int = 50, max_attempts: int | None = None, delay_ms: int | None = None
-    ) -> Items[Notification]:
+    ) -> ItemList[Notification]:
         """List notifications that are due now, according to their policies or to the given settings."""
         return await self._request(
-            Items[Notification],
+            ItemList[Notification],
             "GET",
             "/api/v1/queue/pending",
             query=PendingQuery(limit=limit, max_attempts=max_attempts, delay_ms=delay_ms),
         )
 
-    async def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> Items[Notification]:
+    async def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> ItemList[Notification]:
         """List notifications that wait for a retry, soonest first.
 
         `nextRetryAt` is the time of the next attempt.
         """
         return await self._request(
-            Items[Notification],
+            ItemList[Notification],
             "GET",
             "/api/v1/queue/waiting",
             query=WaitingQuery(limit=limit, delay_ms=delay_ms),
         )
 
-    async def get_retry_statistics(self) -> Items[AttemptStatistics]:
+    async def get_retry_statistics(self) -> ItemList[AttemptStatistics]:
         """Count notifications by the number of attempts."""
-        return await self._request(Items[AttemptStatistics], "GET", "/api/v1/queue/statistics")
+        return await self._request(ItemList[AttemptStatistics], "GET", "/api/v1/queue/statistics")
 
-    async def get_success_by_attempt(self) -> Items[AttemptSuccess]:
+    async def get_success_by_attempt(self) -> ItemList[AttemptSuccess]:
         """Calculate the success rate by number of attempts. Purged notifications are included."""
-        return await self._request(Items[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
+        return await self._request(ItemList[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
 
     async def get_queue_health(self) -> HealthMetrics:
         """Retrieve thirteen metrics about the health of retries."""
         return await self._request(HealthMetrics, "GET", "/api/v1/queue/health")
 
-    async def list_error_groups(self, *, limit: int = 50) -> Items[ErrorGroup]:
+    async def list_error_groups(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
         """Group dead letters by error, largest group first."""
         return await self._request(
-            Items[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit)
+            ItemList[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit)
         )
 
-    async def list_roll_ups(self, *, since_ms: int = 86400000) -> Items[RollUp]:
+    async def list_roll_ups(self, *, since_ms: int = 86400000) -> ItemList[RollUp]:
         """List hourly totals by channel and provider. They include purged notifications."""
         return await self._request(
-            Items[RollUp], "GET", "/api/v1/queue/roll-ups", query=RollUpsQuery(since_ms=since_ms)
+            ItemList[RollUp], "GET", "/api/v1/queue/roll-ups", query=RollUpsQuery(since_ms=since_ms)
         )
 
     async def calculate_delay(
@@ -398,13 +403,13 @@ class AsyncCalls(AsyncBase):
             ),
         )
 
-    async def group_dead_letters(self, *, limit: int = 50) -> Items[ErrorGroup]:
+    async def group_dead_letters(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
         """Group dead letters by error, largest group first.
 
         Each group includes its newest dead letter as an example.
         """
         return await self._request(
-            Items[ErrorGroup], "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit)
+            ItemList[ErrorGroup], "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit)
         )
 
     async def bulk_dead_letters(
@@ -444,14 +449,16 @@ class AsyncCalls(AsyncBase):
             body=AcknowledgeBody(why=why),
         )
 
-    async def resend_dead_letter(self, id: str, *, why: str = "", provider: str | None = None) -> Resent:
+    async def resend_dead_letter(
+        self, id: str, *, why: str = "", provider: str | None = None
+    ) -> ResendResponse:
         """Resend a dead letter.
 
         Creates a new notification with the same message and the full number of attempts. The original
         is acknowledged and linked to the new notification, and cannot be resent again.
         """
         return await self._request(
-            Resent,
+            ResendResponse,
             "POST",
             f"/api/v1/dead-letters/{path_segment(id)}/resend",
             body=ResendBody(why=why, provider=provider),
@@ -459,9 +466,9 @@ class AsyncCalls(AsyncBase):
 
     # Jobs
 
-    async def list_jobs(self, *, limit: int = 50) -> Items[Job]:
+    async def list_jobs(self, *, limit: int = 50) -> ItemList[Job]:
         """List the tenant's jobs, newest first. The last hundred are kept."""
-        return await self._request(Items[Job], "GET", "/api/v1/jobs", query=JobQuery(limit=limit))
+        return await self._request(ItemList[Job], "GET", "/api/v1/jobs", query=JobQuery(limit=limit))
 
     async def get_job(self, id: str) -> Job:
         """Retrieve a job and its progress. If the job's process has ended unexpectedly, its status is
@@ -481,14 +488,14 @@ class AsyncCalls(AsyncBase):
 
     async def retry_notification(
         self, id: str, *, reason: str, force_provider: str | None = None, admin_override: bool = False
-    ) -> AdminRetried:
+    ) -> AdminRetryResponse:
         """Retry a notification now.
 
         Grants one more attempt if none is left. Synchronous notifications and notifications that were
         already resent cannot be retried.
         """
         return await self._request(
-            AdminRetried,
+            AdminRetryResponse,
             "POST",
             f"/api/v1/admin/notifications/{path_segment(id)}/retry",
             body=AdminRetryBody(reason=reason, force_provider=force_provider),
@@ -504,7 +511,7 @@ class AsyncCalls(AsyncBase):
         others_days: float | None = None,
         keys_days: float | None = None,
         dry_run: bool = False,
-    ) -> Purged:
+    ) -> PurgeResponse:
         """Purge old records of all tenants.
 
         Removes idempotency keys and ended notifications that have reached the given or configured age.
@@ -512,7 +519,7 @@ class AsyncCalls(AsyncBase):
         request to continue.
         """
         return await self._request(
-            Purged,
+            PurgeResponse,
             "POST",
             "/api/v1/admin/purge",
             body=PurgeBody(
@@ -531,10 +538,10 @@ class AsyncCalls(AsyncBase):
         """List the active rules and where each comes from."""
         return await self._request(PolicyList, "GET", "/api/v1/policies")
 
-    async def policy_history(self, *, limit: int = 50) -> Items[PolicyChangeView]:
+    async def policy_history(self, *, limit: int = 50) -> ItemList[PolicyChangeView]:
         """List changes to the rules, newest first: who changed which rule, when and why."""
         return await self._request(
-            Items[PolicyChangeView], "GET", "/api/v1/policies/history", query=HistoryQuery(limit=limit)
+            ItemList[PolicyChangeView], "GET", "/api/v1/policies/history", query=HistoryQuery(limit=limit)
         )
 
     async def explain_policy(
@@ -554,7 +561,7 @@ class AsyncCalls(AsyncBase):
             PolicyExplanation,
             "GET",
             "/api/v1/policies/explain",
-            query=KeysQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
+            query=PolicyQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
         )
 
     async def policy_table(
@@ -571,7 +578,7 @@ class AsyncCalls(AsyncBase):
             DelayTable,
             "GET",
             "/api/v1/policies/table",
-            query=KeysQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
+            query=PolicyQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
         )
 
     async def simulate_policy(
@@ -597,7 +604,7 @@ class AsyncCalls(AsyncBase):
             RehearsalReport,
             "POST",
             "/api/v1/policies/simulate",
-            body=Simulation(
+            body=SimulationBody(
                 preset=preset,
                 policy=policy,
                 traffic=Traffic(per_second=1.0) if traffic is None else traffic,
@@ -632,7 +639,7 @@ class AsyncCalls(AsyncBase):
             PolicyChangeView,
             "PUT",
             f"/api/v1/policies/{path_segment(name)}",
-            body=RuleWritten(
+            body=RuleBody(
                 tenant=tenant,
                 type=type,
                 origin=origin,
@@ -651,17 +658,17 @@ class AsyncCalls(AsyncBase):
 
     # Providers
 
-    async def list_providers(self) -> Items[ProviderView]:
+    async def list_providers(self) -> ItemList[ProviderView]:
         """List providers, with their routes and the current state of their breakers."""
-        return await self._request(Items[ProviderView], "GET", "/api/v1/providers")
+        return await self._request(ItemList[ProviderView], "GET", "/api/v1/providers")
 
     async def get_provider(self, id: str) -> ProviderView:
         """Retrieve a provider."""
         return await self._request(ProviderView, "GET", f"/api/v1/providers/{path_segment(id)}")
 
-    async def check_providers(self) -> Items[Health]:
+    async def check_providers(self) -> ItemList[Health]:
         """Check whether every provider is usable. Nothing is changed."""
-        return await self._request(Items[Health], "POST", "/api/v1/providers/check")
+        return await self._request(ItemList[Health], "POST", "/api/v1/providers/check")
 
     async def check_provider(self, id: str) -> Health:
         """Check whether a provider is usable. Nothing is changed."""
@@ -677,7 +684,7 @@ class AsyncCalls(AsyncBase):
             Tried,
             "POST",
             f"/api/v1/providers/{path_segment(id)}/test",
-            body=TestMessage(address=address, channel=channel),
+            body=TestMessageBody(address=address, channel=channel),
         )
 
     async def set_breaker(self, id: str, *, phase: BreakerPhase, why: str = "") -> ProviderView:
@@ -686,7 +693,7 @@ class AsyncCalls(AsyncBase):
             ProviderView,
             "POST",
             f"/api/v1/providers/{path_segment(id)}/breaker",
-            body=BreakerOrder(phase=phase, why=why),
+            body=BreakerBody(phase=phase, why=why),
         )
 
     # Templates
@@ -738,15 +745,15 @@ class AsyncCalls(AsyncBase):
             Template,
             "PUT",
             f"/api/v1/templates/{path_segment(key)}",
-            body=TemplateWritten(locales=locales, sample={} if sample is None else sample, version=version),
+            body=TemplateBody(locales=locales, sample={} if sample is None else sample, version=version),
         )
 
-    async def delete_template(self, key: str) -> TemplateDeleted:
+    async def delete_template(self, key: str) -> DeleteTemplateResponse:
         """Delete one of the tenant's own templates. It can be restored by its version.
 
         If there is a shared template with the same key, it becomes active again.
         """
-        return await self._request(TemplateDeleted, "DELETE", f"/api/v1/templates/{path_segment(key)}")
+        return await self._request(DeleteTemplateResponse, "DELETE", f"/api/v1/templates/{path_segment(key)}")
 
     async def preview_template(
         self,
@@ -761,7 +768,7 @@ class AsyncCalls(AsyncBase):
             Preview,
             "POST",
             f"/api/v1/templates/{path_segment(key)}/preview",
-            body=PreviewWanted(locale=locale, channel=channel, data=data),
+            body=PreviewBody(locale=locale, channel=channel, data=data),
         )
 
     def list_template_versions(self, key: str, *, limit: int = 20) -> AsyncIterator[TemplateVersion]:
@@ -816,7 +823,7 @@ class AsyncCalls(AsyncBase):
             RecipientProfile,
             "PUT",
             f"/api/v1/recipients/{path_segment(id)}",
-            body=RecipientWritten(
+            body=RecipientBody(
                 email=email,
                 phone=phone,
                 url=url,
@@ -852,7 +859,7 @@ class AsyncCalls(AsyncBase):
             RecipientProfile,
             "PUT",
             f"/api/v1/recipients/{path_segment(id)}/devices/{path_segment(token)}",
-            body=DeviceWritten(platform=platform, active=active),
+            body=DeviceBody(platform=platform, active=active),
         )
 
     async def delete_device(self, id: str, token: str) -> None:
@@ -861,7 +868,7 @@ class AsyncCalls(AsyncBase):
             type(None), "DELETE", f"/api/v1/recipients/{path_segment(id)}/devices/{path_segment(token)}"
         )
 
-    async def list_preferences(self, id: str) -> PreferencePage:
+    async def list_preferences(self, id: str) -> PreferenceList:
         """List a recipient's preferences by category and channel.
 
         `*` matches every category or channel without a preference of its own. The most specific
@@ -870,16 +877,16 @@ class AsyncCalls(AsyncBase):
         response is 404.
         """
         return await self._request(
-            PreferencePage, "GET", f"/api/v1/recipients/{path_segment(id)}/preferences"
+            PreferenceList, "GET", f"/api/v1/recipients/{path_segment(id)}/preferences"
         )
 
-    async def put_preference(self, id: str, category: str, channel: str, *, allowed: bool) -> PreferencePage:
+    async def put_preference(self, id: str, category: str, channel: str, *, allowed: bool) -> PreferenceList:
         """Set whether a recipient allows a category on a channel. Either may be `*`."""
         return await self._request(
-            PreferencePage,
+            PreferenceList,
             "PUT",
             f"/api/v1/recipients/{path_segment(id)}/preferences/{path_segment(category)}/{path_segment(channel)}",
-            body=PreferenceWritten(allowed=allowed),
+            body=PreferenceBody(allowed=allowed),
         )
 
     async def delete_preference(self, id: str, category: str, channel: str) -> None:
@@ -914,7 +921,7 @@ class AsyncCalls(AsyncBase):
             Suppression,
             "POST",
             "/api/v1/suppressions",
-            body=SuppressionWritten(channel=channel, address=address, category=category, why=why),
+            body=SuppressionBody(channel=channel, address=address, category=category, why=why),
         )
 
     async def lift_suppression(self, *, channel: Channel, address: str, category: str = "*") -> None:
@@ -923,7 +930,7 @@ class AsyncCalls(AsyncBase):
             type(None),
             "DELETE",
             "/api/v1/suppressions",
-            query=SuppressionPlace(channel=channel, address=address, category=category),
+            query=SuppressionKeyQuery(channel=channel, address=address, category=category),
         )
 
     # Tenants
@@ -937,7 +944,7 @@ class AsyncCalls(AsyncBase):
 
     async def create_tenant(self, *, name: str) -> Tenant:
         """Create a tenant. It needs an API key before it can do anything."""
-        return await self._request(Tenant, "POST", "/api/v1/tenants", body=NewTenant(name=name))
+        return await self._request(Tenant, "POST", "/api/v1/tenants", body=CreateTenantBody(name=name))
 
     async def get_tenant(self, name: str) -> Tenant:
         """Retrieve a tenant, including the number of its API keys."""
@@ -979,7 +986,7 @@ class AsyncCalls(AsyncBase):
             NewKey,
             "POST",
             "/api/v1/keys",
-            body=KeyOrder(
+            body=CreateKeyBody(
                 name=name,
                 scopes=scopes,
                 tenant=tenant,
@@ -1006,7 +1013,10 @@ class AsyncCalls(AsyncBase):
         The new key has the same tenant, name, scopes, rate limit and lifetime as the old one.
         """
         return await self._request(
-            NewKey, "POST", f"/api/v1/keys/{path_segment(id)}/rotate", body=RotateOrder(overlap_ms=overlap_ms)
+            NewKey,
+            "POST",
+            f"/api/v1/keys/{path_segment(id)}/rotate",
+            body=RotateKeyBody(overlap_ms=overlap_ms),
         )
 
     # Audit

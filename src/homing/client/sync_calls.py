@@ -13,76 +13,76 @@ from homing.client.base import SyncBase
 from homing.client.requests import path_segment, without_none
 from homing.client.types import (
     AcknowledgeBody,
-    AdminRetried,
     AdminRetryBody,
-    Attempts,
+    AdminRetryResponse,
+    AttemptHistory,
     AuditPage,
     AuditQuery,
-    BreakerOrder,
+    BreakerBody,
     BreakerPhase,
     BulkBody,
     BulkFilter,
     CancelBody,
-    Cancelled,
+    CancelResponse,
+    CreateKeyBody,
+    CreateTenantBody,
     DeadLetterQuery,
     DelayQuery,
     DelayTable,
-    DeviceWritten,
+    DeleteTemplateResponse,
+    DeviceBody,
     ErrorsQuery,
     ExplanationView,
     GroupQuery,
     Health,
     HistoryQuery,
-    Items,
+    ItemList,
     JobQuery,
-    KeyOrder,
     KeyPage,
     KeyQuery,
-    KeysQuery,
     NewKey,
-    NewTenant,
     NotificationQuery,
     PendingQuery,
     PolicyChangeView,
     PolicyExplanation,
     PolicyFields,
     PolicyList,
-    PreferencePage,
-    PreferenceWritten,
-    PreviewWanted,
+    PolicyQuery,
+    PreferenceBody,
+    PreferenceList,
+    PreviewBody,
     ProviderView,
     PurgeBody,
-    Purged,
+    PurgeResponse,
+    RecipientBody,
     RecipientPage,
     RecipientQuery,
-    RecipientWritten,
     RescheduleBody,
     ResendBody,
-    Resent,
+    ResendResponse,
     ResolveBody,
     RetryDelay,
     RetryInfoQuery,
     RollUpsQuery,
-    RotateOrder,
+    RotateKeyBody,
+    RuleBody,
     RuleView,
-    RuleWritten,
-    Sent,
-    Simulation,
+    SendResponse,
+    SimulationBody,
+    SuppressionBody,
+    SuppressionKeyQuery,
     SuppressionPage,
-    SuppressionPlace,
     SuppressionQuery,
-    SuppressionWritten,
-    TemplateDeleted,
+    TemplateBody,
     TemplateDraft,
     TemplateHistory,
     TemplateHistoryQuery,
     TemplatePage,
     TemplateQuery,
-    TemplateWritten,
     Tenant,
     TenantPage,
     TenantQuery,
-    TestMessage,
+    TestMessageBody,
     Tried,
     WaitingQuery,
     WhyQuery,
@@ -151,7 +151,7 @@ class SyncCalls(SyncBase):
         send_at: datetime | None = None,
         expires_at: datetime | None = None,
         metadata: dict[str, Any] | None = None,
-    ) -> Sent:
+    ) -> SendResponse:
         """Send a notification.
 
         A response of 202 means that the notification is on disk and will be attempted until it is sent
@@ -159,7 +159,7 @@ class SyncCalls(SyncBase):
         or 504. It is never retried.
         """
         return self._request(
-            Sent,
+            SendResponse,
             "POST",
             "/api/v1/notifications/send",
             body=SendRequest(
@@ -230,9 +230,9 @@ class SyncCalls(SyncBase):
         """Retrieve a notification."""
         return self._request(Notification, "GET", f"/api/v1/notifications/{path_segment(id)}")
 
-    def get_attempts(self, id: str) -> Attempts:
+    def get_attempts(self, id: str) -> AttemptHistory:
         """Retrieve a notification's history: its attempts and all other changes."""
-        return self._request(Attempts, "GET", f"/api/v1/notifications/{path_segment(id)}/attempts")
+        return self._request(AttemptHistory, "GET", f"/api/v1/notifications/{path_segment(id)}/attempts")
 
     def explain_notification(self, id: str) -> ExplanationView:
         """Explain a notification: what has happened, which policy applies and why, and what comes next."""
@@ -249,14 +249,17 @@ class SyncCalls(SyncBase):
             query=RetryInfoQuery(max_attempts=max_attempts, delay_ms=delay_ms),
         )
 
-    def cancel_notification(self, id: str, *, why: str = "") -> Cancelled:
+    def cancel_notification(self, id: str, *, why: str = "") -> CancelResponse:
         """Cancel a notification that has not been sent.
 
         If an attempt is in progress, the response has `requested: true`. That attempt may still send
         the notification, but no further attempt will follow.
         """
         return self._request(
-            Cancelled, "POST", f"/api/v1/notifications/{path_segment(id)}/cancel", body=CancelBody(why=why)
+            CancelResponse,
+            "POST",
+            f"/api/v1/notifications/{path_segment(id)}/cancel",
+            body=CancelBody(why=why),
         )
 
     def reschedule_notification(self, id: str, *, delay_ms: int, why: str = "") -> Notification:
@@ -287,47 +290,49 @@ class SyncCalls(SyncBase):
 
     def list_pending(
         self, *, limit: int = 50, max_attempts: int | None = None, delay_ms: int | None = None
-    ) -> Items[Notification]:
+    ) -> ItemList[Notification]:
         """List notifications that are due now, according to their policies or to the given settings."""
         return self._request(
-            Items[Notification],
+            ItemList[Notification],
             "GET",
             "/api/v1/queue/pending",
             query=PendingQuery(limit=limit, max_attempts=max_attempts, delay_ms=delay_ms),
         )
 
-    def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> Items[Notification]:
+    def list_waiting(self, *, limit: int = 50, delay_ms: int | None = None) -> ItemList[Notification]:
         """List notifications that wait for a retry, soonest first.
 
         `nextRetryAt` is the time of the next attempt.
         """
         return self._request(
-            Items[Notification],
+            ItemList[Notification],
             "GET",
             "/api/v1/queue/waiting",
             query=WaitingQuery(limit=limit, delay_ms=delay_ms),
         )
 
-    def get_retry_statistics(self) -> Items[AttemptStatistics]:
+    def get_retry_statistics(self) -> ItemList[AttemptStatistics]:
         """Count notifications by the number of attempts."""
-        return self._request(Items[AttemptStatistics], "GET", "/api/v1/queue/statistics")
+        return self._request(ItemList[AttemptStatistics], "GET", "/api/v1/queue/statistics")
 
-    def get_success_by_attempt(self) -> Items[AttemptSuccess]:
+    def get_success_by_attempt(self) -> ItemList[AttemptSuccess]:
         """Calculate the success rate by number of attempts. Purged notifications are included."""
-        return self._request(Items[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
+        return self._request(ItemList[AttemptSuccess], "GET", "/api/v1/queue/success-by-attempt")
 
     def get_queue_health(self) -> HealthMetrics:
         """Retrieve thirteen metrics about the health of retries."""
         return self._request(HealthMetrics, "GET", "/api/v1/queue/health")
 
-    def list_error_groups(self, *, limit: int = 50) -> Items[ErrorGroup]:
+    def list_error_groups(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
         """Group dead letters by error, largest group first."""
-        return self._request(Items[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit))
+        return self._request(
+            ItemList[ErrorGroup], "GET", "/api/v1/queue/errors", query=ErrorsQuery(limit=limit)
+        )
 
-    def list_roll_ups(self, *, since_ms: int = 86400000) -> Items[RollUp]:
+    def list_roll_ups(self, *, since_ms: int = 86400000) -> ItemList[RollUp]:
         """List hourly totals by channel and provider. They include purged notifications."""
         return self._request(
-            Items[RollUp], "GET", "/api/v1/queue/roll-ups", query=RollUpsQuery(since_ms=since_ms)
+            ItemList[RollUp], "GET", "/api/v1/queue/roll-ups", query=RollUpsQuery(since_ms=since_ms)
         )
 
     def calculate_delay(
@@ -394,13 +399,13 @@ class SyncCalls(SyncBase):
             ),
         )
 
-    def group_dead_letters(self, *, limit: int = 50) -> Items[ErrorGroup]:
+    def group_dead_letters(self, *, limit: int = 50) -> ItemList[ErrorGroup]:
         """Group dead letters by error, largest group first.
 
         Each group includes its newest dead letter as an example.
         """
         return self._request(
-            Items[ErrorGroup], "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit)
+            ItemList[ErrorGroup], "GET", "/api/v1/dead-letters/groups", query=GroupQuery(limit=limit)
         )
 
     def bulk_dead_letters(
@@ -440,14 +445,14 @@ class SyncCalls(SyncBase):
             body=AcknowledgeBody(why=why),
         )
 
-    def resend_dead_letter(self, id: str, *, why: str = "", provider: str | None = None) -> Resent:
+    def resend_dead_letter(self, id: str, *, why: str = "", provider: str | None = None) -> ResendResponse:
         """Resend a dead letter.
 
         Creates a new notification with the same message and the full number of attempts. The original
         is acknowledged and linked to the new notification, and cannot be resent again.
         """
         return self._request(
-            Resent,
+            ResendResponse,
             "POST",
             f"/api/v1/dead-letters/{path_segment(id)}/resend",
             body=ResendBody(why=why, provider=provider),
@@ -455,9 +460,9 @@ class SyncCalls(SyncBase):
 
     # Jobs
 
-    def list_jobs(self, *, limit: int = 50) -> Items[Job]:
+    def list_jobs(self, *, limit: int = 50) -> ItemList[Job]:
         """List the tenant's jobs, newest first. The last hundred are kept."""
-        return self._request(Items[Job], "GET", "/api/v1/jobs", query=JobQuery(limit=limit))
+        return self._request(ItemList[Job], "GET", "/api/v1/jobs", query=JobQuery(limit=limit))
 
     def get_job(self, id: str) -> Job:
         """Retrieve a job and its progress. If the job's process has ended unexpectedly, its status is
@@ -477,14 +482,14 @@ class SyncCalls(SyncBase):
 
     def retry_notification(
         self, id: str, *, reason: str, force_provider: str | None = None, admin_override: bool = False
-    ) -> AdminRetried:
+    ) -> AdminRetryResponse:
         """Retry a notification now.
 
         Grants one more attempt if none is left. Synchronous notifications and notifications that were
         already resent cannot be retried.
         """
         return self._request(
-            AdminRetried,
+            AdminRetryResponse,
             "POST",
             f"/api/v1/admin/notifications/{path_segment(id)}/retry",
             body=AdminRetryBody(reason=reason, force_provider=force_provider),
@@ -500,7 +505,7 @@ class SyncCalls(SyncBase):
         others_days: float | None = None,
         keys_days: float | None = None,
         dry_run: bool = False,
-    ) -> Purged:
+    ) -> PurgeResponse:
         """Purge old records of all tenants.
 
         Removes idempotency keys and ended notifications that have reached the given or configured age.
@@ -508,7 +513,7 @@ class SyncCalls(SyncBase):
         request to continue.
         """
         return self._request(
-            Purged,
+            PurgeResponse,
             "POST",
             "/api/v1/admin/purge",
             body=PurgeBody(
@@ -527,10 +532,10 @@ class SyncCalls(SyncBase):
         """List the active rules and where each comes from."""
         return self._request(PolicyList, "GET", "/api/v1/policies")
 
-    def policy_history(self, *, limit: int = 50) -> Items[PolicyChangeView]:
+    def policy_history(self, *, limit: int = 50) -> ItemList[PolicyChangeView]:
         """List changes to the rules, newest first: who changed which rule, when and why."""
         return self._request(
-            Items[PolicyChangeView], "GET", "/api/v1/policies/history", query=HistoryQuery(limit=limit)
+            ItemList[PolicyChangeView], "GET", "/api/v1/policies/history", query=HistoryQuery(limit=limit)
         )
 
     def explain_policy(
@@ -550,7 +555,7 @@ class SyncCalls(SyncBase):
             PolicyExplanation,
             "GET",
             "/api/v1/policies/explain",
-            query=KeysQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
+            query=PolicyQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
         )
 
     def policy_table(
@@ -567,7 +572,7 @@ class SyncCalls(SyncBase):
             DelayTable,
             "GET",
             "/api/v1/policies/table",
-            query=KeysQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
+            query=PolicyQuery(type=type, origin=origin, channel=channel, priority=priority, mode=mode),
         )
 
     def simulate_policy(
@@ -593,7 +598,7 @@ class SyncCalls(SyncBase):
             RehearsalReport,
             "POST",
             "/api/v1/policies/simulate",
-            body=Simulation(
+            body=SimulationBody(
                 preset=preset,
                 policy=policy,
                 traffic=Traffic(per_second=1.0) if traffic is None else traffic,
@@ -628,7 +633,7 @@ class SyncCalls(SyncBase):
             PolicyChangeView,
             "PUT",
             f"/api/v1/policies/{path_segment(name)}",
-            body=RuleWritten(
+            body=RuleBody(
                 tenant=tenant,
                 type=type,
                 origin=origin,
@@ -647,17 +652,17 @@ class SyncCalls(SyncBase):
 
     # Providers
 
-    def list_providers(self) -> Items[ProviderView]:
+    def list_providers(self) -> ItemList[ProviderView]:
         """List providers, with their routes and the current state of their breakers."""
-        return self._request(Items[ProviderView], "GET", "/api/v1/providers")
+        return self._request(ItemList[ProviderView], "GET", "/api/v1/providers")
 
     def get_provider(self, id: str) -> ProviderView:
         """Retrieve a provider."""
         return self._request(ProviderView, "GET", f"/api/v1/providers/{path_segment(id)}")
 
-    def check_providers(self) -> Items[Health]:
+    def check_providers(self) -> ItemList[Health]:
         """Check whether every provider is usable. Nothing is changed."""
-        return self._request(Items[Health], "POST", "/api/v1/providers/check")
+        return self._request(ItemList[Health], "POST", "/api/v1/providers/check")
 
     def check_provider(self, id: str) -> Health:
         """Check whether a provider is usable. Nothing is changed."""
@@ -673,7 +678,7 @@ class SyncCalls(SyncBase):
             Tried,
             "POST",
             f"/api/v1/providers/{path_segment(id)}/test",
-            body=TestMessage(address=address, channel=channel),
+            body=TestMessageBody(address=address, channel=channel),
         )
 
     def set_breaker(self, id: str, *, phase: BreakerPhase, why: str = "") -> ProviderView:
@@ -682,7 +687,7 @@ class SyncCalls(SyncBase):
             ProviderView,
             "POST",
             f"/api/v1/providers/{path_segment(id)}/breaker",
-            body=BreakerOrder(phase=phase, why=why),
+            body=BreakerBody(phase=phase, why=why),
         )
 
     # Templates
@@ -734,15 +739,15 @@ class SyncCalls(SyncBase):
             Template,
             "PUT",
             f"/api/v1/templates/{path_segment(key)}",
-            body=TemplateWritten(locales=locales, sample={} if sample is None else sample, version=version),
+            body=TemplateBody(locales=locales, sample={} if sample is None else sample, version=version),
         )
 
-    def delete_template(self, key: str) -> TemplateDeleted:
+    def delete_template(self, key: str) -> DeleteTemplateResponse:
         """Delete one of the tenant's own templates. It can be restored by its version.
 
         If there is a shared template with the same key, it becomes active again.
         """
-        return self._request(TemplateDeleted, "DELETE", f"/api/v1/templates/{path_segment(key)}")
+        return self._request(DeleteTemplateResponse, "DELETE", f"/api/v1/templates/{path_segment(key)}")
 
     def preview_template(
         self,
@@ -757,7 +762,7 @@ class SyncCalls(SyncBase):
             Preview,
             "POST",
             f"/api/v1/templates/{path_segment(key)}/preview",
-            body=PreviewWanted(locale=locale, channel=channel, data=data),
+            body=PreviewBody(locale=locale, channel=channel, data=data),
         )
 
     def list_template_versions(self, key: str, *, limit: int = 20) -> Iterator[TemplateVersion]:
@@ -812,7 +817,7 @@ class SyncCalls(SyncBase):
             RecipientProfile,
             "PUT",
             f"/api/v1/recipients/{path_segment(id)}",
-            body=RecipientWritten(
+            body=RecipientBody(
                 email=email,
                 phone=phone,
                 url=url,
@@ -846,7 +851,7 @@ class SyncCalls(SyncBase):
             RecipientProfile,
             "PUT",
             f"/api/v1/recipients/{path_segment(id)}/devices/{path_segment(token)}",
-            body=DeviceWritten(platform=platform, active=active),
+            body=DeviceBody(platform=platform, active=active),
         )
 
     def delete_device(self, id: str, token: str) -> None:
@@ -855,7 +860,7 @@ class SyncCalls(SyncBase):
             type(None), "DELETE", f"/api/v1/recipients/{path_segment(id)}/devices/{path_segment(token)}"
         )
 
-    def list_preferences(self, id: str) -> PreferencePage:
+    def list_preferences(self, id: str) -> PreferenceList:
         """List a recipient's preferences by category and channel.
 
         `*` matches every category or channel without a preference of its own. The most specific
@@ -863,15 +868,15 @@ class SyncCalls(SyncBase):
         sending is allowed. A recipient can have preferences without a profile; if neither exists, the
         response is 404.
         """
-        return self._request(PreferencePage, "GET", f"/api/v1/recipients/{path_segment(id)}/preferences")
+        return self._request(PreferenceList, "GET", f"/api/v1/recipients/{path_segment(id)}/preferences")
 
-    def put_preference(self, id: str, category: str, channel: str, *, allowed: bool) -> PreferencePage:
+    def put_preference(self, id: str, category: str, channel: str, *, allowed: bool) -> PreferenceList:
         """Set whether a recipient allows a category on a channel. Either may be `*`."""
         return self._request(
-            PreferencePage,
+            PreferenceList,
             "PUT",
             f"/api/v1/recipients/{path_segment(id)}/preferences/{path_segment(category)}/{path_segment(channel)}",
-            body=PreferenceWritten(allowed=allowed),
+            body=PreferenceBody(allowed=allowed),
         )
 
     def delete_preference(self, id: str, category: str, channel: str) -> None:
@@ -906,7 +911,7 @@ class SyncCalls(SyncBase):
             Suppression,
             "POST",
             "/api/v1/suppressions",
-            body=SuppressionWritten(channel=channel, address=address, category=category, why=why),
+            body=SuppressionBody(channel=channel, address=address, category=category, why=why),
         )
 
     def lift_suppression(self, *, channel: Channel, address: str, category: str = "*") -> None:
@@ -915,7 +920,7 @@ class SyncCalls(SyncBase):
             type(None),
             "DELETE",
             "/api/v1/suppressions",
-            query=SuppressionPlace(channel=channel, address=address, category=category),
+            query=SuppressionKeyQuery(channel=channel, address=address, category=category),
         )
 
     # Tenants
@@ -929,7 +934,7 @@ class SyncCalls(SyncBase):
 
     def create_tenant(self, *, name: str) -> Tenant:
         """Create a tenant. It needs an API key before it can do anything."""
-        return self._request(Tenant, "POST", "/api/v1/tenants", body=NewTenant(name=name))
+        return self._request(Tenant, "POST", "/api/v1/tenants", body=CreateTenantBody(name=name))
 
     def get_tenant(self, name: str) -> Tenant:
         """Retrieve a tenant, including the number of its API keys."""
@@ -971,7 +976,7 @@ class SyncCalls(SyncBase):
             NewKey,
             "POST",
             "/api/v1/keys",
-            body=KeyOrder(
+            body=CreateKeyBody(
                 name=name,
                 scopes=scopes,
                 tenant=tenant,
@@ -998,7 +1003,10 @@ class SyncCalls(SyncBase):
         The new key has the same tenant, name, scopes, rate limit and lifetime as the old one.
         """
         return self._request(
-            NewKey, "POST", f"/api/v1/keys/{path_segment(id)}/rotate", body=RotateOrder(overlap_ms=overlap_ms)
+            NewKey,
+            "POST",
+            f"/api/v1/keys/{path_segment(id)}/rotate",
+            body=RotateKeyBody(overlap_ms=overlap_ms),
         )
 
     # Audit

@@ -71,7 +71,7 @@ class BatchResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Result of each request, in the order of the batch."""
 
 
-class Sent(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class SendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Result of a send request, which produces one notification per recipient and channel."""
 
     notification_id: str | None = None
@@ -124,7 +124,7 @@ class NotificationQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, r
     cursor: str | None = None
 
 
-class Attempts(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class AttemptHistory(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """History of one notification."""
 
     notification_id: str
@@ -139,14 +139,14 @@ class PolicyView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     """All fields of a retry policy. Durations are in milliseconds."""
 
     max_attempts: int
-    """All attempts at all providers, the first included."""
+    """Maximum number of attempts at all providers together, including the first."""
     backoff: Backoff
     base_ms: int
     factor: float
     steps_ms: tuple[int, ...]
-    """For `fixed`: the delay after each attempt; the last one repeats."""
+    """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
     cap_ms: int
-    """0: none."""
+    """Upper limit of a delay. 0 means no limit."""
     jitter: Jitter
     jitter_ratio: float
     jitter_ms: int
@@ -156,24 +156,24 @@ class PolicyView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     max_age_ms: int
     bounce_failover: BounceFailover
     call: str | UnsetType = UNSET
-    """For `callable`: the name of the function."""
+    """Name of the delay function, for the `callable` backoff."""
 
 
 class ExplanationView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What happened to a notification, by which policy, and what comes next."""
+    """What happened to a notification, under which policy, and what happens next."""
 
     notification: Notification
     attempts: tuple[Attempt, ...]
     causes: tuple[Cause, ...]
-    """What changed it besides attempts: commands, receipts, the guard."""
+    """Changes other than attempts: commands, receipts and pre-send checks."""
     policy: PolicyView
     rule: str | None
-    """The rule that won, if one of the user's own matched."""
+    """Name of the configured rule that applies. None if only the preset applies."""
     preset_rule: str
     sources: dict[str, str]
-    """Field of the policy → where it came from."""
+    """Field of the policy → rule or preset that set it."""
     passed_over: tuple[str, ...]
-    """Rules that matched too but were less specific."""
+    """Rules that also matched but are less specific."""
     verdict: str
     next_step: str
 
@@ -197,7 +197,7 @@ class CancelBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason that is stored with the notification."""
 
 
-class Cancelled(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class CancelResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Result of a cancellation."""
 
     notification_id: str
@@ -239,7 +239,7 @@ class PendingQuery(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     """
 
 
-class Items(Struct, Generic[_T], frozen=True, kw_only=True, omit_defaults=True):
+class ItemList(Struct, Generic[_T], frozen=True, kw_only=True, omit_defaults=True):
     """A complete list, without further pages."""
 
     items: tuple[_T, ...]
@@ -397,7 +397,7 @@ class ResendBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
 
-class Resent(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class ResendResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """The new notification that a resend has created."""
 
     notification_id: str
@@ -423,7 +423,7 @@ class AdminRetryBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     """Id of the only provider that is tried. If omitted, the provider is chosen as usual."""
 
 
-class AdminRetried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class AdminRetryResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Confirmation that the notification is due for another attempt now."""
 
     success: bool
@@ -455,7 +455,7 @@ class PurgeBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="c
     """If true, nothing is removed, and the response only has the number of notifications that would be."""
 
 
-class Purged(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class PurgeResponse(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Numbers of removed records, across all tenants. Statistics still include the removed notifications."""
 
     removed: dict[str, int]
@@ -469,17 +469,17 @@ class Purged(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
 
 
 class PolicyFields(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What a rule says of a policy; what it leaves out comes from the preset. Durations in milliseconds."""
+    """Policy fields that a rule sets. Missing fields come from the preset. Durations are in milliseconds."""
 
     max_attempts: int | UnsetType = UNSET
-    """All attempts at all providers, the first included."""
+    """Maximum number of attempts at all providers together, including the first."""
     backoff: Backoff | UnsetType = UNSET
     base_ms: int | UnsetType = UNSET
     factor: float | UnsetType = UNSET
     steps_ms: tuple[int, ...] | UnsetType = UNSET
-    """For `fixed`: the delay after each attempt; the last one repeats."""
+    """Delay after each attempt, for the `fixed` backoff. The last one repeats."""
     cap_ms: int | UnsetType = UNSET
-    """0: none."""
+    """Upper limit of a delay. 0 means no limit."""
     jitter: Jitter | UnsetType = UNSET
     jitter_ratio: float | UnsetType = UNSET
     jitter_ms: int | UnsetType = UNSET
@@ -489,11 +489,14 @@ class PolicyFields(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
     max_age_ms: int | UnsetType = UNSET
     bounce_failover: BounceFailover | UnsetType = UNSET
     call: str | UnsetType = UNSET
-    """For `callable`: the name of the function. It comes from the configuration and is only shown here."""
+    """Name of the delay function, for the `callable` backoff.
+
+    Read-only: a function can be set only in the configuration.
+    """
 
 
 class RuleSource(StrEnum):
-    """Where a rule in force comes from."""
+    """Origin of a rule in force."""
 
     PRESET = "preset"
     CONFIGURED = "configured"
@@ -501,7 +504,7 @@ class RuleSource(StrEnum):
 
 
 class RuleView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule: what it matches, what it says, and where it comes from."""
+    """A rule: what it matches, the policy fields it sets, and its origin."""
 
     tenant: str = "*"
     type: str = "*"
@@ -542,12 +545,12 @@ class PolicyChangeView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: datetime
     why: str
     before: RuleView | None
-    """None: there was none of that name."""
+    """The rule before the change. None if there was no rule with that name."""
     after: RuleView | None
-    """None: it was taken out."""
+    """The rule after the change. None if the rule was removed."""
 
 
-class KeysQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PolicyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Properties by which rules match a notification. The tenant is the caller's."""
 
     type: str = "message"
@@ -563,7 +566,7 @@ class KeysQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class KeysView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a notification is matched by."""
+    """Properties of a notification that rules match."""
 
     tenant: str
     type: str
@@ -573,18 +576,18 @@ class KeysView(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Delay(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The wait after one attempt."""
+    """Delay after one attempt."""
 
     attempt: int
     min_ms: int
     max_ms: int
-    """With all of its jitter."""
+    """Longest delay, with full jitter."""
     cumulative_min_ms: int
-    """The shortest way so far."""
+    """Sum of the shortest delays so far."""
 
 
 class PolicyExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Which policy applies to such a notification, and where each of its fields comes from."""
+    """The policy that applies to a kind of notification, and the origin of each of its fields."""
 
     keys: KeysView
     mode: Mode
@@ -594,9 +597,9 @@ class PolicyExplanation(Struct, frozen=True, kw_only=True, omit_defaults=True, r
     sources: dict[str, str]
     passed_over: tuple[str, ...]
     rules: tuple[str, ...]
-    """All rules of one's own that are in force."""
+    """Names of all rules in force, without those of the preset."""
     delays: tuple[Delay, ...]
-    """All waits on the way to the dead letter."""
+    """Delays before each retry, up to the last attempt."""
 
 
 class DelayTable(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -612,7 +615,7 @@ class DelayTable(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     """Delay after each failed attempt."""
 
 
-class Simulation(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class SimulationBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """A policy, outages and traffic to simulate."""
 
     preset: str | None = None
@@ -637,7 +640,7 @@ class Simulation(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="
     """Seed of the random numbers. The same seed gives the same result."""
 
 
-class RuleWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RuleBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A custom rule. Policy fields that are omitted come from the preset."""
 
     tenant: str = "*"
@@ -659,27 +662,30 @@ class WhyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BreakerView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A provider's breaker, as people read it."""
+    """State of a provider's circuit breaker."""
 
     phase: Phase
-    """What holds: the operator's choice where there is one."""
+    """Phase in effect. If an operator forced a phase, that one."""
     forced: bool = False
     by: str = ""
-    """With `forced`: who chose it."""
+    """Operator who forced the phase. Empty unless `forced`."""
     why: str = ""
     since: datetime | None = None
     until: datetime | None = None
-    """While it is open or half open by itself: when it next lets a trial through."""
+    """When the breaker next allows a trial. Set while it is open or half open without being forced."""
 
 
 class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """One provider with its settings and its breaker."""
+    """A configured provider with its settings and its breaker."""
 
     id: str
     kind: str
     channels: tuple[Channel, ...]
     routes: dict[Channel, int] = field(default_factory=dict)
-    """Channel → its place on that route; 1 is tried first. A channel may have a route without it."""
+    """Channel → position of the provider on the channel's route; 1 is tried first.
+
+    A channel whose route does not contain the provider is missing here.
+    """
     weight: int | None = None
     breaker: BreakerView
     max_in_flight: int
@@ -689,14 +695,14 @@ class ProviderView(Struct, frozen=True, kw_only=True, omit_defaults=True, rename
 
 
 class Health(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a provider's health check said."""
+    """Result of a provider's health check."""
 
     provider: str
     usable: bool
     problem: str = ""
 
 
-class TestMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TestMessageBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Destination of a test message."""
 
     address: str
@@ -706,7 +712,7 @@ class TestMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tried(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A test message: where it went and what became of it."""
+    """Result of a test message."""
 
     provider: str
     channel: Channel
@@ -726,7 +732,7 @@ class BreakerPhase(StrEnum):
     AUTO = "auto"
 
 
-class BreakerOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BreakerBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New state of a breaker. It stays in force until the state is set to `auto`."""
 
     phase: BreakerPhase
@@ -762,7 +768,7 @@ class TemplateDraft(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sample data. The template must render with it."""
 
 
-class TemplateWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TemplateBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All properties of a template."""
 
     locales: dict[str, dict[str, TemplateParts]]
@@ -776,7 +782,7 @@ class TemplateWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
 
-class TemplateDeleted(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeleteTemplateResponse(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The deleted template."""
 
     key: str
@@ -785,7 +791,7 @@ class TemplateDeleted(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Last version, by which the template can be restored."""
 
 
-class PreviewWanted(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PreviewBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Locale, channel and data of a preview."""
 
     locale: str | None = None
@@ -829,7 +835,7 @@ class RecipientPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cursor of the next page. Omitted on the last page."""
 
 
-class RecipientWritten(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class RecipientBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """All properties of a recipient. Properties that are omitted are removed."""
 
     email: str | None = None
@@ -853,7 +859,7 @@ class RecipientWritten(Struct, frozen=True, kw_only=True, omit_defaults=True, re
     """
 
 
-class DeviceWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Properties of a device."""
 
     platform: str = ""
@@ -862,14 +868,14 @@ class DeviceWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """If false, nothing is sent to the device."""
 
 
-class PreferencePage(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PreferenceList(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All preferences of one recipient."""
 
     items: tuple[Preference, ...]
     """The preferences."""
 
 
-class PreferenceWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PreferenceBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A recipient's preference for a category on a channel."""
 
     allowed: bool
@@ -896,7 +902,7 @@ class SuppressionPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cursor of the next page. Omitted on the last page."""
 
 
-class SuppressionWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SuppressionBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A suppression to add."""
 
     channel: Channel
@@ -909,7 +915,7 @@ class SuppressionWritten(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Reason for the suppression."""
 
 
-class SuppressionPlace(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SuppressionKeyQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Identifies a suppression. Suppressions of `*` and of a category are separate."""
 
     channel: Channel
@@ -928,17 +934,17 @@ class TenantQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Tenant(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """A tenant as people and programs read it."""
+    """A tenant, as returned by the API."""
 
     name: str
     enabled: bool
     created_at: datetime | None = None
-    """None: it came to be by its first notification, or is the default one."""
+    """None for the default tenant, and for one that exists only because it sent a notification."""
     created_by: str = ""
     disabled_at: datetime | None = None
     disabled_by: str = ""
     key_count: int | None = None
-    """How many keys were made for it, also those that have ended; None in a list."""
+    """Number of keys created for the tenant, including expired and revoked ones. None in a list."""
 
 
 class TenantPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -950,7 +956,7 @@ class TenantPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cursor of the next page. Null on the last page."""
 
 
-class NewTenant(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CreateTenantBody(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Properties of a new tenant."""
 
     name: str
@@ -974,7 +980,7 @@ class KeyPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cursor of the next page. Null on the last page."""
 
 
-class KeyOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class CreateKeyBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Properties of a new API key."""
 
     name: str
@@ -993,13 +999,13 @@ class KeyOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="ca
 
 
 class NewKey(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A key that was just made. `text` is shown this once: nobody can read it again."""
+    """A newly created key. `text` is shown only once and cannot be recovered."""
 
     key: ApiKey
     text: str
 
 
-class RotateOrder(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class RotateKeyBody(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Options for the rotation of an API key."""
 
     overlap_ms: int = 86400000
@@ -1016,7 +1022,7 @@ class AuditQuery(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AuditPage(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Newest first; `cursor` asks for what follows, None is the end."""
+    """A page of audit entries, newest first. `cursor` fetches the next page; it is None on the last page."""
 
     items: tuple[AuditEntryView, ...]
     cursor: str | None = None

@@ -349,7 +349,7 @@ def a_receipt(
 ) -> Receipt:
     """Returns a receipt about one provider message. It is a new event unless `event_id` is given.
 
-    `outcome` and `parse_retry_after_ms` are used only if the event is a failure.
+    `outcome` and `retry_after_ms` are used only if the event is a failure.
     """
     failed = event is ReceiptEvent.FAILED
     return Receipt(

@@ -109,7 +109,7 @@ def test_an_invalid_time_is_refused(stamp: str) -> None:
 
 @pytest.mark.parametrize("given", ["whsec_!!", "whxx_AAAA", "whsk_AAAA", "whpk_AAAA", "whsec_", "_AAAA"])
 def test_an_invalid_secret_is_a_clear_error_without_the_secret(given: str) -> None:
-    with pytest.raises(ConfigError, match="secret: (is|has .* which is) not") as raised:
+    with pytest.raises(ConfigError, match=r"secret: (is|has .* which is) not") as raised:
         SigningKey(Secret(given))
     assert "AAAA" not in str(raised.value)
 

@@ -52,8 +52,8 @@ async def _work(options: Options, homing: Homing) -> int:
     screen, began = options.screen, loop.time()
     settings = homing.settings
     screen.line(
-        f"worker {settings.name} started: polls every {format_duration(settings.worker.poll_ms)}, slots per channel: "
-        f"priority {settings.slots.priority}, standard {settings.slots.standard}, bulk {settings.slots.bulk}"
+        f"worker {settings.name} started: polls every {format_duration(settings.worker.poll_ms)}, "
+        f"slots per channel: priority {settings.slots.priority}, standard {settings.slots.standard}, bulk {settings.slots.bulk}"
     )
     sys.stdout.flush()
     hard = await run_until_stopped(

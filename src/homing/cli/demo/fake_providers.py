@@ -1,7 +1,7 @@
 """The demo's simulated providers, its short retry policy, and the worker process that it kills.
 
-`python -m homing.cli.demo.fake_providers FOLDER` runs that worker process. Its providers take a minute per send, so
-the demo kills it while it holds leases.
+`python -m homing.cli.demo.fake_providers FOLDER` runs that worker process. Its providers take a minute per
+send, so the demo kills it while it holds leases.
 """
 
 from __future__ import annotations

@@ -299,7 +299,8 @@ def _times(screen: Screen, report: RehearsalReport) -> None:
             f"{peak.times_normal:.1f} times normal"
         )
     screen.line(
-        f"largest backlog {report.largest_backlog:,}; the last one ended after {format_duration(report.ended_ms)}"
+        f"largest backlog {report.largest_backlog:,}; "
+        f"the last one ended after {format_duration(report.ended_ms)}"
     )
 
 

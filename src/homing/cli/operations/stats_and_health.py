@@ -164,7 +164,9 @@ def check_thresholds(
             value=round(age_ms),
             limit=limits.oldest_retry_ms,
             passed=age_ms > limits.oldest_retry_ms,
-            message=f"a retry has waited for {format_duration(age_ms)}; check the workers with `homing doctor`",
+            message=(
+                f"a retry has waited for {format_duration(age_ms)}; check the workers with `homing doctor`"
+            ),
         ),
         ThresholdCheck(
             name="DeadLettersGrowing",

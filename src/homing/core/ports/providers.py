@@ -95,7 +95,7 @@ class SupportsCallbacks(Protocol):
         Raises `CallbackRefused` if the signature is wrong or, compared with `now_ms`, too old. An event that
         cannot be read is counted as `unreadable` and does not affect the others. A repeated event keeps its
         `event_id`. The receipt of a failure carries the class and the wait from the provider's error table in
-        `outcome` and `parse_retry_after_ms`. The engine fills in what a callback cannot contain (`routes`,
+        `outcome` and `retry_after_ms`. The engine fills in what a callback cannot contain (`routes`,
         `always_failover` and `backoff_ms`) and replaces `Receipt.provider` with the provider's id in the
         settings.
         """

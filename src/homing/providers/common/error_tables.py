@@ -1,7 +1,7 @@
-"""Error tables: the meaning of each error code of a provider, kept as data in `errors/*.toml`.
+"""Error tables: the meaning of each error code of a provider, kept as data in each vendor's `errors.toml`.
 
 A table has `[codes]`, which are the provider's own, and `[statuses]`, which are HTTP statuses or classes of
-them, such as `5xx`. Each entry is `{ outcome = "…", means = "…" }`, with `parse_retry_after_ms` if the provider
+them, such as `5xx`. Each entry is `{ outcome = "…", means = "…" }`, with `retry_after_ms` if the provider
 documents a delay. The reference pages of the providers are generated from these tables.
 
 An error is *unlisted* if neither its code nor its exact status has an entry, so that only the class of its

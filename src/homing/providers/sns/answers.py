@@ -1,4 +1,4 @@
-"""Classifies SNS's responses, by the error's `ErrorCode` or else by the HTTP status. Pure."""
+"""Classifies SNS's responses, by the error's `Code` or else by the HTTP status. Pure."""
 
 from __future__ import annotations
 
