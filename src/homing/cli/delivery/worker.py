@@ -53,7 +53,8 @@ async def _work(options: Options, homing: Homing) -> int:
     settings = homing.settings
     screen.line(
         f"worker {settings.name} started: polls every {format_duration(settings.worker.poll_ms)}, "
-        f"slots per channel: priority {settings.slots.priority}, standard {settings.slots.standard}, bulk {settings.slots.bulk}"
+        f"slots per channel: priority {settings.slots.priority}, standard {settings.slots.standard}, "
+        f"bulk {settings.slots.bulk}"
     )
     sys.stdout.flush()
     hard = await run_until_stopped(
