@@ -110,7 +110,8 @@ async def test_shared_parts_are_closed_after_the_providers_even_if_closing_one_f
 
 def told(code: str) -> str:
     """Returns what a new interpreter prints."""
-    lines = f"import sys; from homing.compose import build_roster; from homing.settings import load_settings\n{code}"
+    imports = "import sys; from homing.compose import build_roster; from homing.settings import load_settings"
+    lines = f"{imports}\n{code}"
     done = subprocess.run([sys.executable, "-c", lines], check=False, capture_output=True, text=True)
     return done.stdout + done.stderr
 
