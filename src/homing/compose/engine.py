@@ -32,7 +32,8 @@ from homing.engine.engine import EngineParts, EngineSettings
 from homing.engine.intake.requests import IntakeSettings
 from homing.engine.intake.unsubscribe_links import UnsubscribeLinkSettings
 from homing.engine.system_runtime import SystemClock, SystemRandomSource, is_zone
-from homing.engine.upkeep.upkeep import AlertThresholds, UpkeepSettings
+from homing.engine.upkeep.thresholds import AlertThresholds
+from homing.engine.upkeep.upkeep import UpkeepSettings
 from homing.settings import PaceSettings, RateSettings, Settings
 
 _SHORTEST_SECRET = 32

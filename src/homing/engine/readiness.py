@@ -9,9 +9,9 @@ from homing.core.errors import HomingError
 from homing.core.notifications import Status
 from homing.core.ports.observers import ProcessSnapshot, QueueDepths, Readiness
 from homing.core.ports.stores import Backend
+from homing.core.statistics import count_statuses
 from homing.engine.delivery.breakers import Breakers
 from homing.engine.provider_roster import ProviderRoster
-from homing.engine.upkeep.upkeep import count_statuses
 
 if TYPE_CHECKING:
     from homing.engine.delivery.worker import Worker
