@@ -78,7 +78,7 @@ class Capacity:
             (n for listed in roster if (n := listed.host_slots)), default=slots.standard
         )
         self._lane_count = len(self.lane_names())
-        self._held = InFlight()
+        self._in_flight = InFlight()
         self._ended: list[Claim] = []
         self.next_check_ms: int | None = None
         """Time until the next claim is worthwhile, set if a rate limit or a ramp reduced the last request."""
@@ -96,12 +96,12 @@ class Capacity:
         self._ended += claims
 
     @property
-    def held(self) -> InFlight:
+    def in_flight(self) -> InFlight:
         """Counts of attempts in flight. Ended claims are subtracted here, in one go, to save time."""
         if self._ended:
             gone, self._ended = self._ended, []
             self._count(gone, -1)
-        return self._held
+        return self._in_flight
 
     async def request(
         self, worker: str, lease_ms: int, *, lane: str | None = None, limit: int | None = None
@@ -157,16 +157,16 @@ class Capacity:
             )
         )
 
-    def spend(self, claims: Sequence[Claim]) -> None:
+    def spend_tokens(self, claims: Sequence[Claim]) -> None:
         """Spends one rate limit token per claim, at the provider that the claim will be sent to."""
         for provider, number in Counter([claim.provider for claim in claims]).items():
             self._spend(self._substitutes.get(provider) or provider, number)
 
     def is_token_spent_at(self, meant: str, provider: str) -> bool:
-        """Returns True if `spend` took the token of a claim made for `meant` from `provider`."""
+        """Returns True if `spend_tokens` took the token of a claim made for `meant` from `provider`."""
         return provider == (self._substitutes.get(meant) or meant)
 
-    async def token(self, provider: str) -> int:
+    async def take_token(self, provider: str) -> int:
         """Takes a rate limit token of `provider` and returns 0, or returns how long to wait for one."""
         listed = self._roster[provider]
         if listed.rate is not None and not await self._leased_tokens(listed, 1):
@@ -187,7 +187,7 @@ class Capacity:
             case BreakerGate.TRIAL:
                 free = 1
             case BreakerGate.GO:
-                free = max(0, listed.max_in_flight - self.held.providers[listed.id])
+                free = max(0, listed.max_in_flight - self.in_flight.providers[listed.id])
         if free and listed.rate is not None:
             free = min(free, await self._leased_tokens(listed, free))
         if free:
@@ -229,7 +229,7 @@ class Capacity:
                 # The remainder may have gone to a provider that has no due notifications.
                 self._check_again_in(50)
         self._rounds += 1
-        for outlet, held in self.held.outlets.items():
+        for outlet, held in self.in_flight.outlets.items():
             provider, at, _ = outlet.partition("@")
             listed_ = self._roster.get(provider)
             if at and held and listed_ is not None and listed_.host_slots is not None:
@@ -263,11 +263,11 @@ class Capacity:
             available = sum(capacity[stop.provider] for stop in self._roster.route(channel))
             for mode in QUEUED_MODES:
                 lane, all_slots = lane_of(mode, channel), self._slots.of(mode)
-                slots = min(all_slots - self.held.lanes[lane], available)
+                slots = min(all_slots - self.in_flight.lanes[lane], available)
                 if slots <= 0:
                     continue
                 each = max(1, all_slots - max(1, all_slots // 8)) if all_slots > 1 else 1
-                busy = {t: max(0, each - n) for (at, t), n in self.held.tenants.items() if at == lane and n}
+                busy = {t: max(0, each - n) for (at, t), n in self.in_flight.tenants.items() if at == lane and n}
                 lanes[lane] = LaneCapacity(slots=slots, tenant_slots=each, tenant_room=busy)
         return lanes
 
@@ -275,7 +275,7 @@ class Capacity:
         self.next_check_ms = wait_ms if self.next_check_ms is None else min(self.next_check_ms, wait_ms)
 
     def _count(self, claims: Sequence[Claim], by: int) -> None:
-        held = self._held
+        held = self._in_flight
         held.total += by * len(claims)
         for (lane, tenant, provider, outlet), number in Counter(map(_counted_fields, claims)).items():
             _add(held.lanes, lane, by * number)

@@ -83,7 +83,7 @@ class _BatchAttempt:
         self.due_ms = due_ms
         self.ended = ended
 
-    def ring(self, now_ms: int) -> None:
+    def expire(self, now_ms: int) -> None:
         """Ends the attempt, because its timeout has elapsed."""
         self._deliverer.time_out(self)
 
@@ -172,7 +172,7 @@ class Deliverer:
         """
         claim, clock, breakers, timeout_ms = one.claim, self._clock, self._breakers, self.timeout_ms(one)
         slots = self._seats[claim.provider]
-        if not slots.take() and not await self._acquire(slots, until_ms):
+        if not slots.try_acquire() and not await self._acquire(slots, until_ms):
             return None
         try:
             began_ms = clock.monotonic_ms()
@@ -222,7 +222,7 @@ class Deliverer:
             way = ways.get(claim.provider)
             if way is None or one.trial or claim.lease_until - now <= timeout_ms:
                 left.append(one)
-            elif self._seats[claim.provider].take():
+            elif self._seats[claim.provider].try_acquire():
                 begun = _BatchAttempt(self, one, began_ms, began_ms + timeout_ms, ended)
                 way.append((build_delivery(claim, timeout_ms), begun))
             else:
@@ -315,11 +315,11 @@ class Deliverer:
     async def _acquire(self, slots: ConcurrencyLimit, until_ms: int | None) -> bool:
         """Waits for a slot and returns True, or returns False if none became free before `until_ms`."""
         if until_ms is None:
-            await slots.wait()
+            await slots.acquire()
             return True
         try:
             async with asyncio.timeout((until_ms - self._clock.monotonic_ms()) / 1000):
-                await slots.wait()
+                await slots.acquire()
         except TimeoutError:
             return False
         return True

@@ -138,8 +138,8 @@ class Worker:
 
         Keeps growing if the worker hangs.
         """
-        looked_ms = self._wake_timer.looked_ms
-        return None if looked_ms is None else self._clock.monotonic_ms() - looked_ms
+        last_claim_ms = self._wake_timer.last_claim_ms
+        return None if last_claim_ms is None else self._clock.monotonic_ms() - last_claim_ms
 
     async def run(self) -> None:
         """Runs until `drain` is called and all attempts in flight are settled.
@@ -200,7 +200,7 @@ class Worker:
     async def _claim_once(self) -> int:
         """Makes one claim if there is capacity, and returns how long to sleep afterwards, in milliseconds."""
         poll_ms = self._settings.poll_ms
-        self._wake_timer.look()
+        self._wake_timer.claim_started()
         if self._settler.backlog > self._settings.settle_backlog:
             return poll_ms
         try:
@@ -250,7 +250,7 @@ class Worker:
         self._idle.clear()
         self.lateness.note([max(0, now - claim.due_at) for claim in batch.claims])
         self._capacity.take(batch.claims)
-        self._capacity.spend(batch.claims)
+        self._capacity.spend_tokens(batch.claims)
         self._in_flight_after_claim = len(self._in_flight)
         self._observer.claimed(batch)
 
@@ -314,7 +314,7 @@ class Worker:
                 kept.append(one)
                 continue
             try:
-                wait_ms = await self._capacity.token(one.claim.provider)
+                wait_ms = await self._capacity.take_token(one.claim.provider)
             except StoreError as error:
                 log.warning(
                     "cannot read a rate limit, the store is unavailable; the notification is postponed: %s",

@@ -63,7 +63,7 @@ class DeliveryPlan(Struct, frozen=True, kw_only=True):
     """Id of the provider that the request demands. None if the route decides."""
     origin: str
     template_key: str | None
-    ways: tuple[ChannelPlan, ...]
+    channels: tuple[ChannelPlan, ...]
 
 
 class Planner:
@@ -138,7 +138,7 @@ class Planner:
             provider=provider_id(provider) if provider else None,
             origin=origin,
             template_key=template_key,
-            ways=tuple(way(one) for one in named),
+            channels=tuple(way(one) for one in named),
         )
 
 

@@ -233,14 +233,14 @@ class Intake:
                 if use_directory and any(map(_id_of, recipients)):
                     recipients, devices = await self._resolver.resolve(tenant, recipients, plan.mode)
                     recipients = tuple(map(_known, recipients))
-                if len(recipients) == len(plan.ways) == 1 and not devices:  # the usual case
-                    (recipient,), (way,) = recipients, plan.ways
+                if len(recipients) == len(plan.channels) == 1 and not devices:  # the usual case
+                    (recipient,), (way,) = recipients, plan.channels
                     targets.append((index, request, plan, way, recipient, address_of(recipient, way.channel)))
                     continue
                 targets += [
                     (index, request, plan, way, one, address_of(one, way.channel))
                     for recipient in recipients
-                    for way in plan.ways
+                    for way in plan.channels
                     for one in (expand_devices(recipient, way.channel, devices) if devices else (recipient,))
                 ]
             except InvalidRequest as error:
@@ -260,7 +260,7 @@ class Intake:
                 texts.append((request.content, recipient.locale, None))
             else:
                 try:
-                    built = await wording.said(tenant, request, recipient, way.channel, address, plan)
+                    built = await wording.build(tenant, request, recipient, way.channel, address, plan)
                     texts.append(built if request.content is not None else _rendered(built))
                 except InvalidRequest as error:
                     errors[index] = error
@@ -427,7 +427,7 @@ def _rendered(built: BuiltContent) -> BuiltContent:
 
 
 def _check_synchronous(request: SendRequest, plan: DeliveryPlan, recipients: Sequence[Recipient]) -> None:
-    if len(plan.ways) > 1 or len(recipients) > 1:
+    if len(plan.channels) > 1 or len(recipients) > 1:
         raise InvalidRequest("synchronous", "allows only one recipient and one channel")
     if request.send_at is not None:
         raise InvalidRequest(

@@ -83,7 +83,7 @@ class Upkeep:
             await self._every("purge", self._settings.purge_every_ms, self.purge)
             await self._every("health", self._health_every_ms(), self._breakers.check_health)
             await self._every("look", self._settings.look_every_ms, self._thresholds.check)
-            await self._every("receipts", self._settings.look_every_ms, self._receipts.look)
+            await self._every("receipts", self._settings.look_every_ms, self._receipts.check)
         except StoreError as error:
             log.warning("upkeep cannot run, the store is unavailable; trying again: %s", error)
             self._observer.store_failed("upkeep", error)
