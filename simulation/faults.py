@@ -35,7 +35,7 @@ class FaultInjector:
         self._processes = processes
         self._carriers = carriers
         self._weather = scene.plan.weather
-        self._chance = Random(f"{scene.plan.seed}/faults")
+        self._rng = Random(f"{scene.plan.seed}/faults")
         self._away_until_ms = 0
         self._stops: set[asyncio.Task[None]] = set()
         self.pauses = 0
@@ -65,8 +65,8 @@ class FaultInjector:
             alive = [process for process in self._processes if not process.dead]
             if not alive:
                 continue
-            process = self._chance.choice(alive)
-            if self._chance.random() < 0.25 and process.awake:
+            process = self._rng.choice(alive)
+            if self._rng.random() < 0.25 and process.awake:
                 self._stop(process)
             else:
                 process.crash("all at once")
@@ -76,22 +76,22 @@ class FaultInjector:
             await self._random_wait(self._weather.pause_every_ms)
             awake = [process for process in self._processes if process.awake]
             if awake:
-                process = self._chance.choice(awake)
+                process = self._rng.choice(awake)
                 process.pause()
                 self.pauses += 1
-                pause_ms = self._chance.randrange(500, self._weather.longest_pause_ms)
+                pause_ms = self._rng.randrange(500, self._weather.longest_pause_ms)
                 self._loop.call_later(pause_ms / 1000, process.resume)
 
     async def _absences(self) -> None:
         while True:
             await self._random_wait(self._weather.away_every_ms)
-            self._away_until_ms = self._scene.ms + self._chance.randrange(500, 15_000)
+            self._away_until_ms = self._scene.ms + self._rng.randrange(500, 15_000)
             self._scene.note("sim", "store outage")
 
     async def _jumps(self) -> None:
         while True:
             await self._random_wait(self._weather.jump_every_ms)
-            by_ms = self._chance.choice(_JUMPS_MS)
+            by_ms = self._rng.choice(_JUMPS_MS)
             self._clock.jump(by_ms)
             self._scene.jumps += 1
             self._scene.last_jump_ms = self._scene.ms
@@ -100,10 +100,10 @@ class FaultInjector:
     async def _outages(self) -> None:
         while True:
             await self._random_wait(self._weather.outage_every_ms)
-            self._chance.choice(self._carriers).begin_outage(self._chance)
+            self._rng.choice(self._carriers).begin_outage(self._rng)
 
     async def _random_wait(self, mean_ms: int) -> None:
-        await asyncio.sleep(round(self._chance.expovariate(1 / mean_ms)) / 1000)
+        await asyncio.sleep(round(self._rng.expovariate(1 / mean_ms)) / 1000)
 
     def _stop(self, process: SimProcess) -> None:
         """Stops a process gracefully in the background. An error is reported as an unhandled exception."""

@@ -52,11 +52,11 @@ class SimProcess:
         self._scene = scene
         self._store = store
         self._carriers = carriers
-        self._chance = Random(f"{scene.plan.seed}/{name}")
+        self._rng = Random(f"{scene.plan.seed}/{name}")
         self._clock = VirtualClock(
             loop,
-            wall_ms=START_MS + self._chance.randrange(-2_000, 2_000),
-            monotonic_from_ms=self._chance.randrange(1, 10**9),
+            wall_ms=START_MS + self._rng.randrange(-2_000, 2_000),
+            monotonic_from_ms=self._rng.randrange(1, 10**9),
         )
         self.store_is_away = store_is_away
         self._on_death = on_death
@@ -140,12 +140,12 @@ class SimProcess:
                 await self.engine.process(20)
             except StoreError:
                 self._scene.note(self.name, "could not process: store unavailable")
-            await asyncio.sleep(self._chance.randrange(1_000, 8_000) / 1000)
+            await asyncio.sleep(self._rng.randrange(1_000, 8_000) / 1000)
 
     def _line(self, carrier: SimulatedProvider) -> SimulatedProviderClient:
         kind = SimulatedLookupClient if carrier.plan.answers else SimulatedProviderClient
-        chance = Random(f"{self._scene.plan.seed}/{self.name}/{carrier.plan.id}")
-        return kind(carrier, self, begins=chance.random() < 0.5)
+        rng = Random(f"{self._scene.plan.seed}/{self.name}/{carrier.plan.id}")
+        return kind(carrier, self, begins=rng.random() < 0.5)
 
     def _engine(self, tenant: str) -> Engine:
         plan = self._scene.plan
@@ -166,7 +166,7 @@ class SimProcess:
             backend=self.boundary,
             roster=roster,
             clock=self._clock,
-            chance=self._chance,
+            random_source=self._rng,
             sinks={"sink": (self, plan.events)},
         )
         settings = EngineSettings(
@@ -192,7 +192,7 @@ class SimProcess:
         await asyncio.sleep(0.01)
         if self.dead:
             raise asyncio.CancelledError("the process is dead")
-        drawn = self._chance.random()
+        drawn = self._rng.random()
         if drawn < self.boundary.weather.sink_error / 2:
             raise ConnectionError("the sink is unavailable")
         self._store.watch.published(self.name, events)

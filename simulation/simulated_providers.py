@@ -101,14 +101,14 @@ class SimulatedProvider:
         plan: SimulatedProviderPlan,
         *,
         weather: FaultPlan,
-        chance: Random,
+        rng: Random,
         watch: InvariantChecker,
         report: Callable[[int, Receipt], None],
         route_of: Callable[[Delivery], Route],
     ) -> None:
         self.plan = plan
         self.weather = weather
-        self._chance = chance
+        self._rng = rng
         self._watch = watch
         self._report = report
         self._route_of = route_of
@@ -140,7 +140,7 @@ class SimulatedProvider:
         self._end(caller, delivery, None, alive=not caller.dead)
 
     def healthy(self) -> bool:
-        return self._now_outage() is None or self._chance.random() < 0.1
+        return self._now_outage() is None or self._rng.random() < 0.1
 
     def look_up(self, delivery: Delivery) -> Receipt | None:
         """Returns a receipt if the provider has the attempt's message, else None."""
@@ -156,7 +156,7 @@ class SimulatedProvider:
             self._watch.send_ends(call, heard, heard=alive)
 
     async def _answer(self, delivery: Delivery) -> object:
-        kind, latency_ms = self._kind(), self._chance.choice((5, 30, 30, 200, 600))
+        kind, latency_ms = self._kind(), self._rng.choice((5, 30, 30, 200, 600))
         if kind in (
             "accept",
             "accept and hang",
@@ -166,11 +166,11 @@ class SimulatedProvider:
         ):
             message = self._take(delivery)
         if kind == "slow":
-            latency_ms = self._chance.randrange(500, 16_000)
+            latency_ms = self._rng.randrange(500, 16_000)
         await asyncio.sleep(latency_ms / 1000)
         match kind:
             case "accept" | "slow":
-                delivered = self._chance.random() < 0.1
+                delivered = self._rng.random() < 0.1
                 return Outcome(OutcomeKind.ACCEPTED, provider_message_id=message, delivered=delivered)
             case "hang" | "accept and hang":
                 await asyncio.sleep(_ENDLESS_S)
@@ -184,7 +184,7 @@ class SimulatedProvider:
                 return {"status": "fine"}
             case "throttled":
                 return Outcome(OutcomeKind.THROTTLED, error_code="429", retry_after_ms=self._retry_after_ms())
-        retry_after_ms = self._retry_after_ms() if self._chance.random() < 0.15 else None
+        retry_after_ms = self._retry_after_ms() if self._rng.random() < 0.15 else None
         if kind == "unlisted":  # a refusal with a code that is not in the error table
             return Outcome(
                 OutcomeKind.BAD_CONTENT, error_code=kind, retry_after_ms=retry_after_ms, unlisted=True
@@ -197,10 +197,10 @@ class SimulatedProvider:
         outage = self._now_outage()
         if outage is not None:
             return outage.kind
-        if self.weather.unlisted and self._chance.random() < self.weather.unlisted:
+        if self.weather.unlisted and self._rng.random() < self.weather.unlisted:
             return "unlisted"
-        if self._chance.random() < self.weather.trouble:
-            return self._chance.choices(tuple(_FAILURE_WEIGHTS), tuple(_FAILURE_WEIGHTS.values()))[0]
+        if self._rng.random() < self.weather.trouble:
+            return self._rng.choices(tuple(_FAILURE_WEIGHTS), tuple(_FAILURE_WEIGHTS.values()))[0]
         return "accept"
 
     def _now_outage(self) -> SimulatedOutage | None:
@@ -208,14 +208,14 @@ class SimulatedProvider:
             self.outage = None
         return self.outage
 
-    def begin_outage(self, chance: Random) -> None:
+    def begin_outage(self, rng: Random) -> None:
         now_ms = self._watch.scene.ms
-        kind = chance.choice(_OUTAGE_KINDS)
-        self.outage = SimulatedOutage(now_ms + chance.randrange(10_000, 120_000), kind)
+        kind = rng.choice(_OUTAGE_KINDS)
+        self.outage = SimulatedOutage(now_ms + rng.randrange(10_000, 120_000), kind)
         self._watch.scene.note("sim", f"outage of {self.plan.id}: {kind}")
 
     def _retry_after_ms(self) -> int:
-        return self._chance.choice((200, 1_500, 5_000, 20_000, 60_000, 30 * _HOUR_MS))
+        return self._rng.choice((200, 1_500, 5_000, 20_000, 60_000, 30 * _HOUR_MS))
 
     def _take(self, delivery: Delivery) -> str:
         """Stores the message and schedules its receipts, which may arrive before the response."""
@@ -226,13 +226,13 @@ class SimulatedProvider:
             message = f"{self.plan.id}-m{self._messages}"
         self._taken[delivery.notification_id, delivery.attempt] = message
         weights, stories = zip(*_RECEIPT_SEQUENCES, strict=True)
-        early = self._chance.random() < 0.3
-        for number, event in enumerate(self._chance.choices(stories, weights)[0]):
+        early = self._rng.random() < 0.3
+        for number, event in enumerate(self._rng.choices(stories, weights)[0]):
             receipt = self._receipt(delivery, message, event, f"{message}-{self._messages}-{number}")
-            delay_ms = self._chance.randrange(0, 1_000) if early else self._chance.randrange(500, 60_000)
+            delay_ms = self._rng.randrange(0, 1_000) if early else self._rng.randrange(500, 60_000)
             self._report(delay_ms, receipt)
-            if self._chance.random() < 0.2:
-                self._report(delay_ms + self._chance.randrange(0, 30_000), receipt)
+            if self._rng.random() < 0.2:
+                self._report(delay_ms + self._rng.randrange(0, 30_000), receipt)
         return message
 
     def _receipt(self, delivery: Delivery, message: str, event: ReceiptEvent, event_id: str) -> Receipt:
@@ -247,7 +247,7 @@ class SimulatedProvider:
             attempt=delivery.attempt if self.plan.sends_attempt_number else 0,
             outcome=kind,
             retry_after_ms=wait_ms or None,
-            always_failover=event is E.FAILED and self._chance.random() < 0.3,
+            always_failover=event is E.FAILED and self._rng.random() < 0.3,
             error_code=bounce_code(kind, wait_ms) if event is E.FAILED else None,
             routes={delivery.channel: self._route_of(delivery)},
         )
@@ -255,8 +255,8 @@ class SimulatedProvider:
     def _failure(self) -> tuple[OutcomeKind | None, int]:
         """Returns the class of a reported failure, and the wait that its error table entry asks for."""
         kinds, weights = zip(*_REPORTED_FAILURE_WEIGHTS.items(), strict=True)
-        kind = self._chance.choices(kinds, weights)[0]
-        return kind, self._chance.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
+        kind = self._rng.choices(kinds, weights)[0]
+        return kind, self._rng.choice((0, 0, 2_000, 30_000, 10 * 60_000, 30 * _HOUR_MS))
 
 
 def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, str, int]:

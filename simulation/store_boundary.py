@@ -46,12 +46,10 @@ class FaultyStore:
     Calls of a dead process are cancelled before they reach the store.
     """
 
-    def __init__(
-        self, host: FaultyStoreOwner, store: CheckedStore, weather: FaultPlan, chance: Random
-    ) -> None:
+    def __init__(self, host: FaultyStoreOwner, store: CheckedStore, weather: FaultPlan, rng: Random) -> None:
         self._host = host
         self._store = store
-        self._chance = chance
+        self._rng = rng
         self.weather = weather
 
     # Store ---------------------------------------------------------------------------------------
@@ -205,7 +203,7 @@ class FaultyStore:
     async def _travel(self, name: str, leg: str) -> None:
         """Simulates the request or the response. One random number decides which fault occurs, if any."""
         self._alive()
-        drawn, weather = self._chance.random(), self.weather
+        drawn, weather = self._rng.random(), self.weather
         if leg == "before" and self._host.store_is_away():
             await self._fail(name, leg)
         if drawn > 0.6:
@@ -220,10 +218,10 @@ class FaultyStore:
             await self._fail(name, leg)
         drawn -= weather.slow_per_call / 2
         if drawn < 0:
-            await self._take_ms(self._chance.randrange(100, weather.longest_slow_ms))
+            await self._take_ms(self._rng.randrange(100, weather.longest_slow_ms))
 
     async def _fail(self, name: str, leg: str) -> NoReturn:
-        await self._take_ms(self._chance.randrange(1, 100))
+        await self._take_ms(self._rng.randrange(1, 100))
         self._store.trace(self._host.name, f"store error {leg} {name}")
         raise StoreUnavailable(f"simulated store error {leg} {name}")
 

@@ -78,7 +78,7 @@ class SimulationRun:
         self._loop = loop
         self._clock = VirtualClock(loop)
         self.scene = SimulationState(plan, self._clock, trace)
-        self._chance = Random(f"{plan.seed}/world")
+        self._rng = Random(f"{plan.seed}/world")
         routes = {
             channel: tuple(c.id for c in plan.carriers if channel in c.channels) for channel in plan.channels
         }
@@ -90,7 +90,7 @@ class SimulationRun:
             SimulatedProvider(
                 carrier,
                 weather=plan.weather,
-                chance=Random(f"{plan.seed}/{carrier.id}"),
+                rng=Random(f"{plan.seed}/{carrier.id}"),
                 watch=self.watch,
                 report=self._report,
                 route_of=self._route_of,
@@ -219,7 +219,7 @@ class SimulationRun:
         self._counts["crashes"] += not process.stopping
         self._processes.remove(process)
         if not self._over:
-            self._loop.call_later(self._chance.randrange(200, 20_000) / 1000, self._replace)
+            self._loop.call_later(self._rng.randrange(200, 20_000) / 1000, self._replace)
 
     def _replace(self) -> None:
         """Starts processes until the planned number runs. A replacement gets a new name."""
@@ -232,7 +232,7 @@ class SimulationRun:
 
     def _some_process(self) -> SimProcess | None:
         awake = [process for process in self._processes if not process.dead and not process.stopping]
-        return self._chance.choice(awake) if awake else None
+        return self._rng.choice(awake) if awake else None
 
     # Receipts from the providers -----------------------------------------------------------------
 

@@ -208,7 +208,7 @@ def _unlimited_capacity(real: Any) -> Any:
 def cap_ignored(real: Any) -> Any:
     def start(self: Any, **parts: Any) -> None:
         real(self, **parts)
-        self._seats = {name: ConcurrencyLimit(1_000) for name in self._seats}
+        self._concurrency_limits = {name: ConcurrencyLimit(1_000) for name in self._concurrency_limits}
 
     return start
 

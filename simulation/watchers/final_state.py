@@ -112,13 +112,13 @@ def _check_receipts(
 
 def _check_orders(scene: SimulationState, receipts: Mapping[tuple[str, str], dict[str, Receipt]]) -> None:
     """Checks that the same receipts, shuffled and repeated, lead to the same status (11)."""
-    chance = Random(f"{scene.plan.seed}/orders")
+    rng = Random(f"{scene.plan.seed}/orders")
     several = [list(heard.values()) for _, heard in sorted(receipts.items()) if len(heard) > 1]
-    for heard in chance.sample(several, min(_SAMPLED_MESSAGES, len(several))):
+    for heard in rng.sample(several, min(_SAMPLED_MESSAGES, len(several))):
         first = expected_status(heard)
         shuffled = [*heard, *heard]
         for _ in range(3):
-            chance.shuffle(shuffled)
+            rng.shuffle(shuffled)
             other = expected_status(shuffled)
             if other != first:
                 order = ", ".join(r.event.value for r in shuffled)

@@ -48,7 +48,7 @@ def build_parts(
     directory: Directory | None = None,
     renderer: Renderer | None = None,
     clock: Clock | None = None,
-    chance: RandomSource | None = None,
+    random_source: RandomSource | None = None,
     observers: Sequence[Observer] = (),
 ) -> EngineParts:
     """Builds the parts of an engine. Those that are not given are made from the settings."""
@@ -58,7 +58,7 @@ def build_parts(
         backend=backend,
         roster=build_roster(settings, providers, clock),
         clock=clock,
-        chance=chance or SystemRandomSource(),
+        random_source=random_source or SystemRandomSource(),
         sinks={**build_sinks(settings), **(sinks or {})},
         directory=directory,
         renderer=renderer or build_renderer(settings, backend, clock),

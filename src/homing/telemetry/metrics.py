@@ -170,7 +170,7 @@ class Metrics:
         if refused:
             self._stale[()].inc(len(refused))
 
-    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
         fates = {
             **dict.fromkeys(result.applied, "applied"),
             **dict.fromkeys(result.unchanged, "unchanged"),

@@ -44,8 +44,8 @@ class RecordingObserver:
             self.settlements.append((settlement.status, None if attempt is None else attempt.outcome))
         self.refused += refused
 
-    def heard(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
-        self.batches.append(("heard", len(receipts)))
+    def receipts_applied(self, receipts: Sequence[Receipt], result: ReceiptResult) -> None:
+        self.batches.append(("receipts_applied", len(receipts)))
 
     def breaker_changed(self, provider: str, phase: Phase) -> None:
         self.phases.append(phase)
@@ -115,7 +115,7 @@ async def test_receipts_and_breakers_are_reported(world: World) -> None:
     await engine.handle_callback(
         "post", signed_callback([event_about(postman.sent[0], ReceiptEvent.DELIVERED)])
     )
-    assert diary.batches[-1] == ("heard", 1)
+    assert diary.batches[-1] == ("receipts_applied", 1)
     await engine.force_breaker("post", Phase.OPEN, who="ann", why="maintenance")
     await engine.force_breaker("post", None, who="ann")
     assert diary.phases == [Phase.OPEN, Phase.CLOSED]

@@ -57,36 +57,36 @@ async def test_a_row_due_during_a_sleep_wakes_the_worker_at_that_time(world: Wor
 
 
 async def test_a_slot_goes_to_the_longest_waiting_task(world: World) -> None:
-    seats = ConcurrencyLimit(1)
-    assert seats.try_acquire()
-    assert not seats.try_acquire()
-    first, second = (asyncio.create_task(seats.acquire()) for _ in range(2))
+    limit = ConcurrencyLimit(1)
+    assert limit.try_acquire()
+    assert not limit.try_acquire()
+    first, second = (asyncio.create_task(limit.acquire()) for _ in range(2))
     await asyncio.sleep(0)
-    seats.release()
-    assert not seats.try_acquire()  # the slot belongs to the first one
+    limit.release()
+    assert not limit.try_acquire()  # the slot belongs to the first one
     await first
     assert not second.done()
-    seats.release()
+    limit.release()
     await second
-    seats.release()
-    assert seats.try_acquire()
+    limit.release()
+    assert limit.try_acquire()
 
 
 async def test_a_slot_given_to_a_task_that_was_just_cancelled_goes_to_the_next(world: World) -> None:
-    seats = ConcurrencyLimit(1)
-    seats.try_acquire()
-    first, second = (asyncio.create_task(seats.acquire()) for _ in range(2))
+    limit = ConcurrencyLimit(1)
+    limit.try_acquire()
+    first, second = (asyncio.create_task(limit.acquire()) for _ in range(2))
     await asyncio.sleep(0)
-    seats.release()
+    limit.release()
     first.cancel()
     await second
     assert first.cancelled()
-    third = asyncio.create_task(seats.acquire())
+    third = asyncio.create_task(limit.acquire())
     await asyncio.sleep(0)
     third.cancel()
     await asyncio.gather(third, return_exceptions=True)
-    seats.release()
-    assert seats.try_acquire()
+    limit.release()
+    assert limit.try_acquire()
 
 
 async def test_each_deadline_ends_its_own_block_at_its_own_time(world: World) -> None:

@@ -117,7 +117,10 @@ class Capacity:
         if lane is not None:
             lanes = {lane: lanes[lane]} if lane in lanes else {}
         if limit is not None:
-            lanes = {name: replace(room, slots=min(room.slots, limit)) for name, room in lanes.items()}
+            lanes = {
+                name: replace(lane_capacity, slots=min(lane_capacity.slots, limit))
+                for name, lane_capacity in lanes.items()
+            }
         if not lanes:
             return None
         return ClaimRequest(
@@ -125,7 +128,7 @@ class Capacity:
             lease_ms=lease_ms,
             lanes=lanes,
             outlet_slots=self._default_outlet_slots,
-            outlet_room=outlets,
+            outlet_capacity=outlets,
         )
 
     def may_have_left_work(self, request: ClaimRequest, claims: Sequence[Claim]) -> bool:
@@ -133,7 +136,7 @@ class Capacity:
 
         Otherwise the claim took everything that was due, and nothing waits for capacity that becomes free.
         """
-        outlets, lanes = request.outlet_room, request.lanes
+        outlets, lanes = request.outlet_capacity, request.lanes
         if len(lanes) < self._lane_count or not all(outlets.values()):
             return True
         taken = Counter([(claim.lane, claim.tenant, claim.outlet) for claim in claims])
@@ -150,9 +153,9 @@ class Capacity:
             or any(
                 number >= outlets.get(outlet, request.outlet_slots) for outlet, number in by_outlet.items()
             )
-            or any(not all(room.tenant_room.values()) for room in lanes.values())
+            or any(not all(lane_capacity.tenant_capacity.values()) for lane_capacity in lanes.values())
             or any(
-                number >= lanes[lane].tenant_room.get(tenant, lanes[lane].tenant_slots)
+                number >= lanes[lane].tenant_capacity.get(tenant, lanes[lane].tenant_slots)
                 for (lane, tenant), number in by_tenant.items()
             )
         )
@@ -252,23 +255,25 @@ class Capacity:
         available = [target for target in targets if target is not None and capacity[target]]
         return max(available, key=lambda target: capacity[target], default=None)
 
-    def _is_available(self, stop: RouteStep) -> bool:
-        return self._breakers.gate(stop.provider) is not BreakerGate.STOP or self._breakers.usable(
-            stop.provider
+    def _is_available(self, step: RouteStep) -> bool:
+        return self._breakers.gate(step.provider) is not BreakerGate.STOP or self._breakers.usable(
+            step.provider
         )
 
     def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneCapacity]:
         lanes: dict[str, LaneCapacity] = {}
         for channel in self._roster.channels:
-            available = sum(capacity[stop.provider] for stop in self._roster.route(channel))
+            available = sum(capacity[step.provider] for step in self._roster.route(channel))
             for mode in QUEUED_MODES:
                 lane, all_slots = lane_of(mode, channel), self._slots.of(mode)
                 slots = min(all_slots - self.in_flight.lanes[lane], available)
                 if slots <= 0:
                     continue
                 each = max(1, all_slots - max(1, all_slots // 8)) if all_slots > 1 else 1
-                busy = {t: max(0, each - n) for (at, t), n in self.in_flight.tenants.items() if at == lane and n}
-                lanes[lane] = LaneCapacity(slots=slots, tenant_slots=each, tenant_room=busy)
+                busy = {
+                    t: max(0, each - n) for (at, t), n in self.in_flight.tenants.items() if at == lane and n
+                }
+                lanes[lane] = LaneCapacity(slots=slots, tenant_slots=each, tenant_capacity=busy)
         return lanes
 
     def _check_again_in(self, wait_ms: int) -> None:

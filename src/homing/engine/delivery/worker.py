@@ -64,7 +64,7 @@ class Worker:
         policies: Policies,
         breakers: Breakers,
         deliverer: Deliverer,
-        room: Capacity,
+        capacity: Capacity,
         clock: Clock,
         waker: Waker,
         settings: WorkerSettings,
@@ -76,7 +76,7 @@ class Worker:
         self._policies = policies
         self._breakers = breakers
         self._deliverer = deliverer
-        self._capacity = room
+        self._capacity = capacity
         self._clock = clock
         self._waker = waker
         self._settings = settings
@@ -304,9 +304,9 @@ class Worker:
 
         Postpones those moved to a provider that is at its rate limit.
         """
-        ways = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
-        counted = {way for way in ways if self._capacity.is_token_spent_at(*way)}
-        if len(counted) == len(ways):
+        moves = {(claims[one.claim.id].provider, one.claim.provider) for one in placed}
+        counted = {move for move in moves if self._capacity.is_token_spent_at(*move)}
+        if len(counted) == len(moves):
             return list(placed)
         kept = []
         for one in placed:

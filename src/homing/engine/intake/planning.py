@@ -125,7 +125,7 @@ class Planner:
             synchronous_types=self._synchronous_types,
         )
 
-        def way(one: Channel) -> ChannelPlan:
+        def channel_plan(one: Channel) -> ChannelPlan:
             return ChannelPlan(
                 one, lane_of(mode, one), self._book.policy(MatchKeys(tenant, type, origin, one, level), mode)
             )
@@ -138,7 +138,7 @@ class Planner:
             provider=provider_id(provider) if provider else None,
             origin=origin,
             template_key=template_key,
-            channels=tuple(way(one) for one in named),
+            channels=tuple(channel_plan(one) for one in named),
         )
 
 

@@ -83,7 +83,7 @@ _decode_due = json.Decoder(list[list[DueRow]]).decode
 
 def claim(tx: SqliteTransaction, request: ClaimRequest, leased: list[SeqAndRow]) -> ClaimBatch:
     """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
-    outlets = OutletCapacity(request.outlet_room, request.outlet_slots)
+    outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
     dealt, deals = _choose_rows(tx, request, outlets)
     claims = lease_rows(tx, dealt, request, leased)
     _write_turns(tx, deals)
@@ -93,7 +93,7 @@ def claim(tx: SqliteTransaction, request: ClaimRequest, leased: list[SeqAndRow])
 def _choose_rows(
     tx: SqliteTransaction, request: ClaimRequest, outlets: OutletCapacity
 ) -> tuple[list[DueRow], list[FairShare]]:
-    lanes = [lane for lane, room in request.lanes.items() if room.slots > 0]
+    lanes = [lane for lane, capacity in request.lanes.items() if capacity.slots > 0]
     found = tx.one(DUE_QUEUES, encode(lanes), tx.now, encode(outlets.closed), _QUEUES_PER_LANE)
     serial, due = _decode_queues(found)
     dealt: list[DueRow] = []
@@ -143,9 +143,9 @@ def _write_turns(tx: SqliteTransaction, deals: Sequence[FairShare]) -> None:
 def _next_due_at(tx: SqliteTransaction, request: ClaimRequest, outlets: OutletCapacity) -> int | None:
     """Returns the earliest due time after now among the queues for which the request has capacity."""
     lanes = [
-        (lane, [tenant for tenant, left in room.tenant_room.items() if left <= 0])
-        for lane, room in request.lanes.items()
-        if room.slots > 0
+        (lane, [tenant for tenant, left in capacity.tenant_capacity.items() if left <= 0])
+        for lane, capacity in request.lanes.items()
+        if capacity.slots > 0
     ]
     found: int | None = tx.one(NEXT_DUE_AT, encode(lanes), tx.now, encode(outlets.closed))
     return found

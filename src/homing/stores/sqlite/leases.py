@@ -83,14 +83,14 @@ def lease_rows(
     alike: dict[tuple[object, ...], list[SeqAndRow]] = {}
     for found in rows:
         alike.setdefault(_in_common(found[1]), []).append(found)
-    book = SqliteChangeRecorder(tx)  # the claim itself updates the queues that the rows leave
+    recorder = SqliteChangeRecorder(tx)  # the claim itself updates the queues that the rows leave
     written: dict[tuple[Column, ...], list[int]] = {}
     for group in alike.values():
         changes = [(seq, lease(row, request.worker, request.lease_ms, tx.now)) for seq, row in group]
-        book.record_all(changes[:1], number=len(group))
+        recorder.record_all(changes[:1], number=len(group))
         written.setdefault(leased_columns(group[0][1]), []).extend([seq for seq, _ in group])
     UPDATE_LEASED.run_grouped(tx, written)
-    book.write()
+    recorder.write()
     leased[:] = rows
     return claims_of([row for _, row in rows], messages, [due_at for due_at, _, _ in due])
 
@@ -105,16 +105,16 @@ def reclaim_expired(
     seqs = _decode_seqs(tx.one(EXPIRED_SEQS, tx.now, max(0, limit)))
     if not seqs:
         return ClaimBatch(claims=(), now=tx.now, next_due_at=None)
-    book, claims, written = SqliteChangeRecorder(tx), [], {}
+    recorder, claims, written = SqliteChangeRecorder(tx), [], {}
     rows, messages = _read(tx, EXPIRED_ROWS, seqs)
     for (seq, row), message in zip(rows, messages, strict=True):
         was = queue_of(row)
         due_at = row.started_at if row.due_at is None else row.due_at
-        book.record(seq, reclaim(row, worker, lease_ms, tx.now), was)
+        recorder.record(seq, reclaim(row, worker, lease_ms, tx.now), was)
         claims.append(claim_of(row, message, due_at))
         written[seq] = leased_columns(row)
     UPDATE_LEASED.run(tx, written)
-    book.write()
+    recorder.write()
     leased[:] = rows
     return ClaimBatch(claims=tuple(claims), now=tx.now, next_due_at=None)
 
