@@ -153,11 +153,11 @@ def breaker_never_opens(real: Any) -> Any:
 
 @BUGS.plant("the breaker never half-opens", "14", on=(breakers, "check_gate"), plan=scenes.outages)
 def breaker_never_half_opens(real: Any) -> Any:
-    def gate(breaker: Breaker, now: int) -> BreakerGate:
+    def check_gate(breaker: Breaker, now: int) -> BreakerGate:
         offered: BreakerGate = real(breaker, now)
         return BreakerGate.STOP if offered is BreakerGate.TRIAL else offered
 
-    return gate
+    return check_gate
 
 
 @BUGS.plant(
@@ -171,20 +171,20 @@ def many_trials(real: Any) -> Any:
 
 
 def _always_a_trial(real: Any) -> Any:
-    def gate(breaker: Breaker, now: int) -> BreakerGate:
+    def check_gate(breaker: Breaker, now: int) -> BreakerGate:
         if breaker.phase is Phase.HALF_OPEN and breaker.forced is None:
             return BreakerGate.TRIAL
         offered: BreakerGate = real(breaker, now)
         return offered
 
-    return gate
+    return check_gate
 
 
 @BUGS.plant(
     "a trial starts during another trial",
     "9",
     on=(breakers, "check_gate"),
-    also=(core_breaker, "gate", _always_a_trial),
+    also=(core_breaker, "check_gate", _always_a_trial),
     plan=scenes.outages,
 )
 def trial_upon_trial(real: Any) -> Any:

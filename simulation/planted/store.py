@@ -27,7 +27,7 @@ _READS = memory_reads.MemoryReads
 
 _RECEIPTS = memory_receipts.Receipts
 
-_ABSORB = (memory_receipts, "absorb")
+_DECIDE_RECEIPT = (memory_receipts, "decide_receipt")
 
 
 @BUGS.plant("rows are claimed before they are due", "8", on=(_SCHEDULE, "deal"), plan=scenes.rough)
@@ -131,89 +131,87 @@ def found_by_everybody(real: Any) -> Any:
     return lambda self, tenant, id: self._kept.get(id)
 
 
-@BUGS.plant("a late failure undoes a delivery", "11", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a late failure undoes a delivery", "11", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def rank_falls(real: Any) -> Any:
-    def absorb(standing: Any, receipt: Any) -> Any:
+    def decide_receipt(standing: Any, receipt: Any) -> Any:
         if standing.status is Status.DELIVERED and receipt.event is ReceiptEvent.FAILED:
             standing = replace(standing, rank=0, status=Status.SENT)
         return real(standing, receipt)
 
-    return absorb
+    return decide_receipt
 
 
-def _change_absorb_input(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
-    """Returns a factory of `absorb` with a changed standing or receipt."""
+def _change_receipt_input(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any], Any]:
+    """Returns a factory of `decide_receipt` with a changed standing or receipt."""
     return lambda real: lambda standing, receipt: real(*change(standing, receipt))
 
 
-@BUGS.plant("a reported failure is retried at once", "8", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a reported failure is retried at once", "8", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def bounce_without_backoff(real: Any) -> Any:
-    def absorb(standing: Any, receipt: Any) -> Any:
+    def decide_receipt(standing: Any, receipt: Any) -> Any:
         verdict = real(standing, receipt)
         return replace(verdict, delay_ms=0) if verdict is not None and verdict.reopened else verdict
 
-    return absorb
+    return decide_receipt
 
 
-@BUGS.plant("a reported failure forgets its provider's hold", "8", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a reported failure forgets its provider's hold", "8", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def bounce_without_hold(real: Any) -> Any:
-    def absorb(standing: Any, receipt: Any) -> Any:
+    def decide_receipt(standing: Any, receipt: Any) -> Any:
         verdict = real(standing, receipt)
         return None if verdict is None else replace(verdict, hold_ms=0)
 
-    return absorb
+    return decide_receipt
 
 
-@BUGS.plant("the error table's wait is ignored", "8", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("the error table's wait is ignored", "8", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def table_wait_ignored(real: Any) -> Any:
-    return _change_absorb_input(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(
+    return _change_receipt_input(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(
         real
     )
 
 
-@BUGS.plant("content that a receipt refused is retried", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("content that a receipt refused is retried", "9", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def bad_content_is_resent(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
         if receipt.outcome is OutcomeKind.BAD_CONTENT:
             receipt = replace(receipt, outcome=OutcomeKind.TRANSIENT)
         return standing, receipt
 
-    return _change_absorb_input(change)(real)
+    return _change_receipt_input(change)(real)
 
 
-@BUGS.plant("a reported provider fault counts as transient", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a reported provider fault counts as transient", "9", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def reported_fault_goes_back(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
         if receipt.outcome is OutcomeKind.PROVIDER_FAULT:
             receipt = replace(receipt, outcome=OutcomeKind.TRANSIENT)
         return standing, receipt
 
-    return _change_absorb_input(change)(real)
+    return _change_receipt_input(change)(real)
 
 
-@BUGS.plant("an unknown failure is retried every time", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def unknown_without_end(real: Any) -> Any:
-    return _change_absorb_input(lambda standing, receipt: (replace(standing, unknown_before=False), receipt))(
-        real
-    )
+    return _change_receipt_input(
+        lambda standing, receipt: (replace(standing, unknown_before=False), receipt)
+    )(real)
 
 
-@BUGS.plant("the rule's bounce_failover is ignored", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("the rule's bounce_failover is ignored", "9", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def bounce_rule_ignored(real: Any) -> Any:
-    return _change_absorb_input(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(
+    return _change_receipt_input(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(
         real
     )
 
 
-@BUGS.plant(
-    "a repeated receipt counts again", "11", "12", on=(_RECEIPTS, "handle_callback"), plan=scenes.quiet
-)
+@BUGS.plant("a repeated receipt counts again", "11", "12", on=(_RECEIPTS, "store_event"), plan=scenes.quiet)
 def heard_twice(real: Any) -> Any:
-    def handle_callback(self: Any, receipt: Any, now: int) -> bool:
+    def store_event(self: Any, receipt: Any, now: int) -> bool:
         real(self, receipt, now)
         return True
 
-    return handle_callback
+    return store_event
 
 
 @BUGS.plant("only a message id finds an attempt", "11", on=(memory, "attempt_of"), plan=scenes.rough)

@@ -33,6 +33,11 @@ def test_there_are_enough_planted_bugs_and_all_differ() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS)
 
 
+def test_every_patched_attribute_exists() -> None:
+    patched = [(owner, name) for bug in BUGS for owner, name, _ in bug.patches]
+    assert [(owner.__name__, name) for owner, name in patched if name not in vars(owner)] == []
+
+
 def test_together_the_bugs_violate_every_invariant() -> None:
     broken = {invariant for bug in BUGS for invariant in bug.invariants}
     assert broken == {str(number) for number in range(1, 16)}
