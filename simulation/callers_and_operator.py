@@ -26,10 +26,10 @@ from homing.core.send_request import SendRequest
 from homing.core.times import moment
 from homing.engine.intake.accept import Rejection, SendResult
 from homing.engine.intake.requests import NO_PRIOR_ATTEMPTS, PriorAttempts
+from simulation.checkers.shared_state import SECRET_MARKER
 from simulation.invariants import InvariantChecker
+from simulation.plan import TYPES, SimulationPlan, random_policy
 from simulation.process import SimProcess
-from simulation.watchers.shared_state import SECRET_MARKER
-from simulation.world_plan import TYPES, SimulationPlan, random_policy
 
 _ADDRESS_COUNT = 40
 
@@ -67,7 +67,7 @@ class SimulatedCallers:
         moments = sorted(self._rng.randrange(self._plan.spread_ms) for _ in range(self._plan.requests))
         asking: set[asyncio.Task[None]] = set()
         for at_ms in moments:
-            wait_ms = at_ms - self._watch.scene.ms
+            wait_ms = at_ms - self._watch.state.ms
             if wait_ms > 0:
                 await asyncio.sleep(wait_ms / 1000)
             if self._rng.random() < 0.05:
@@ -123,14 +123,14 @@ class SimulatedCallers:
         await asyncio.wait({task})
         if task.cancelled() or isinstance(task.exception(), StoreError):
             return
-        scene = self._watch.scene
+        state = self._watch.state
         if (error := task.exception()) is not None:
-            scene.violate("2", f"one odd request failed its whole batch with {type(error).__name__}")
+            state.violate("2", f"one odd request failed its whole batch with {type(error).__name__}")
         for number, result in enumerate(task.result()):
             if isinstance(result, SendResult):
                 self._watch.answers(tenant, result.notification_ids)
             if number == place and isinstance(result, SendResult) is not acceptable:
-                scene.violate("2", f"an odd request returned {type(result).__name__}")
+                state.violate("2", f"an odd request returned {type(result).__name__}")
 
     def _odd_request(self) -> tuple[SendRequest, bool]:
         """Returns a request with an extreme time or text, and whether it must be accepted."""
@@ -185,11 +185,11 @@ class SimulatedCallers:
         return tenant, request
 
     def _request(self, synchronous: bool, key: str | None = None) -> SendRequest:
-        rng, plan, now = self._rng, self._plan, self._watch.scene.now
+        rng, plan, now = self._rng, self._plan, self._watch.state.now
         channel = rng.choice(plan.channels)
         several = not synchronous and rng.random() < 0.1
         recipients = tuple(self._recipient() for _ in range(3)) if several else ()
-        names = [c.id for c in plan.carriers if channel in c.channels]
+        names = [c.id for c in plan.providers if channel in c.channels]
         send_at = now + rng.randrange(-5_000, 60_000) if rng.random() < 0.15 else None
         expires = rng.random() < 0.2
         after = max(now, send_at or now)
@@ -247,10 +247,10 @@ class SimulatedOperator:
     The operator uses a process without a worker.
     """
 
-    def __init__(self, plan: SimulationPlan, watch: InvariantChecker, desk: SimProcess) -> None:
+    def __init__(self, plan: SimulationPlan, watch: InvariantChecker, operator_process: SimProcess) -> None:
         self._plan = plan
         self._watch = watch
-        self._desk = desk
+        self._operator_process = operator_process
         self._rng = Random(f"{plan.seed}/operator")
         self._forced: set[str] = set()
         self.commands = 0
@@ -258,20 +258,20 @@ class SimulatedOperator:
     async def run(self) -> None:
         """Performs random actions until cancelled."""
         while True:
-            mean_ms = self._plan.weather.operator_every_ms
+            mean_ms = self._plan.fault_plan.operator_every_ms
             await asyncio.sleep(self._rng.expovariate(1 / mean_ms) / 1000)
             await self._do(self._something())
 
     async def change_policies(self) -> None:
         """Changes random policy rules until cancelled."""
         while True:
-            mean_ms = self._plan.weather.policy_every_ms
+            mean_ms = self._plan.fault_plan.policy_every_ms
             await asyncio.sleep(self._rng.expovariate(1 / mean_ms) / 1000)
             await self._do(self._policy())
 
     async def give_back(self) -> None:
         """Returns forced breakers to automatic control, so that every notification can end."""
-        engine = self._desk.fronts[self._plan.tenants[0]]
+        engine = self._operator_process.fronts[self._plan.tenants[0]]
         for provider in sorted(self._forced):
             for _ in range(_MAX_TRIES):
                 if await self._do(engine.force_breaker(provider, None, who="op")):
@@ -279,7 +279,7 @@ class SimulatedOperator:
                 await asyncio.sleep(1)
 
     async def _do(self, work: Coroutine[Any, Any, object]) -> bool:
-        task = self._desk.run(work)
+        task = self._operator_process.run(work)
         task.add_done_callback(
             lambda done: done.cancelled() or done.exception()
         )  # marks the exception as retrieved, even if this coroutine is cancelled
@@ -291,7 +291,7 @@ class SimulatedOperator:
 
     async def _something(self) -> None:
         rng, tenant = self._rng, self._rng.choice(self._plan.tenants)
-        engine = self._desk.fronts[tenant]
+        engine = self._operator_process.fronts[tenant]
         self.commands += 1
         drawn = rng.random()
         if drawn < 0.1:
@@ -311,14 +311,14 @@ class SimulatedOperator:
             await self._command(tenant)
 
     async def _command(self, tenant: str) -> None:
-        rng, engine = self._rng, self._desk.fronts[tenant]
+        rng, engine = self._rng, self._operator_process.fronts[tenant]
         foreign = rng.random() < 0.1  # another tenant's notification, which must be reported as missing
-        ids = [s.id for s in self._watch.scene.shadows.values() if (s.tenant == tenant) is not foreign]
+        ids = [s.id for s in self._watch.state.shadows.values() if (s.tenant == tenant) is not foreign]
         if not ids:
             return
         id = ids[min(len(ids) - 1, int(len(ids) * (1 - rng.random() ** 2)))]
-        shadow = self._watch.scene.shadows[id]
-        names = [c.id for c in self._plan.carriers if shadow.channel in c.channels]
+        shadow = self._watch.state.shadows[id]
+        names = [c.id for c in self._plan.providers if shadow.channel in c.channels]
         forced = rng.choice(names) if rng.random() < 0.3 else None
         match rng.choice(("cancel", "cancel", "retry", "retry", "resend", "acknowledge", "later", "resolve")):
             case "cancel":
@@ -335,7 +335,7 @@ class SimulatedOperator:
                 await engine.resolve(id, rng.choice((Status.SENT, Status.FAILED)), who="op")
 
     async def _read(self, tenant: str) -> None:
-        engine = self._desk.fronts[tenant]
+        engine = self._operator_process.fronts[tenant]
         page = await engine.list(Filter(), limit=20)
         if page.cursor is not None:
             await engine.list(Filter(), limit=20, cursor=page.cursor)
@@ -348,9 +348,9 @@ class SimulatedOperator:
         await engine.error_groups()
 
     async def _breaker(self) -> None:
-        provider = self._rng.choice(self._plan.carriers).id
+        provider = self._rng.choice(self._plan.providers).id
         phase = self._rng.choice((Phase.OPEN, Phase.CLOSED, None, None))
-        engine = self._desk.fronts[self._plan.tenants[0]]
+        engine = self._operator_process.fronts[self._plan.tenants[0]]
         self._forced.add(provider)
         await engine.force_breaker(provider, phase, who="op")
 
@@ -366,13 +366,13 @@ class SimulatedOperator:
             )
         )
         if rng.random() < 0.25:
-            await self._desk.boundary.delete(tenant, kind, [key])
+            await self._operator_process.boundary.delete(tenant, kind, [key])
         else:
             entry = Entry(tenant=tenant, kind=kind, key=key, value=dict(value), version=-1)
-            await self._desk.boundary.put([entry], who="op")
+            await self._operator_process.boundary.put([entry], who="op")
 
     async def _policy(self) -> None:
-        rng, engine = self._rng, self._desk.fronts[self._plan.tenants[0]]
+        rng, engine = self._rng, self._operator_process.fronts[self._plan.tenants[0]]
         name = f"r-{rng.choice(TYPES)}"
         try:
             if rng.random() < 0.2:
@@ -382,4 +382,4 @@ class SimulatedOperator:
                 await engine._policies.set(rule, who="op", why="better")
         except ConfigError:
             return
-        self._watch.scene.note("op", f"change rule {name}")
+        self._watch.state.note("op", f"change rule {name}")

@@ -14,10 +14,10 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptEvent
 from homing.core.notifications import OutcomeKind
 from homing.core.ports.providers import Delivery, OnOutcomes
 from homing.core.routing.failover import Route
+from simulation.checkers.reported_failures import bounce_code
 from simulation.invariants import InvariantChecker
+from simulation.plan import FaultPlan, SimulatedProviderPlan
 from simulation.shadow_state import ProviderCall
-from simulation.watchers.reported_failures import bounce_code
-from simulation.world_plan import FaultPlan, SimulatedProviderPlan
 
 _ENDLESS_S = 10_000_000
 
@@ -100,14 +100,14 @@ class SimulatedProvider:
         self,
         plan: SimulatedProviderPlan,
         *,
-        weather: FaultPlan,
+        fault_plan: FaultPlan,
         rng: Random,
         watch: InvariantChecker,
         report: Callable[[int, Receipt], None],
         route_of: Callable[[Delivery], Route],
     ) -> None:
         self.plan = plan
-        self.weather = weather
+        self.fault_plan = fault_plan
         self._rng = rng
         self._watch = watch
         self._report = report
@@ -123,17 +123,17 @@ class SimulatedProvider:
         """Simulates one send and returns its result, which need not be an `Outcome`."""
         call = self._watch.send_begins(caller.name, self.plan.id, delivery)
         self._open[_call_key(caller, delivery)] = call
-        heard: Outcome | None = None
+        outcome: Outcome | None = None
         alive = True
         try:
             answer = await self._answer(delivery)
-            heard = answer if isinstance(answer, Outcome) else None
+            outcome = answer if isinstance(answer, Outcome) else None
             return answer
         except asyncio.CancelledError:
             alive = not caller.dead
             raise
         finally:
-            self._end(caller, delivery, heard, alive=alive and not caller.dead)
+            self._end(caller, delivery, outcome, alive=alive and not caller.dead)
 
     def give_up(self, caller: CallingProcess, delivery: Delivery) -> None:
         """Ends a call for its process at once. The cancelled task itself ends in the next loop iteration."""
@@ -145,15 +145,17 @@ class SimulatedProvider:
     def look_up(self, delivery: Delivery) -> Receipt | None:
         """Returns a receipt if the provider has the attempt's message, else None."""
         message = self._taken.get((delivery.notification_id, delivery.attempt))
-        self._watch.scene.note("sim", f"look up {delivery.notification_id[-12:]} at {self.plan.id}")
+        self._watch.state.note("sim", f"look up {delivery.notification_id[-12:]} at {self.plan.id}")
         if message is None or self._now_outage() is not None:
             return None
         return self._receipt(delivery, message, E.SENT, f"{message}-asked")
 
-    def _end(self, caller: CallingProcess, delivery: Delivery, heard: Outcome | None, *, alive: bool) -> None:
+    def _end(
+        self, caller: CallingProcess, delivery: Delivery, outcome: Outcome | None, *, alive: bool
+    ) -> None:
         call = self._open.pop(_call_key(caller, delivery), None)
         if call is not None:
-            self._watch.send_ends(call, heard, heard=alive)
+            self._watch.send_ends(call, outcome, received=alive)
 
     async def _answer(self, delivery: Delivery) -> object:
         kind, latency_ms = self._kind(), self._rng.choice((5, 30, 30, 200, 600))
@@ -197,22 +199,22 @@ class SimulatedProvider:
         outage = self._now_outage()
         if outage is not None:
             return outage.kind
-        if self.weather.unlisted and self._rng.random() < self.weather.unlisted:
+        if self.fault_plan.unlisted and self._rng.random() < self.fault_plan.unlisted:
             return "unlisted"
-        if self._rng.random() < self.weather.trouble:
+        if self._rng.random() < self.fault_plan.trouble:
             return self._rng.choices(tuple(_FAILURE_WEIGHTS), tuple(_FAILURE_WEIGHTS.values()))[0]
         return "accept"
 
     def _now_outage(self) -> SimulatedOutage | None:
-        if self.outage is not None and self._watch.scene.ms >= self.outage.until_ms:
+        if self.outage is not None and self._watch.state.ms >= self.outage.until_ms:
             self.outage = None
         return self.outage
 
     def begin_outage(self, rng: Random) -> None:
-        now_ms = self._watch.scene.ms
+        now_ms = self._watch.state.ms
         kind = rng.choice(_OUTAGE_KINDS)
         self.outage = SimulatedOutage(now_ms + rng.randrange(10_000, 120_000), kind)
-        self._watch.scene.note("sim", f"outage of {self.plan.id}: {kind}")
+        self._watch.state.note("sim", f"outage of {self.plan.id}: {kind}")
 
     def _retry_after_ms(self) -> int:
         return self._rng.choice((200, 1_500, 5_000, 20_000, 60_000, 30 * _HOUR_MS))
@@ -242,7 +244,7 @@ class SimulatedProvider:
             provider_message_id=message,
             event=event,
             event_id=event_id,
-            at=self._watch.scene.now,
+            at=self._watch.state.now,
             notification_id=delivery.notification_id if self.plan.sends_notification_id else None,
             attempt=delivery.attempt if self.plan.sends_attempt_number else 0,
             outcome=kind,
@@ -266,8 +268,8 @@ def _call_key(caller: CallingProcess, delivery: Delivery) -> tuple[str, str, int
 class SimulatedProviderClient:
     """One process's client for a simulated provider. Some clients support sending in batches."""
 
-    def __init__(self, carrier: SimulatedProvider, caller: CallingProcess, *, begins: bool) -> None:
-        self._carrier = carrier
+    def __init__(self, provider: SimulatedProvider, caller: CallingProcess, *, begins: bool) -> None:
+        self._provider = provider
         self._caller = caller
         self._under_way: dict[Any, tuple[Delivery, asyncio.Task[None]]] = {}
         self.begins = begins
@@ -283,7 +285,7 @@ class SimulatedProviderClient:
         for mark in [mark for mark in self._under_way if mark in marks]:  # in the order of their start
             delivery, task = self._under_way.pop(mark)
             task.cancel()
-            self._carrier.give_up(self._caller, delivery)
+            self._provider.give_up(self._caller, delivery)
 
     async def _send_and_report(self, delivery: Delivery, mark: Any, ended: OnOutcomes) -> None:
         said: Outcome | Exception
@@ -297,11 +299,11 @@ class SimulatedProviderClient:
     async def send(self, delivery: Delivery) -> Outcome:
         if self._caller.dead:
             raise asyncio.CancelledError("the process is dead")
-        return await self._carrier.serve(self._caller, delivery)  # type: ignore[return-value]
+        return await self._provider.serve(self._caller, delivery)  # type: ignore[return-value]
 
     async def check(self) -> bool:
         await asyncio.sleep(0.02)
-        return self._carrier.healthy()
+        return self._provider.healthy()
 
     async def close(self) -> None:
         """Does nothing: there are no connections."""
@@ -312,4 +314,4 @@ class SimulatedLookupClient(SimulatedProviderClient):
 
     async def look_up(self, delivery: Delivery, provider_message_id: str | None) -> Receipt | None:
         await asyncio.sleep(0.05)
-        return self._carrier.look_up(delivery)
+        return self._provider.look_up(delivery)

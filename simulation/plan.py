@@ -93,8 +93,8 @@ class SimulationPlan(Struct, frozen=True, kw_only=True):
     processes: int
     cron: bool
     """True if there is one more process, which has no worker but processes due rows every few seconds."""
-    weather: FaultPlan
-    carriers: tuple[SimulatedProviderPlan, ...]
+    fault_plan: FaultPlan
+    providers: tuple[SimulatedProviderPlan, ...]
     channels: tuple[Channel, ...]
     rules: tuple[Rule, ...]
     lease_ms: int | None
@@ -126,11 +126,11 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
         tenants=tuple(f"t{n}" for n in range(rng.choice((1, 2, 3, 4)))),
         processes=rng.choice((1, 2, 2, 3)),
         cron=rng.random() < 0.2,
-        weather=_weather(rng),
-        carriers=tuple(
-            _naming(carrier, seed)
+        fault_plan=_random_fault_plan(rng),
+        providers=tuple(
+            _naming(provider, seed)
             for channel in channels
-            for carrier in _weighed(_carriers(rng, channel), seed, channel)
+            for provider in _weighed(_providers(rng, channel), seed, channel)
         ),
         channels=channels,
         rules=(*(_rule(rng, type_) for type_ in TYPES), _rule(rng, "*")),
@@ -148,7 +148,7 @@ def build_plan(seed: int, requests: int = 200) -> SimulationPlan:
 
 def build_faultless_plan(seed: int, requests: int = 200) -> SimulationPlan:
     """Returns the plan for a seed, without faults."""
-    return replace(build_plan(seed, requests), weather=NO_FAULTS)
+    return replace(build_plan(seed, requests), fault_plan=NO_FAULTS)
 
 
 def random_policy(rng: Random) -> PolicyPatch:
@@ -180,7 +180,7 @@ def _rule(rng: Random, type_: str) -> Rule:
     return Rule(name=f"r-{type_}" if type_ != "*" else "rest", type=type_, policy=random_policy(rng))
 
 
-def _weather(rng: Random) -> FaultPlan:
+def _random_fault_plan(rng: Random) -> FaultPlan:
     def sometimes(share: float, *values: float) -> float:
         drawn, value = rng.random(), rng.choice(values)
         return value if drawn < share else 0
@@ -201,11 +201,11 @@ def _weather(rng: Random) -> FaultPlan:
     )
 
 
-def _naming(carrier: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan:
-    rng = Random(f"{seed}/{carrier.id}/naming")
+def _naming(provider: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan:
+    rng = Random(f"{seed}/{provider.id}/naming")
     drawn = rng.random()
     return replace(
-        carrier,
+        provider,
         sends_notification_id=drawn < 0.6,
         sends_attempt_number=drawn < 0.4,
         answers=rng.random() < 0.5,
@@ -213,16 +213,16 @@ def _naming(carrier: SimulatedProviderPlan, seed: int) -> SimulatedProviderPlan:
 
 
 def _weighed(
-    carriers: list[SimulatedProviderPlan], seed: int, channel: Channel
+    providers: list[SimulatedProviderPlan], seed: int, channel: Channel
 ) -> list[SimulatedProviderPlan]:
     """Adds weights to some routes, so that their traffic is split between the providers."""
     weights = Random(f"{seed}/{channel.value}/weights").choice((None, None, (1, 1), (3, 1), (0, 1)))
-    if weights is None or len(carriers) < 2:
-        return carriers
-    return [replace(carrier, weight=weight) for carrier, weight in zip(carriers, weights, strict=True)]
+    if weights is None or len(providers) < 2:
+        return providers
+    return [replace(provider, weight=weight) for provider, weight in zip(providers, weights, strict=True)]
 
 
-def _carriers(rng: Random, channel: Channel) -> list[SimulatedProviderPlan]:
+def _providers(rng: Random, channel: Channel) -> list[SimulatedProviderPlan]:
     names = {
         Channel.EMAIL: ("ember", "egret"),
         Channel.SMS: ("sable", "swift"),
