@@ -74,7 +74,7 @@ def build_server(settings: Settings, served: Service, watchers: Sequence[Request
     """Builds the HTTP server with all routes. Its sockets are passed in when it is started."""
     own = settings.service
     return HttpServer(
-        App(served, all_routes(), chance=SystemRandomSource(), watchers=watchers),
+        App(served, all_routes(), random_source=SystemRandomSource(), watchers=watchers),
         ServerSettings(
             head_ms=own.head_ms,
             keep_alive_ms=own.keep_alive_ms,

@@ -10,6 +10,7 @@ scan them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -26,6 +27,11 @@ class Tally(Struct, frozen=True):
     purged: int = 0
     """Number of notifications of this status and attempts that a purge has removed. Statistics include
     them."""
+
+
+def count_statuses(tallies: Sequence[Tally], *statuses: Status) -> int:
+    """Returns how many notifications have one of these statuses."""
+    return sum(tally.count for tally in tallies if tally.status in statuses)
 
 
 class ErrorGroup(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

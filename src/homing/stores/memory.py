@@ -176,7 +176,7 @@ class MemoryStore(MemoryReads, MemoryRegistry):
         unchanged: list[str] = []
         orphaned: list[str] = []
         for receipt in batch:
-            if not self._receipts.handle_callback(receipt, now):
+            if not self._receipts.store_event(receipt, now):
                 unchanged.append(receipt.event_id)
                 continue
             kept = self._kept.get(self._receipts.owner(receipt) or "")

@@ -48,7 +48,7 @@ class App:
         service: Service,
         routes: Iterable[Route],
         *,
-        chance: RandomSource,
+        random_source: RandomSource,
         watchers: Sequence[RequestObserver] = (),
     ) -> None:
         self.service = service
@@ -57,7 +57,7 @@ class App:
         self._answer_s = service.settings.answer_ms / 1000
         self._table = RouteTable(routes)
         self._watchers = tuple(watchers)
-        self._series = f"r{chance.getrandbits(48):012x}"
+        self._series = f"r{random_source.getrandbits(48):012x}"
         self._numbers = count(1)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Any) -> None:

@@ -160,7 +160,7 @@ class LaneCapacity(Struct, frozen=True, kw_only=True):
     slots: int
     tenant_slots: int
     """Maximum for a single tenant, so that a burst of one tenant leaves slots for the others."""
-    tenant_room: Mapping[str, int] = field(default_factory=dict)
+    tenant_capacity: Mapping[str, int] = field(default_factory=dict)
     """Free slots of tenants that already use some in this lane. Other tenants have `tenant_slots`."""
 
 
@@ -171,8 +171,8 @@ class ClaimRequest(Struct, frozen=True, kw_only=True):
     lease_ms: int
     lanes: Mapping[str, LaneCapacity]
     outlet_slots: int
-    """Free slots of an outlet that is not listed in `outlet_room`."""
-    outlet_room: Mapping[str, int] = field(default_factory=dict)
+    """Free slots of an outlet that is not listed in `outlet_capacity`."""
+    outlet_capacity: Mapping[str, int] = field(default_factory=dict)
     """Free slots of outlets that are in use, limited or paused. 0 excludes the outlet from the claim.
 
     `provider@host` also uses a slot of `provider`, if that is listed.

@@ -162,13 +162,13 @@ def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDec
     backoff_ms, here_ms = _waits_ms(standing, receipt)
     provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
     free_in = [
-        (max(0, standing.holds.get(stop.provider, 0) - standing.now), stop)
-        for stop in _other_providers(standing, receipt)
+        (max(0, standing.holds.get(step.provider, 0) - standing.now), step)
+        for step in _other_providers(standing, receipt)
     ]
     if free_in:
-        wait_ms, stop = min(free_in, key=lambda found: found[0])
+        wait_ms, step = min(free_in, key=lambda found: found[0])
         if wait_ms <= here_ms or receipt.outcome is OutcomeKind.PROVIDER_FAULT:
-            provider, outlet, delay_ms = stop.provider, stop.outlet(standing.address), wait_ms
+            provider, outlet, delay_ms = step.provider, step.outlet(standing.address), wait_ms
     return ReceiptDecision(
         status_after=Status.RETRYING,
         rank=rank,
@@ -187,9 +187,9 @@ def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteSt
         return []
     route = rotate_route(receipt.routes.get(standing.channel, ()), receipt.provider)
     return [
-        stop
-        for stop in route
-        if stop.provider != receipt.provider and not has_refused(standing.holds, stop.provider, standing.now)
+        step
+        for step in route
+        if step.provider != receipt.provider and not has_refused(standing.holds, step.provider, standing.now)
     ]
 
 

@@ -70,7 +70,7 @@ def attribute_outcome(claim: Claim, outcome: Outcome, route: Route, *, elapsed_m
     if claim.pinned or claim.mode is _SYNCHRONOUS:
         return outcome
     now = claim.started_at + elapsed_ms
-    others = [stop.provider for stop in route if stop.provider != claim.provider]
+    others = [step.provider for step in route if step.provider != claim.provider]
     if all(has_refused(claim.holds, other, now) for other in others):
         return outcome
     return replace(outcome, kind=OutcomeKind.PROVIDER_FAULT)
@@ -200,15 +200,15 @@ def _settle_retry(
 
     # If the route has no other provider left, the notification may return to this one, but not before then.
     hold_ms = REFUSAL_MS if outcome.unlisted else max(retry_after_ms, backoff_ms)
-    stop = other if move and other is not None else RouteStep(claim.provider)
+    step = other if move and other is not None else RouteStep(claim.provider)
     return Settlement(
         id=claim.id,
         token=claim.token,
         status=Status.RETRYING,
         attempt=record,
         delay_ms=wait_ms,
-        provider=stop.provider,
-        outlet=stop.outlet(claim.address) if move else claim.outlet,
+        provider=step.provider,
+        outlet=step.outlet(claim.address) if move else claim.outlet,
         failures_here=0 if move else failures,
         last_delay_ms=backoff_ms,
         hold_ms=hold_ms if move else 0,

@@ -125,7 +125,7 @@ class _Claiming:
         self.request = request
         self.lookout = lookout
         self.leased = leased
-        self.outlets = OutletCapacity(request.outlet_room, request.outlet_slots)
+        self.outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
         self.fetched: dict[int, Record] = {}
         """Fetched and locked rows by seq."""
         self.ahead: dict[int, list[Record]] = {}
@@ -192,8 +192,8 @@ class _Claiming:
                 lanes.setdefault(names[place.queue][0], []).append(place)
         serial = max(self.tx.now * 1000, max((place.served for place in places), default=0))
         dealt: list[DueRow] = []
-        for lane, room in self.request.lanes.items():
-            if room.slots <= 0 or lane not in lanes:
+        for lane, capacity in self.request.lanes.items():
+            if capacity.slots <= 0 or lane not in lanes:
                 continue
             due = sorted(lanes[lane], key=lambda place: place.served)[:_QUEUES_PER_LANE]
             queues, turns, numbers = [], dict[str, int](), dict[tuple[str, str], int]()
@@ -203,7 +203,7 @@ class _Claiming:
                 queues.append(DueQueue(lane, tenant, outlet, place.served, first))
                 turns[tenant] = max(turns.get(tenant, 0), place.served)
                 numbers[tenant, outlet] = place.queue
-            deal = FairShare(room, self.outlets, queues, turns, serial)
+            deal = FairShare(capacity, self.outlets, queues, turns, serial)
             dealt += await self._run_deal(deal, numbers)
             serial = deal.serial
             if len(due) > 1:  # a single queue needs no turns
@@ -266,8 +266,8 @@ class _Claiming:
             if place.next_at is None or place.queue not in names:
                 continue
             lane, tenant, outlet = names[place.queue]
-            room = self.request.lanes.get(lane)
-            if room is None or room.slots <= 0 or room.tenant_room.get(tenant, 1) <= 0:
+            capacity = self.request.lanes.get(lane)
+            if capacity is None or capacity.slots <= 0 or capacity.tenant_capacity.get(tenant, 1) <= 0:
                 continue
             if self.outlets.open(outlet):
                 times.append(place.next_at)

@@ -104,9 +104,9 @@ async def insert_new_rows(
     tx: PostgresTransaction, rows: Sequence[NewRowOfKind], kinds: Sequence[NewRowKind], last: str
 ) -> None:
     """Inserts new rows that are all waiting or leased, counts them, and runs the query `last`."""
-    book = PostgresChangeRecorder(tx)
+    recorder = PostgresChangeRecorder(tx)
     for kind in kinds:
-        book.record(0, kind.change, kind.number)
+        recorder.record(0, kind.change, kind.number)
     ids, batches, addresses, messages, each = zip(*sorted(rows, key=itemgetter(0)), strict=True)
     written = _encode_lines(messages)[:-1].decode()
     forms: list[_Form] = []
@@ -123,7 +123,7 @@ async def insert_new_rows(
             parameters.append(kinds[0].columns[number])
         else:
             _add(forms, parameters, [kind.columns[number] for kind in each], type_)
-    shape, ledger = WRITE_LEDGER.fitted(list(book.ledger()))
+    shape, ledger = WRITE_LEDGER.fitted(list(recorder.ledger()))
     await tx.rows(_statement(tuple(forms), shape, last), *parameters, *ledger)
 
 

@@ -31,9 +31,9 @@ def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows)
     Raises `RetryTransaction` if a cached row has changed in the database since its claim.
     """
     found = _find_rows(tx, batch, held)
-    book = SqliteChangeRecorder(tx)
+    recorder = SqliteChangeRecorder(tx)
     if tx.subscribed:
-        book.prefetch_failure_details(
+        recorder.prefetch_failure_details(
             [found[s.id][0] for s in batch if s.status is _FAILED and s.id in found]
         )
     now = tx.now
@@ -59,8 +59,8 @@ def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows)
         written.setdefault(settled_columns(change.row), []).append(seq)
     if UPDATE_SETTLED.run_grouped(tx, written) != len(changes):
         raise RetryTransaction
-    book.record_all(changes)
-    book.write()
+    recorder.record_all(changes)
+    recorder.write()
     write_registry_puts(tx, puts)
     apply_early_receipts(tx, [seq for seq, _ in changes])
     return fates

@@ -26,6 +26,7 @@ from homing.stores.common.leased_rows import LeasedRows, SeqAndRow, build_settle
 from homing.stores.sqlite import (
     accept,
     amend,
+    claim,
     leases,
     migrations,
     reads,
@@ -110,7 +111,7 @@ class SqliteStore:
 
     async def claim(self, request: ClaimRequest) -> ClaimBatch:
         leased: list[SeqAndRow] = []
-        batch = await self._write(lambda tx: leases.claim(tx, request, leased))
+        batch = await self._write(lambda tx: claim.claim(tx, request, leased))
         self._leased_rows.keep(leased)
         return batch
 
