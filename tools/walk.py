@@ -128,7 +128,8 @@ def walk() -> list[Visit]:
     The notification is delivered twice, each time by a new engine. Only the second time is traced, so that
     the trace contains no imports.
     """
-    tracer, previous = Tracer(), sys.getprofile()
+    tracer = Tracer()
+    previous, previous_of_threads = sys.getprofile(), threading.getprofile()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "homing.toml").touch()
@@ -139,7 +140,7 @@ def walk() -> list[Visit]:
             asyncio.run(_deliver_one(folder, "traced.db", tracer))
         finally:
             sys.setprofile(previous)
-            threading.setprofile(None)
+            threading.setprofile(previous_of_threads)
     missing = [f"{step}: {place}" for step, place in STEPS.items() if place not in places(tracer.visits)]
     if missing:
         raise LookupError(f"these steps never began, because no such function ran: {', '.join(missing)}")
