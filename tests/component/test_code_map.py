@@ -70,7 +70,8 @@ def visits() -> list[Visit]:
 
 
 def test_the_map_follows_the_trace_of_a_real_send(visits: list[Visit]) -> None:
-    assert differences(PAGE, visits) == []
+    found = differences(PAGE, visits)
+    assert not found, "\n".join(found)
 
 
 def test_the_map_has_a_section_for_each_step_in_order_and_numbers_the_hops() -> None:
