@@ -50,10 +50,13 @@ class BreakerPolicy(Struct, frozen=True, kw_only=True):
 
 PUSH_BREAKER = BreakerPolicy(failures=10, open_ms=120_000)
 
+# Created once: every claim reads it, and the constructor checks all durations.
+_DEFAULT_BREAKER = BreakerPolicy()
+
 
 def default_policy(channel: Channel) -> BreakerPolicy:
     """Returns the breaker policy of a provider on this channel that has none of its own."""
-    return PUSH_BREAKER if channel is Channel.PUSH else BreakerPolicy()
+    return PUSH_BREAKER if channel is Channel.PUSH else _DEFAULT_BREAKER
 
 
 class Breaker(Struct, frozen=True, kw_only=True):
