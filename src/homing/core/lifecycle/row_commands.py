@@ -1,9 +1,4 @@
-"""The row of a notification and everything that can happen to it, as pure transitions.
-
-Stores keep rows and call these functions inside their transactions, so all stores behave alike. Each function
-changes the row in place and returns a `Change`, from which tallies, roll-ups, the history and the events
-follow.
-"""
+"""Applies commands to rows, as pure transitions like those in `rows`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interfaces that plug-ins implement. A store implements all of `Backend`."""
+"""The interfaces of the other plug-ins: recipient directory, template renderer and event sink."""
 
 from __future__ import annotations
 

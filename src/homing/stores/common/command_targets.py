@@ -10,10 +10,7 @@ from homing.core.lifecycle.commands import AmendResult, Command, CommandName
 from homing.core.lifecycle.rows import Row
 from homing.core.lifecycle.states import after_command
 from homing.core.notifications import Status
-from homing.stores.common.codec import StoredRow
-
-SeqAndRow = tuple[int, StoredRow]
-"""(seq, row)."""
+from homing.stores.common.leased_rows import SeqAndRow
 
 
 class CommandTargets(Struct):
