@@ -1,4 +1,4 @@
-"""Health checks for libcurl's pooled connections, and the sockets that are opened for libcurl."""
+"""Sockets for libcurl: opening, watching and health-checking them, and the timer for its deadlines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 import pycurl  # type: ignore[import-untyped]
 
 HangupPoll = Callable[[float], list[tuple[int, int]]]
-"""A bound `poll`: returns a non-empty list once the other side has closed the connection."""
+"""Bound `poll` method, which returns a non-empty list once the other side has closed the connection."""
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 

@@ -51,7 +51,8 @@ class TransportFailure(Struct, frozen=True, kw_only=True):
     """A request that got no response."""
 
     code: str
-    """`dns`, `connect`, `tls`, `timeout`, `dropped`, `refused_address`, `bad_request` or `protocol`."""
+    """Kind of failure: `dns`, `connect`, `tls`, `timeout`, `dropped`, `refused_address`, `bad_request` or
+    `protocol`."""
     error: str
     written: bool
     """True if the request was written completely, so that the server may have acted on it."""

@@ -275,7 +275,7 @@ class ClientConnection(HttpToolsProtocol):
 
 
 class _Rejected(Exception):
-    """Raised inside a parser callback to stop the parser. `Connection._rejection` has the response."""
+    """Raised inside a parser callback to stop the parser. `ClientConnection._rejection` has the response."""
 
 
 def _malformed(message: str) -> tuple[int, str, str]:
