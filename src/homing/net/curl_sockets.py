@@ -21,8 +21,8 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 class PooledConnections:
     """The sockets of pooled connections by local port, the only property libcurl reports of a reused one.
 
-    An entry may belong to an earlier connection with the same port. Then a healthy connection may be taken
-    for a dead one, which costs no more than opening a new one.
+    An entry may belong to an earlier connection with the same port. In that case, a healthy connection may be
+    taken for a dead one, which costs only the opening of a new connection.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,13 @@
 """One HTTP transfer: a libcurl handle with its options, the response to it, and the result for the caller.
 
-A request counts as written only if three facts agree. libcurl started it on a connection (`PREREQFUNCTION`).
-Its `POSTTRANSFER_TIME` is set, which happens when the last byte has left our buffers for the kernel's, also
-over TLS and HTTP/2, but also when libcurl gives up. And `REQUEST_SIZE`, the number of bytes sent, exceeds the
-size of the body. If one of them is missing, the server cannot have received the complete request.
+A request counts as written only if three conditions hold:
+
+- libcurl started it on a connection (`PREREQFUNCTION`).
+- Its `POSTTRANSFER_TIME` is set. libcurl sets it when the last byte was passed to the kernel, over TLS and
+  HTTP/2 as well, but also when it gives up.
+- `REQUEST_SIZE`, the number of bytes sent, exceeds the size of the body.
+
+If one of them does not hold, the server cannot have received the complete request.
 """
 
 from __future__ import annotations

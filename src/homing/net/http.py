@@ -28,7 +28,7 @@ class HttpRequest(Struct, frozen=True, gc=False):
     guarded: bool = False
     """True if the URL comes from outside, such as a recipient's webhook.
 
-    Then only public addresses are allowed (SSRF).
+    In that case only public addresses are allowed, to prevent server-side request forgery (SSRF).
     """
 
     def __repr__(self) -> str:

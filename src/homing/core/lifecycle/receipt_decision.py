@@ -105,7 +105,10 @@ def attempt_of(receipt: Receipt, attempts: Sequence[AttemptRecord]) -> int | Non
 
 
 def same_message(attempts: Sequence[AttemptRecord], index: int) -> list[int]:
-    """Returns the attempts with the same provider message. With idempotency keys there may be several."""
+    """Returns the indexes of the attempts that have the same provider message.
+
+    There are several if the provider answered a repeated idempotency key with the same message id.
+    """
     this = attempts[index]
     if this.provider_message_id is None:
         return [index]

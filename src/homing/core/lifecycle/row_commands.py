@@ -100,8 +100,11 @@ def resent_row(row: Row, order: Command, now: int) -> Change:
 
 
 def _retry(row: Row, order: Command, now: int) -> Status:
-    """Makes the row due now. A finished one is reopened with one more attempt; its age starts again and an
-    expired `expires_at` is removed."""
+    """Makes the row due now.
+
+    A finished row is reopened with one more attempt. Its age starts again, and an expired `expires_at` is
+    removed.
+    """
     if row.status not in WAITING:
         row.status = waiting_status(row.attempts)
         row.attempt_floor = max(row.attempt_floor, row.attempts + 1)

@@ -37,9 +37,9 @@ _DOES_NOT_AGE = frozenset({Reason.QUIET_HOURS, Reason.RATE_LIMIT})
 class Row(Struct, gc=False):
     """The fields of a notification that change, and those by which it is claimed and matched.
 
-    Stores read the fields in this order: first the place in the queue, then what a claim and its settlement
-    need, up to `holds`, then the rest that concerns leases, up to `overdue`. All later fields have a default
-    and are not read for claims and settlements.
+    The order of the fields matters, because stores read only the first of them for claims and settlements.
+    The fields from `lane` to `holds` are those that a claim and its settlement need. Those up to `overdue`
+    complete the lease. All later fields have a default.
     """
 
     lane: str

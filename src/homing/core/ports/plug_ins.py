@@ -16,7 +16,8 @@ from homing.core.retry.decide import RecipientFacts
 class Directory(Protocol):
     """Looks up recipients and their preferences.
 
-    By default the `Registry` is used; an application may replace it.
+    By default, the recipients are those in the `Registry`. An application may provide its own directory
+    instead.
     """
 
     async def resolve(self, tenant: str, ids: Collection[str]) -> Mapping[str, Recipient]:

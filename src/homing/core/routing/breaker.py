@@ -52,7 +52,7 @@ PUSH_BREAKER = BreakerPolicy(failures=10, open_ms=120_000)
 
 
 def default_policy(channel: Channel) -> BreakerPolicy:
-    """Returns the breaker policy of a provider on this channel that has none of its own."""
+    """Returns the breaker policy for providers of this channel whose settings have none."""
     return PUSH_BREAKER if channel is Channel.PUSH else BreakerPolicy()
 
 

@@ -68,7 +68,9 @@ R = TypeVar("R")
 
 
 _LATE_COMMITS_MS = 60_000
-"""A reclaim looks this far behind the previous one, because a transaction may commit its lease late."""
+"""A reclaim also finds leases that expired up to this long before the previous reclaim, because a transaction
+may commit its lease late.
+"""
 
 
 class PostgresStore:
