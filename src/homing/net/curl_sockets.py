@@ -86,7 +86,7 @@ OnSocketEvent = Callable[[int, int], None]
 
 
 _MAX_EVENTS_PER_POLL = 64
-"""Sockets handled per iteration of the event loop. Between iterations, results are passed on."""
+"""Maximum number of sockets handled per iteration of the event loop. Results are reported in between."""
 
 _IN, _OUT = pycurl.CSELECT_IN, pycurl.CSELECT_OUT
 

@@ -19,7 +19,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class HttpRequest(Struct, frozen=True, gc=False):
-    """One complete HTTP request. A pure function builds a new one for each attempt."""
+    """One complete HTTP request. Providers build a new one for each attempt."""
 
     url: str
     body: bytes = b""
