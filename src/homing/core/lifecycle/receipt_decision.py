@@ -116,62 +116,62 @@ def same_message(attempts: Sequence[AttemptRecord], index: int) -> list[int]:
     return [i for i, one in enumerate(attempts) if (one.provider, one.provider_message_id) == message]
 
 
-def decide_receipt(context: ReceiptContext, receipt: Receipt) -> ReceiptDecision | None:
+def decide_receipt(standing: ReceiptContext, receipt: Receipt) -> ReceiptDecision | None:
     """Returns the decision on one receipt, or None if the receipt is a repetition or changes nothing."""
     if receipt.event in _RECORD_ONLY:
-        return _keep_status(context, context.rank)
-    final = receipt.event is ReceiptEvent.FAILED and _is_final(context, receipt)
+        return _keep_status(standing, standing.rank)
+    final = receipt.event is ReceiptEvent.FAILED and _is_final(standing, receipt)
     rank = FINAL_FAILURE_RANK if final else RECEIPT_RANK[receipt.event]
-    if rank <= context.rank:
+    if rank <= standing.rank:
         # A dead address is recorded whatever the earlier receipts were: a bounce may follow a delivery.
         late = receipt.event is ReceiptEvent.FAILED and has_effects(receipt) and final
-        return _keep_status(context, context.rank) if late else None
+        return _keep_status(standing, standing.rank) if late else None
     match receipt.event:
         case ReceiptEvent.DELIVERED:
-            return _change_status(context, rank, Status.DELIVERED, None)
+            return _change_status(standing, rank, Status.DELIVERED, None)
         case ReceiptEvent.SPAM_REPORT:
-            return _change_status(context, rank, Status.FAILED, Reason.SPAM_REPORT)
-        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if context.status is Status.IN_DOUBT:
-            return _change_status(context, rank, Status.SENT, None)
-        case ReceiptEvent.FAILED if context.newest and context.status in (Status.SENT, Status.IN_DOUBT):
-            if final or context.mode is Mode.SYNCHRONOUS:
-                return _change_status(context, rank, Status.FAILED, Reason.RECEIPT_FAILED)
-            return _reopen(context, receipt, rank)
-        case ReceiptEvent.FAILED if context.newest and context.status in WAITING:
+            return _change_status(standing, rank, Status.FAILED, Reason.SPAM_REPORT)
+        case ReceiptEvent.QUEUED | ReceiptEvent.SENT if standing.status is Status.IN_DOUBT:
+            return _change_status(standing, rank, Status.SENT, None)
+        case ReceiptEvent.FAILED if standing.newest and standing.status in (Status.SENT, Status.IN_DOUBT):
+            if final or standing.mode is Mode.SYNCHRONOUS:
+                return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            return _reopen(standing, receipt, rank)
+        case ReceiptEvent.FAILED if standing.newest and standing.status in WAITING:
             if final:
-                return _change_status(context, rank, Status.FAILED, Reason.RECEIPT_FAILED)
-            return replace(_keep_status(context, rank), hold_ms=_retry_after_ms(receipt))
+                return _change_status(standing, rank, Status.FAILED, Reason.RECEIPT_FAILED)
+            return replace(_keep_status(standing, rank), hold_ms=_retry_after_ms(receipt))
         case _:
-            return _keep_status(context, rank)
+            return _keep_status(standing, rank)
 
 
-def _is_final(context: ReceiptContext, receipt: Receipt) -> bool:
+def _is_final(standing: ReceiptContext, receipt: Receipt) -> bool:
     """Returns True if nothing is sent again after this failure."""
     match receipt.outcome:
         case OutcomeKind.BAD_CONTENT:
             return True
         case OutcomeKind.BAD_RECIPIENT | OutcomeKind.DEAD_ADDRESS | OutcomeKind.OPTED_OUT:
-            return not always_fails_over(context.bounce_always, receipt)
+            return not always_fails_over(standing.bounce_always, receipt)
         case OutcomeKind.PROVIDER_FAULT:
-            return not _other_providers(context, receipt)
+            return not _other_providers(standing, receipt)
         case None:
-            return context.unknown_before
+            return standing.unknown_before
         case _:
             return False
 
 
-def _reopen(context: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
+def _reopen(standing: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDecision:
     """Reopens the notification at the next provider without a hold, or at the one that is free first."""
-    backoff_ms, here_ms = _waits_ms(context, receipt)
-    provider, outlet, delay_ms = context.provider, context.outlet, here_ms
+    backoff_ms, here_ms = _waits_ms(standing, receipt)
+    provider, outlet, delay_ms = standing.provider, standing.outlet, here_ms
     free_in = [
-        (max(0, context.holds.get(stop.provider, 0) - context.now), stop)
-        for stop in _other_providers(context, receipt)
+        (max(0, standing.holds.get(stop.provider, 0) - standing.now), stop)
+        for stop in _other_providers(standing, receipt)
     ]
     if free_in:
         wait_ms, stop = min(free_in, key=lambda found: found[0])
         if wait_ms <= here_ms or receipt.outcome is OutcomeKind.PROVIDER_FAULT:
-            provider, outlet, delay_ms = stop.provider, stop.outlet(context.address), wait_ms
+            provider, outlet, delay_ms = stop.provider, stop.outlet(standing.address), wait_ms
     return ReceiptDecision(
         status_after=Status.RETRYING,
         rank=rank,
@@ -184,19 +184,19 @@ def _reopen(context: ReceiptContext, receipt: Receipt, rank: int) -> ReceiptDeci
     )
 
 
-def _other_providers(context: ReceiptContext, receipt: Receipt) -> list[RouteStep]:
+def _other_providers(standing: ReceiptContext, receipt: Receipt) -> list[RouteStep]:
     """Returns the other providers in route order, without those that rejected the notification."""
-    if context.pinned:
+    if standing.pinned:
         return []
-    route = rotate_route(receipt.routes.get(context.channel, ()), receipt.provider)
+    route = rotate_route(receipt.routes.get(standing.channel, ()), receipt.provider)
     return [
         stop
         for stop in route
-        if stop.provider != receipt.provider and not has_refused(context.holds, stop.provider, context.now)
+        if stop.provider != receipt.provider and not has_refused(standing.holds, stop.provider, standing.now)
     ]
 
 
-def _waits_ms(context: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
+def _waits_ms(standing: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
     """Returns two waits: the backoff, and the wait before a re-send at the same provider.
 
     The second is longer if the provider's error table asks for a longer wait.
@@ -204,7 +204,7 @@ def _waits_ms(context: ReceiptContext, receipt: Receipt) -> tuple[int, int]:
     The jitter comes from a hash of the event's id, so that every store and every repetition gets the same
     value.
     """
-    low, high = context.bounce_min_ms, context.bounce_max_ms
+    low, high = standing.bounce_min_ms, standing.bounce_max_ms
     if low is None or high is None:
         low = high = receipt.backoff_ms
     drawn = int.from_bytes(sha256(f"{receipt.provider} {receipt.event_id}".encode()).digest()[:4]) / 2**32
@@ -217,15 +217,15 @@ def _retry_after_ms(receipt: Receipt) -> int:
 
 
 def _change_status(
-    context: ReceiptContext, rank: int, status: Status, reason: Reason | None
+    standing: ReceiptContext, rank: int, status: Status, reason: Reason | None
 ) -> ReceiptDecision:
     return ReceiptDecision(
-        status_after=status, rank=rank, reason=reason, provider=context.provider, outlet=context.outlet
+        status_after=status, rank=rank, reason=reason, provider=standing.provider, outlet=standing.outlet
     )
 
 
-def _keep_status(context: ReceiptContext, rank: int) -> ReceiptDecision:
-    return _change_status(context, rank, context.status, None)
+def _keep_status(standing: ReceiptContext, rank: int) -> ReceiptDecision:
+    return _change_status(standing, rank, standing.status, None)
 
 
 def _last(indexes: Iterable[int]) -> int | None:

@@ -52,7 +52,7 @@ PUSH_BREAKER = BreakerPolicy(failures=10, open_ms=120_000)
 
 
 def default_policy(channel: Channel) -> BreakerPolicy:
-    """Returns the breaker policy for providers of this channel whose settings have none."""
+    """Returns the breaker policy of a provider on this channel that has none of its own."""
     return PUSH_BREAKER if channel is Channel.PUSH else BreakerPolicy()
 
 

@@ -69,13 +69,13 @@ class _Settling:
     def __init__(self, tx: PostgresTransaction, batch: Sequence[Settlement]) -> None:
         self.tx = tx
         self.book = PostgresChangeRecorder(tx)
-        self.statuses = [STALE] * len(batch)
+        self.fates = [STALE] * len(batch)
         self.applied: list[int] = []
         self.puts: list[RegistryPut] = []
 
     async def apply(self, pairs: Iterable[_Pair]) -> None:
         """Applies each settlement whose token is still the newest and whose row has not changed since."""
-        now, statuses, puts = self.tx.now, self.statuses, self.puts
+        now, fates, puts = self.tx.now, self.fates, self.puts
         changes: dict[int, Change] = {}
         places: dict[int, tuple[int, Settlement]] = {}
         for place, settlement, (seq, row) in pairs:
@@ -85,7 +85,7 @@ class _Settling:
         written = await self._write(changes)
         for seq in written:
             place, settlement = places[seq]
-            statuses[place] = APPLIED
+            fates[place] = APPLIED
             if settlement.puts:
                 puts += settlement.puts
         self.book.record_all([(seq, changes[seq]) for seq in written])
@@ -122,11 +122,11 @@ async def settle(
     settling = _Settling(tx, batch)
     known = held.take(batch)
     await settling.apply([(place, one, known[one.id]) for place, one in enumerate(batch) if one.id in known])
-    rest = [(place, one) for place, one in enumerate(batch) if settling.statuses[place] is not APPLIED]
+    rest = [(place, one) for place, one in enumerate(batch) if settling.fates[place] is not APPLIED]
     if rest:
         await _read_and_settle(tx, settling, rest)
     await settling.finish()
-    return settling.statuses
+    return settling.fates
 
 
 async def _read_and_settle(
@@ -139,4 +139,4 @@ async def _read_and_settle(
         absent -= await find_stored_ids(tx, absent)
         for place, settlement in rest:
             if settlement.id in absent:
-                settling.statuses[place] = MISSING
+                settling.fates[place] = MISSING
