@@ -38,7 +38,7 @@ _EXTRAS = {"sns": "sns", "fcm": "fcm", "smtp": "smtp", "webpush": "webpush", "ap
 
 
 class ProviderDependencies:
-    """Arguments that providers get without a setting: the shared HTTP client and the time."""
+    """Arguments that providers receive without a setting: the shared HTTP client and the clock."""
 
     def __init__(self, http: HttpSettings, now_ms: Callable[[], int] | None = None) -> None:
         self._http = http

@@ -211,7 +211,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _opened(file: Path) -> TextIO:
-    """Opens the `.new` file of the key. Only its owner, this user, can read it."""
+    """Opens the `.new` file of the key.
+
+    Raises `ConfigError` unless the file belongs to this user and no one else can read or write it.
+    """
     try:
         _make_folder(file.parent)
         opened = os.open(_pending(file), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -73,12 +73,12 @@ class Receipts:
         self.link(kept, index)
         return True
 
-    def verdict(self, kept: Kept, receipt: Receipt, index: int, now: int) -> ReceiptDecision | None:
+    def decision(self, kept: Kept, receipt: Receipt, index: int, now: int) -> ReceiptDecision | None:
         """Decides what the receipt does to the notification and stores its rank."""
-        verdict = decide_receipt(receipt_context(kept.row, kept.attempts, kept.ranks, index, now), receipt)
-        if verdict is not None:
-            kept.ranks = (*kept.ranks[:index], verdict.rank, *kept.ranks[index + 1 :])
-        return verdict
+        decision = decide_receipt(receipt_context(kept.row, kept.attempts, kept.ranks, index, now), receipt)
+        if decision is not None:
+            kept.ranks = (*kept.ranks[:index], decision.rank, *kept.ranks[index + 1 :])
+        return decision
 
     def forget(self, kept: Kept) -> None:
         """Removes the messages of a deleted notification."""

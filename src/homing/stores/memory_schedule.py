@@ -87,7 +87,7 @@ class Schedule:
 
     def removed(self, was: Place) -> None:
         """Removes a deleted final row."""
-        assert was.resting in FINAL, "only what is final is ever removed"
+        assert was.resting in FINAL, "only rows in a final status are removed"
         self._ages[was.resting].leave()
 
     def deal(self, request: ClaimRequest, now: int, take: Taker) -> int | None:

@@ -140,14 +140,14 @@ class App:
         status: int,
         observed: Sequence[tuple[RequestObserver, Any]],
     ) -> None:
-        """Reports a request to the watchers and logs one line.
+        """Reports a request to the observers and logs one line.
 
         The line has no path parameters, query or body, because these may contain personal data.
         """
         took_s = request.task.get_loop().time() - request.began
         route = request.route
-        for watcher, began in observed:
-            watcher.ended(began, route.handler.__name__ if route else "", method, status, took_s)
+        for observer, began in observed:
+            observer.ended(began, route.handler.__name__ if route else "", method, status, took_s)
         log.info(
             "%s %s %d %.1f ms %s",
             method if route else "-",

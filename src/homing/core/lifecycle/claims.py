@@ -1,12 +1,4 @@
-"""The vocabulary of Homing. Start here: every other module uses these types.
-
-Times are integers, in milliseconds since the epoch by the *store's* clock. Their names end in `_at` or
-`_until`. Durations are integers in milliseconds, and their names end in `_ms`. The read model (`Notification`
-and the types it contains) is for people and other programs, so its times are aware `datetime`s in UTC.
-
-Types with many instances have `gc=False`. They contain no reference cycles, so the garbage collector need not
-scan them.
-"""
+"""What stores accept and lease: submissions, new notifications, claims, leases and a worker's capacity."""
 
 from __future__ import annotations
 
@@ -52,7 +44,7 @@ class NewNotification(Struct, frozen=True, gc=False):
     """Maximum number of attempts of this notification, including `attempts_before`. None if the policy
     decides."""
     last_error: str | None = None
-    """Error text of the last earlier attempt, or of the rejection if `refused`. None without either."""
+    """Error text of the last earlier attempt, or of the rejection if `refused`. None if there is neither."""
     resend_of: str | None = None
     """Id of the notification that this one repeats. None if it is not a resend."""
     refused: bool = False

@@ -78,8 +78,8 @@ class Breaker(Struct, frozen=True, kw_only=True):
     forced_by: str = ""
     forced_why: str = ""
     why: str = ""
-    """Why receipts opened the breaker; a health check does not close it early then. Empty if failed sends
-    did."""
+    """Why receipts opened the breaker. While it is set, a health check does not shorten the pause. Empty if
+    failed sends opened the breaker."""
     changed_at: int = 0
     version: int = 0
 

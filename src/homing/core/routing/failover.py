@@ -124,6 +124,9 @@ def first_step(
 
 
 def _score(id: str, provider: str) -> float:
-    """Returns the logarithm of a number in (0, 1). It is never positive; the closer to 0, the better."""
+    """Returns the provider's score for this id, before the weight: the logarithm of a hash scaled to (0, 1).
+
+    A score is negative. The closer to 0, the better.
+    """
     hashed = blake2b(f"{id}\x00{provider}".encode(), digest_size=8).digest()
     return log((int.from_bytes(hashed) + 0.5) / _HASHES)

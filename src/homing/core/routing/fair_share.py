@@ -2,7 +2,7 @@
 
 Each turn takes one row. This makes the shares equal, and tenants with more rows share the capacity that the
 others leave unused. To need few statements, rows are fetched in bulk ahead of the turns: the generator
-`FairShare.run` yields the fetches it needs, and the store that drives it reads the rows from its database.
+`FairShare.run` yields requests for rows, and the store that runs the generator fetches the rows.
 """
 
 from __future__ import annotations

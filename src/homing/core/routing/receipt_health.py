@@ -42,13 +42,13 @@ class ReceiptCounts(Struct, frozen=True):
         return self.delivered + self.bounced
 
     def plus(self, other: ReceiptCounts) -> ReceiptCounts:
-        """Returns the sum of both."""
+        """Returns the sum of both counts, field by field."""
         return ReceiptCounts(
             self.sent + other.sent, self.delivered + other.delivered, self.bounced + other.bounced
         )
 
     def minus(self, other: ReceiptCounts) -> ReceiptCounts:
-        """Returns the difference of both."""
+        """Returns the difference of both counts, field by field."""
         return ReceiptCounts(
             self.sent - other.sent, self.delivered - other.delivered, self.bounced - other.bounced
         )
@@ -82,4 +82,4 @@ def missing_receipts_problem(
     usual = 100.0 * before.final_receipts / before.sent
     if usual < policy.usual_share:
         return None
-    return f"no receipt for {window.sent} messages; {usual:.0f} % is usual"
+    return f"no receipt for {window.sent} messages; usually {usual:.0f} % of them get one"

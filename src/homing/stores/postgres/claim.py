@@ -119,11 +119,11 @@ class _Claiming:
     """State of one claim."""
 
     def __init__(
-        self, tx: PostgresTransaction, request: ClaimRequest, lookout: DueWatermark, leased: list[SeqAndRow]
+        self, tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
     ) -> None:
         self.tx = tx
         self.request = request
-        self.lookout = lookout
+        self.watermark = watermark
         self.leased = leased
         self.outlets = OutletCapacity(request.outlet_capacity, request.outlet_slots)
         self.fetched: dict[int, Record] = {}
@@ -139,7 +139,7 @@ class _Claiming:
         places = await self._find_queues()
         names = await tx.queues.names(tx, [place.queue for place in places])
         dealt = await self._choose_rows(places, names)
-        self.lookout.quiet = len(dealt) < _PREFETCHED_ROWS and len(places) <= _MAX_PREFETCH_QUEUES
+        self.watermark.quiet = len(dealt) < _PREFETCHED_ROWS and len(places) <= _MAX_PREFETCH_QUEUES
         claims = await self._lease(dealt, names)
         if self.served:
             await tx.rows(TURNS, list(self.served), list(self.served.values()))
@@ -150,26 +150,26 @@ class _Claiming:
 
         Sweeps all queues, or reads only those with a low-water mark if a sweep is not due.
         """
-        tx, lookout = self.tx, self.lookout
-        if lookout.pace.due():
-            prefetch = lookout.quiet
-            with lookout.pace.sweep():
+        tx, watermark = self.tx, self.watermark
+        if watermark.pace.due():
+            prefetch = watermark.quiet
+            with watermark.pace.sweep():
                 records = await tx.rows(SWEEP_AND_TAKE if prefetch else SWEEP)
             tx.now = records[0][0]
             if prefetch:
                 records = self._split_off_rows(records)
             found = [_WaitingQueue(*place) for _, *place in records if place[0] is not None]
-            lookout.replace_marks(
+            watermark.replace_marks(
                 {place.queue: place.first_at for place in found if place.first_at is not None}
             )
             return found
         tx.now = await tx.one(NOW)
-        known = lookout.begin(tx.now)
-        found = [_WaitingQueue(queue, at, at, 0) for queue, at in lookout.later(tx.now).items()]
+        known = watermark.begin(tx.now)
+        found = [_WaitingQueue(queue, at, at, 0) for queue, at in watermark.later(tx.now).items()]
         if known:
             for record in await tx.rows(FIRST_DUE, list(known), list(known.values()), tx.now):
                 place = _WaitingQueue(*record)
-                lookout.mark(place.queue, place.first_at)
+                watermark.mark(place.queue, place.first_at)
                 found.append(place)
         return found
 
@@ -240,7 +240,7 @@ class _Claiming:
             rows = sorted(found[number])
             queue.fill(rows, limit)
             if rows:
-                self.lookout.mark(number, rows[0][0])
+                self.watermark.mark(number, rows[0][0])
 
     def _take_prefetched(self, numbers: list[int], limit: int) -> Sequence[Record] | None:
         """Returns the first due rows of these queues, or None if the sweep has not fetched enough of each."""
@@ -275,7 +275,7 @@ class _Claiming:
 
 
 async def claim(
-    tx: PostgresTransaction, request: ClaimRequest, lookout: DueWatermark, leased: list[SeqAndRow]
+    tx: PostgresTransaction, request: ClaimRequest, watermark: DueWatermark, leased: list[SeqAndRow]
 ) -> ClaimBatch:
     """Leases due rows within the capacity in the request. `leased` is filled with the leased rows."""
-    return await _Claiming(tx, request, lookout, leased).run()
+    return await _Claiming(tx, request, watermark, leased).run()

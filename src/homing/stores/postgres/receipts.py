@@ -1,10 +1,10 @@
 """Applies receipts, each once and in any order. A receipt that arrives before its attempt is known is kept.
 
-A receipt could be kept at the same moment as the settlement it waits for commits. Neither transaction would
-see the other, and the receipt would be forgotten. So every transaction that may make an attempt known (of
-settlements or receipts) holds the lock `RECEIPTS_LOCK` in shared mode. A call that has kept a receipt tries
-it again in a second transaction that holds the lock exclusively. By then all earlier transactions have
-committed, and every later one finds the kept receipt.
+A receipt may be kept while the transaction that makes its attempt known is about to commit. Neither
+transaction would see the other, and the receipt would never be applied. So every transaction that may make an
+attempt known, by settlements or by receipts, holds the lock `RECEIPTS_LOCK` in shared mode. A call that has
+kept a receipt tries it again in a second transaction that holds the lock exclusively. At that time, all
+earlier transactions have committed, and every later one finds the kept receipt.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _event(receipt: Receipt) -> _EventKey:
 
 
 def _id(receipt: Receipt) -> str | None:
-    """Returns the notification id in the receipt, or None if it has none or it is not a valid id."""
+    """Returns the notification id in the receipt, or None if the receipt has no valid one."""
     named = receipt.notification_id
     return named if named is not None and is_id(named) else None
 

@@ -20,6 +20,6 @@ def hot_statements() -> dict[str, str]:
         "reclaim: rows and messages": leases.EXPIRED_ROWS,
         "settle: rows by id": rows.LEASED_BY_ID,
         "settle: rows": settle.UPDATE_SETTLED.each.text,
-        "settle: rows that end alike": settle.UPDATE_SETTLED.alike,
+        "settle: rows with equal values": settle.UPDATE_SETTLED.alike,
         "queues that rows have left": change_recorder.UPDATE_LEFT_QUEUES.text,
     }

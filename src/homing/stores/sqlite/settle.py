@@ -37,20 +37,20 @@ def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows)
             [found[s.id][0] for s in batch if s.status is _FAILED and s.id in found]
         )
     now = tx.now
-    fates: list[SettleStatus] = []
+    statuses: list[SettleStatus] = []
     changes: list[tuple[int, Change]] = []
     puts: list[RegistryPut] = []
     for settlement in batch:
         place = found.get(settlement.id)
         if place is None:
-            fates.append(MISSING)
+            statuses.append(MISSING)
             continue
         seq, row = place
         change = settled(row, settlement, now)
         if change is None:
-            fates.append(STALE)
+            statuses.append(STALE)
             continue
-        fates.append(APPLIED)
+        statuses.append(APPLIED)
         changes.append((seq, change))
         if settlement.puts:
             puts += settlement.puts
@@ -63,7 +63,7 @@ def settle(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows)
     recorder.write()
     write_registry_puts(tx, puts)
     apply_early_receipts(tx, [seq for seq, _ in changes])
-    return fates
+    return statuses
 
 
 def _find_rows(tx: SqliteTransaction, batch: Sequence[Settlement], held: LeasedRows) -> dict[str, SeqAndRow]:

@@ -276,5 +276,5 @@ class SqliteStore:
         self, cursor: sqlite3.Cursor, batches: Sequence[Sequence[Settlement]]
     ) -> Sequence[SettleResult]:
         everything = [settlement for batch in batches for settlement in batch]
-        fates = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
-        return [build_settle_result(batch, [next(fates) for _ in batch]) for batch in batches]
+        statuses = iter(settle.settle(self._tx(cursor), everything, self._leased_rows))
+        return [build_settle_result(batch, [next(statuses) for _ in batch]) for batch in batches]
