@@ -69,7 +69,6 @@ class Capacity:
         self._breakers = breakers
         self._backend = backend
         self._clock = clock
-        self._slots = slots
         self._tokens: dict[str, _Tokens] = {}
         self._substitutes: dict[str, str | None] = {}
         self._rounds = 0
@@ -77,6 +76,11 @@ class Capacity:
         self._default_outlet_slots = max(
             (n for listed in roster if (n := listed.host_slots)), default=slots.standard
         )
+        self._lane_slots = {
+            channel: [(lane_of(mode, channel), slots.of(mode)) for mode in QUEUED_MODES]
+            for channel in roster.channels
+        }
+        """Channel → lanes of the channel, each with its maximum number of attempts in flight."""
         self._lane_count = len(self.lane_names())
         self._in_flight = InFlight()
         self._ended: list[Claim] = []
@@ -262,17 +266,15 @@ class Capacity:
 
     def _lanes(self, capacity: Mapping[str, int]) -> dict[str, LaneCapacity]:
         lanes: dict[str, LaneCapacity] = {}
-        for channel in self._roster.channels:
+        in_flight = self.in_flight
+        for channel, lane_slots in self._lane_slots.items():
             available = sum(capacity[step.provider] for step in self._roster.route(channel))
-            for mode in QUEUED_MODES:
-                lane, all_slots = lane_of(mode, channel), self._slots.of(mode)
-                slots = min(all_slots - self.in_flight.lanes[lane], available)
+            for lane, all_slots in lane_slots:
+                slots = min(all_slots - in_flight.lanes[lane], available)
                 if slots <= 0:
                     continue
                 each = max(1, all_slots - max(1, all_slots // 8)) if all_slots > 1 else 1
-                busy = {
-                    t: max(0, each - n) for (at, t), n in self.in_flight.tenants.items() if at == lane and n
-                }
+                busy = {t: max(0, each - n) for (at, t), n in in_flight.tenants.items() if at == lane and n}
                 lanes[lane] = LaneCapacity(slots=slots, tenant_slots=each, tenant_capacity=busy)
         return lanes
 
