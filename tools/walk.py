@@ -34,7 +34,7 @@ STEPS = {
     "send": "engine/delivery/deliverer.py::Deliverer.begin",
     "decide": "engine/delivery/deliverer.py::Deliverer._decide",
     "settle": "engine/delivery/worker.py::Worker._on_attempts_ended",
-    "outbox": "engine/upkeep/relay.py::OutboxRelay.run_once",
+    "outbox": "engine/upkeep/outbox_relay.py::OutboxRelay.run_once",
 }
 """The steps of the delivery path, in order. Each step begins when its function is called."""
 

@@ -140,11 +140,13 @@ def test_a_hop_in_the_wrong_step_is_noticed(visits: list[Visit]) -> None:
 
 
 def test_helpers_that_are_missing_unused_or_repeated_are_noticed(visits: list[Visit]) -> None:
-    page = PAGE.replace("| `engine/upkeep/alerts.py` |", "| `engine/upkeep/relay.py`, `core/errors.py` |", 1)
+    page = PAGE.replace(
+        "| `engine/upkeep/alerts.py` |", "| `engine/upkeep/outbox_relay.py`, `core/errors.py` |", 1
+    )
     assert differences(page, visits) == [
         "helpers: engine/upkeep/alerts.py is missing",
         "helpers: core/errors.py is not in the trace",
-        "helpers: engine/upkeep/relay.py has a hop or is listed twice",
+        "helpers: engine/upkeep/outbox_relay.py has a hop or is listed twice",
     ]
 
 

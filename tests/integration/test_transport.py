@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from homing.net.curl_transfer import MAX_RESPONSE_BYTES
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.testing import fault_server
 from homing.testing.fault_server import FaultServer, ServerAction
 from support.event_loops import LoopKind

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from homing.core.lifecycle.outcomes import Outcome
 from homing.core.notifications import Channel, Content, OutcomeKind, Priority, Recipient
 from homing.core.ports.providers import Delivery, SupportsBatchSend
-from homing.net.curl_transport import CurlTransport
-from homing.net.http import HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_client import CurlTransport
+from homing.net.http_messages import HttpRequest, HttpResponse, TransportFailure
 from homing.providers.common.http_provider import HttpProvider, Unsendable
 from homing.testing import fault_server
 from homing.testing.fault_server import FaultServer

@@ -13,7 +13,7 @@ from homing import Channel, ConfigError, Delivery, Outcome, OutcomeKind
 from homing.compose import build_roster, factories, list_provider
 from homing.compose.factories import PROVIDERS
 from homing.engine.provider_roster import ProviderRoster
-from homing.net.curl_transport import CurlTransport
+from homing.net.http_client import CurlTransport
 from homing.providers.webhook.provider import WebhookProvider
 from homing.settings import load_settings
 

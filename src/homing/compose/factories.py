@@ -68,7 +68,7 @@ def build_transport(http: HttpSettings) -> Any:
         http=http.allow_http,
         ports=http.allow_ports,
     )
-    return import_object("homing.net.curl_transport:CurlTransport")(
+    return import_object("homing.net.http_client:CurlTransport")(
         connect_timeout_ms=http.connect_timeout_ms,
         ca_file=http.ca_file,
         max_connections=http.max_connections,

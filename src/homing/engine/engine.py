@@ -53,7 +53,7 @@ from homing.engine.recipient_directory import RegistryDirectory
 from homing.engine.system_runtime import LocalWaker, find_zone
 from homing.engine.tenant_api import EngineServices, TenantApi
 from homing.engine.upkeep.alerts import Alerts
-from homing.engine.upkeep.relay import OutboxRelay
+from homing.engine.upkeep.outbox_relay import OutboxRelay
 from homing.engine.upkeep.upkeep import Upkeep, UpkeepSettings
 
 log = logging.getLogger("homing")

@@ -23,7 +23,7 @@ import pycurl  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from homing.net.curl_sockets import PooledConnections, SocketForCurl
-from homing.net.http import Headers, HttpRequest, HttpResponse, TransportFailure
+from homing.net.http_messages import Headers, HttpRequest, HttpResponse, TransportFailure
 from homing.net.ssrf_guard import CachedAddressGuard
 
 MAX_RESPONSE_BYTES = 64 * 1024

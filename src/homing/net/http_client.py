@@ -11,7 +11,7 @@ import pycurl  # type: ignore[import-untyped]
 
 from homing.net.curl_sockets import LazyTimer, PooledConnections, create_socket_watcher
 from homing.net.curl_transfer import Transfer, TransferOptions, build_header_lines, find_request_problem
-from homing.net.http import HttpRequest, HttpResponse, OnResponses, TimedRequest, TransportFailure
+from homing.net.http_messages import HttpRequest, HttpResponse, OnResponses, TimedRequest, TransportFailure
 from homing.net.ssrf_guard import AddressGuard, CachedAddressGuard
 
 log = logging.getLogger("homing.transport")
