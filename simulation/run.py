@@ -21,7 +21,7 @@ from homing.core.errors import StoreError
 from homing.core.lifecycle.receipts import Receipt
 from homing.core.ports.providers import Delivery
 from homing.core.routing.failover import Route, RouteStep
-from homing.engine.upkeep import relay
+from homing.engine.upkeep import outbox_relay
 from homing.rehearsal.virtual_time import VirtualClock, VirtualDeadlock, VirtualLoop, run_virtual
 from simulation.callers_and_operator import SimulatedCallers, SimulatedOperator
 from simulation.checkers.shared_state import OPERATOR_PROCESS
@@ -325,7 +325,7 @@ def run_simulation(plan: SimulationPlan, trace: Trace | None = None) -> Simulati
     log.setLevel(logging.DEBUG)
     log.propagate = False
     try:
-        with patch.object(relay, "_POLL_MS", _RELAY_POLL_MS):
+        with patch.object(outbox_relay, "_POLL_MS", _RELAY_POLL_MS):
             return run_virtual(main)
     finally:
         log.setLevel(before)

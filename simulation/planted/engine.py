@@ -17,7 +17,7 @@ from homing.engine.delivery import breakers, deliverer, guard, settler
 from homing.engine.delivery.capacity import Capacity
 from homing.engine.delivery.concurrency_limit import ConcurrencyLimit
 from homing.engine.intake import requests
-from homing.engine.upkeep import relay
+from homing.engine.upkeep import outbox_relay
 from simulation.planted import bugs
 
 BUGS = bugs.BugList()
@@ -130,7 +130,7 @@ def settler_forgets(real: Any) -> Any:
 
 
 @BUGS.plant(
-    "an event is dropped when its sink fails", "2", on=(relay.OutboxRelay, "_publish"), plan=bugs.flaky
+    "an event is dropped when its sink fails", "2", on=(outbox_relay.OutboxRelay, "_publish"), plan=bugs.flaky
 )
 def sink_not_asked(real: Any) -> Any:
     async def publish(self: Any, name: str, lane: Any) -> None:
