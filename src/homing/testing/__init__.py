@@ -1,5 +1,4 @@
-"""Helpers for the tests of stores, providers and programs that use Homing. They may import every part.
+"""Tools for tests: builders, a manual clock, a fault server, and conformance suites for stores and providers.
 
-The suites hold the rules that every store and every provider must follow. Production code imports nothing
-from here.
+Authors of plug-ins may use them. They may import everything, and production code never imports them.
 """

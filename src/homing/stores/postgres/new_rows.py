@@ -65,9 +65,9 @@ _STATE = {name: kind for name, kind in NEW.items() if name != "seq"}
 _of_message = itemgetter(*(number for number, name in enumerate(MESSAGE) if name in _MESSAGE_COLUMNS))
 
 _MIN_SHARING_ROWS = 8
-"""Fewest rows of several kinds for which shared values are detected.
+"""With fewer rows of several kinds, shared values are not detected.
 
-With fewer rows little would be saved, and each combination of shared columns is another statement to prepare.
+Little would be saved, and each combination of shared columns is another statement to prepare.
 """
 
 
