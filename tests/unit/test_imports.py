@@ -262,7 +262,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ),
         ("engine/delivery/worker", "from homing.benching.worker_processes import Crew"),
         ("engine/delivery/worker", "from homing.rehearsal.virtual_time import VirtualClock"),
-        ("engine/demo", "from simulation.world import World"),
+        ("engine/demo", "from simulation.faults import Faults"),
         ("net/http", "from homing.providers.common.secrets import read_secret"),
         ("stores/memory", "from homing.providers.local.console import ConsoleProvider"),
         ("stores/sqlite/deep/one", "from ....providers import common"),
@@ -307,7 +307,7 @@ def plant(tmp_path: Path, module: str, source: str) -> Path:
         ("cli/setup/bench", "from bench.peers import job"),
         ("benching/run", "from homing.testing.fault_server import FaultServer"),
         ("benching/run", "from homing.stores.sqlite import SqliteStore"),
-        ("testing/builders", "from simulation.world import World"),
+        ("testing/builders", "from simulation.faults import Faults"),
         ("testing/builders", "import tests.support"),
         ("__init__", "from homing.testing import builders"),
         ("__init__", "NAMES = {'homing.providers.local.console': ('ConsoleProvider',)}"),
@@ -355,7 +355,7 @@ def test_an_allowed_import_is_accepted(tmp_path: Path, module: str, source: str)
 
 
 def test_the_simulation_may_import_every_part(tmp_path: Path) -> None:
-    path = tmp_path / "simulation" / "world.py"
+    path = tmp_path / "simulation" / "process.py"
     path.parent.mkdir()
     path.write_text(
         "from homing.testing import builders\nfrom simulation import faults\nimport homing.compose"
