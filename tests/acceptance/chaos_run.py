@@ -185,7 +185,7 @@ class Chaos:
             while time.monotonic() < until:
                 if found := await self._query(UNDER_WAY, "%"):
                     return found
-        raise AssertionError("nothing is ever under way")
+        raise AssertionError("no attempt was ever in flight")
 
     @asynccontextmanager
     async def _caught_busy(self) -> AsyncIterator[tuple[subprocess.Popen[bytes], Attempts]]:

@@ -146,7 +146,7 @@ FATES: dict[str, Fate] = {
         attempts=MAX_ATTEMPTS,
         taken=0,
     ),
-    "nobody listens": Fate(acts=(), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
+    "no listener": Fate(acts=(), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
     "no TLS where there should be": Fate(acts=(), ends=Status.FAILED, attempts=MAX_ATTEMPTS, taken=0),
 }
 _NOT_TAKEN = (b"HTTP/1.1 3", b"HTTP/1.1 4", b"HTTP/1.1 5")
@@ -176,7 +176,7 @@ class Endpoints:
             base = base.replace(
                 "127.0.0.1", "localhost"
             )  # its own connections, so that no other fate is affected
-        elif name == "nobody listens":
+        elif name == "no listener":
             base = self.refusing
         elif name == "no TLS where there should be":
             base = base.replace("http:", "https:")

@@ -34,7 +34,7 @@ store = "homing.db"
 preset = "simple"
 
 [log]
-# Callbacks that nobody signed are refused with a warning, by the thousand.
+# Thousands of unsigned callbacks are refused, each with a warning.
 level = "error"
 
 [templates]

@@ -82,7 +82,7 @@ def test_an_invalid_file_is_refused_before_anything_is_sent(cli: Cli) -> None:
     (cli.folder / "typo.csv").write_text("emial,body\na@b.cc,x\n")
     (cli.folder / "twice.csv").write_text("email,Email,body\na@b.cc,a@b.cc,x\n")
     (cli.folder / "good.csv").write_text("email,body\na@b.cc,x\n")
-    (cli.folder / "bad.csv").write_text("email,body\nnobody,x\n")
+    (cli.folder / "bad.csv").write_text("email,body\nmissing,x\n")
     (cli.folder / "large.csv").write_text("email,body\na@b.cc," + "x" * 1_048_576 + "\n")
     (cli.folder / "latin1.csv").write_bytes(b"email,body\na@b.cc,caf\xe9\n")
     email = ("--channel", "email")

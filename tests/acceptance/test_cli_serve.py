@@ -190,7 +190,7 @@ def test_processes_whose_parent_is_killed_end_gracefully(cli: Cli) -> None:
         assert service.process.stderr is not None
         said = service.process.stderr.read()
         assert "stopping, with" in said
-        assert "sends broken off" not in said
+        assert "sends aborted" not in said
 
 
 def _children(parent: int, wanted: int | None) -> set[int]:

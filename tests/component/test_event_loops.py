@@ -6,13 +6,15 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.event_loops import LoopKind
+from homing.testing import store_suite
+from support.event_loops import LoopKind, listed_places, listed_tests
 from support.running_service import RunningService
 
 CLASSES = {"uvloop": uvloop.Loop, "asyncio": asyncio.SelectorEventLoop}
@@ -22,6 +24,13 @@ import asyncio
 async def main():
     print(type(asyncio.get_running_loop()).__module__)
 """
+
+
+def test_the_listed_places_and_tests_exist() -> None:
+    tests = Path(__file__).parents[1]
+    assert [place for place in listed_places() if not (tests / place).exists()] == []
+    suite = "".join(path.read_text() for path in Path(store_suite.__file__).parent.glob("*.py"))
+    assert [name for name in listed_tests() if f"def {name}(" not in suite] == []
 
 
 async def _running() -> type[asyncio.AbstractEventLoop]:

@@ -78,11 +78,11 @@ WRONG = {
     "with an attempt on record twice": (
         "SELECT count(*) - count(DISTINCT (seq, number)) FROM homing.attempts"
     ),
-    "due and not waiting, or leased and not under way": """
+    "due and not waiting, or leased and not sending": """
         SELECT count(*) FROM homing.states WHERE (due_at IS NOT NULL) <> (status IN ('pending', 'retrying'))
             OR (deadline_at IS NOT NULL) <> (due_at IS NOT NULL)
             OR (lease_until IS NOT NULL) <> (status = 'sending')""",
-    "left over from somebody's dedup key": "SELECT count(*) FROM homing.dedups WHERE accepted_at IS NULL",
+    "with a dedup key that was not accepted": "SELECT count(*) FROM homing.dedups WHERE accepted_at IS NULL",
     "accepted otherwise than summed": """
         SELECT (SELECT sum(accepted) FROM homing.all_roll_ups) - (SELECT count(*) FROM homing.messages)
             - (SELECT sum(purged) FROM homing.all_tallies)""",
@@ -184,7 +184,7 @@ class Chaos:
             self.applied.update((id, tokens[id]) for id in result.applied)
 
     def outcome(self, claim: Claim) -> Settlement | None:
-        """None if the worker dies instead."""
+        """Returns the settlement of an attempt, or None if the worker dies instead."""
         if claim.overdue:
             return postponed(claim, 0)
         message_id = f"m-{claim.id}-{claim.attempt}"
@@ -297,7 +297,7 @@ async def test_all_counts_are_correct_after_any_concurrent_operations(
         *(chaos.handle_callback() for _ in range(2)),
         *(chaos.keep_up() for _ in range(2)),
     )
-    assert chaos.unanswered, "connections were cut, and nobody noticed"
+    assert chaos.unanswered, "connections were cut, but no call failed"
     assert await chaos.wrong() == {}
     assert [pair for pair, times in chaos.claimed.items() if times > 1] == [], "two leases with one token"
     assert [pair for pair, times in chaos.applied.items() if times > 1] == [], "settled twice"

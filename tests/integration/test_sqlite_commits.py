@@ -54,7 +54,7 @@ class WriterBlock:
 
     def _wait(self, _: sqlite3.Cursor) -> None:
         self._entered.set()
-        assert self._open.wait(30), "nobody opened the gate"
+        assert self._open.wait(30), "the gate was never opened"
 
     async def __aenter__(self) -> WriterBlock:
         self._held = asyncio.ensure_future(writer_of(self._store).do(ThreadCall(self._wait)))

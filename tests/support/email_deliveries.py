@@ -48,7 +48,7 @@ class FakeTransport:
     async def close(self) -> None: ...
 
 
-UNREACHABLE = FakeTransport(TransportFailure(code="connect", error="nobody is there", written=False))
+UNREACHABLE = FakeTransport(TransportFailure(code="connect", error="connection refused", written=False))
 
 FULL = Content(
     subject="Grüße aus Köln – Ihre Bestellung ist unterwegs und kommt morgen an, wenn alles gut geht",

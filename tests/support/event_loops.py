@@ -42,18 +42,20 @@ _IN_VIRTUAL_TIME = ("component/engine", "unit/engine")
 _ON_BOTH = (
     "component/api",
     "component/client",
-    "component/observing",
+    "component/compose",
+    "component/net",
     "component/providers",
+    "component/telemetry",
     "component/test_event_loops.py",
     "component/test_library.py",
-    "component/test_service_settings.py",
     "conformance",
     "integration",
     "unit/api",
     "unit/client",
-    "unit/observing",
+    "unit/compose/test_provider_kinds.py",
+    "unit/net",
     "unit/providers",
-    "unit/test_provider_kinds.py",
+    "unit/telemetry",
 )
 _ON_UVLOOP = (
     "acceptance",
@@ -92,6 +94,16 @@ class LoopKind:
             f"{source}\nimport asyncio\nfrom {self.name} import new_event_loop\n"
             "with asyncio.Runner(loop_factory=new_event_loop) as runner:\n    runner.run(main())\n"
         )
+
+
+def listed_places() -> tuple[str, ...]:
+    """Returns the folders and files that are listed above, relative to tests/."""
+    return (*_IN_VIRTUAL_TIME, *_ON_BOTH, *_ON_UVLOOP, *_WITHOUT_IO)
+
+
+def listed_tests() -> set[str]:
+    """Returns the names of the tests that are listed above."""
+    return _COMBINATIONS
 
 
 PRODUCTION = LoopKind("uvloop")

@@ -175,7 +175,7 @@ class FakeVendors:
                 if self.before_answering is not None:
                     await self.before_answering(self.reports[told:])
                 return answer
-        raise AssertionError(f"nobody is at {host}")
+        raise AssertionError(f"no vendor has the host {host}")
 
     async def close(self) -> None: ...
 

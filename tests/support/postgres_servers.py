@@ -26,7 +26,7 @@ def postgres_server() -> Iterator[str]:
             yield url
             return
     if named:
-        pytest.fail(f"HOMING_TEST_POSTGRES is set, and nobody answers there: {named}")
+        pytest.fail(f"HOMING_TEST_POSTGRES is set, but no server answers at {named}")
     try:
         with PrivatePostgres() as server:
             yield server.url

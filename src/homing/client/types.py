@@ -939,7 +939,7 @@ class Tenant(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
     name: str
     enabled: bool
     created_at: datetime | None = None
-    """None for the default tenant, and for one that exists only because it sent a notification."""
+    """Time of creation. None for the default tenant, and for a tenant that was never created explicitly."""
     created_by: str = ""
     disabled_at: datetime | None = None
     disabled_by: str = ""

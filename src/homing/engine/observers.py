@@ -11,7 +11,7 @@ from homing.core.lifecycle.receipts import Receipt, ReceiptResult
 from homing.core.ports.observers import NULL_OBSERVER, Observer, SettledClaim
 from homing.core.routing.breaker import Phase
 
-log = logging.getLogger("homing.telemetry")
+log = logging.getLogger("homing.observing")
 
 
 def combine_observers(observers: Sequence[Observer]) -> Observer:

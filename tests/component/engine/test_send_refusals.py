@@ -68,7 +68,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("an idempotency key with an umlaut", {"idempotency_key": "schlüssel"}, "idempotencyKey", "ASCII"),
     ("an empty idempotency key", {"idempotency_key": ""}, "idempotencyKey", "1 to 255"),
     ("a dedup key that is too long", {"dedup_key": "k" * 256}, "dedupKey", "1 to 255"),
-    ("a provider nobody knows", {"provider": "carrier-pigeon"}, "provider", "providers that do: any"),
+    ("an unknown provider", {"provider": "carrier-pigeon"}, "provider", "providers that do: any"),
     ("metadata that is too deep", {"metadata": nested(40)}, "metadata", "32 levels"),
     ("metadata that is too large", {"metadata": {"x": "y" * 20_000}}, "metadata", "at most 16384"),
     ("metadata with a number for a key", {"metadata": {"a": {1: 2}}}, "metadata", "keys must be text"),

@@ -61,7 +61,7 @@ async def test_it_returns_the_result_of_the_attempt(world: World) -> None:
     found = await engine.get(sent.id)
     assert (found.status, found.mode, found.attempt_count) == (Status.SENT, Mode.SYNCHRONOUS, 1)
     assert found.sent_at is not None
-    assert sent.delivered_at is None, "a provider took it; nobody has said that it arrived"
+    assert sent.delivered_at is None, "a provider accepted it, but has not reported a delivery"
 
 
 async def test_a_confirmed_delivery_is_returned_as_delivered(world: World) -> None:

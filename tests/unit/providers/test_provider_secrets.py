@@ -40,7 +40,7 @@ REFUSED = tuple(
 )
 FAILED = (
     TransportFailure(code="timeout", error="no answer", written=True),
-    TransportFailure(code="connect", error="nobody there", written=False),
+    TransportFailure(code="connect", error="connection refused", written=False),
     TransportFailure(code="bad_request", error="odd", written=False),
 )
 

@@ -53,7 +53,7 @@ class FakeSns:
     async def send(self, request: HttpRequest, *, timeout_ms: int) -> HttpResponse | TransportFailure:
         self.asked.append(request)
         if self.status == 0:
-            return TransportFailure(code="connect", error="nobody there", written=False)
+            return TransportFailure(code="connect", error="connection refused", written=False)
         return HttpResponse(status=self.status, headers={}, body=self.pem)
 
     async def close(self) -> None: ...
@@ -272,7 +272,7 @@ def test_a_successful_push_was_accepted_by_its_platform() -> None:
         ('{"reason":"Unregistered"}', K.DEAD_ADDRESS, "Unregistered"),
         ('{"results":[{"error":"NotRegistered"}]}', K.DEAD_ADDRESS, "NotRegistered"),
         ('{"error":{"status":"UNREGISTERED"}}', K.DEAD_ADDRESS, "UNREGISTERED"),
-        ("something that nobody has heard of", None, "FAILURE"),
+        ("an unknown reason", None, "FAILURE"),
         ("unreadable", K.AMBIGUOUS, "unreadable"),
         (None, None, "FAILURE"),
         ({"results": 7}, None, "FAILURE"),

@@ -59,7 +59,7 @@ Locales = dict[str, dict[Channel, TemplateParts]]
 
 
 class TemplateOrigin(StrEnum):
-    """Where a template comes from."""
+    """Origin of a template."""
 
     OWN = "own"
     """Written by the tenant. It overrides a template of the folder with the same key."""

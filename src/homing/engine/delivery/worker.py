@@ -36,7 +36,7 @@ _POLICY_REFRESH_MS = 5_000
 _STORE_PAUSE_MS = 1_000
 
 _BUSY_THRESHOLD = 32
-"""With this many attempts in flight, the worker waits until half have ended before it claims more."""
+"""Number of attempts in flight at which the worker stops claiming until half of them have ended."""
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True):

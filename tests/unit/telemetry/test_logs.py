@@ -138,7 +138,7 @@ def test_a_traceback_contains_neither_values_nor_recipients(format: str, secret:
     try:
         fails(secret)
     except ValueError:
-        logging.getLogger("homing.worker").exception("something broke off")
+        logging.getLogger("homing.worker").exception("the send failed")
     written = stream.getvalue()
     assert private_part(secret) not in written
     assert private_part(secret).upper() not in written
@@ -152,7 +152,7 @@ def test_a_traceback_contains_neither_values_nor_recipients(format: str, secret:
 def test_an_exception_group_is_logged_with_its_members() -> None:
     stream = lines("json")
     inner = [ValueError("to ada@example.org"), ExceptionGroup("more", [KeyError("bob@example.org")])]
-    logging.getLogger("homing").error("broke off", exc_info=ExceptionGroup("several", inner))
+    logging.getLogger("homing").error("the send failed", exc_info=ExceptionGroup("several", inner))
     written = json.loads(stream.getvalue())["exception"]
     assert f"ValueError: to {HIDDEN}@example.org" in written
     assert "KeyError" in written

@@ -37,7 +37,7 @@ async def test_both_are_stored_after_the_commit(store: SqliteStore, app: sqlite3
     new = a_notification()
     [answer] = await store.accept([a_submission(new)], tx=app)
     assert answer.ids == (new.id,)
-    assert await count_by_status(store) == {}  # nobody else sees it yet
+    assert await count_by_status(store) == {}  # other connections do not see it yet
     app.commit()
     assert (await get_notification(store, new.id)).status is Status.PENDING
     assert [claim.id for claim in await claim_all(store)] == [new.id]

@@ -21,7 +21,7 @@ from homing.core.send_request import SendLimits, address_of, check_content
 
 LIMITS = SendLimits()
 MAIL = Content(subject="s", body="b")
-EMIT: dict[str, Any] = json.loads((Path(__file__).parents[2] / "vectors/list_unsubscribe.json").read_text())
+EMIT: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors/list_unsubscribe.json").read_text())
 
 
 def refused(content: Content, channel: Channel = Channel.EMAIL) -> InvalidRequest:
@@ -162,7 +162,7 @@ def test_headers_are_limited_in_number_unique_and_count_towards_the_content_size
 
 
 def test_the_docs_list_every_reserved_header() -> None:
-    page = (Path(__file__).parents[3] / "docs/reference/email-content.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/reference/email-content.md").read_text()
     paragraph = page.partition("These headers are written for you")[2].partition("\n\n")[0]
     named = {name.lower() for name in re.findall(r"`([\w-]+)`", paragraph)}
     assert named == RESERVED_HEADERS | set(RESERVED_PREFIXES)

@@ -30,7 +30,7 @@ class RecordedOutcomes:
         self._more = asyncio.Event()
 
     def __call__(self, results: list[tuple[Any, Any]]) -> None:
-        assert not self.said.keys() & {mark for mark, _ in results}, "nothing is told twice"
+        assert not self.said.keys() & {mark for mark, _ in results}, "no result is reported twice"
         self.said.update(results)
         self.calls += 1
         self._more.set()

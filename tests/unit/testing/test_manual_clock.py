@@ -1,4 +1,4 @@
-"""The manual clock advances only when a test tells it to."""
+"""The manual clock advances only when a test advances it."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ WRONG: list[tuple[str, dict[str, Any], str, str]] = [
     ("a negative lease", {"worker": {"lease_ms": -1}}, "worker.lease_ms", "cannot be negative"),
     ("a negative age", {"retention": {"keys_ms": "-1"}}, "retention.keys_ms", "cannot be negative"),
     ("a negative threshold", {"thresholds": {"failure_rate": -1.0}}, "thresholds.failure_rate", "negative"),
-    ("nobody to fan out to", {"limits": {"fan_out": 0}}, "limits.fan_out", "at least 1"),
+    ("no recipients to fan out to", {"limits": {"fan_out": 0}}, "limits.fan_out", "at least 1"),
     ("a negative window", {"dedup_windows_ms": {"otp": -1}}, "dedup_windows_ms.otp", "cannot be negative"),
     ("a window that is no time", {"dedup_windows_ms": {"otp": "x"}}, "dedup_windows_ms.otp", "30s"),
     ("a provider that is a number", {"providers": {"x": 5}}, "providers.x", "table [providers.x]"),

@@ -20,7 +20,7 @@ from homing.core.content.locales import (
 from homing.core.errors import InvalidRequest
 
 VECTORS: list[dict[str, Any]] = msgspec.json.decode(
-    (Path(__file__).parents[2] / "vectors/accept_language.json").read_bytes()
+    (Path(__file__).parents[3] / "vectors/accept_language.json").read_bytes()
 )["cases"]
 
 PROJECT = LocalePolicy(declared=("en-US", "de", "pt-BR"), tenant_defaults={"acme": "de"})

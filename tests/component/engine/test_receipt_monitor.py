@@ -64,7 +64,7 @@ async def test_that_pause_is_ended_by_time_but_not_by_a_good_health_check(world:
     await seconds(2)
     assert await phase(world, "post") is Phase.CLOSED
     await seconds(5 * MINUTE)
-    assert await phase(world, "post") is Phase.CLOSED, "what was told before the pause counts no more"
+    assert await phase(world, "post") is Phase.CLOSED, "receipts from before the pause no longer count"
 
 
 async def test_errors_of_recipients_never_open_a_breaker(world: World) -> None:
