@@ -1,4 +1,7 @@
-"""Templates from a folder: read when first used, compiled once, and read again only on `reload`."""
+"""Templates from a folder: read when first used, compiled once, and read again only on `reload`.
+
+The first half renders them. The second half reads the folder's files.
+"""
 
 from __future__ import annotations
 

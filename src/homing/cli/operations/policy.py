@@ -1,4 +1,7 @@
-"""`homing policy show|set|unset|history`: shows retry policies and changes them at run time."""
+"""`homing policy show|set|unset|history|table`: shows retry policies and changes them at run time.
+
+`homing policy simulate` has its own module, but shares the flags for policy fields that are defined here.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from homing.cli.root import add_command_group
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from homing.core.retry.policy import MatchKeys, Rule
-    from homing.engine.operations.policies import PolicyChange
+    from homing.core.retry.policy import MatchKeys, Preset, Rule
+    from homing.engine.operations.policies import Delay, PolicyChange
     from homing.library import Homing
 
 
@@ -40,7 +43,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The rule's name.")]
 
 TypeKey = Annotated[str | None, typer.Option("--type", metavar="NAME", help="The notification's type.")]
 
-OriginKey = Annotated[str | None, typer.Option("--origin", metavar="NAME", help="The service that sends it.")]
+OriginKey = Annotated[
+    str | None, typer.Option("--origin", metavar="NAME", help="Name of the service that sends the request.")
+]
 
 ChannelKey = Annotated[str | None, typer.Option("--channel", metavar="NAME", help="The channel.")]
 
@@ -162,7 +167,7 @@ async def set_(
         await policies.check(rule)
         by = await record_audit(homing, "policy.set", name, who=who, why=why)
         change = await policies.set(rule, who=by, why=why)
-    _tell(options, change, json=json)
+    _show_change(options, change, json=json)
     return ExitCode.OK
 
 
@@ -172,7 +177,7 @@ async def unset(options: Options, name: Name, who: Who = None, why: Why = "", js
     async with _refreshed(options) as homing:
         by = await record_audit(homing, "policy.unset", name, who=who, why=why)
         change = await homing.policies.remove(name, who=by, why=why)
-    _tell(options, change, json=json)
+    _show_change(options, change, json=json)
     return ExitCode.OK
 
 
@@ -206,7 +211,7 @@ async def history(options: Options, limit: Limit = 20, json: Json = False) -> in
     return ExitCode.OK
 
 
-def _tell(options: Options, change: PolicyChange, *, json: bool) -> None:
+def _show_change(options: Options, change: PolicyChange, *, json: bool) -> None:
     from homing.engine.operations.policies import change_view
 
     if json:
@@ -372,11 +377,6 @@ def build_policy_patch(
 
 def _ms(text: str | None, flag: str) -> int | None:
     return None if text is None else parse_duration_ms(text, flag)
-
-
-if TYPE_CHECKING:
-    from homing.core.retry.policy import Preset
-    from homing.engine.operations.policies import Delay
 
 
 @command(policy, "table")

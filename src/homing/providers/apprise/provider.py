@@ -240,7 +240,7 @@ _STATUS = re.compile(r"error[ =:]{1,3}([1-5]\d\d)\b")
 
 
 class _LogCapture(logging.Filter):
-    """Suppresses what the current thread logs within the context manager. Other threads' logs pass."""
+    """Suppresses what the current thread logs within the context manager. Other threads log as usual."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Verifies messages that SNS posts to us: SNS must have signed them, and their topic must be one of ours.
+"""Verifies the messages that SNS posts to us, and reads the delivery-status events in them. Pure.
 
-The signature alone proves little, because anyone can create a topic whose messages SNS signs. Everything here
-is pure. The certificates are fetched before and passed in.
+SNS must have signed a message, and its topic must be one of ours. The signature alone proves little, because
+anyone can create a topic whose messages SNS signs. The caller fetches the certificates and passes them in.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def read_message(callback: Callback) -> SnsMessage:
 
 
 class CertificateCache:
-    """Fetched certificates by URL, limited to more than SNS has in use at a time."""
+    """Cache of fetched certificates by URL. It holds more of them than SNS has in use at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Certificate] = {}
@@ -114,7 +114,7 @@ class CertificateCache:
         return self._kept.get(url)
 
     def put(self, url: str, pem: bytes) -> None:
-        """Stores the certificate. Ignores bytes that are not one."""
+        """Stores the certificate. Ignores bytes that are not a certificate."""
         try:
             certificate = load_pem_x509_certificate(pem)
         except (ValueError, UnsupportedAlgorithm):

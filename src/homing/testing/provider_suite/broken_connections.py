@@ -1,4 +1,4 @@
-"""Tests with network faults: the outcome must tell whether the message may have been accepted."""
+"""Tests with network faults: the outcome must show whether the message may have been accepted."""
 
 from __future__ import annotations
 
