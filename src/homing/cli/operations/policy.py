@@ -52,6 +52,77 @@ ChannelKey = Annotated[str | None, typer.Option("--channel", metavar="NAME", hel
 PriorityKey = Annotated[str | None, typer.Option("--priority", metavar="NAME", help="The priority.")]
 
 
+MaxAttemptsFlag = Annotated[
+    int | None,
+    typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts, including the first."),
+]
+
+BackoffFlag = Annotated[
+    str | None, typer.Option("--backoff", metavar="KIND", help="exponential, linear, fibonacci or fixed.")
+]
+
+BaseFlag = Annotated[
+    str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")
+]
+
+FactorFlag = Annotated[
+    float | None, typer.Option("--factor", metavar="X", help="Growth per attempt, for exponential backoff.")
+]
+
+StepsFlag = Annotated[
+    str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays for fixed backoff, e.g. 1m,5m,1h.")
+]
+
+CapFlag = Annotated[
+    str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0 means no limit.")
+]
+
+JitterFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--jitter", metavar="KIND", help="none, proportional, additive, full, equal or decorrelated."
+    ),
+]
+
+JitterRatioFlag = Annotated[
+    float | None, typer.Option("--jitter-ratio", metavar="X", help="Share for proportional jitter, 0 to 1.")
+]
+
+JitterMaxFlag = Annotated[
+    str | None, typer.Option("--jitter-max", metavar="DURATION", help="Maximum for additive jitter.")
+]
+
+FailoverFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--failover-after", metavar="N", help="Failures at one provider before failover to the next."
+    ),
+]
+
+TimeoutFlag = Annotated[
+    str | None, typer.Option("--timeout", metavar="DURATION", help="Timeout of one attempt.")
+]
+
+OnTimeoutFlag = Annotated[
+    str | None,
+    typer.Option("--on-timeout", metavar="WHAT", help="Action after a timeout: retry, failover or hold."),
+]
+
+MaxAgeFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--max-age", metavar="DURATION", help="Age after which a notification becomes a dead letter."
+    ),
+]
+
+BounceFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--bounce-failover", metavar="WHEN", help="Failover after a bounce: unless_recipient or always."
+    ),
+]
+
+
 @command(policy, "show")
 async def show(
     options: Options,
@@ -262,77 +333,6 @@ def _at(change: PolicyChange) -> datetime:
     from homing.core.times import moment
 
     return moment(change.at)
-
-
-MaxAttemptsFlag = Annotated[
-    int | None,
-    typer.Option("--max-attempts", metavar="N", help="Maximum number of attempts, including the first."),
-]
-
-BackoffFlag = Annotated[
-    str | None, typer.Option("--backoff", metavar="KIND", help="exponential, linear, fibonacci or fixed.")
-]
-
-BaseFlag = Annotated[
-    str | None, typer.Option("--base", metavar="DURATION", help="The first delay, e.g. 10m.")
-]
-
-FactorFlag = Annotated[
-    float | None, typer.Option("--factor", metavar="X", help="Growth per attempt, for exponential backoff.")
-]
-
-StepsFlag = Annotated[
-    str | None, typer.Option("--steps", metavar="DURATIONS", help="Delays for fixed backoff, e.g. 1m,5m,1h.")
-]
-
-CapFlag = Annotated[
-    str | None, typer.Option("--cap", metavar="DURATION", help="The longest delay; 0 means no limit.")
-]
-
-JitterFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--jitter", metavar="KIND", help="none, proportional, additive, full, equal or decorrelated."
-    ),
-]
-
-JitterRatioFlag = Annotated[
-    float | None, typer.Option("--jitter-ratio", metavar="X", help="Share for proportional jitter, 0 to 1.")
-]
-
-JitterMaxFlag = Annotated[
-    str | None, typer.Option("--jitter-max", metavar="DURATION", help="Maximum for additive jitter.")
-]
-
-FailoverFlag = Annotated[
-    int | None,
-    typer.Option(
-        "--failover-after", metavar="N", help="Failures at one provider before failover to the next."
-    ),
-]
-
-TimeoutFlag = Annotated[
-    str | None, typer.Option("--timeout", metavar="DURATION", help="Timeout of one attempt.")
-]
-
-OnTimeoutFlag = Annotated[
-    str | None,
-    typer.Option("--on-timeout", metavar="WHAT", help="Action after a timeout: retry, failover or hold."),
-]
-
-MaxAgeFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--max-age", metavar="DURATION", help="Age after which a notification becomes a dead letter."
-    ),
-]
-
-BounceFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--bounce-failover", metavar="WHEN", help="Failover after a bounce: unless_recipient or always."
-    ),
-]
 
 
 def build_policy_patch(
