@@ -14,6 +14,7 @@ from homing.core.retry import decide as deciding
 from homing.core.retry.backoff import LONGEST_DELAY_MS
 from homing.core.retry.policy import Jitter, OnTimeout, RetryPolicy
 from homing.engine.delivery import deliverer
+from homing.stores import memory
 from simulation.planted import bugs as scenes
 
 BUGS = scenes.BugList()
@@ -21,7 +22,7 @@ BUGS = scenes.BugList()
 
 _DECIDE = (deliverer, "decide")
 
-_JUDGE = (deliverer, "judge")
+_CHECK_BEFORE_ATTEMPT = (deliverer, "check_before_attempt")
 
 _SETTLE = (rows, "settle")
 
@@ -94,7 +95,7 @@ def extend_shortens(real: Any) -> Any:
     return extend
 
 
-@BUGS.plant("a dead letter is not written to the outbox", "2", on=(rows, "events_of"), plan=scenes.steady)
+@BUGS.plant("a dead letter is not written to the outbox", "2", on=(memory, "events_of"), plan=scenes.steady)
 def event_lost(real: Any) -> Any:
     return lambda change, *args: [] if change.row.changes % 3 == 0 else real(change, *args)
 
@@ -259,17 +260,19 @@ def refusal_runs_out(real: Any) -> Any:
 # The guard ------------------------------------------------------------------------------------------
 
 
-@BUGS.plant("an expired notification is sent", "7", on=_JUDGE, plan=scenes.rough)
+@BUGS.plant("an expired notification is sent", "7", on=_CHECK_BEFORE_ATTEMPT, plan=scenes.rough)
 def expiry_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(replace(claim, expires_at=None), policy, facts, now=now)
 
 
-@BUGS.plant("a suppressed recipient is sent to", "7", on=_JUDGE, plan=scenes.steady)
+@BUGS.plant("a suppressed recipient is sent to", "7", on=_CHECK_BEFORE_ATTEMPT, plan=scenes.steady)
 def suppression_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(claim, policy, replace(facts, skip=None), now=now)
 
 
-@BUGS.plant("a notification past its maximum age is sent", "7", on=_JUDGE, plan=scenes.impatient)
+@BUGS.plant(
+    "a notification past its maximum age is sent", "7", on=_CHECK_BEFORE_ATTEMPT, plan=scenes.impatient
+)
 def age_ignored(real: Any) -> Any:
     return lambda claim, policy, facts, *, now: real(
         claim, replace(policy, max_age_ms=10**12), facts, now=now

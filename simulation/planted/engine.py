@@ -184,7 +184,7 @@ def _always_a_trial(real: Any) -> Any:
     "a trial starts during another trial",
     "9",
     on=(breakers, "check_gate"),
-    also=(core_breaker, "gate", _always_a_trial),
+    also=(core_breaker, "check_gate", _always_a_trial),
     plan=scenes.outages,
 )
 def trial_upon_trial(real: Any) -> Any:

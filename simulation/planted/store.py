@@ -27,7 +27,7 @@ _READS = memory_reads.MemoryReads
 
 _RECEIPTS = memory_receipts.Receipts
 
-_ABSORB = (memory_receipts, "absorb")
+_DECIDE_RECEIPT = (memory_receipts, "decide_receipt")
 
 
 @BUGS.plant("rows are claimed before they are due", "8", on=(_SCHEDULE, "deal"), plan=scenes.rough)
@@ -131,7 +131,7 @@ def found_by_everybody(real: Any) -> Any:
     return lambda self, tenant, id: self._kept.get(id)
 
 
-@BUGS.plant("a late failure undoes a delivery", "11", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a late failure undoes a delivery", "11", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def rank_falls(real: Any) -> Any:
     def absorb(standing: Any, receipt: Any) -> Any:
         if standing.status is Status.DELIVERED and receipt.event is ReceiptEvent.FAILED:
@@ -146,7 +146,7 @@ def _change_absorb_input(change: Callable[[Any, Any], tuple[Any, Any]]) -> Calla
     return lambda real: lambda standing, receipt: real(*change(standing, receipt))
 
 
-@BUGS.plant("a reported failure is retried at once", "8", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a reported failure is retried at once", "8", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def bounce_without_backoff(real: Any) -> Any:
     def absorb(standing: Any, receipt: Any) -> Any:
         verdict = real(standing, receipt)
@@ -155,7 +155,7 @@ def bounce_without_backoff(real: Any) -> Any:
     return absorb
 
 
-@BUGS.plant("a reported failure forgets its provider's hold", "8", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a reported failure forgets its provider's hold", "8", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def bounce_without_hold(real: Any) -> Any:
     def absorb(standing: Any, receipt: Any) -> Any:
         verdict = real(standing, receipt)
@@ -164,14 +164,14 @@ def bounce_without_hold(real: Any) -> Any:
     return absorb
 
 
-@BUGS.plant("the error table's wait is ignored", "8", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("the error table's wait is ignored", "8", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def table_wait_ignored(real: Any) -> Any:
     return _change_absorb_input(lambda standing, receipt: (standing, replace(receipt, retry_after_ms=None)))(
         real
     )
 
 
-@BUGS.plant("content that a receipt refused is retried", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("content that a receipt refused is retried", "9", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def bad_content_is_resent(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
         if receipt.outcome is OutcomeKind.BAD_CONTENT:
@@ -181,7 +181,7 @@ def bad_content_is_resent(real: Any) -> Any:
     return _change_absorb_input(change)(real)
 
 
-@BUGS.plant("a reported provider fault counts as transient", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("a reported provider fault counts as transient", "9", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def reported_fault_goes_back(real: Any) -> Any:
     def change(standing: Any, receipt: Any) -> tuple[Any, Any]:
         if receipt.outcome is OutcomeKind.PROVIDER_FAULT:
@@ -191,14 +191,14 @@ def reported_fault_goes_back(real: Any) -> Any:
     return _change_absorb_input(change)(real)
 
 
-@BUGS.plant("an unknown failure is retried every time", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("an unknown failure is retried every time", "9", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def unknown_without_end(real: Any) -> Any:
     return _change_absorb_input(lambda standing, receipt: (replace(standing, unknown_before=False), receipt))(
         real
     )
 
 
-@BUGS.plant("the rule's bounce_failover is ignored", "9", on=_ABSORB, plan=scenes.quiet)
+@BUGS.plant("the rule's bounce_failover is ignored", "9", on=_DECIDE_RECEIPT, plan=scenes.quiet)
 def bounce_rule_ignored(real: Any) -> Any:
     return _change_absorb_input(lambda standing, receipt: (replace(standing, bounce_always=None), receipt))(
         real
