@@ -269,7 +269,7 @@ async def history(options: Options, limit: Limit = 20, json: Json = False) -> in
         ("AT", "RULE", "WHO", "WHY", "BEFORE", "AFTER"),
         [
             (
-                format_local_time(_at(c)),
+                format_local_time(_changed_at(c)),
                 c.rule,
                 c.who,
                 c.why,
@@ -329,7 +329,7 @@ def _summary(keys: MatchKeys) -> str:
     )
 
 
-def _at(change: PolicyChange) -> datetime:
+def _changed_at(change: PolicyChange) -> datetime:
     from homing.core.times import moment
 
     return moment(change.at)
@@ -357,25 +357,25 @@ def build_policy_patch(
     fields = {
         "max_attempts": max_attempts,
         "backoff": backoff or fixed,
-        "base_ms": _ms(base, "--base"),
+        "base_ms": _optional_ms(base, "--base"),
         "factor": factor,
         "steps_ms": None
         if steps is None
         else [parse_duration_ms(step, "--steps") for step in steps.split(",")],
-        "cap_ms": _ms(cap, "--cap"),
+        "cap_ms": _optional_ms(cap, "--cap"),
         "jitter": jitter,
         "jitter_ratio": jitter_ratio,
-        "jitter_ms": _ms(jitter_max, "--jitter-max"),
+        "jitter_ms": _optional_ms(jitter_max, "--jitter-max"),
         "failover_after": failover_after,
-        "timeout_ms": _ms(timeout, "--timeout"),
+        "timeout_ms": _optional_ms(timeout, "--timeout"),
         "on_timeout": on_timeout,
-        "max_age_ms": _ms(max_age, "--max-age"),
+        "max_age_ms": _optional_ms(max_age, "--max-age"),
         "bounce_failover": bounce_failover,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _ms(text: str | None, flag: str) -> int | None:
+def _optional_ms(text: str | None, flag: str) -> int | None:
     return None if text is None else parse_duration_ms(text, flag)
 
 
@@ -397,7 +397,7 @@ def table(
     from homing.core.retry.presets import find_preset as named
 
     chosen = PRESETS.values() if preset is None else (named(preset),)
-    rows = [row for one in chosen for row in _rows(one)]
+    rows = [row for one in chosen for row in _preset_delays(one)]
     if json:
         print_json([{"policy": name, **msgspec.to_builtins(delay)} for name, delay in rows])
         return ExitCode.OK
@@ -420,7 +420,7 @@ def table(
     return ExitCode.OK
 
 
-def _rows(preset: Preset) -> Iterator[tuple[str, Delay]]:
+def _preset_delays(preset: Preset) -> Iterator[tuple[str, Delay]]:
     """Yields the rule's name and the delay for each retry of each rule."""
     from homing.core.retry.policy import RetryPolicy
     from homing.engine.operations.policies import retry_delays

@@ -208,7 +208,7 @@ def _receipts(event: dict[str, Any], status: str, message_id: str, now_ms: int) 
         provider_message_id=message_id,
         event=ReceiptEvent.DELIVERED,
         event_id=f"{message_id}:{status}",
-        at=_at(event, now_ms),
+        at=_event_time_ms(event, now_ms),
     )
     if status == "FAILURE":
         yield from _failures(receipt, delivery.get("providerResponse"))
@@ -238,7 +238,7 @@ def _failure_code(response: Any) -> str | None:
     return None
 
 
-def _at(event: dict[str, Any], now_ms: int) -> int:
+def _event_time_ms(event: dict[str, Any], now_ms: int) -> int:
     """Returns when the message was published plus the delivery time, or `now_ms` if the event has neither."""
     published = parse_past_time_ms(as_object(event.get("notification")).get("timestamp"), now_ms)
     took_ms = as_object(event.get("delivery")).get("dwellTimeMs")
